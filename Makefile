@@ -1,0 +1,71 @@
+# Everything a contributor runs. `make` alone lists it.
+
+# The interpreter that .venv is made with: python3.11, on which the versions in constraints.txt were resolved, if it runs.
+PYTHON ?= $(shell python3.11 -c '' 2>/dev/null && echo python3.11 || echo python3)
+
+PIP_VERSION := 26.3
+BIN := .venv/bin
+STAMP := .venv/.installed
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+# mkdocs-material's notice about its own future: not about these pages.
+export NO_MKDOCS_2_WARNING := 1
+
+SMOKE := import pathlib, torch_dataloader_utils as package; \
+	home = pathlib.Path(package.__file__).parent; \
+	assert home.parent == pathlib.Path.cwd(), f"imported from {home}, not from the wheel"; \
+	assert (home / "py.typed").is_file(), "the wheel has no py.typed"; \
+	package.StructuredDataset.create_dataloader; \
+	print("the wheel imports, types included")
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test check format soak bench docs wheel clean
+
+help:  ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMP)  ## run the flights example
+	$(BIN)/python examples/flights/demo.py
+
+test: check docs wheel $(STAMP)  ## everything: check, docs, the built wheel, the tests
+	$(BIN)/python -m pytest
+
+check: $(STAMP)  ## format, lint, types, layers; changes nothing
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## format the code and mend what ruff can mend
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+soak: $(STAMP)  ## the long, random tests
+	$(BIN)/python -m pytest -m soak
+
+bench: $(STAMP)  ## measure throughput
+	$(BIN)/python -m benchmarks
+
+docs: $(STAMP)  ## build the documentation into site/
+	$(BIN)/mkdocs build --quiet --strict
+
+wheel: $(STAMP)  ## build the wheel and import it from a folder of its own
+	rm -rf build/wheel build/installed
+	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel >/dev/null
+	$(PIP) install -qq --no-deps --target build/installed build/wheel/*.whl
+	@cd build/installed && PYTHONPATH="$$PWD" ../../$(BIN)/python -c '$(SMOKE)'
+
+clean:  ## remove all that was made here, .venv included
+	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist site
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "The development tools pinned in constraints.txt need Python 3.11 or newer (the library itself: 3.10);" >&2; \
+		echo "'$(PYTHON)' is $$($(PYTHON) --version 2>&1 | head -n 1). Name another one: make PYTHON=/path/to/python3.11" >&2; \
+		exit 1; }
+	$(PYTHON) -m venv .venv
+	$(PIP) install -qq pip==$(PIP_VERSION)
+	$(PIP) install -qq --constraint constraints.txt --build-constraint constraints.txt --editable . --group dev
+	@touch $@

@@ -1,0 +1,80 @@
+"""Read by the type checker, never run: the types of the public face."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+from torch.utils.data import DataLoader, IterableDataset
+from typing_extensions import assert_type
+
+from torch_dataloader_utils import CheckpointMismatchError, StructuredDataLoader, StructuredDataset
+from torch_dataloader_utils.distributed import (
+    gather_states,
+    load_rank_state,
+    own_state,
+    require_same_plan,
+    save_rank_state,
+)
+from torch_dataloader_utils.errors import Difference
+
+
+def use_the_loader(path: Path) -> None:
+    loader, dataset = StructuredDataset.create_dataloader(path)
+    assert_type(loader, StructuredDataLoader)
+    assert_type(dataset, StructuredDataset)
+    plain: DataLoader[Any] = loader
+    iterable: IterableDataset[Any] = dataset
+    assert_type(len(loader), int)
+    assert_type(loader.state_dict(), dict[str, Any])
+    loader.load_state_dict(dataset.state_dict())
+    dataset.set_epoch(1)
+    assert_type(dataset.get_metrics(), dict[str, int])
+
+
+def use_every_parameter() -> None:
+    StructuredDataset.create_dataloader(
+        ["s3://bucket/a", Path("b")],
+        "parquet",
+        batch_size=8,
+        drop_last=True,
+        columns=["x"],
+        filters=pc.field("x") > 3,
+        shuffle=True,
+        shuffle_seed=1,
+        shuffle_buffer_size=100,
+        split_bytes="1MiB",
+        split_rows=10,
+        num_workers=2,
+        num_ranks=2,
+        rank=0,
+        output_format="numpy",
+        collate_fn=len,
+        storage_options={"anon": True},
+        row_id_column="id",
+        show_progress=True,
+        progress_interval_sec=0.5,
+        pin_memory=True,
+        persistent_workers=True,
+    )
+
+
+def refuse_what_is_wrong(path: Path) -> None:
+    StructuredDataset.create_dataloader(path, output_format="pandas")  # type: ignore[arg-type]
+    StructuredDataset.create_dataloader(path, format="csv")  # type: ignore[arg-type]
+    StructuredDataset.create_dataloader(path, batch_size="8")  # type: ignore[arg-type]
+
+
+def use_many_ranks(loader: StructuredDataLoader, dataset: StructuredDataset, directory: Path) -> None:
+    states = gather_states(loader)
+    assert_type(states, list[dict[str, Any]])
+    loader.load_state_dict(own_state(states))
+    assert_type(save_rank_state(loader, directory), Path)
+    load_rank_state(dataset, directory)
+    require_same_plan(dataset)
+
+
+def look_at_an_error(error: CheckpointMismatchError) -> None:
+    assert_type(error.differences, tuple[Difference, ...])
+    assert_type(error.files_added, tuple[str, ...])

@@ -1,0 +1,29 @@
+"""Resumable PyTorch data loading from Parquet: every row exactly once, through crashes and shuffling."""
+
+from torch_dataloader_utils.dataset import StructuredDataset
+from torch_dataloader_utils.errors import (
+    ChangedFilesWarning,
+    CheckpointMismatchError,
+    ColumnError,
+    DatasetError,
+    IterationEndedError,
+    ProgressUnknownError,
+    RankMismatchError,
+    UnevenRanksWarning,
+    UnreadableFileError,
+)
+from torch_dataloader_utils.loader import StructuredDataLoader
+
+__all__ = [
+    "ChangedFilesWarning",
+    "CheckpointMismatchError",
+    "ColumnError",
+    "DatasetError",
+    "IterationEndedError",
+    "ProgressUnknownError",
+    "RankMismatchError",
+    "StructuredDataLoader",
+    "StructuredDataset",
+    "UnevenRanksWarning",
+    "UnreadableFileError",
+]

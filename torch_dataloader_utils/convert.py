@@ -1,0 +1,155 @@
+"""Arrow to what the user asked for: tensors, arrays, Arrow tables or plain lists.
+
+A row group is converted once, as a whole; batches are then cut from it as views. Numbers, booleans and fixed-size
+lists of them become tensors or arrays; every other type keeps its values as Python lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+__all__ = [
+    "OUTPUT_FORMATS",
+    "Columns",
+    "Cut",
+    "OutputFormat",
+    "convert",
+    "find_nulls",
+    "join",
+    "null_message",
+    "refuses_nulls",
+]
+
+OutputFormat: TypeAlias = Literal["torch", "numpy", "arrow", "dict"]
+OUTPUT_FORMATS: tuple[str, ...] = get_args(OutputFormat)
+
+Columns: TypeAlias = Mapping[str, Any] | pa.Table
+"""Converted columns, each indexed by row: tensors, arrays, or Arrow columns that become lists in a batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Rows `start` to `stop` of converted columns."""
+
+    columns: Columns
+    start: int
+    stop: int
+
+
+def refuses_nulls(kind: pa.DataType, output_format: str) -> bool:
+    """Whether a column becomes a tensor or an array that has no value for null: integers and booleans."""
+    if output_format not in ("torch", "numpy"):
+        return False
+    element = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
+    return bool(pa.types.is_integer(element) or pa.types.is_boolean(element))
+
+
+def find_nulls(table: pa.Table, output_format: str) -> tuple[str, int] | None:
+    """Return the first column whose nulls would have no value, and how many there are; None where there is none."""
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if refuses_nulls(column.type, output_format):
+            nulls = column.null_count
+            if pa.types.is_fixed_size_list(column.type):
+                nulls += sum(_elements(chunk).null_count for chunk in column.chunks)
+            if nulls:
+                return name, nulls
+    return None
+
+
+def null_message(column: str, nulls: int) -> str:
+    """Say what is wrong with nulls in a column and what to do."""
+    return (
+        f"column {column!r} holds {nulls} nulls, and a tensor or array of integers or booleans has no value for null: "
+        "leave those rows out by a filter, store the column as floats, or use output_format='arrow' or 'dict'"
+    )
+
+
+def convert(table: pa.Table, output_format: str) -> Columns:
+    """Convert the rows of a table, to be cut into batches by `join`.
+
+    Args:
+        table: The rows, without nulls that have no value (see `find_nulls`).
+        output_format: ``"torch"``, ``"numpy"``, ``"arrow"`` or ``"dict"``.
+
+    Returns:
+        For ``"torch"`` tensors and for ``"numpy"`` arrays, of shape ``(rows,)``, or ``(rows, size)`` for a fixed-size
+        list, in the column's own dtype; Arrow columns for every other type and for ``"dict"``; for ``"arrow"`` the
+        table.
+    """
+    if output_format == "arrow":
+        return table
+    if output_format == "dict":
+        return dict(zip(table.column_names, table.columns, strict=True))
+    columns: dict[str, Any] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if not _is_numeric(column.type):
+            columns[name] = column
+            continue
+        array = _array(column)
+        columns[name] = torch.from_numpy(array) if output_format == "torch" else array
+    return columns
+
+
+def join(cuts: Sequence[Cut], output_format: str) -> Any:
+    """Return one batch made of consecutive cuts: views where it is one cut, copies where there are several."""
+    if output_format == "arrow":
+        return pa.concat_tables(_rows(cut.columns, cut) for cut in cuts)
+    names = cuts[0].columns.keys()
+    return {name: _join_column([_rows(cut.columns[name], cut) for cut in cuts]) for name in names}
+
+
+def _rows(values: Any, cut: Cut) -> Any:
+    if isinstance(values, (pa.Table, pa.ChunkedArray)):
+        return values.slice(cut.start, cut.stop - cut.start)
+    return values[cut.start : cut.stop]
+
+
+def _join_column(parts: list[Any]) -> Any:
+    if isinstance(parts[0], pa.ChunkedArray):
+        return [value for part in parts for value in part.to_pylist()]
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat(parts) if isinstance(parts[0], torch.Tensor) else np.concatenate(parts)
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    element = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
+    return bool(pa.types.is_integer(element) or pa.types.is_floating(element) or pa.types.is_boolean(element))
+
+
+def _array(column: pa.ChunkedArray) -> npt.NDArray[Any]:
+    """Return a numeric column as a writable array that nothing else reads or writes."""
+    make = _nested_array if pa.types.is_fixed_size_list(column.type) else _flat_array
+    parts = [make(chunk) for chunk in column.chunks] or [make(pa.array([], column.type))]
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def _flat_array(values: pa.Array) -> npt.NDArray[Any]:
+    """Return a numeric Arrow array's values; nulls of floats become NaN."""
+    if values.null_count == 0 and not pa.types.is_boolean(values.type):
+        buffer = values.buffers()[1]
+        dtype = values.type.to_pandas_dtype()
+        if buffer is not None and buffer.is_mutable:
+            return np.frombuffer(buffer, dtype, count=len(values), offset=values.offset * np.dtype(dtype).itemsize)
+    array: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
+    return array if array.flags.writeable else array.copy()
+
+
+def _nested_array(values: pa.FixedSizeListArray) -> npt.NDArray[Any]:
+    """Return the elements of fixed-size lists as rows; null lists and null elements of floats become NaN."""
+    array = _flat_array(_elements(values)).reshape(len(values), values.type.list_size)
+    if values.null_count:
+        array[values.is_null().to_numpy(zero_copy_only=False)] = np.nan
+    return array
+
+
+def _elements(values: pa.FixedSizeListArray) -> pa.Array:
+    size = values.type.list_size
+    return values.values.slice(values.offset * size, len(values) * size)

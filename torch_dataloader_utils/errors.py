@@ -1,0 +1,122 @@
+"""Every error and warning of the package.
+
+::
+
+    Exception
+    └── DatasetError
+        ├── CheckpointMismatchError   (ValueError)    a state does not belong to this run
+        ├── ColumnError               (ValueError)    a column is missing, or its type or nulls cannot be delivered
+        ├── UnreadableFileError       (OSError)       a data file cannot be read, or changed since it was listed
+        ├── IterationEndedError       (RuntimeError)  an iterator that a newer call has replaced was asked for more
+        ├── ProgressUnknownError      (RuntimeError)  progress was made where it cannot be seen
+        └── RankMismatchError         (ValueError)    ranks disagree, or a rank's state is missing
+
+Warning:
+    └── UserWarning
+        ├── UnevenRanksWarning        ranks make, or may make, different numbers of steps
+        └── ChangedFilesWarning       files carry a new modification time but the same content, as far as it shows
+
+A malformed argument or a malformed state is a plain ``ValueError`` or ``TypeError``; a path that matches nothing is a
+``FileNotFoundError``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = [
+    "ChangedFilesWarning",
+    "CheckpointMismatchError",
+    "ColumnError",
+    "DatasetError",
+    "Difference",
+    "IterationEndedError",
+    "ProgressUnknownError",
+    "RankMismatchError",
+    "UnevenRanksWarning",
+    "UnreadableFileError",
+]
+
+
+class DatasetError(Exception):
+    """The root of this package's own errors."""
+
+
+class ColumnError(DatasetError, ValueError):
+    """A column is missing, or its type or its nulls cannot be delivered as asked."""
+
+
+class UnreadableFileError(DatasetError, OSError):
+    """A data file cannot be read, is not what its name says, or changed after it was listed."""
+
+
+class IterationEndedError(DatasetError, RuntimeError):
+    """An iterator was asked for a batch after a newer ``iter``, ``set_epoch`` or ``load_state_dict``."""
+
+
+class ProgressUnknownError(DatasetError, RuntimeError):
+    """The state was asked for, but batches were delivered in processes that do not report back."""
+
+
+class RankMismatchError(DatasetError, ValueError):
+    """Ranks planned different epochs, or the states of the ranks do not fit together."""
+
+
+class UnevenRanksWarning(UserWarning):
+    """Ranks make, or may make, different numbers of steps: DDP loops need ``join()``."""
+
+
+class ChangedFilesWarning(UserWarning):
+    """Files have a new modification time; their size and footer are as they were."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that differs between a checkpoint and the run that loads it.
+
+    Attributes:
+        name: What differs, as the parameter of ``create_dataloader`` or the key of the state is called.
+        checkpoint: The value in the checkpoint.
+        current: The value in this run.
+    """
+
+    name: str
+    checkpoint: Any
+    current: Any
+
+    def __str__(self) -> str:
+        return f"{self.name} changed: checkpoint={self.checkpoint!r}, current={self.current!r}"
+
+
+class CheckpointMismatchError(DatasetError, ValueError):
+    """A checkpoint was taken under another plan than this run's; nothing was changed.
+
+    Attributes:
+        differences: What differs, with both values.
+        files_added: Relative paths that the checkpoint does not know.
+        files_removed: Relative paths that are gone since.
+        files_changed: Relative paths whose size, footer or etag differ.
+        shard: A shard of the checkpoint that today's plan does not hold, as a list of splits, if there is one.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        differences: tuple[Difference, ...] = (),
+        files_added: tuple[str, ...] = (),
+        files_removed: tuple[str, ...] = (),
+        files_changed: tuple[str, ...] = (),
+        shard: list[dict[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.differences = differences
+        self.files_added = files_added
+        self.files_removed = files_removed
+        self.files_changed = files_changed
+        self.shard = shard
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle with the attributes, so that the error crosses process borders whole."""
+        return type(self), self.args, self.__dict__

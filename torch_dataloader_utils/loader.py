@@ -1,0 +1,188 @@
+"""The DataLoader: torch's worker processes, and the place where batches are handed over and counted."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
+from torch_dataloader_utils.model import Assignment
+from torch_dataloader_utils.reading import Batch, StreamEnd
+from torch_dataloader_utils.transport import Inbox, Message
+
+__all__ = ["IterationSource", "StructuredDataLoader"]
+
+REFUSED = ("sampler", "batch_sampler")
+
+
+class IterationSource(Protocol):
+    """What the loader needs of a dataset."""
+
+    @property
+    def num_workers(self) -> int:
+        """Number of worker processes."""
+        ...
+
+    @property
+    def num_batches(self) -> int:
+        """The epoch's number of batches; a TypeError where it cannot be known."""
+        ...
+
+    def begin_iteration(self) -> Iteration:
+        """Begin an iteration, which owns the progress from now on."""
+        ...
+
+    def walk(self, assignment: Assignment) -> Iterator[Batch | StreamEnd]:
+        """Read one stream."""
+        ...
+
+    def attach_inbox(self, inbox: Inbox) -> None:
+        """Make a worker's copy answer the assignments that it finds there."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state: Any) -> None:
+        """Load a state."""
+        ...
+
+
+class StructuredDataLoader(DataLoader[Any]):
+    """A `torch.utils.data.DataLoader` whose progress is exact: what was handed over, to the row.
+
+    Made by `StructuredDataset.create_dataloader`. Batches come ready made from the dataset, so torch's own
+    `batch_size` is None here.
+
+    It is a ``torch.distributed.checkpoint`` Stateful: `state_dict` and `load_state_dict` are the dataset's.
+    """
+
+    def __init__(
+        self,
+        source: IterationSource,
+        *,
+        worker_init_fn: Callable[[int], None] | None = None,
+        **dataloader_kwargs: Any,
+    ) -> None:
+        for name in REFUSED:
+            if dataloader_kwargs.get(name) is not None:
+                msg = f"{name} is refused: the dataset itself decides which rows come in which order"
+                raise ValueError(msg)
+        if not dataloader_kwargs.get("in_order", True):
+            msg = "in_order=False is refused: a resumed run delivers the very batches in the very order"
+            raise ValueError(msg)
+        if source.num_workers == 0 and dataloader_kwargs.get("timeout"):
+            msg = "timeout needs worker processes: num_workers is 0"
+            raise ValueError(msg)
+        super().__init__(
+            source,  # type: ignore[arg-type]
+            batch_size=None,
+            num_workers=source.num_workers,
+            collate_fn=_as_it_is,
+            worker_init_fn=worker_init_fn,
+            **dataloader_kwargs,
+        )
+        self._source = source
+        self._user_worker_init_fn = worker_init_fn
+        self._inboxes: list[Inbox] = []
+        self._handover: weakref.ref[Handover] | None = None
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Begin the epoch anew, or continue from a state that was loaded since the last call, once.
+
+        Returns:
+            An iterator of batches. It ends, with an error when asked for more, as soon as a newer `iter`,
+            `set_epoch` or `load_state_dict` takes over the progress.
+        """
+        if self._handover is not None and (before := self._handover()) is not None:
+            before.close()
+        handover = self._in_process() if self._source.num_workers == 0 else self._from_workers()
+        self._handover = weakref.ref(handover)
+        return handover
+
+    def __len__(self) -> int:
+        """Return the number of batches of the whole epoch, also when it is continued from a state.
+
+        Raises:
+            TypeError: If a filter makes it unknowable.
+        """
+        return self._source.num_batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the dataset's state: see `StructuredDataset.state_dict`."""
+        return self._source.state_dict()
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Load a state: see `StructuredDataset.load_state_dict`."""
+        self._source.load_state_dict(state_dict)
+
+    def _in_process(self) -> Handover:
+        iteration = self._source.begin_iteration()
+        contents = take_turns(map(self._source.walk, iteration.assignments()))
+        if self.pin_memory and _has_accelerator():
+            contents = (Message(iteration.number, content).pin_memory().content for content in contents)
+        return Handover(iteration, contents)
+
+    def _from_workers(self) -> Handover:
+        if self.num_workers != self._source.num_workers:
+            self._forget_workers()
+            self.num_workers = self._source.num_workers
+            self.prefetch_factor = self.prefetch_factor or 2
+        try:
+            if not self.persistent_workers or not self._inboxes:
+                self._make_inboxes()
+            answers = super().__iter__()
+            iteration = self._source.begin_iteration()
+            for inbox, assignment in zip(self._inboxes, iteration.assignments(), strict=True):
+                inbox.send(assignment)
+        except BaseException:
+            self._forget_workers()
+            raise
+        return Handover(iteration, _unpack(answers, iteration.number), on_error=self._forget_workers)
+
+    def _make_inboxes(self) -> None:
+        context = self.multiprocessing_context or torch.multiprocessing
+        self._inboxes = [Inbox(context) for _ in range(self.num_workers)]
+        self.worker_init_fn = _WorkerSetup(self._inboxes, self._user_worker_init_fn)
+
+    def _forget_workers(self) -> None:
+        """Let go of worker processes that must not serve another iteration."""
+        self._iterator = None
+        for inbox in self._inboxes:
+            inbox.close()
+        self._inboxes = []
+
+
+class _WorkerSetup:
+    """Runs in each worker as it starts: shows its copy of the dataset where the assignments come."""
+
+    def __init__(self, inboxes: list[Inbox], user_worker_init_fn: Callable[[int], None] | None) -> None:
+        self._inboxes = inboxes
+        self._user_worker_init_fn = user_worker_init_fn
+
+    def __call__(self, worker: int) -> None:
+        copy: Any = get_worker_info().dataset  # type: ignore[union-attr]
+        copy.attach_inbox(self._inboxes[worker])
+        if self._user_worker_init_fn is not None:
+            self._user_worker_init_fn(worker)
+
+
+def _unpack(answers: Iterator[Message], number: int) -> Iterator[Batch | StreamEnd]:
+    """Pass on what belongs to an iteration; a worker may still answer one that was abandoned."""
+    for message in answers:
+        if message.iteration == number:
+            yield message.content
+
+
+def _as_it_is(message: Any) -> Any:
+    return message
+
+
+def _has_accelerator() -> bool:
+    accelerator = getattr(torch, "accelerator", None)  # torch 2.6
+    return bool(accelerator.is_available() if accelerator else torch.cuda.is_available())

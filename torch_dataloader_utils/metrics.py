@@ -1,0 +1,63 @@
+"""Counters of what was delivered and read, and a line that shows them."""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from typing import TextIO
+
+__all__ = ["Metrics", "ProgressLine"]
+
+
+@dataclass(slots=True)
+class Metrics:
+    """What one iteration has delivered and read so far, in the training process's account.
+
+    Attributes:
+        batches_delivered: Batches handed over.
+        rows_delivered: Rows in them.
+        rows_dropped: Rows left out by ``drop_last`` at the ends of streams.
+        bytes_read: Compressed bytes of the row groups read for what was delivered.
+        bytes_read_again: Those of them that belong to row groups which hold rows delivered before a resume.
+    """
+
+    batches_delivered: int = 0
+    rows_delivered: int = 0
+    rows_dropped: int = 0
+    bytes_read: int = 0
+    bytes_read_again: int = 0
+
+
+class ProgressLine:
+    """Writes a line about an epoch's progress, at most once in an interval and once at the end.
+
+    Args:
+        interval: Seconds between two lines.
+        total: The epoch's number of batches, or None where it is not known.
+        stream: Where to write; standard error if None.
+    """
+
+    def __init__(self, interval: float, total: int | None, stream: TextIO | None = None) -> None:
+        self._interval = interval
+        self._total = total
+        self._stream = stream or sys.stderr
+        self._began = self._written = time.monotonic()
+
+    def update(self, epoch: int, batch: int, metrics: Metrics, *, last: bool = False) -> None:
+        """Write a line if one is due.
+
+        Args:
+            epoch: The epoch.
+            batch: Batches of the epoch handed over, those before a resume included.
+            metrics: This iteration's counters.
+            last: Whether the epoch has ended: then a line is due.
+        """
+        now = time.monotonic()
+        if not last and now - self._written < self._interval:
+            return
+        self._written = now
+        rate = metrics.rows_delivered / max(now - self._began, 1e-9)
+        total = "" if self._total is None else f"/{self._total} ({100 * batch / max(1, self._total):.0f} %)"
+        self._stream.write(f"epoch {epoch}: batch {batch}{total}, {rate:,.0f} rows/s\n")
+        self._stream.flush()

@@ -1,0 +1,233 @@
+"""A worker's way through its pieces: row groups to filtered, permuted rows, cut into batches with their receipts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import pyarrow as pa
+
+from torch_dataloader_utils.convert import Columns, Cut, convert, find_nulls, join, null_message
+from torch_dataloader_utils.errors import ColumnError
+from torch_dataloader_utils.formats.parquet import ParquetReader, ParquetSource, RowGroupPlace
+from torch_dataloader_utils.model import Assignment, Piece, Receipt, Shard
+from torch_dataloader_utils.planning import permutation
+
+__all__ = ["Batch", "ReadOptions", "StreamEnd", "read_stream"]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """How rows become batches.
+
+    Attributes:
+        batch_size: Rows in a batch; only a stream's last batch has fewer.
+        drop_last: Whether a stream's short last batch is left out.
+        output_format: What a batch is made of.
+        row_id_column: Name of the added row id column, or None.
+        mixing_seed: Seed of the permutation inside shards, or None where rows keep their order.
+    """
+
+    batch_size: int
+    drop_last: bool
+    output_format: str
+    row_id_column: str | None
+    mixing_seed: int | None
+
+
+@dataclass(slots=True)
+class BytesRead:
+    """Compressed bytes taken from storage since the last batch.
+
+    Attributes:
+        total: All of them.
+        again: Those of row groups that hold rows which were delivered before a resume.
+    """
+
+    total: int = 0
+    again: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch and the receipt that travels with it."""
+
+    data: Any
+    receipt: Receipt
+    bytes_read: BytesRead
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """A stream's last word: a receipt without a batch."""
+
+    receipt: Receipt
+    bytes_read: BytesRead
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """Converted rows of one piece.
+
+    Attributes:
+        position: Index of the piece in the stream's pieces.
+        first: The shard's delivered rows before the first of these.
+        rows: Number of rows.
+        ends: Whether the piece has no rows after these.
+    """
+
+    position: int
+    first: int
+    rows: int
+    ends: bool
+    columns: Columns
+
+
+def read_stream(source: ParquetSource, assignment: Assignment, options: ReadOptions) -> Iterator[Batch | StreamEnd]:
+    """Read the pieces of one stream and yield its batches, then its end.
+
+    Args:
+        source: The data files.
+        assignment: What to read.
+        options: How rows become batches.
+
+    Yields:
+        Every batch with its receipt; last the end, with the receipt that says that all pieces are done.
+
+    Raises:
+        UnreadableFileError: If a file cannot be read.
+        ColumnError: If an integer or boolean column holds nulls; the message names the file and the row group.
+    """
+    reader = ParquetReader(source)
+    try:
+        walk = _Walk(reader, assignment, options, filtered=source.filter is not None)
+        yield from _cut(walk, assignment, options)
+    finally:
+        reader.close()
+
+
+class _Walk:
+    """Reads the pieces of a stream in order, as chunks."""
+
+    def __init__(self, reader: ParquetReader, assignment: Assignment, options: ReadOptions, *, filtered: bool) -> None:
+        self._reader = reader
+        self._assignment = assignment
+        self._options = options
+        self._filtered = filtered
+        self._bytes_read = BytesRead()
+
+    def chunks(self) -> Iterator[_Chunk]:
+        """Yield the rows of every piece; the last chunk of each says so, also when it holds no rows."""
+        if self._options.mixing_seed is not None:
+            read = self._mixed_chunks
+        elif self._filtered:
+            read = self._filtered_chunks
+        else:
+            read = self._plain_chunks
+        return chain.from_iterable(read(number, piece) for number, piece in enumerate(self._assignment.pieces))
+
+    def take_bytes_read(self) -> BytesRead:
+        """Return what was read since the last call."""
+        taken, self._bytes_read = self._bytes_read, BytesRead()
+        return taken
+
+    def _plain_chunks(self, position: int, piece: Piece) -> Iterator[_Chunk]:
+        """Begin at the row group that holds the piece's first row: those before it are not read."""
+        first = 0
+        for path, place in self._row_groups(piece.shard):
+            stop = first + place.rows
+            if stop > piece.start:
+                skip = max(0, piece.start - first)
+                table = self._read(path, place, again=skip > 0).slice(skip)
+                columns = convert(table, self._options.output_format)
+                yield _Chunk(position, first + skip, place.rows - skip, stop == piece.shard.rows, columns)
+            first = stop
+
+    def _filtered_chunks(self, position: int, piece: Piece) -> Iterator[_Chunk]:
+        """Begin at the shard's beginning: only reading tells how many rows the filter leaves."""
+        first = 0
+        groups = self._row_groups(piece.shard)
+        for number, (path, place) in enumerate(groups):
+            table = self._read(path, place, again=first < piece.start)
+            skip = min(table.num_rows, max(0, piece.start - first))
+            columns = convert(table.slice(skip), self._options.output_format)
+            yield _Chunk(position, first + skip, table.num_rows - skip, number == len(groups) - 1, columns)
+            first += table.num_rows
+
+    def _mixed_chunks(self, position: int, piece: Piece) -> Iterator[_Chunk]:
+        """Read the whole shard, put its rows into their shuffled order, and pass over those delivered."""
+        seed = self._options.mixing_seed
+        assert seed is not None  # noqa: S101 - the caller chose this way because there is a seed
+        groups = self._row_groups(piece.shard)
+        tables = [self._read(path, place, again=piece.start > 0) for path, place in groups]
+        whole = pa.concat_tables(tables)
+        order = permutation(whole.num_rows, seed=seed, epoch=self._assignment.epoch, shard=piece.shard)
+        table = whole.take(pa.array(order[piece.start :]))
+        columns = convert(table, self._options.output_format)
+        yield _Chunk(position, piece.start, table.num_rows, ends=True, columns=columns)
+
+    def _row_groups(self, shard: Shard) -> list[tuple[str, RowGroupPlace]]:
+        return [(split.path, place) for split in shard.splits for place in self._reader.row_groups(split)]
+
+    def _read(self, path: str, place: RowGroupPlace, *, again: bool) -> pa.Table:
+        table = self._reader.read(path, place, self._options.row_id_column)
+        size = self._reader.stored_bytes(path, place)
+        self._bytes_read.total += size
+        self._bytes_read.again += size if again else 0
+        nulls = find_nulls(table, self._options.output_format)
+        if nulls is not None:
+            column, count = nulls
+            msg = f"{null_message(column, count)} (row group {place.number} of {self._reader.full_path(path)})"
+            raise ColumnError(msg)
+        return table
+
+
+def _cut(walk: _Walk, assignment: Assignment, options: ReadOptions) -> Iterator[Batch | StreamEnd]:
+    """Cut chunks into batches that span row groups, shards and files."""
+    held = _Held(assignment.stream)
+    for chunk in walk.chunks():
+        held.add(chunk)
+        while held.rows >= options.batch_size:
+            cuts, receipt = held.take(options.batch_size)
+            yield Batch(join(cuts, options.output_format), receipt, walk.take_bytes_read())
+    if held.rows and not options.drop_last:
+        cuts, receipt = held.take(held.rows)
+        yield Batch(join(cuts, options.output_format), receipt, walk.take_bytes_read())
+    end = Receipt(assignment.stream, len(assignment.pieces), 0, rows=0, rows_dropped=held.rows)
+    yield StreamEnd(end, walk.take_bytes_read())
+
+
+class _Held:
+    """Chunks that are read and not yet delivered."""
+
+    def __init__(self, stream: int) -> None:
+        self._stream = stream
+        self._chunks: deque[_Chunk] = deque()
+        self._taken = 0
+        self.rows = 0
+
+    def add(self, chunk: _Chunk) -> None:
+        if chunk.rows:
+            self._chunks.append(chunk)
+            self.rows += chunk.rows
+
+    def take(self, count: int) -> tuple[list[Cut], Receipt]:
+        """Take the next rows, no more than are held, and say how far the stream has come with them."""
+        cuts = []
+        wanted = count
+        while wanted:
+            chunk, start = self._chunks[0], self._taken
+            stop = min(chunk.rows, start + wanted)
+            cuts.append(Cut(chunk.columns, start, stop))
+            wanted -= stop - start
+            self._taken = stop
+            if stop == chunk.rows:
+                self._chunks.popleft()
+                self._taken = 0
+        self.rows -= count
+        if chunk.ends and stop == chunk.rows:
+            return cuts, Receipt(self._stream, chunk.position + 1, 0, rows=count)
+        return cuts, Receipt(self._stream, chunk.position, chunk.first + stop, rows=count)

@@ -1,0 +1,73 @@
+"""What a dataset shares with its copies in the workers of a plain ``torch.utils.data.DataLoader``.
+
+Such a loader copies the dataset into its workers and tells nobody: batches are delivered where the training process
+cannot count them, and a later `set_epoch` reaches no copy. A few integers in memory that all copies see make both
+visible: workers mark that they deliver, the training process publishes its epoch.
+"""
+
+from __future__ import annotations
+
+from multiprocessing import sharedctypes
+from multiprocessing.context import get_spawning_popen
+
+__all__ = ["Marks", "is_being_sent_to_a_process"]
+
+_GENERATION, _EPOCH, _WAITING, _WALKED, _CONSUMER = range(5)
+
+
+class Marks:
+    """Integers that the training process and the workers of plain loaders see alike.
+
+    `generation` counts what the training process did to the dataset (an iteration, an epoch set, a state loaded);
+    only that process writes it, the epoch and whether a loaded state waits.
+    """
+
+    def __init__(self) -> None:
+        self._values = sharedctypes.RawArray("q", 5)
+
+    def publish(self, epoch: int, *, waiting: bool) -> int:
+        """Note that the dataset changed in the training process; return the new generation."""
+        self._values[_EPOCH] = epoch
+        self._values[_WAITING] = int(waiting)
+        self._values[_CONSUMER] = 0
+        self._values[_GENERATION] += 1
+        return self.generation
+
+    @property
+    def generation(self) -> int:
+        """How often the dataset changed in the training process."""
+        return int(self._values[_GENERATION])
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in the training process."""
+        return int(self._values[_EPOCH])
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a loaded state waits in the training process for its iteration."""
+        return bool(self._values[_WAITING])
+
+    def mark_walked(self) -> None:
+        """Note, in a worker, that batches of this generation are delivered where nobody counts them."""
+        self._values[_WALKED] = self.generation
+
+    @property
+    def walked(self) -> bool:
+        """Whether workers have delivered batches of this generation."""
+        return self.generation > 0 and self._values[_WALKED] == self.generation
+
+    def consume(self, loader_seed: int) -> bool:
+        """Say, in a worker, whether its iteration is the one that continues from the loaded state.
+
+        Args:
+            loader_seed: The base seed of the plain loader's iterator: the same in all of its workers.
+        """
+        if self._values[_CONSUMER] == 0:
+            self._values[_CONSUMER] = loader_seed
+        return bool(self._values[_CONSUMER] == loader_seed)
+
+
+def is_being_sent_to_a_process() -> bool:
+    """Whether pickling happens to start a process: only then can shared memory travel along."""
+    return get_spawning_popen() is not None

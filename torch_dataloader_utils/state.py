@@ -1,0 +1,337 @@
+"""Progress to state and back: plain values out, every value checked on the way in. Pure.
+
+A state names what was delivered by content (path, row offset, row length), so that a resume can tell whether today's
+plan still holds what the checkpoint speaks of.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch_dataloader_utils.errors import CheckpointMismatchError, Difference
+from torch_dataloader_utils.model import DataFile, Manifest, Piece, Plan, Shard, Split
+from torch_dataloader_utils.planning import PLAN_ALGORITHM, PlanOptions
+from torch_dataloader_utils.progress import Progress, StreamProgress
+from torch_dataloader_utils.saved import STATE_VERSION, SavedFile, SavedShard, SavedState
+
+__all__ = ["Run", "dump_state", "restore_progress", "touched_files"]
+
+MOST_FILES = 10_000
+"""Above this many files a state carries the manifest's fingerprint alone."""
+
+MOST_RANGES = 2_048
+"""Above this many completed ranges a state records merged row numbers of the whole manifest in their place."""
+
+SHOWN = 5
+"""How many paths of each kind a message shows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a state belongs to: everything that a plan depends on but the epoch.
+
+    Attributes:
+        manifest: The data files.
+        options: The plan's options.
+        filter_digest: Digest of the serialised filter, or None.
+        num_workers: Number of worker processes of this rank.
+        num_ranks: Number of ranks.
+        rank: This rank.
+    """
+
+    manifest: Manifest
+    options: PlanOptions
+    filter_digest: str | None
+    num_workers: int
+    num_ranks: int
+    rank: int
+
+    def settings(self) -> dict[str, Any]:
+        """Return what must be equal for a state to be loaded, the files apart, by the names that users know."""
+        return {
+            "num_workers": self.num_workers,
+            "num_ranks": self.num_ranks,
+            "rank": self.rank,
+            "shuffle_seed": self.options.shuffle_seed,
+            "shuffle": self.options.shuffle,
+            "shuffle_buffer_size": self.options.shuffle_buffer_size,
+            "split_bytes": self.options.split_bytes,
+            "split_rows": self.options.split_rows,
+            "filters": self.filter_digest,
+            "plan_algorithm": PLAN_ALGORITHM,
+        }
+
+
+def dump_state(run: Run, epoch: int, progress: Progress) -> dict[str, Any]:
+    """Return the progress as a state: dictionaries, lists, strings, integers, booleans and None.
+
+    Args:
+        run: What the state belongs to.
+        epoch: The epoch.
+        progress: How far this rank has come in it.
+
+    Returns:
+        A new state that shares nothing with anything else. It holds no credentials and survives JSON and
+        ``torch.load(..., weights_only=True)``.
+    """
+    manifest, options = run.manifest, run.options
+    done = [shard for stream in progress.streams for shard in stream.done]
+    merge = sum(len(shard.splits) for shard in done) > MOST_RANGES
+    started = [piece for stream in progress.streams for piece in stream.left if piece.start]
+    return {
+        "version": STATE_VERSION,
+        "plan_algorithm": PLAN_ALGORITHM,
+        "epoch": epoch,
+        "batches_delivered": progress.batches_delivered,
+        "next_worker": progress.next_stream,
+        "_num_workers": run.num_workers,
+        "_shuffle_seed": options.shuffle_seed,
+        "num_ranks": run.num_ranks,
+        "rank": run.rank,
+        "plan": {
+            "fingerprint": manifest.fingerprint,
+            "root": manifest.root,
+            "files": len(manifest.files),
+            "rows": manifest.rows,
+            "split_bytes": options.split_bytes,
+            "split_rows": options.split_rows,
+            "shuffle": options.shuffle,
+            "shuffle_buffer_size": options.shuffle_buffer_size,
+            "filter": run.filter_digest,
+        },
+        "files": [_dump_file(file) for file in manifest.files] if len(manifest.files) <= MOST_FILES else None,
+        "completed_shards": [] if merge else [{"splits": _dump_splits(manifest, shard)} for shard in done],
+        "completed_rows": _merged_rows(manifest, done) if merge else [],
+        "in_progress": [
+            {"splits": _dump_splits(manifest, piece.shard), "rows_delivered": piece.start} for piece in started
+        ],
+        "base": None,
+    }
+
+
+def restore_progress(saved: SavedState, run: Run, plan_epoch: Callable[[int], Plan]) -> Progress:
+    """Return the progress that a state records, placed in today's plan.
+
+    Args:
+        saved: The state, parsed.
+        run: What it must belong to.
+        plan_epoch: Plans an epoch of this run.
+
+    Returns:
+        The progress, ready for an iteration that continues.
+
+    Raises:
+        CheckpointMismatchError: If the state belongs to another run, or records a range that is no union of this
+            rank's splits.
+    """
+    settings = run.settings()
+    differences = [
+        Difference(name, value, settings[name]) for name, value in saved.settings.items() if value != settings[name]
+    ]
+    files = _compare_files(saved, run.manifest)
+    streams = plan_epoch(saved.epoch).rank_streams(run.rank)
+    completed = [*saved.completed, *_rows_to_shards(saved.completed_rows, run.manifest)]
+    coverage = _Coverage(completed)
+    lost = _first_unplaced(coverage, saved.in_progress, streams)
+    if differences or files or lost:
+        raise _mismatch(differences, files, lost, run.manifest)
+    started = {shard.splits: shard.rows_delivered for shard in saved.in_progress}
+    return Progress(
+        streams=tuple(StreamProgress(stream, tuple(_pieces(stream, coverage, started))) for stream in streams),
+        next_stream=saved.next_worker,
+        batches_delivered=saved.batches_delivered,
+    )
+
+
+def touched_files(saved: SavedState, manifest: Manifest) -> list[str]:
+    """Return the files whose modification time alone differs from the state's."""
+    before = {file.path: file.modified for file in saved.files or ()}
+    return [
+        file.path
+        for file in manifest.files
+        if file.modified is not None and before.get(file.path) not in (None, file.modified)
+    ]
+
+
+def _dump_file(file: DataFile) -> list[str | int | float | None]:
+    extra = [file.etag, file.modified]
+    while extra and extra[-1] is None:
+        extra.pop()
+    return [file.path, file.size, file.digest, *extra]
+
+
+def _dump_splits(manifest: Manifest, shard: Shard) -> list[dict[str, str | int]]:
+    return [
+        {"path": manifest.full_path(one.path), "row_offset": one.row_offset, "row_length": one.row_length}
+        for one in shard.splits
+    ]
+
+
+def _merged_rows(manifest: Manifest, shards: Iterable[Shard]) -> list[int]:
+    """Return the shards' rows as merged ranges of the manifest's rows: start, stop, start, stop, ..."""
+    first = manifest.first_rows
+    ranges = sorted((first[s.path] + s.row_offset, s.row_length) for shard in shards for s in shard.splits)
+    merged: list[int] = []
+    for start, length in ranges:
+        if merged and merged[-1] == start:
+            merged[-1] = start + length
+        else:
+            merged += [start, start + length]
+    return merged
+
+
+def _rows_to_shards(rows: Sequence[int], manifest: Manifest) -> Iterator[SavedShard]:
+    """Turn ranges of the manifest's rows back into ranges of its files."""
+    paths = list(manifest.first_rows)
+    starts = list(manifest.first_rows.values())
+    for start, stop in zip(rows[::2], rows[1::2], strict=True):
+        at, number = start, max(0, bisect_right(starts, start) - 1)
+        while at < stop and number < len(paths):
+            end = min(stop, starts[number] + manifest.files[number].rows)
+            if end > at:
+                yield SavedShard((Split(paths[number], at - starts[number], end - at),))
+                at = end
+            number += 1
+
+
+class _Coverage:
+    """The completed ranges of every file, merged, and where they lie."""
+
+    def __init__(self, shards: Iterable[SavedShard]) -> None:
+        self._ranges: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for split in sorted(split for shard in shards for split in shard.splits):
+            ranges = self._ranges[split.path]
+            stop = split.row_offset + split.row_length
+            if ranges and ranges[-1][1] == split.row_offset:
+                ranges[-1] = (ranges[-1][0], stop)
+            else:
+                ranges.append((split.row_offset, stop))
+
+    def covers(self, split: Split) -> bool:
+        """Whether the whole of a split lies in one merged range."""
+        return self._range_of(split) is not None
+
+    def without(self, shards: Iterable[Shard]) -> Split | None:
+        """Return the first recorded range that is no union of these shards' splits, or None."""
+        held: dict[tuple[str, int], int] = defaultdict(int)
+        for split in (split for shard in shards for split in shard.splits):
+            place = self._range_of(split)
+            if place is not None:
+                held[split.path, place] += split.row_length
+        for path, ranges in self._ranges.items():
+            for place, (start, stop) in enumerate(ranges):
+                if held[path, place] != stop - start:
+                    return Split(path, start, stop - start)
+        return None
+
+    def _range_of(self, split: Split) -> int | None:
+        ranges = self._ranges.get(split.path, [])
+        place = bisect_right(ranges, (split.row_offset, float("inf"))) - 1
+        inside = place >= 0 and split.row_offset + split.row_length <= ranges[place][1]
+        return place if inside else None
+
+
+def _first_unplaced(
+    coverage: _Coverage, in_progress: Sequence[SavedShard], streams: Sequence[Sequence[Shard]]
+) -> tuple[Split, ...] | None:
+    """Return the first recorded shard that this rank's streams do not hold, or None."""
+    shards = [shard for stream in streams for shard in stream]
+    today = {shard.splits: shard for shard in shards}
+    for saved in in_progress:
+        found = today.get(saved.splits)
+        if found is None or saved.rows_delivered > found.rows:
+            return saved.splits
+    half_done = [shard for shard in shards if 0 < sum(map(coverage.covers, shard.splits)) < len(shard.splits)]
+    if half_done:
+        return half_done[0].splits
+    lost = coverage.without(shards)
+    return None if lost is None else (lost,)
+
+
+def _pieces(stream: Sequence[Shard], coverage: _Coverage, started: dict[tuple[Split, ...], int]) -> Iterator[Piece]:
+    for shard in stream:
+        if not all(map(coverage.covers, shard.splits)):
+            yield Piece(shard, started.get(shard.splits, 0))
+
+
+@dataclass(frozen=True, slots=True)
+class _FileChanges:
+    """How the data files differ from those of a checkpoint, by relative path."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    fingerprints: tuple[str, str] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed or self.fingerprints)
+
+
+def _compare_files(saved: SavedState, manifest: Manifest) -> _FileChanges:
+    fingerprints = None
+    if saved.fingerprint != manifest.fingerprint:
+        fingerprints = (saved.fingerprint, manifest.fingerprint)
+    if saved.files is None:
+        return _FileChanges(fingerprints=fingerprints)
+    before = {file.path: file for file in saved.files}
+    now = {file.path: file for file in manifest.files}
+    return _FileChanges(
+        added=tuple(path for path in now if path not in before),
+        removed=tuple(path for path in before if path not in now),
+        changed=tuple(path for path in now if path in before and _differs(before[path], now[path])),
+        fingerprints=fingerprints,
+    )
+
+
+def _differs(before: SavedFile, now: DataFile) -> bool:
+    etags = before.etag is not None and now.etag is not None and before.etag != now.etag
+    return (before.size, before.digest) != (now.size, now.digest) or etags
+
+
+ADVICE = {
+    "rank": "load the state that this rank saved (distributed.own_state picks it from a gathered list)",
+    "plan_algorithm": "finish the epoch with the release that saved the checkpoint",
+    "filters": "use the filter that the checkpoint was saved with (a new pyarrow may also write it differently)",
+}
+
+
+def _mismatch(
+    differences: Sequence[Difference], files: _FileChanges, lost: tuple[Split, ...] | None, manifest: Manifest
+) -> CheckpointMismatchError:
+    lines = ["the checkpoint was taken under another plan than this run's; nothing was changed:"]
+    lines += [f"  - {difference}" for difference in differences]
+    for verb, paths in (("added", files.added), ("removed", files.removed), ("changed", files.changed)):
+        if paths:
+            more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+            lines.append(f"  - files {verb} since the checkpoint: {', '.join(paths[:SHOWN])}{more}")
+    if files.fingerprints and not (files.added or files.removed or files.changed):
+        before, now = files.fingerprints
+        lines.append(f"  - the file list changed: checkpoint={before!r}, current={now!r} (fingerprints)")
+    if lost is not None:
+        shown = "; ".join(
+            f"{manifest.full_path(s.path)} rows {s.row_offset} to {s.row_offset + s.row_length}" for s in lost[:SHOWN]
+        )
+        lines.append(f"  the shard [{shown}] of the checkpoint is not in this rank's plan of today")
+    lines.append("What to do: " + "; ".join([*_advice(differences, files), "or begin the epoch anew without a state"]))
+    return CheckpointMismatchError(
+        "\n".join(lines),
+        differences=tuple(differences),
+        files_added=files.added,
+        files_removed=files.removed,
+        files_changed=files.changed,
+        shard=None if lost is None else _dump_splits(manifest, Shard(lost)),
+    )
+
+
+def _advice(differences: Sequence[Difference], files: _FileChanges) -> Iterator[str]:
+    settings = [difference for difference in differences if difference.name not in ADVICE]
+    if settings:
+        wanted = ", ".join(f"{difference.name}={difference.checkpoint!r}" for difference in settings)
+        yield f"create the loader with {wanted}"
+    yield from (ADVICE[difference.name] for difference in differences if difference.name in ADVICE)
+    if files:
+        yield "bring the files back to what they were"

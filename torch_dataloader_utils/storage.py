@@ -1,0 +1,302 @@
+"""Where bytes come from: listing, opening and reading through fsspec, with retries and without secrets in messages."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import pickle
+import posixpath
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, TypeVar
+
+import fsspec
+import pyarrow as pa
+from fsspec.implementations.local import LocalFileSystem
+
+from torch_dataloader_utils.errors import UnreadableFileError
+
+__all__ = ["Listing", "Storage", "StoredFile"]
+
+T = TypeVar("T")
+
+ATTEMPTS = 3
+"""How often a read is tried before its error is raised; s3fs and its like retry beneath this on their own."""
+
+FIRST_PAUSE_SEC = 0.1
+"""Pause before the second attempt; it doubles with each further one."""
+
+SECRET_NAMES = re.compile(r"secret|token|password|passwd|credential|sas|(^|_)key", re.IGNORECASE)
+"""Names of storage options whose values are kept out of every message."""
+
+USER_IS_CONTAINER = frozenset({"abfs", "abfss", "wasb", "wasbs"})
+"""Protocols in whose URLs the part before the @ names a container, not a user."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file as its storage lists it.
+
+    Attributes:
+        path: Path relative to the listing's root.
+        location: What the storage opens it by.
+        size: Size in bytes.
+        etag: What the storage calls this version, where it says.
+        modified: Modification time as seconds since 1970, where the storage says.
+    """
+
+    path: str
+    location: str = field(repr=False)
+    size: int
+    etag: str | None
+    modified: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files that a path stands for, sorted, and what their paths are relative to."""
+
+    root: str
+    files: tuple[StoredFile, ...]
+
+
+class Storage:
+    """One fsspec filesystem, usable after a fork and after pickling.
+
+    Args:
+        url: Any path or URL on it; it says which filesystem.
+        options: fsspec's storage options.
+    """
+
+    def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
+        self._secrets = tuple(_secrets(options or {}))
+        with self._clear_errors(url):
+            self._fs, _ = fsspec.core.url_to_fs(url, **(options or {}))
+        self._pid = os.getpid()
+
+    @property
+    def fs(self) -> Any:
+        """The filesystem; made anew after a fork, for connections and event loops do not survive one."""
+        if self._pid != os.getpid():
+            self._fs = pickle.loads(pickle.dumps(self._fs))  # noqa: S301 - our own bytes, made on this line
+            self._pid = os.getpid()
+        return self._fs
+
+    @property
+    def is_local(self) -> bool:
+        """Whether files lie on this machine and can be memory-mapped."""
+        return type(self._fs) is LocalFileSystem
+
+    def list_files(self, urls: Sequence[str], suffixes: Sequence[str]) -> Listing:
+        """List files, directories in depth, and globs.
+
+        Hidden files and those that begin with an underscore are passed over, and so are other suffixes, unless a
+        file is named in full.
+
+        Args:
+            urls: What to list.
+            suffixes: Endings of the format's files, in lower case.
+
+        Returns:
+            The files, sorted by path under their common root.
+
+        Raises:
+            FileNotFoundError: If a URL stands for no file; the message says what was looked for.
+            ValueError: If a file is named twice.
+        """
+        self.fs.invalidate_cache()
+        found: dict[str, dict[str, Any]] = {}
+        bases = []
+        for url in urls:
+            with self._clear_errors(url):
+                base, infos = self._list_one(url, suffixes)
+            bases.append(base)
+            for info in infos:
+                location = str(info["name"])
+                if location in found:
+                    msg = f"the file {self.display(location)!r} is named twice"
+                    raise ValueError(msg)
+                found[location] = info
+        root = bases[0] if len(bases) == 1 else _common_directory(bases)
+        files = [self._stored(info, _relative(location, root)) for location, info in found.items()]
+        return Listing(self.display(root).rstrip("/"), tuple(sorted(files, key=lambda file: file.path)))
+
+    def read(self, file: StoredFile, start: int, stop: int) -> bytes:
+        """Read a range of a file's bytes, trying again when the storage fails for a moment."""
+        return self._retried(file, lambda: bytes(self.fs.cat_file(file.location, start=start, end=stop)))
+
+    def open(self, file: StoredFile) -> Any:
+        """Open a file for reading by ranges: memory-mapped where it is local.
+
+        Raises:
+            FileNotFoundError: If it is gone.
+            UnreadableFileError: If it cannot be opened, or its size or etag is no longer the listed one.
+        """
+        opened = self._retried(file, lambda: self._open(file))
+        if self.is_local:
+            size, etag = opened.size(), None
+        else:
+            size, etag = opened.size, _etag(getattr(opened, "details", None) or {})
+        if size != file.size or (etag and file.etag and etag != file.etag):
+            opened.close()
+            msg = f"{self.display(file.location)} changed since it was listed: {file.size} bytes then, {size} now"
+            raise UnreadableFileError(msg)
+        return opened
+
+    def display(self, location: str) -> str:
+        """Return a location as people may see it: a URL, or a plain path if local, without credentials or query."""
+        if self.is_local:
+            return location
+        return self._redact(str(self._fs.unstrip_protocol(location)))
+
+    def _open(self, file: StoredFile) -> Any:
+        if self.is_local:
+            return pa.memory_map(file.location)
+        return self.fs.open(file.location, "rb", cache_type="none")
+
+    def _list_one(self, url: str, suffixes: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
+        """Return a URL's own root and the files it stands for."""
+        location = str(self.fs._strip_protocol(url))  # noqa: SLF001 - fsspec's documented way to a path
+        try:
+            info = self.fs.info(location)
+        except FileNotFoundError:
+            info = None
+        if info and info["type"] == "file":
+            return posixpath.dirname(location), [info]
+        if info:
+            found = list(self.fs.find(location, detail=True).values())
+            base = location
+        elif _has_magic(location):
+            found = list(self._glob(location))
+            base = posixpath.dirname(re.split(r"[*?\[]", location, maxsplit=1)[0])
+        else:
+            msg = f"there is no file or directory {self.display(location)!r}"
+            raise FileNotFoundError(msg)
+        wanted = [info for info in found if _is_data(_relative(info["name"], base), suffixes)]
+        if not wanted:
+            passed_over = f", only {len(found)} others, such as {found[0]['name']!r}" if found else ""
+            msg = f"found no {' or '.join(suffixes)} file at {self.display(location)!r}{passed_over}"
+            raise FileNotFoundError(msg)
+        return base, wanted
+
+    def _glob(self, pattern: str) -> Iterator[dict[str, Any]]:
+        for path, info in self.fs.glob(pattern, detail=True).items():
+            if info["type"] == "directory":
+                yield from self.fs.find(path, detail=True).values()
+            else:
+                yield info
+
+    def _stored(self, info: Mapping[str, Any], path: str) -> StoredFile:
+        location = str(info["name"])
+        size = info["size"]
+        if size is None:
+            msg = f"{self.display(location)}: the storage does not tell the size"
+            raise UnreadableFileError(msg)
+        modified = info.get("mtime") or info.get("LastModified") or info.get("last_modified")
+        seconds = modified.timestamp() if isinstance(modified, datetime) else modified
+        return StoredFile(
+            path=path,
+            location=location,
+            size=int(size),
+            etag=_etag(info),
+            modified=float(seconds) if isinstance(seconds, (int, float)) else None,
+        )
+
+    def _retried(self, file: StoredFile, action: Callable[[], T]) -> T:
+        for attempt in range(ATTEMPTS - 1):
+            with contextlib.suppress(Exception):
+                return action()
+            time.sleep(FIRST_PAUSE_SEC * 2**attempt)
+        with self._clear_errors(file.location):
+            return action()
+
+    def _clear_errors(self, place: str) -> _ClearErrors:
+        return _ClearErrors(self._redact(place), self._redact)
+
+    def _redact(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return _without_url_secrets(text)
+
+
+class _ClearErrors:
+    """Turns whatever a storage raises into an error that names the file and holds no secret."""
+
+    def __init__(self, place: str, redact: Callable[[str], str]) -> None:
+        self._place = place
+        self._redact = redact
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if not isinstance(error, Exception) or isinstance(error, UnreadableFileError):
+            return
+        text = self._redact(str(error))
+        message = text if self._place in text else f"{self._place}: {type(error).__name__}: {text}"
+        kept = (FileNotFoundError, PermissionError, ValueError, ImportError)
+        kind = next((one for one in kept if isinstance(error, one)), UnreadableFileError)
+        raise kind(message) from None
+
+
+def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the values of options that are named like secrets, at any depth, longest first."""
+    found: set[str] = set()
+
+    def collect(values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if isinstance(value, Mapping):
+                collect(value)
+            elif isinstance(value, str) and value and SECRET_NAMES.search(str(name)):
+                found.add(value)
+
+    collect(options)
+    yield from sorted(found, key=len, reverse=True)
+
+
+_URL = re.compile(r"(?P<protocol>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<rest>[^\s'\"<>]*)")
+
+
+def _without_url_secrets(text: str) -> str:
+    """Take userinfo, and the query of http URLs, out of every URL in a text."""
+
+    def clean(match: re.Match[str]) -> str:
+        protocol, rest = match["protocol"], match["rest"]
+        host, slash, path = rest.partition("/")
+        if protocol.lower() not in USER_IS_CONTAINER:
+            host = host.rpartition("@")[2]
+        if protocol.lower() in ("http", "https"):
+            host, path = host.partition("?")[0], re.split(r"[?#]", path, maxsplit=1)[0]
+        return f"{protocol}://{host}{slash}{path}"
+
+    return _URL.sub(clean, text)
+
+
+def _etag(info: Mapping[str, Any]) -> str | None:
+    etag = info.get("ETag") or info.get("etag")
+    return str(etag).strip('"') if etag else None
+
+
+def _has_magic(location: str) -> bool:
+    return re.search(r"[*?\[]", location) is not None
+
+
+def _is_data(path: str, suffixes: Sequence[str]) -> bool:
+    """Whether a listed path is data: no hidden or underscored part (``_date=1`` is a partition), a known suffix."""
+    parts = path.split("/")
+    hidden = any(part.startswith(".") or (part.startswith("_") and "=" not in part) for part in parts)
+    return not hidden and path.lower().endswith(tuple(suffixes))
+
+
+def _common_directory(directories: Iterable[str]) -> str:
+    """Return what paths have in common, segment by segment; unlike os.path.commonpath, also for bucket/key."""
+    segments = zip(*(directory.split("/") for directory in directories), strict=False)
+    return "/".join(one[0] for one in itertools.takewhile(lambda one: len(set(one)) == 1, segments))
+
+
+def _relative(location: str, root: str) -> str:
+    return location.removeprefix(root).lstrip("/")
