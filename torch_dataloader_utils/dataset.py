@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from torch_dataloader_utils.errors import (
     ColumnError,
     ProgressUnknownError,
     UnevenRanksWarning,
+    warn_user,
 )
 from torch_dataloader_utils.formats.parquet import SUFFIXES, ParquetSource, open_parquet
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
@@ -43,13 +43,11 @@ from torch_dataloader_utils.progress import Progress
 from torch_dataloader_utils.reading import Batch, ReadOptions, StreamEnd, read_stream
 from torch_dataloader_utils.saved import parse_state
 from torch_dataloader_utils.sharing import Marks, is_being_sent_to_a_process
-from torch_dataloader_utils.state import Run, dump_state, restore_progress, touched_files
+from torch_dataloader_utils.state import Run, dump_state, restore_progress, shorten, touched_files
 from torch_dataloader_utils.storage import Storage
 from torch_dataloader_utils.transport import Inbox, Message
 
 __all__ = ["StructuredDataset"]
-
-SHOWN = 5
 
 
 class StructuredDataset(IterableDataset[Any]):
@@ -302,7 +300,11 @@ class StructuredDataset(IterableDataset[Any]):
         adopts = self._adopts_num_workers and get_worker_info() is None
         run = replace(self._run(), num_workers=saved.num_workers) if adopts else self._run()
         progress = restore_progress(saved, run, lambda epoch: self._make_plan(epoch, run.num_workers))
-        self._warn_of_touched_files(touched_files(saved, self._source.manifest))
+        touched = touched_files(saved, self._source.manifest)
+        if touched:
+            text = "files have a new modification time since the checkpoint, with the same size and footer"
+            advice = "if their rows were changed, begin the epoch without the state"
+            warn_user(f"{text}: {shorten(touched)}; {advice}", ChangedFilesWarning)
         self._num_workers = run.num_workers
         self._epoch = saved.epoch
         self._take_over("load_state_dict", progress)
@@ -374,6 +376,8 @@ class StructuredDataset(IterableDataset[Any]):
         self._iteration = None
         self._loaded = loaded
         if get_worker_info() is None:
+            if not self._marks.is_own:
+                self._marks = Marks()
             self._seen_generation = self._marks.publish(self._epoch, waiting=loaded is not None)
 
     def _run(self) -> Run:
@@ -442,29 +446,16 @@ class StructuredDataset(IterableDataset[Any]):
         if self._source.filter is not None:
             text = "a filter leaves each rank a number of batches that is not known ahead"
         else:
-            plan = self._plan_of(self._epoch)
-            progress = [Progress.fresh(plan.rank_streams(rank)) for rank in range(self.num_ranks)]
-            batches = [self._batches(one) for one in progress]
-            rows = [sum(stream.rows_left for stream in one.streams) for one in progress]
+            streams = map(self._plan_of(self._epoch).rank_streams, range(self.num_ranks))
+            ranks = list(map(Progress.fresh, streams))
+            batches = [self._batches(rank) for rank in ranks]
             if len(set(batches)) == 1:
                 return
+            rows = [rank.rows_left for rank in ranks]
             text = f"ranks make different numbers of steps in epoch {self._epoch}: batches {batches}, rows {rows}"
         self._warned_of_uneven_ranks = True
-        warnings.warn(
-            f"{text}; a DDP loop must run under torch.distributed.algorithms.join.Join, or ranks wait for one another",
-            UnevenRanksWarning,
-            stacklevel=4,
-        )
-
-    def _warn_of_touched_files(self, paths: list[str]) -> None:
-        if paths:
-            more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
-            warnings.warn(
-                f"files have a new modification time since the checkpoint, with the same size and footer: "
-                f"{', '.join(paths[:SHOWN])}{more}; if they were written anew, begin the epoch without the state",
-                ChangedFilesWarning,
-                stacklevel=3,
-            )
+        advice = "a DDP loop must run under torch.distributed.algorithms.join.Join, or ranks wait for one another"
+        warn_user(f"{text}; {advice}", UnevenRanksWarning)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to this process: the iteration, and shared memory unless a process is started."""

@@ -22,6 +22,8 @@ A malformed argument or a malformed state is a plain ``ValueError`` or ``TypeErr
 
 from __future__ import annotations
 
+import sys
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +38,7 @@ __all__ = [
     "RankMismatchError",
     "UnevenRanksWarning",
     "UnreadableFileError",
+    "warn_user",
 ]
 
 
@@ -120,3 +123,12 @@ class CheckpointMismatchError(DatasetError, ValueError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle with the attributes, so that the error crosses process borders whole."""
         return type(self), self.args, self.__dict__
+
+
+def warn_user(message: str, category: type[UserWarning]) -> None:
+    """Warn at the line outside this package from which it was called, however deep within the cause was found."""
+    package = __name__.partition(".")[0]
+    depth = 1
+    while sys._getframe(depth).f_globals.get("__name__", "").partition(".")[0] == package:  # noqa: SLF001
+        depth += 1
+    warnings.warn(message, category, stacklevel=depth + 1)

@@ -101,7 +101,11 @@ class StructuredDataLoader(DataLoader[Any]):
         """
         if self._handover is not None and (before := self._handover()) is not None:
             before.close()
-        handover = self._in_process() if self._source.num_workers == 0 else self._from_workers()
+        if self.num_workers != self._source.num_workers:
+            self._forget_workers()
+            self.num_workers = self._source.num_workers
+            self.prefetch_factor = self.prefetch_factor or 2
+        handover = self._in_process() if self.num_workers == 0 else self._from_workers()
         self._handover = weakref.ref(handover)
         return handover
 
@@ -129,10 +133,6 @@ class StructuredDataLoader(DataLoader[Any]):
         return Handover(iteration, contents)
 
     def _from_workers(self) -> Handover:
-        if self.num_workers != self._source.num_workers:
-            self._forget_workers()
-            self.num_workers = self._source.num_workers
-            self.prefetch_factor = self.prefetch_factor or 2
         try:
             if not self.persistent_workers or not self._inboxes:
                 self._make_inboxes()

@@ -102,6 +102,11 @@ class Progress:
         streams[receipt.stream] = streams[receipt.stream].advanced(receipt)
         return replace(self, streams=tuple(streams))
 
+    @property
+    def rows_left(self) -> int:
+        """Rows that are not delivered yet, where no filter takes any."""
+        return sum(stream.rows_left for stream in self.streams)
+
     def turns(self) -> tuple[int, ...]:
         """Return the streams in the order in which they take turns, from the one that is due."""
         count = len(self.streams)

@@ -7,6 +7,7 @@ visible: workers mark that they deliver, the training process publishes its epoc
 
 from __future__ import annotations
 
+import os
 from multiprocessing import sharedctypes
 from multiprocessing.context import get_spawning_popen
 
@@ -24,6 +25,12 @@ class Marks:
 
     def __init__(self) -> None:
         self._values = sharedctypes.RawArray("q", 5)
+        self._owner = os.getpid()
+
+    @property
+    def is_own(self) -> bool:
+        """Whether this process made them, and so may publish."""
+        return self._owner == os.getpid()
 
     def publish(self, epoch: int, *, waiting: bool) -> int:
         """Note that the dataset changed in the training process; return the new generation."""

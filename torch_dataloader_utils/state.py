@@ -18,7 +18,7 @@ from torch_dataloader_utils.planning import PLAN_ALGORITHM, PlanOptions
 from torch_dataloader_utils.progress import Progress, StreamProgress
 from torch_dataloader_utils.saved import STATE_VERSION, SavedFile, SavedShard, SavedState
 
-__all__ = ["Run", "dump_state", "restore_progress", "touched_files"]
+__all__ = ["Run", "dump_state", "restore_progress", "shorten", "touched_files"]
 
 MOST_FILES = 10_000
 """Above this many files a state carries the manifest's fingerprint alone."""
@@ -155,6 +155,12 @@ def touched_files(saved: SavedState, manifest: Manifest) -> list[str]:
         for file in manifest.files
         if file.modified is not None and before.get(file.path) not in (None, file.modified)
     ]
+
+
+def shorten(paths: Sequence[str]) -> str:
+    """Return a list of paths as a message shows it: the first few, and how many more."""
+    more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+    return ", ".join(paths[:SHOWN]) + more
 
 
 def _dump_file(file: DataFile) -> list[str | int | float | None]:
@@ -306,8 +312,7 @@ def _mismatch(
     lines += [f"  - {difference}" for difference in differences]
     for verb, paths in (("added", files.added), ("removed", files.removed), ("changed", files.changed)):
         if paths:
-            more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
-            lines.append(f"  - files {verb} since the checkpoint: {', '.join(paths[:SHOWN])}{more}")
+            lines.append(f"  - files {verb} since the checkpoint: {shorten(paths)}")
     if files.fingerprints and not (files.added or files.removed or files.changed):
         before, now = files.fingerprints
         lines.append(f"  - the file list changed: checkpoint={before!r}, current={now!r} (fingerprints)")
