@@ -15,6 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from torch_dataloader_utils.errors import ColumnError
+
 __all__ = [
     "OUTPUT_FORMATS",
     "Columns",
@@ -102,7 +104,7 @@ def join(cuts: Sequence[Cut], output_format: str) -> Any:
     if output_format == "arrow":
         return pa.concat_tables(_rows(cut.columns, cut) for cut in cuts)
     names = cuts[0].columns.keys()
-    return {name: _join_column([_rows(cut.columns[name], cut) for cut in cuts]) for name in names}
+    return {name: _join_column(name, [_rows(cut.columns[name], cut) for cut in cuts]) for name in names}
 
 
 def _rows(values: Any, cut: Cut) -> Any:
@@ -111,9 +113,14 @@ def _rows(values: Any, cut: Cut) -> Any:
     return values[cut.start : cut.stop]
 
 
-def _join_column(parts: list[Any]) -> Any:
+def _join_column(name: str, parts: list[Any]) -> Any:
     if isinstance(parts[0], pa.ChunkedArray):
-        return [value for part in parts for value in part.to_pylist()]
+        try:
+            return [value for part in parts for value in part.to_pylist()]
+        except (pa.ArrowException, ValueError, OverflowError) as error:  # such as nanoseconds in a datetime
+            msg = f"column {name!r} of type {parts[0].type} holds a value that Python cannot: {error}; "
+            msg += "use output_format='arrow', or leave the column out"
+            raise ColumnError(msg) from None
     if len(parts) == 1:
         return parts[0]
     return torch.cat(parts) if isinstance(parts[0], torch.Tensor) else np.concatenate(parts)

@@ -11,10 +11,9 @@ import pyarrow.compute as pc
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_dataloader_utils.convert import OUTPUT_FORMATS, OutputFormat, null_message, refuses_nulls
+from torch_dataloader_utils.convert import OUTPUT_FORMATS, OutputFormat
 from torch_dataloader_utils.errors import (
     ChangedFilesWarning,
-    ColumnError,
     ProgressUnknownError,
     UnevenRanksWarning,
     warn_user,
@@ -40,12 +39,12 @@ from torch_dataloader_utils.options import (
 )
 from torch_dataloader_utils.planning import PlanOptions, make_plan
 from torch_dataloader_utils.progress import Progress
-from torch_dataloader_utils.reading import Batch, ReadOptions, StreamEnd, read_stream
+from torch_dataloader_utils.reading import Batch, ReadOptions, StreamEnd, check_columns, read_stream
 from torch_dataloader_utils.saved import parse_state
 from torch_dataloader_utils.sharing import Marks, is_being_sent_to_a_process
 from torch_dataloader_utils.state import Run, dump_state, restore_progress, shorten, touched_files
 from torch_dataloader_utils.storage import Storage
-from torch_dataloader_utils.transport import Inbox, Message
+from torch_dataloader_utils.transport import Inbox, Parcel
 
 __all__ = ["StructuredDataset"]
 
@@ -202,7 +201,7 @@ class StructuredDataset(IterableDataset[Any]):
         num_ranks, rank = resolve_rank(num_ranks, rank, _process_group())
         storage = Storage(urls[0], storage_options)
         source = open_parquet(storage, storage.list_files(urls, SUFFIXES), columns=wanted, filters=filters)
-        _check_columns(source, output_format, row_id_column)
+        check_columns(source, read_options)
         dataset = cls(
             source,
             plan_options,
@@ -409,12 +408,12 @@ class StructuredDataset(IterableDataset[Any]):
     def _batches(self, progress: Progress) -> int:
         return progress.batches(self._read_options.batch_size, drop_last=self._read_options.drop_last)
 
-    def _answer(self, inbox: Inbox, number: int) -> Iterator[Message]:
+    def _answer(self, inbox: Inbox, number: int) -> Iterator[Parcel]:
         """Read, in a worker of this package's own loader, what its assignment says."""
         assignment = inbox.receive(number)
         if assignment is not None:
             for content in self.walk(assignment):
-                yield Message(assignment.iteration, content)
+                yield Parcel.pack(assignment.iteration, content)
 
     def _join_plain_loader(self, loader_seed: int, num_workers: int) -> None:
         """Bring this copy, in a worker of a plain DataLoader, to where the training process stands."""
@@ -476,13 +475,3 @@ def _process_group() -> tuple[int, int] | None:
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size(), dist.get_rank()
     return None
-
-
-def _check_columns(source: ParquetSource, output_format: str, row_id_column: str | None) -> None:
-    if row_id_column in source.schema.names or row_id_column in source.filter_columns:
-        msg = f"row_id_column={row_id_column!r} is the name of a column of the files: choose another"
-        raise ColumnError(msg)
-    refusing = [column.name for column in source.schema if refuses_nulls(column.type, output_format)]
-    for announced in source.announced_nulls(refusing):
-        msg = f"{null_message(announced.column, announced.nulls)} (row group {announced.row_group} of {announced.path})"
-        raise ColumnError(msg)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.reading import Batch, StreamEnd
-from torch_dataloader_utils.transport import Inbox, Message
+from torch_dataloader_utils.transport import Inbox, Parcel, pinned
 
 __all__ = ["IterationSource", "StructuredDataLoader"]
 
@@ -128,9 +128,7 @@ class StructuredDataLoader(DataLoader[Any]):
     def _in_process(self) -> Handover:
         iteration = self._source.begin_iteration()
         contents = take_turns(map(self._source.walk, iteration.assignments()))
-        if self.pin_memory and _has_accelerator():
-            contents = (Message(iteration.number, content).pin_memory().content for content in contents)
-        return Handover(iteration, contents)
+        return Handover(iteration, self._pinned(contents))
 
     def _from_workers(self) -> Handover:
         try:
@@ -143,7 +141,11 @@ class StructuredDataLoader(DataLoader[Any]):
         except BaseException:
             self._forget_workers()
             raise
-        return Handover(iteration, _unpack(answers, iteration.number), on_error=self._forget_workers)
+        contents = self._pinned(_unpack(answers, iteration.number))
+        return Handover(iteration, contents, on_error=self._forget_workers)
+
+    def _pinned(self, contents: Iterator[Batch | StreamEnd]) -> Iterator[Batch | StreamEnd]:
+        return pinned(contents) if self.pin_memory and _has_accelerator() else contents
 
     def _make_inboxes(self) -> None:
         context = self.multiprocessing_context or torch.multiprocessing
@@ -172,15 +174,15 @@ class _WorkerSetup:
             self._user_worker_init_fn(worker)
 
 
-def _unpack(answers: Iterator[Message], number: int) -> Iterator[Batch | StreamEnd]:
+def _unpack(answers: Iterator[Parcel], number: int) -> Iterator[Batch | StreamEnd]:
     """Pass on what belongs to an iteration; a worker may still answer one that was abandoned."""
-    for message in answers:
-        if message.iteration == number:
-            yield message.content
+    for parcel in answers:
+        if parcel.iteration == number:
+            yield parcel.unpack()
 
 
-def _as_it_is(message: Any) -> Any:
-    return message
+def _as_it_is(parcel: Any) -> Any:
+    return parcel
 
 
 def _has_accelerator() -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from typing import TypeAlias
 
 __all__ = [
@@ -36,7 +37,7 @@ def parse_bytes(value: int | str, name: str) -> int:
         if match is None or match[2].lower() not in _UNITS:
             msg = f"{name}={value!r} is no number of bytes: write an integer, or a number with a unit, as in '128MiB'"
             raise ValueError(msg)
-        size = int(float(match[1]) * _UNITS[match[2].lower()])
+        size = int(Decimal(match[1]) * _UNITS[match[2].lower()])
     else:
         size = require_count(value, name)
     if size < 1:
@@ -131,7 +132,7 @@ def parse_columns(columns: object, row_id_column: object) -> list[str] | None:
 def default_num_workers() -> int:
     """Return the number of workers where none is asked for: the CPUs of this rank's share, less one for training."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, usable // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) - 1)
+    return max(1, usable // _environment_count("LOCAL_WORLD_SIZE", default="1") - 1)
 
 
 def resolve_rank(num_ranks: int | None, rank: int | None, process_group: tuple[int, int] | None) -> tuple[int, int]:
@@ -148,12 +149,20 @@ def resolve_rank(num_ranks: int | None, rank: int | None, process_group: tuple[i
     if num_ranks is None or rank is None:
         if process_group is not None:
             return process_group
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            return int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
-        return 1, 0
+        if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+            return 1, 0
+        num_ranks, rank = _environment_count("WORLD_SIZE"), _environment_count("RANK", least=0)
     require_count(num_ranks, "num_ranks")
     require_count(rank, "rank", least=0)
     if rank >= num_ranks:
         msg = f"rank={rank} is out of range: with num_ranks={num_ranks} ranks go from 0 to {num_ranks - 1}"
         raise ValueError(msg)
     return num_ranks, rank
+
+
+def _environment_count(name: str, *, least: int = 1, default: str = "") -> int:
+    text = os.environ.get(name, default)
+    if not text.isdecimal() or int(text) < least:
+        msg = f"the environment variable {name}={text!r} is no integer of at least {least}"
+        raise ValueError(msg)
+    return int(text)

@@ -10,13 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils.convert import Columns, Cut, convert, find_nulls, join, null_message
+from torch_dataloader_utils.convert import Columns, Cut, convert, find_nulls, join, null_message, refuses_nulls
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.parquet import ParquetReader, ParquetSource, RowGroupPlace
 from torch_dataloader_utils.model import Assignment, Piece, Receipt, Shard
 from torch_dataloader_utils.planning import permutation
 
-__all__ = ["Batch", "ReadOptions", "StreamEnd", "read_stream"]
+__all__ = ["Batch", "ReadOptions", "StreamEnd", "check_columns", "read_stream"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,35 @@ class _Chunk:
     rows: int
     ends: bool
     columns: Columns
+
+
+def check_columns(source: ParquetSource, options: ReadOptions) -> None:
+    """Raise now what would otherwise be raised in the middle of an epoch.
+
+    Raises:
+        ColumnError: If the row id column has the name of another, or a column cannot be delivered as asked: its
+            footers announce nulls that have no value, or its type cannot be filtered or mixed.
+    """
+    if options.row_id_column in (*source.schema.names, *source.filter_columns):
+        msg = f"row_id_column={options.row_id_column!r} is the name of a column of the files: choose another"
+        raise ColumnError(msg)
+    refusing = [column.name for column in source.schema if refuses_nulls(column.type, options.output_format)]
+    for found in source.announced_nulls(refusing):
+        msg = f"{null_message(found.column, found.nulls)} (row group {found.row_group} of {found.path})"
+        raise ColumnError(msg)
+    if source.filter is not None or options.mixing_seed is not None:
+        for column in source.schema:
+            _require_selectable(column)
+
+
+def _require_selectable(column: pa.Field) -> None:
+    try:
+        row = pa.chunked_array([pa.nulls(1, column.type)])
+        row.take(pa.array([0]))
+        row.filter(pa.array([True]))
+    except pa.ArrowException as error:
+        msg = f"rows of column {column.name!r} can be neither filtered nor mixed: {error}"
+        raise ColumnError(msg) from None
 
 
 def read_stream(source: ParquetSource, assignment: Assignment, options: ReadOptions) -> Iterator[Batch | StreamEnd]:

@@ -18,6 +18,9 @@ __all__ = ["STATE_VERSION", "SavedFile", "SavedShard", "SavedState", "parse_stat
 STATE_VERSION = 1
 """Version of the layout of a state."""
 
+MOST_WORKERS = 10_000
+"""More workers than any machine runs: a number above it is damage, and planning for it would take forever."""
+
 FILE_REQUIRED = ("path", "size", "digest")
 FILE_OPTIONAL = ("etag", "modified")
 """What a file's entry holds, in order."""
@@ -38,9 +41,16 @@ class SavedFile:
 
 @dataclass(frozen=True, slots=True)
 class SavedShard:
-    """A shard as a state records it, its paths relative to the root."""
+    """A shard as a state records it.
+
+    Attributes:
+        splits: Its row ranges, paths relative to the root; empty where `rows` stands for them.
+        rows: The same as places among all rows of the manifest: start, stop, start, stop, ...
+        rows_delivered: Rows delivered of it.
+    """
 
     splits: tuple[Split, ...]
+    rows: tuple[int, ...] = ()
     rows_delivered: int = 0
 
 
@@ -113,9 +123,15 @@ class _Place:
         return self.value
 
     def number(self) -> float:
-        if isinstance(self.value, bool) or not isinstance(self.value, (int, float)) or not math.isfinite(self.value):
+        if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
             raise self.fail("a number")
-        return float(self.value)
+        try:
+            number = float(self.value)
+        except OverflowError:
+            number = math.inf
+        if not math.isfinite(number):
+            raise self.fail("a finite number")
+        return number
 
     @property
     def absent(self) -> bool:
@@ -154,9 +170,11 @@ def parse_state(raw: object) -> SavedState:
     if next_worker >= max(1, settings["num_workers"]):
         raise state["next_worker"].fail(f"less than the number of workers, {settings['num_workers']}")
     completed = tuple(_shard(place, root) for place in state["completed_shards"].items())
-    in_progress = tuple(_started_shard(place, root) for place in state["in_progress"].items())
+    in_progress = tuple(_started_shard(place, root, settings["rows"]) for place in state["in_progress"].items())
     _refuse_overlap([*completed, *in_progress])
-    completed_rows = _row_numbers(state["completed_rows"], plan["rows"].integer())
+    completed_rows = _row_numbers(state["completed_rows"], settings["rows"])
+    if any(one >= other for one, other in pairwise(completed_rows)):
+        raise state["completed_rows"].fail("rising row numbers")
     if completed and completed_rows:
         raise state["completed_rows"].fail("an empty list beside completed_shards")
     return SavedState(
@@ -176,11 +194,14 @@ def _settings(state: _Place, plan: _Place) -> dict[str, Any]:
     def optional(place: _Place) -> int | None:
         return None if place.absent else place.integer(1)
 
+    num_workers = state["_num_workers"].integer()
+    if num_workers > MOST_WORKERS:
+        raise state["_num_workers"].fail(f"at most {MOST_WORKERS} workers")
     num_ranks, rank = state["num_ranks"].integer(1), state["rank"].integer()
     if rank >= num_ranks:
         raise state["rank"].fail(f"less than the number of ranks, {num_ranks}")
     return {
-        "num_workers": state["_num_workers"].integer(),
+        "num_workers": num_workers,
         "num_ranks": num_ranks,
         "rank": rank,
         "shuffle_seed": state["_shuffle_seed"].integer(None),
@@ -188,6 +209,7 @@ def _settings(state: _Place, plan: _Place) -> dict[str, Any]:
         "shuffle_buffer_size": optional(plan["shuffle_buffer_size"]),
         "split_bytes": plan["split_bytes"].integer(1),
         "split_rows": optional(plan["split_rows"]),
+        "rows": plan["rows"].integer(),
         "filters": None if plan["filter"].absent else plan["filter"].text(),
         "plan_algorithm": state["plan_algorithm"].integer(),
     }
@@ -230,12 +252,13 @@ def _shard(place: _Place, root: str) -> SavedShard:
     return SavedShard(splits)
 
 
-def _started_shard(place: _Place, root: str) -> SavedShard:
-    rows = place["rows_delivered"].integer()
-    shard = SavedShard(_shard(place, root).splits, rows)
-    if rows > sum(split.row_length for split in shard.splits):
+def _started_shard(place: _Place, root: str, dataset_rows: int) -> SavedShard:
+    delivered = place["rows_delivered"].integer()
+    rows = _row_numbers(place["rows"], dataset_rows)
+    splits = () if rows else _shard(place, root).splits
+    if delivered > sum(split.row_length for split in splits) + sum(rows[1::2]) - sum(rows[::2]):
         raise place["rows_delivered"].fail("no more rows than the shard has")
-    return shard
+    return SavedShard(splits, rows, delivered)
 
 
 def _refuse_overlap(shards: Sequence[SavedShard]) -> None:
@@ -249,9 +272,10 @@ def _refuse_overlap(shards: Sequence[SavedShard]) -> None:
             raise ValueError(msg)
 
 
-def _row_numbers(place: _Place, rows: int) -> tuple[int, ...]:
+def _row_numbers(place: _Place, dataset_rows: int) -> tuple[int, ...]:
     numbers = tuple(entry.integer() for entry in place.items())
-    rising = all(one < other for one, other in pairwise(numbers))
-    if len(numbers) % 2 or not rising or (numbers and numbers[-1] > rows):
-        raise place.fail("rising row numbers in pairs, none above the dataset's number of rows")
+    starts, stops = numbers[::2], numbers[1::2]
+    pairs = len(starts) == len(stops) and all(start < stop for start, stop in zip(starts, stops, strict=True))
+    if not pairs or max(stops, default=0) > dataset_rows:
+        raise place.fail("pairs of row numbers, start before stop, none above the dataset's number of rows")
     return numbers

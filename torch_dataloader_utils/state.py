@@ -6,8 +6,8 @@ plan still holds what the checkpoint speaks of.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import defaultdict
+import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +16,19 @@ from torch_dataloader_utils.errors import CheckpointMismatchError, Difference
 from torch_dataloader_utils.model import DataFile, Manifest, Piece, Plan, Shard, Split
 from torch_dataloader_utils.planning import PLAN_ALGORITHM, PlanOptions
 from torch_dataloader_utils.progress import Progress, StreamProgress
-from torch_dataloader_utils.saved import STATE_VERSION, SavedFile, SavedShard, SavedState
+from torch_dataloader_utils.ranges import Coverage, merged, row_numbers, splits_of_rows
+from torch_dataloader_utils.saved import STATE_VERSION, SavedFile, SavedState
 
 __all__ = ["Run", "dump_state", "restore_progress", "shorten", "touched_files"]
 
 MOST_FILES = 10_000
 """Above this many files a state carries the manifest's fingerprint alone."""
 
-MOST_RANGES = 2_048
-"""Above this many completed ranges a state records merged row numbers of the whole manifest in their place."""
+MOST_BYTES = 500_000
+"""Above this many bytes of JSON, done ranges are recorded as row numbers of the whole manifest, not written out."""
+
+BYTES_OF_A_RANGE = 80
+"""What a range takes in JSON beside its path, at most."""
 
 SHOWN = 5
 """How many paths of each kind a message shows."""
@@ -51,7 +55,7 @@ class Run:
     rank: int
 
     def settings(self) -> dict[str, Any]:
-        """Return what must be equal for a state to be loaded, the files apart, by the names that users know."""
+        """Return what must be equal for a state to be loaded, by the names that users know; the files come apart."""
         return {
             "num_workers": self.num_workers,
             "num_ranks": self.num_ranks,
@@ -61,6 +65,7 @@ class Run:
             "shuffle_buffer_size": self.options.shuffle_buffer_size,
             "split_bytes": self.options.split_bytes,
             "split_rows": self.options.split_rows,
+            "rows": self.manifest.rows,
             "filters": self.filter_digest,
             "plan_algorithm": PLAN_ALGORITHM,
         }
@@ -80,8 +85,8 @@ def dump_state(run: Run, epoch: int, progress: Progress) -> dict[str, Any]:
     """
     manifest, options = run.manifest, run.options
     done = [shard for stream in progress.streams for shard in stream.done]
-    merge = sum(len(shard.splits) for shard in done) > MOST_RANGES
     started = [piece for stream in progress.streams for piece in stream.left if piece.start]
+    by_number = _written_out(manifest, [*done, *(piece.shard for piece in started)]) > MOST_BYTES
     return {
         "version": STATE_VERSION,
         "plan_algorithm": PLAN_ALGORITHM,
@@ -104,10 +109,15 @@ def dump_state(run: Run, epoch: int, progress: Progress) -> dict[str, Any]:
             "filter": run.filter_digest,
         },
         "files": [_dump_file(file) for file in manifest.files] if len(manifest.files) <= MOST_FILES else None,
-        "completed_shards": [] if merge else [{"splits": _dump_splits(manifest, shard)} for shard in done],
-        "completed_rows": _merged_rows(manifest, done) if merge else [],
+        "completed_shards": [] if by_number else [{"splits": _dump_splits(manifest, shard)} for shard in done],
+        "completed_rows": merged(row_numbers(manifest, _splits(done))) if by_number else [],
         "in_progress": [
-            {"splits": _dump_splits(manifest, piece.shard), "rows_delivered": piece.start} for piece in started
+            {
+                "splits": [] if by_number else _dump_splits(manifest, piece.shard),
+                "rows": row_numbers(manifest, piece.shard.splits) if by_number else [],
+                "rows_delivered": piece.start,
+            }
+            for piece in started
         ],
         "base": None,
     }
@@ -134,12 +144,15 @@ def restore_progress(saved: SavedState, run: Run, plan_epoch: Callable[[int], Pl
     ]
     files = _compare_files(saved, run.manifest)
     streams = plan_epoch(saved.epoch).rank_streams(run.rank)
-    completed = [*saved.completed, *_rows_to_shards(saved.completed_rows, run.manifest)]
-    coverage = _Coverage(completed)
-    lost = _first_unplaced(coverage, saved.in_progress, streams)
+    completed = [split for shard in saved.completed for split in shard.splits]
+    coverage = Coverage([*completed, *splits_of_rows(run.manifest, saved.completed_rows)])
+    started = {
+        shard.splits or tuple(splits_of_rows(run.manifest, shard.rows)): shard.rows_delivered
+        for shard in saved.in_progress
+    }
+    lost = _first_unplaced(coverage, started, streams)
     if differences or files or lost:
         raise _mismatch(differences, files, lost, run.manifest)
-    started = {shard.splits: shard.rows_delivered for shard in saved.in_progress}
     return Progress(
         streams=tuple(StreamProgress(stream, tuple(_pieces(stream, coverage, started))) for stream in streams),
         next_stream=saved.next_worker,
@@ -170,6 +183,16 @@ def _dump_file(file: DataFile) -> list[str | int | float | None]:
     return [file.path, file.size, file.digest, *extra]
 
 
+def _splits(shards: Iterable[Shard]) -> Iterator[Split]:
+    return (split for shard in shards for split in shard.splits)
+
+
+def _written_out(manifest: Manifest, shards: Iterable[Shard]) -> int:
+    """Return how many bytes of JSON the shards' ranges take, at most, when they are written out."""
+    counts = Counter(split.path for split in _splits(shards))
+    return sum(count * (BYTES_OF_A_RANGE + len(json.dumps(manifest.full_path(path)))) for path, count in counts.items())
+
+
 def _dump_splits(manifest: Manifest, shard: Shard) -> list[dict[str, str | int]]:
     return [
         {"path": manifest.full_path(one.path), "row_offset": one.row_offset, "row_length": one.row_length}
@@ -177,80 +200,15 @@ def _dump_splits(manifest: Manifest, shard: Shard) -> list[dict[str, str | int]]
     ]
 
 
-def _merged_rows(manifest: Manifest, shards: Iterable[Shard]) -> list[int]:
-    """Return the shards' rows as merged ranges of the manifest's rows: start, stop, start, stop, ..."""
-    first = manifest.first_rows
-    ranges = sorted((first[s.path] + s.row_offset, s.row_length) for shard in shards for s in shard.splits)
-    merged: list[int] = []
-    for start, length in ranges:
-        if merged and merged[-1] == start:
-            merged[-1] = start + length
-        else:
-            merged += [start, start + length]
-    return merged
-
-
-def _rows_to_shards(rows: Sequence[int], manifest: Manifest) -> Iterator[SavedShard]:
-    """Turn ranges of the manifest's rows back into ranges of its files."""
-    paths = list(manifest.first_rows)
-    starts = list(manifest.first_rows.values())
-    for start, stop in zip(rows[::2], rows[1::2], strict=True):
-        at, number = start, max(0, bisect_right(starts, start) - 1)
-        while at < stop and number < len(paths):
-            end = min(stop, starts[number] + manifest.files[number].rows)
-            if end > at:
-                yield SavedShard((Split(paths[number], at - starts[number], end - at),))
-                at = end
-            number += 1
-
-
-class _Coverage:
-    """The completed ranges of every file, merged, and where they lie."""
-
-    def __init__(self, shards: Iterable[SavedShard]) -> None:
-        self._ranges: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for split in sorted(split for shard in shards for split in shard.splits):
-            ranges = self._ranges[split.path]
-            stop = split.row_offset + split.row_length
-            if ranges and ranges[-1][1] == split.row_offset:
-                ranges[-1] = (ranges[-1][0], stop)
-            else:
-                ranges.append((split.row_offset, stop))
-
-    def covers(self, split: Split) -> bool:
-        """Whether the whole of a split lies in one merged range."""
-        return self._range_of(split) is not None
-
-    def without(self, shards: Iterable[Shard]) -> Split | None:
-        """Return the first recorded range that is no union of these shards' splits, or None."""
-        held: dict[tuple[str, int], int] = defaultdict(int)
-        for split in (split for shard in shards for split in shard.splits):
-            place = self._range_of(split)
-            if place is not None:
-                held[split.path, place] += split.row_length
-        for path, ranges in self._ranges.items():
-            for place, (start, stop) in enumerate(ranges):
-                if held[path, place] != stop - start:
-                    return Split(path, start, stop - start)
-        return None
-
-    def _range_of(self, split: Split) -> int | None:
-        ranges = self._ranges.get(split.path, [])
-        place = bisect_right(ranges, (split.row_offset, float("inf"))) - 1
-        inside = place >= 0 and split.row_offset + split.row_length <= ranges[place][1]
-        return place if inside else None
-
-
 def _first_unplaced(
-    coverage: _Coverage, in_progress: Sequence[SavedShard], streams: Sequence[Sequence[Shard]]
+    coverage: Coverage, started: Iterable[tuple[Split, ...]], streams: Sequence[Sequence[Shard]]
 ) -> tuple[Split, ...] | None:
     """Return the first recorded shard that this rank's streams do not hold, or None."""
     shards = [shard for stream in streams for shard in stream]
-    today = {shard.splits: shard for shard in shards}
-    for saved in in_progress:
-        found = today.get(saved.splits)
-        if found is None or saved.rows_delivered > found.rows:
-            return saved.splits
+    today = {shard.splits for shard in shards}
+    for splits in started:
+        if splits not in today or any(map(coverage.covers, splits)):
+            return splits
     half_done = [shard for shard in shards if 0 < sum(map(coverage.covers, shard.splits)) < len(shard.splits)]
     if half_done:
         return half_done[0].splits
@@ -258,7 +216,7 @@ def _first_unplaced(
     return None if lost is None else (lost,)
 
 
-def _pieces(stream: Sequence[Shard], coverage: _Coverage, started: dict[tuple[Split, ...], int]) -> Iterator[Piece]:
+def _pieces(stream: Sequence[Shard], coverage: Coverage, started: dict[tuple[Split, ...], int]) -> Iterator[Piece]:
     for shard in stream:
         if not all(map(coverage.covers, shard.splits)):
             yield Piece(shard, started.get(shard.splits, 0))
@@ -333,7 +291,7 @@ def _mismatch(
 
 
 def _advice(differences: Sequence[Difference], files: _FileChanges) -> Iterator[str]:
-    settings = [difference for difference in differences if difference.name not in ADVICE]
+    settings = [difference for difference in differences if difference.name not in (*ADVICE, "rows")]
     if settings:
         wanted = ", ".join(f"{difference.name}={difference.checkpoint!r}" for difference in settings)
         yield f"create the loader with {wanted}"

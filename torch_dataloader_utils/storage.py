@@ -192,6 +192,9 @@ class Storage:
 
     def _stored(self, info: Mapping[str, Any], path: str) -> StoredFile:
         location = str(info["name"])
+        if location != location.encode(errors="replace").decode():
+            msg = f"the file name {location!a} is no valid text: rename the file"
+            raise UnreadableFileError(msg)
         size = info["size"]
         if size is None:
             msg = f"{self.display(location)}: the storage does not tell the size"

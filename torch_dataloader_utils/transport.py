@@ -1,22 +1,35 @@
-"""What travels between the training process and its workers: assignments one way, batches the other."""
+"""What travels between the training process and its workers: assignments one way, batches the other.
+
+torch would send each tensor as a message of its own, through a shared-memory file of its own. Here the memory of all
+tensors and arrays of a batch is packed into one block, and the training process makes views of it.
+"""
 
 from __future__ import annotations
 
+import io
 import multiprocessing
+import pickle
 import queue
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.reading import Batch, StreamEnd
 
-__all__ = ["Inbox", "Message"]
+__all__ = ["Inbox", "Parcel", "pinned"]
 
 PARENT_CHECK_SEC = 5.0
 """How often a waiting worker looks whether its training process still lives."""
+
+ALIGNMENT = 64
+"""Tensors begin at multiples of this many bytes in a block."""
 
 
 class Inbox:
@@ -64,33 +77,90 @@ class Inbox:
 
 
 @dataclass(frozen=True, slots=True)
-class Message:
-    """A batch or the end of a stream, marked with the iteration that asked for it."""
+class Parcel:
+    """A batch, or the end of a stream, packed for the way to the training process.
+
+    Attributes:
+        iteration: The iteration that asked for it.
+        pickled: The batch without the memory of its tensors and arrays (pickle protocol 5, PEP 574).
+        block: That memory.
+        places: Where each tensor or array lies in the block: start and length in bytes.
+    """
 
     iteration: int
-    content: Batch | StreamEnd
+    pickled: bytes
+    block: bytes
+    places: tuple[tuple[int, int], ...]
 
-    def pin_memory(self) -> Message:
-        """Return the message with its batch in pinned memory; torch's loader calls this by name."""
-        if isinstance(self.content, StreamEnd):
-            return self
-        return replace(self, content=replace(self.content, data=pin_memory(self.content.data)))  # type: ignore[no-untyped-call]
+    @classmethod
+    def pack(cls, iteration: int, content: Batch | StreamEnd) -> Parcel:
+        """Pack in the worker, where what cannot be pickled is an error of the worker's, not of a queue's thread."""
+        buffers: list[pickle.PickleBuffer] = []
+        pickled = io.BytesIO()
+        _Packer(pickled, protocol=5, buffer_callback=buffers.append).dump(content)
+        parts: list[bytes | memoryview] = []
+        places, length = [], 0
+        for memory in (buffer.raw() for buffer in buffers):
+            padding = -length % ALIGNMENT
+            places.append((length + padding, memory.nbytes))
+            parts += [bytes(padding), memory]
+            length += padding + memory.nbytes
+        return cls(iteration, pickled.getvalue(), b"".join(parts), tuple(places))
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Send Arrow tables as Arrow IPC: pickling a slice of one would send all that it was cut from."""
-        if isinstance(self.content, Batch) and isinstance(self.content.data, pa.Table):
-            packed = replace(self.content, data=_pack(self.content.data))
-            return _unpack_message, (self.iteration, packed)
-        return Message, (self.iteration, self.content)
+    def unpack(self) -> Batch | StreamEnd:
+        """Return what was packed; its tensors and arrays are writable views of one block that is theirs alone."""
+        block = memoryview(bytearray(self.block))
+        buffers = [block[start : start + length] for start, length in self.places]
+        content: Batch | StreamEnd = pickle.loads(self.pickled, buffers=buffers)  # noqa: S301 - our own worker's
+        return content
+
+    def pin_memory(self) -> Parcel:
+        """Stay as it is: torch's loader calls this by name, and tensors are pinned once they are unpacked."""
+        return self
 
 
-def _pack(table: pa.Table) -> bytes:
+def pinned(contents: Iterator[Batch | StreamEnd]) -> Iterator[Batch | StreamEnd]:
+    """Copy the tensors of each batch into pinned memory."""
+    for content in contents:
+        if isinstance(content, Batch):
+            yield replace(content, data=pin_memory(content.data))  # type: ignore[no-untyped-call]
+        else:
+            yield content
+
+
+class _Packer(pickle.Pickler):
+    """Pickles tensors in main memory by their bytes, out of band, and Arrow tables as Arrow IPC."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is torch.Tensor and _is_plain(value):
+            return _unpack_tensor, (_bytes_of(value), value.dtype, tuple(value.shape))
+        if isinstance(value, pa.Table):  # pickled, a slice would carry all that it was cut from
+            return _unpack_table, (pickle.PickleBuffer(_ipc(value)),)
+        return NotImplemented
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's values are all there is to it."""
+    in_memory = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
+    return in_memory and not tensor.requires_grad and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
+    flat: npt.NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return flat
+
+
+def _unpack_tensor(flat: npt.NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    return torch.from_numpy(flat).view(dtype).reshape(shape)
+
+
+def _ipc(table: pa.Table) -> pa.Buffer:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
-    return bytes(sink.getvalue())
+    return sink.getvalue()
 
 
-def _unpack_message(iteration: int, packed: Batch) -> Message:
-    with pa.ipc.open_stream(packed.data) as stream:
-        return Message(iteration, replace(packed, data=stream.read_all()))
+def _unpack_table(buffer: Any) -> pa.Table:
+    with pa.ipc.open_stream(pa.py_buffer(buffer)) as stream:
+        return stream.read_all()

@@ -6,6 +6,7 @@ Parquet file format specification, https://parquet.apache.org/docs/file-format/.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 from bisect import bisect_left
@@ -72,7 +73,7 @@ class ParquetSource:
     Attributes:
         storage: Where the files lie.
         manifest: The files by content.
-        schema: The columns to deliver, in order, with their types.
+        schema: The columns to deliver, in order, with their types; all nullable, as files may differ in that alone.
         filter: Which rows to deliver, or None for all.
         filter_columns: The columns that the filter needs.
         selection: For each file the row groups that may hold such rows, by their statistics; None without a filter.
@@ -169,7 +170,7 @@ def open_parquet(
     return ParquetSource(
         storage=storage,
         manifest=manifest,
-        schema=pa.schema([whole.field(name) for name in delivered]),
+        schema=pa.schema([pa.field(name, _delivered_type(whole.field(name).type)) for name in delivered]),
         filter=filters,
         filter_columns=filter_columns,
         selection=selection,
@@ -242,7 +243,7 @@ class ParquetReader:
             UnreadableFileError: If the file is gone, changed or damaged.
         """
         try:
-            table = self._file(path).read_row_group(place.number, columns=self._columns)
+            table = _without_views(self._file(path).read_row_group(place.number, columns=self._columns))
             if table.num_rows != place.rows:
                 msg = f"{table.num_rows} rows where the footer says {place.rows}"
                 raise pa.ArrowInvalid(msg)
@@ -257,8 +258,10 @@ class ParquetReader:
             full = self.full_path(path)
             msg = f"cannot read row group {place.number} of {full}: {error}"
             raise UnreadableFileError(msg) from None
-        names = self._source.schema.names
-        return table.select([*names, *([] if row_id_column is None else [row_id_column])])
+        schema = self._source.schema
+        if row_id_column is not None:
+            schema = schema.append(pa.field(row_id_column, pa.int64()))
+        return pa.table([table[name] for name in schema.names], schema=schema) if schema.names else table
 
     def stored_bytes(self, path: str, place: RowGroupPlace) -> int:
         """Return the compressed bytes that reading a row group takes from storage."""
@@ -303,7 +306,7 @@ def _describe(storage: Storage, file: StoredFile, footer: bytes) -> tuple[DataFi
         if any(group.rows < 0 for group in row_groups) or sum(group.rows for group in row_groups) != metadata.num_rows:
             msg = f"its row groups do not add up to {metadata.num_rows} rows"
             raise pa.ArrowInvalid(msg)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:
         msg = f"cannot read the footer of {storage.display(file.location)}: {error}"
         raise UnreadableFileError(msg) from None
     digest = hashlib.blake2b(footer, digest_size=8).hexdigest()
@@ -333,6 +336,8 @@ def _leaves(schema: pa.Schema) -> dict[str, tuple[int, ...]]:
 
 
 def _leaf_count(kind: pa.DataType) -> int:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _leaf_count(kind.storage_type)
     if pa.types.is_dictionary(kind) or not pa.types.is_nested(kind):
         return 1
     return sum(_leaf_count(kind.field(number).type) for number in range(kind.num_fields))
@@ -411,11 +416,27 @@ def _bound_type(filters: pc.Expression, schema: pa.Schema) -> pa.DataType:
 
 def _selected(footer: bytes, filters: pc.Expression, schema: pa.Schema) -> tuple[int, ...]:
     """Return the row groups whose statistics do not rule out a row that the filter keeps."""
-    return tuple(group.id for group in _fragment(footer).subset(filters, schema=schema).row_groups)
+    fragment = _fragment(footer)
+    with contextlib.suppress(pa.ArrowNotImplementedError):  # types that pyarrow cannot compare with statistics
+        fragment = fragment.subset(filters, schema=schema)
+    return tuple(group.id for group in fragment.row_groups)
 
 
 def _fragment(footer: bytes, guarantee: pc.Expression | None = None) -> Any:
     return pads.ParquetFileFormat().make_fragment(pa.BufferReader(MAGIC + footer), partition_expression=guarantee)
+
+
+def _delivered_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a column is delivered in: its own, but for views, which pyarrow cannot filter."""
+    views = {"string_view": pa.string(), "binary_view": pa.binary()}
+    return views.get(str(kind), kind)
+
+
+def _without_views(table: pa.Table) -> pa.Table:
+    kinds = list(map(_delivered_type, table.schema.types))
+    if kinds == table.schema.types:
+        return table
+    return table.cast(pa.schema([column.with_type(kind) for column, kind in zip(table.schema, kinds, strict=True)]))
 
 
 def _mask(table: pa.Table, filters: pc.Expression) -> pa.ChunkedArray:

@@ -1,0 +1,122 @@
+"""What a batch is after its way from a worker: the same, in memory of its own."""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from support import open_loader, write_dataset
+
+from torch_dataloader_utils.model import Receipt
+from torch_dataloader_utils.reading import Batch, BytesRead, StreamEnd
+from torch_dataloader_utils.transport import ALIGNMENT, Parcel
+
+RECEIPT = Receipt(stream=0, position=1, rows_delivered=2, rows=3)
+
+
+class Pair(NamedTuple):
+    left: Any
+    right: Any
+
+
+def sent(data: Any) -> Any:
+    """Pack, pickle as a queue would, and unpack."""
+    parcel = Parcel.pack(7, Batch(data, RECEIPT, BytesRead(4, 5)))
+    content = pickle.loads(pickle.dumps(parcel)).unpack()
+    assert isinstance(content, Batch)
+    assert (content.receipt, content.bytes_read) == (RECEIPT, BytesRead(4, 5))
+    return content.data
+
+
+TENSORS = {
+    "float": torch.arange(6.0).reshape(2, 3),
+    "bool": torch.tensor([True, False, True]),
+    "uint16": torch.tensor([1, 65535], dtype=torch.uint16),
+    "bfloat16": torch.tensor([1.5, -2], dtype=torch.bfloat16),
+    "complex": torch.tensor([1 + 2j]),
+    "no dimensions": torch.tensor(3),
+    "no elements": torch.empty(0, 4),
+    "one column of many": torch.arange(12).reshape(3, 4)[:, 1],
+    "every other": torch.arange(10)[::2],
+    "expanded": torch.ones(1).expand(5),
+    "needs gradients": torch.ones(2, requires_grad=True),
+    "conjugated": torch.tensor([1 + 2j]).conj(),
+    "sparse": torch.eye(3).to_sparse(),
+}
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_a_tensor_arrives_as_it_was(name):
+    tensor = TENSORS[name]
+    arrived = sent(tensor)
+    assert (arrived.dtype, arrived.shape, arrived.layout) == (tensor.dtype, tensor.shape, tensor.layout)
+    assert arrived.requires_grad == tensor.requires_grad
+    assert torch.equal(arrived.to_dense().resolve_conj(), tensor.to_dense().resolve_conj())
+
+
+def test_nested_outputs_of_a_collate_fn_arrive_as_they_were():
+    data = {
+        "pair": Pair(torch.arange(3), [np.arange(2.0), "text", None]),
+        "ordered": OrderedDict(a=(torch.ones(1), {"deep": torch.zeros(2, 2)})),
+        "table": pa.table({"x": [1, None, 3]}),
+        "objects": np.array(["a", None], dtype=object),
+    }
+    arrived = sent(data)
+    assert isinstance(arrived["pair"], Pair)
+    assert arrived["pair"].left.tolist() == [0, 1, 2]
+    assert arrived["pair"].right[0].tolist() == [0.0, 1.0]
+    assert arrived["pair"].right[1:] == ["text", None]
+    assert isinstance(arrived["ordered"], OrderedDict)
+    assert arrived["ordered"]["a"][1]["deep"].shape == (2, 2)
+    assert arrived["table"].equals(data["table"])
+    assert arrived["objects"].tolist() == ["a", None]
+
+
+def test_tensors_and_arrays_are_writable_and_a_write_touches_nothing_else():
+    arrived = sent({"a": torch.zeros(3), "b": np.zeros(3), "c": torch.zeros(3)})
+    arrived["a"] += 1
+    arrived["b"] += 2
+    assert arrived["c"].tolist() == [0, 0, 0]
+    assert arrived["b"].tolist() == [2, 2, 2]
+
+
+def test_the_same_tensor_twice_arrives_as_one():
+    tensor = torch.zeros(2)
+    arrived = sent([tensor, tensor])
+    arrived[0] += 1
+    assert arrived[1].tolist() == [1, 1]
+
+
+def test_all_memory_is_one_aligned_block():
+    tensors = [torch.arange(3, dtype=torch.int8), torch.arange(5.0), torch.arange(2)]
+    parcel = Parcel.pack(0, Batch(tensors, RECEIPT, BytesRead()))
+    assert [length for _, length in parcel.places] == [3, 20, 16]
+    assert all(start % ALIGNMENT == 0 for start, _ in parcel.places)
+    assert len(parcel.block) == parcel.places[-1][0] + 16
+
+
+def test_a_slice_of_a_table_sends_the_slice_alone():
+    table = pa.table({"x": np.arange(100_000)})
+    parcel = Parcel.pack(0, Batch(table.slice(10, 5), RECEIPT, BytesRead()))
+    assert len(parcel.pickled) + len(parcel.block) < 5_000
+
+
+def test_the_end_of_a_stream_arrives():
+    end = StreamEnd(RECEIPT, BytesRead(1, 0))
+    assert Parcel.pack(0, end).unpack() == end
+
+
+def unpicklable(batch):
+    return {"row": batch["row"], "open": open(__file__)}  # noqa: PTH123 - an object that cannot be pickled
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error_not_a_hang(tmp_path):
+    write_dataset(tmp_path)
+    loader, _ = open_loader(tmp_path, num_workers=1, collate_fn=unpicklable)
+    with pytest.raises(TypeError, match="cannot pickle"):
+        next(iter(loader))
