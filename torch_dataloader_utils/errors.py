@@ -7,7 +7,7 @@
         ├── CheckpointMismatchError   (ValueError)    a state does not belong to this run
         ├── ColumnError               (ValueError)    a column is missing, or its type or nulls cannot be delivered
         ├── UnreadableFileError       (OSError)       a data file cannot be read, or changed since it was listed
-        ├── IterationEndedError       (RuntimeError)  an iterator that a newer call has replaced was asked for more
+        ├── IterationEndedError       (RuntimeError)  an iterator was asked for more after its end
         ├── ProgressUnknownError      (RuntimeError)  progress was made where it cannot be seen
         └── RankMismatchError         (ValueError)    ranks disagree, or a rank's state is missing
 
@@ -55,7 +55,7 @@ class UnreadableFileError(DatasetError, OSError):
 
 
 class IterationEndedError(DatasetError, RuntimeError):
-    """An iterator was asked for a batch after a newer ``iter``, ``set_epoch`` or ``load_state_dict``."""
+    """An iterator was asked for more after an error, or a newer ``iter``, ``set_epoch`` or ``load_state_dict``."""
 
 
 class ProgressUnknownError(DatasetError, RuntimeError):

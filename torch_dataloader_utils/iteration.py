@@ -102,12 +102,16 @@ class Handover(Iterator[Any]):
         self._contents: Iterator[Batch | StreamEnd] | None = contents
         self._streams = streams
         self._on_error = on_error
-        self._error: BaseException | None = None
+        self._error: str | None = None
 
     def __next__(self) -> Any:
         self._iteration.require_current()
         if self._error is not None:
-            raise self._error
+            msg = (
+                f"this iterator ended with an error ({self._error}): to go on past it would leave out rows; take a new "
+                "iterator, after load_state_dict(state_dict()) to continue where this one stopped"
+            )
+            raise IterationEndedError(msg)
         if self._contents is None:
             raise StopIteration
         try:
@@ -129,8 +133,8 @@ class Handover(Iterator[Any]):
         self._contents = None
 
     def _fail(self, error: BaseException) -> None:
-        """Remember the error: to go on past it would lose rows."""
-        self._error = error
+        """Remember that there was an error, not the error: its traceback would keep worker processes alive."""
+        self._error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         self.close()
         if self._on_error is not None:
             self._on_error()

@@ -90,6 +90,7 @@ class StructuredDataLoader(DataLoader[Any]):
         self._source = source
         self._user_worker_init_fn = worker_init_fn
         self._inboxes: list[Inbox] = []
+        self._answers: weakref.ref[Any] | None = None
         self._handover: weakref.ref[Handover] | None = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -135,6 +136,7 @@ class StructuredDataLoader(DataLoader[Any]):
             if not self.persistent_workers or not self._inboxes:
                 self._make_inboxes()
             answers = super().__iter__()
+            self._answers = weakref.ref(answers)
             iteration = self._source.begin_iteration()
             for inbox, assignment in zip(self._inboxes, iteration.assignments(), strict=True):
                 inbox.send(assignment)
@@ -154,7 +156,11 @@ class StructuredDataLoader(DataLoader[Any]):
 
     def _forget_workers(self) -> None:
         """Let go of worker processes that must not serve another iteration."""
-        self._iterator = None
+        answers = None if self._answers is None else self._answers()
+        self._answers = self._iterator = None
+        shut_down = getattr(answers, "_shutdown_workers", None)  # what torch itself calls when its iterator dies
+        if shut_down is not None:
+            shut_down()
         for inbox in self._inboxes:
             inbox.close()
         self._inboxes = []

@@ -9,9 +9,10 @@ import pickle
 import posixpath
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import pairwise
 from typing import Any, TypeVar
 
 import fsspec
@@ -19,22 +20,17 @@ import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.redaction import HTTP, Redactor, without_query
 
 __all__ = ["Listing", "Storage", "StoredFile"]
 
 T = TypeVar("T")
 
-ATTEMPTS = 3
-"""How often a read is tried before its error is raised; s3fs and its like retry beneath this on their own."""
+FINAL = (FileNotFoundError, PermissionError, UnreadableFileError)
+"""Errors that another attempt does not mend."""
 
-FIRST_PAUSE_SEC = 0.1
-"""Pause before the second attempt; it doubles with each further one."""
-
-SECRET_NAMES = re.compile(r"secret|token|password|passwd|credential|sas|(^|_)key", re.IGNORECASE)
-"""Names of storage options whose values are kept out of every message."""
-
-USER_IS_CONTAINER = frozenset({"abfs", "abfss", "wasb", "wasbs"})
-"""Protocols in whose URLs the part before the @ names a container, not a user."""
+PAUSES_SEC = (0.1, 0.2)
+"""Pauses between attempts at a read; s3fs and its like retry beneath this on their own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +69,8 @@ class Storage:
     """
 
     def __init__(self, url: str, options: Mapping[str, Any] | None = None) -> None:
-        self._secrets = tuple(_secrets(options or {}))
-        with self._clear_errors(url):
+        self._redactor = Redactor(options or {})
+        with self._redactor.errors(url, ValueError, ImportError):
             self._fs, _ = fsspec.core.url_to_fs(url, **(options or {}))
         self._pid = os.getpid()
 
@@ -85,6 +81,12 @@ class Storage:
             self._fs = pickle.loads(pickle.dumps(self._fs))  # noqa: S301 - our own bytes, made on this line
             self._pid = os.getpid()
         return self._fs
+
+    @property
+    def is_http(self) -> bool:
+        """Whether files are http URLs, whose query says nothing about which file it is."""
+        protocols = self._fs.protocol
+        return bool(HTTP.intersection([protocols] if isinstance(protocols, str) else protocols))
 
     @property
     def is_local(self) -> bool:
@@ -109,25 +111,25 @@ class Storage:
             ValueError: If a file is named twice.
         """
         self.fs.invalidate_cache()
-        found: dict[str, dict[str, Any]] = {}
+        found: list[dict[str, Any]] = []
         bases = []
         for url in urls:
-            with self._clear_errors(url):
+            with self._redactor.errors(url, ValueError):
                 base, infos = self._list_one(url, suffixes)
             bases.append(base)
-            for info in infos:
-                location = str(info["name"])
-                if location in found:
-                    msg = f"the file {self.display(location)!r} is named twice"
-                    raise ValueError(msg)
-                found[location] = info
+            found += infos
         root = bases[0] if len(bases) == 1 else _common_directory(bases)
-        files = [self._stored(info, _relative(location, root)) for location, info in found.items()]
-        return Listing(self.display(root).rstrip("/"), tuple(sorted(files, key=lambda file: file.path)))
+        files = sorted((self._stored(info, root) for info in found), key=lambda file: file.path)
+        twice = next((file for file, other in pairwise(files) if file.path == other.path), None)
+        if twice is not None:
+            msg = f"the file {self.display(twice.location)!r} is named twice"
+            raise ValueError(msg)
+        return Listing(self.display(root).rstrip("/"), tuple(files))
 
     def read(self, file: StoredFile, start: int, stop: int) -> bytes:
         """Read a range of a file's bytes, trying again when the storage fails for a moment."""
-        return self._retried(file, lambda: bytes(self.fs.cat_file(file.location, start=start, end=stop)))
+        with self.errors(file.location):
+            return self.attempt(lambda: bytes(self.fs.cat_file(file.location, start=start, end=stop)))
 
     def open(self, file: StoredFile) -> Any:
         """Open a file for reading by ranges: memory-mapped where it is local.
@@ -136,7 +138,8 @@ class Storage:
             FileNotFoundError: If it is gone.
             UnreadableFileError: If it cannot be opened, or its size or etag is no longer the listed one.
         """
-        opened = self._retried(file, lambda: self._open(file))
+        with self.errors(file.location):
+            opened = self.attempt(lambda: self._open(file))
         if self.is_local:
             size, etag = opened.size(), None
         else:
@@ -147,11 +150,26 @@ class Storage:
             raise UnreadableFileError(msg)
         return opened
 
+    def attempt(self, action: Callable[[], T]) -> T:
+        """Read something, trying again when the storage fails for a moment."""
+        for pause in PAUSES_SEC:
+            try:
+                return action()
+            except FINAL:  # noqa: PERF203 - a try costs nothing beside a read
+                raise
+            except Exception:  # noqa: BLE001 - storages raise errors of their own kinds
+                time.sleep(pause)
+        return action()
+
+    def errors(self, place: str) -> contextlib.AbstractContextManager[None]:
+        """Turn whatever is raised within into an error that names the place and holds no secret."""
+        return self._redactor.errors(place)
+
     def display(self, location: str) -> str:
         """Return a location as people may see it: a URL, or a plain path if local, without credentials or query."""
         if self.is_local:
             return location
-        return self._redact(str(self._fs.unstrip_protocol(location)))
+        return self._redactor.clean(str(self._fs.unstrip_protocol(location)))
 
     def _open(self, file: StoredFile) -> Any:
         if self.is_local:
@@ -161,6 +179,8 @@ class Storage:
     def _list_one(self, url: str, suffixes: Sequence[str]) -> tuple[str, list[dict[str, Any]]]:
         """Return a URL's own root and the files it stands for."""
         location = str(self.fs._strip_protocol(url))  # noqa: SLF001 - fsspec's documented way to a path
+        if isinstance(self._fs, LocalFileSystem):
+            location = posixpath.normpath(location)  # one name for one file
         try:
             info = self.fs.info(location)
         except FileNotFoundError:
@@ -170,9 +190,9 @@ class Storage:
         if info:
             found = list(self.fs.find(location, detail=True).values())
             base = location
-        elif _has_magic(location):
-            found = list(self._glob(location))
-            base = posixpath.dirname(re.split(r"[*?\[]", location, maxsplit=1)[0])
+        elif len(plain := re.split(r"[*\[]" if self.is_http else r"[*?\[]", location, maxsplit=1)) > 1:
+            found = self._glob(location)
+            base = posixpath.dirname(plain[0])
         else:
             msg = f"there is no file or directory {self.display(location)!r}"
             raise FileNotFoundError(msg)
@@ -183,14 +203,14 @@ class Storage:
             raise FileNotFoundError(msg)
         return base, wanted
 
-    def _glob(self, pattern: str) -> Iterator[dict[str, Any]]:
+    def _glob(self, pattern: str) -> list[dict[str, Any]]:
+        """Return the files that a pattern matches, and those in directories that it matches."""
+        found: dict[str, dict[str, Any]] = {}
         for path, info in self.fs.glob(pattern, detail=True).items():
-            if info["type"] == "directory":
-                yield from self.fs.find(path, detail=True).values()
-            else:
-                yield info
+            found |= self.fs.find(path, detail=True) if info["type"] == "directory" else {path: info}
+        return list(found.values())
 
-    def _stored(self, info: Mapping[str, Any], path: str) -> StoredFile:
+    def _stored(self, info: Mapping[str, Any], root: str) -> StoredFile:
         location = str(info["name"])
         if location != location.encode(errors="replace").decode():
             msg = f"the file name {location!a} is no valid text: rename the file"
@@ -202,90 +222,17 @@ class Storage:
         modified = info.get("mtime") or info.get("LastModified") or info.get("last_modified")
         seconds = modified.timestamp() if isinstance(modified, datetime) else modified
         return StoredFile(
-            path=path,
+            path=_relative(without_query(location) if self.is_http else location, root),
             location=location,
             size=int(size),
             etag=_etag(info),
             modified=float(seconds) if isinstance(seconds, (int, float)) else None,
         )
 
-    def _retried(self, file: StoredFile, action: Callable[[], T]) -> T:
-        for attempt in range(ATTEMPTS - 1):
-            with contextlib.suppress(Exception):
-                return action()
-            time.sleep(FIRST_PAUSE_SEC * 2**attempt)
-        with self._clear_errors(file.location):
-            return action()
-
-    def _clear_errors(self, place: str) -> _ClearErrors:
-        return _ClearErrors(self._redact(place), self._redact)
-
-    def _redact(self, text: str) -> str:
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
-        return _without_url_secrets(text)
-
-
-class _ClearErrors:
-    """Turns whatever a storage raises into an error that names the file and holds no secret."""
-
-    def __init__(self, place: str, redact: Callable[[str], str]) -> None:
-        self._place = place
-        self._redact = redact
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        if not isinstance(error, Exception) or isinstance(error, UnreadableFileError):
-            return
-        text = self._redact(str(error))
-        message = text if self._place in text else f"{self._place}: {type(error).__name__}: {text}"
-        kept = (FileNotFoundError, PermissionError, ValueError, ImportError)
-        kind = next((one for one in kept if isinstance(error, one)), UnreadableFileError)
-        raise kind(message) from None
-
-
-def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the values of options that are named like secrets, at any depth, longest first."""
-    found: set[str] = set()
-
-    def collect(values: Mapping[str, Any]) -> None:
-        for name, value in values.items():
-            if isinstance(value, Mapping):
-                collect(value)
-            elif isinstance(value, str) and value and SECRET_NAMES.search(str(name)):
-                found.add(value)
-
-    collect(options)
-    yield from sorted(found, key=len, reverse=True)
-
-
-_URL = re.compile(r"(?P<protocol>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<rest>[^\s'\"<>]*)")
-
-
-def _without_url_secrets(text: str) -> str:
-    """Take userinfo, and the query of http URLs, out of every URL in a text."""
-
-    def clean(match: re.Match[str]) -> str:
-        protocol, rest = match["protocol"], match["rest"]
-        host, slash, path = rest.partition("/")
-        if protocol.lower() not in USER_IS_CONTAINER:
-            host = host.rpartition("@")[2]
-        if protocol.lower() in ("http", "https"):
-            host, path = host.partition("?")[0], re.split(r"[?#]", path, maxsplit=1)[0]
-        return f"{protocol}://{host}{slash}{path}"
-
-    return _URL.sub(clean, text)
-
 
 def _etag(info: Mapping[str, Any]) -> str | None:
     etag = info.get("ETag") or info.get("etag")
     return str(etag).strip('"') if etag else None
-
-
-def _has_magic(location: str) -> bool:
-    return re.search(r"[*?\[]", location) is not None
 
 
 def _is_data(path: str, suffixes: Sequence[str]) -> bool:

@@ -240,28 +240,21 @@ class ParquetReader:
             The columns of the source's schema, and the row ids last where asked for.
 
         Raises:
-            UnreadableFileError: If the file is gone, changed or damaged.
+            FileNotFoundError: If the file is gone.
+            UnreadableFileError: If it changed, is damaged, or cannot be read.
         """
-        try:
-            table = _without_views(self._file(path).read_row_group(place.number, columns=self._columns))
-            if table.num_rows != place.rows:
-                msg = f"{table.num_rows} rows where the footer says {place.rows}"
-                raise pa.ArrowInvalid(msg)
+        storage = self._source.storage
+        with storage.errors(f"row group {place.number} of {self.full_path(path)}"):
+            table = _without_views(storage.attempt(lambda: self._read_row_group(path, place)))
             if row_id_column is not None:
                 first = self._first_rows[path] + place.first_row
                 table = table.append_column(row_id_column, _row_ids(first, place.rows))
             if self._source.filter is not None:
                 table = table.filter(_mask(table, self._source.filter))
-        except (pa.ArrowException, OSError) as error:
-            if isinstance(error, (UnreadableFileError, FileNotFoundError)):
-                raise
-            full = self.full_path(path)
-            msg = f"cannot read row group {place.number} of {full}: {error}"
-            raise UnreadableFileError(msg) from None
         schema = self._source.schema
         if row_id_column is not None:
             schema = schema.append(pa.field(row_id_column, pa.int64()))
-        return pa.table([table[name] for name in schema.names], schema=schema) if schema.names else table
+        return pa.table([table[name] for name in schema.names], schema=schema)
 
     def stored_bytes(self, path: str, place: RowGroupPlace) -> int:
         """Return the compressed bytes that reading a row group takes from storage."""
@@ -274,6 +267,17 @@ class ParquetReader:
         """Close the files that are open."""
         while self._open:
             self._open.popitem()[1].close(force=True)
+
+    def _read_row_group(self, path: str, place: RowGroupPlace) -> pa.Table:
+        try:
+            table = self._file(path).read_row_group(place.number, columns=self._columns)
+        except BaseException:
+            self._open.pop(path, None)  # another attempt opens the file anew
+            raise
+        if table.num_rows != place.rows:
+            msg = f"row group {place.number} of {self.full_path(path)} has {table.num_rows} rows, not {place.rows}"
+            raise UnreadableFileError(msg)
+        return table
 
     def _file(self, path: str) -> pq.ParquetFile:
         if path in self._open:

@@ -1,0 +1,71 @@
+"""Every Python block of the README and of the documentation runs as it stands."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES_WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
+
+READERS_OWN = """
+import itertools, os, torch
+from torch_dataloader_utils import StructuredDataset
+torch.distributed.init_process_group(
+    "gloo", init_method="file://" + os.path.abspath("rendezvous"), rank=0, world_size=1
+)
+linear = torch.nn.Linear(1, 1)
+model = torch.nn.parallel.DistributedDataParallel(linear)
+loader, dataset = StructuredDataset.create_dataloader("data", num_workers=2)
+train_step, device, folder, step, epochs = lambda batch: None, "cpu", "checkpoints", 7, 2
+"""
+"""What the guides take for granted, for their blocks are parts of a reader's own program. The README's are whole."""
+
+
+def blocks_of(page: Path) -> list[str]:
+    """Return a page's Python blocks, those inside lists included."""
+    text = page.read_text(encoding="utf-8")
+    found = re.findall(r"^([ ]*)```python\n(.*?)^\1```", text, flags=re.DOTALL | re.MULTILINE)
+    return [textwrap.dedent(block) for _, block in found]
+
+
+@pytest.fixture
+def directory_with_data(tmp_path):
+    (tmp_path / "data").mkdir()
+    for number in range(3):
+        x = np.linspace(number, number + 1, 5_000)
+        table = pa.table({"x": x, "y": 2 * x})
+        pq.write_table(table, tmp_path / "data" / f"part-{number}.parquet", row_group_size=1_000)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda page: page.name)
+def test_the_python_blocks_of_a_page_run_in_order(page, directory_with_data):
+    before = [] if page.name == "README.md" else [READERS_OWN]
+    program = directory_with_data / "page.py"
+    program.write_text("\n".join([*before, *blocks_of(page)]), encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", str(program)],
+        cwd=directory_with_data,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_pages_with_code_are_found():
+    assert {page.name for page in PAGES_WITH_CODE} >= {"README.md", "index.md", "checkpointing.md"}
