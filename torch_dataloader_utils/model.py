@@ -34,6 +34,7 @@ class DataFile:
         row_groups: The row groups in file order.
         etag: What the storage calls this version of the object, where it says.
         modified: Modification time as seconds since 1970, where the storage says.
+        rows: Number of rows in all row groups.
     """
 
     path: str
@@ -42,11 +43,10 @@ class DataFile:
     row_groups: tuple[RowGroup, ...]
     etag: str | None = None
     modified: float | None = None
+    rows: int = field(init=False, compare=False)
 
-    @property
-    def rows(self) -> int:
-        """Number of rows in all row groups."""
-        return sum(group.rows for group in self.row_groups)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", sum(group.rows for group in self.row_groups))
 
 
 @dataclass(frozen=True)

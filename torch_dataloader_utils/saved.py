@@ -6,7 +6,7 @@ Whatever is loaded, a wrong value ends in a ``ValueError`` that names its place,
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -171,7 +171,8 @@ def parse_state(raw: object) -> SavedState:
         raise state["next_worker"].fail(f"less than the number of workers, {settings['num_workers']}")
     completed = tuple(_shard(place, root) for place in state["completed_shards"].items())
     in_progress = tuple(_started_shard(place, root, settings["rows"]) for place in state["in_progress"].items())
-    _refuse_overlap([*completed, *in_progress])
+    _refuse_overlap([(split.path, *_ends(split)) for shard in [*completed, *in_progress] for split in shard.splits])
+    _refuse_overlap([("the dataset", *pair) for shard in in_progress for pair in _pairs(shard.rows)])
     completed_rows = _row_numbers(state["completed_rows"], settings["rows"])
     if any(one >= other for one, other in pairwise(completed_rows)):
         raise state["completed_rows"].fail("rising row numbers")
@@ -255,27 +256,35 @@ def _shard(place: _Place, root: str) -> SavedShard:
 def _started_shard(place: _Place, root: str, dataset_rows: int) -> SavedShard:
     delivered = place["rows_delivered"].integer()
     rows = _row_numbers(place["rows"], dataset_rows)
+    if rows and place["splits"].items():
+        raise place["splits"].fail("an empty list beside rows")
     splits = () if rows else _shard(place, root).splits
     if delivered > sum(split.row_length for split in splits) + sum(rows[1::2]) - sum(rows[::2]):
         raise place["rows_delivered"].fail("no more rows than the shard has")
     return SavedShard(splits, rows, delivered)
 
 
-def _refuse_overlap(shards: Sequence[SavedShard]) -> None:
-    splits = sorted(split for shard in shards for split in shard.splits)
-    for one, other in pairwise(splits):
-        if one.path == other.path and one.row_offset + one.row_length > other.row_offset:
+def _ends(split: Split) -> tuple[int, int]:
+    return split.row_offset, split.row_offset + split.row_length
+
+
+def _pairs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    return zip(rows[::2], rows[1::2], strict=True)
+
+
+def _refuse_overlap(ranges: Sequence[tuple[str, int, int]]) -> None:
+    for (path, _, stop), (other, start, _) in pairwise(sorted(ranges)):
+        if path == other and stop > start:
             msg = (
-                f"not a state of this package: it records rows of {one.path} twice, from {other.row_offset} on; "
-                "two states were mixed up, or one was edited"
+                f"not a state of this package: it records rows of {path} twice, from {start} on; two states were mixed "
+                "up, or one was edited"
             )
             raise ValueError(msg)
 
 
 def _row_numbers(place: _Place, dataset_rows: int) -> tuple[int, ...]:
     numbers = tuple(entry.integer() for entry in place.items())
-    starts, stops = numbers[::2], numbers[1::2]
-    pairs = len(starts) == len(stops) and all(start < stop for start, stop in zip(starts, stops, strict=True))
-    if not pairs or max(stops, default=0) > dataset_rows:
+    sound = len(numbers) % 2 == 0 and all(start < stop <= dataset_rows for start, stop in _pairs(numbers))
+    if not sound:
         raise place.fail("pairs of row numbers, start before stop, none above the dataset's number of rows")
     return numbers
