@@ -58,12 +58,13 @@ class Iteration:
 
     def hand_over(self, batch: Batch) -> Any:
         """Count a batch as delivered and return what the user gets."""
-        self.progress = self.progress.advanced(batch.receipt)
+        progress = self.progress.advanced(batch.receipt)
         self.metrics.batches_delivered += 1
         self.metrics.rows_delivered += batch.receipt.rows
         self._count_bytes(batch)
         if self._line:
-            self._line.update(self.epoch, self.progress.batches_delivered, self.metrics)
+            self._line.update(self.epoch, progress.batches_delivered, self.metrics)
+        self.progress = progress  # last of all: what fails before this has not handed the batch over
         return batch.data
 
     def end_stream(self, end: StreamEnd) -> None:

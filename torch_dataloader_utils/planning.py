@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.random  # loaded here, for every forked worker would load it anew at its first use
 import numpy.typing as npt
 
 from torch_dataloader_utils.model import DataFile, Manifest, Plan, Shard, Split
@@ -124,7 +125,7 @@ def permutation(rows: int, *, seed: int, epoch: int, shard: Shard) -> npt.NDArra
         int64 of shape ``(rows,)``: a permutation of ``0..rows-1``.
     """
     key = hashlib.blake2b(shard.content(), key=_key("rows", seed, epoch), digest_size=16).digest()
-    philox = np.random.Philox(key=int.from_bytes(key, "little"))
+    philox = numpy.random.Philox(key=int.from_bytes(key, "little"))
     return np.argsort(philox.random_raw(rows), kind="stable")
 
 

@@ -60,7 +60,7 @@ class Redactor:
             cleaned = kind(message)
         else:
             return
-        raise cleaned
+        raise cleaned from None
 
 
 def without_query(url: str) -> str:

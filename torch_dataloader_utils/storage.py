@@ -146,7 +146,8 @@ class Storage:
             size, etag = opened.size, _etag(getattr(opened, "details", None) or {})
         if size != file.size or (etag and file.etag and etag != file.etag):
             opened.close()
-            msg = f"{self.display(file.location)} changed since it was listed: {file.size} bytes then, {size} now"
+            then, now = (f"{file.size} bytes", f"{size} bytes") if size != file.size else (file.etag, etag)
+            msg = f"{self.display(file.location)} changed since it was listed: {then} then, {now} now"
             raise UnreadableFileError(msg)
         return opened
 
@@ -198,7 +199,7 @@ class Storage:
             raise FileNotFoundError(msg)
         wanted = [info for info in found if _is_data(_relative(info["name"], base), suffixes)]
         if not wanted:
-            passed_over = f", only {len(found)} others, such as {found[0]['name']!r}" if found else ""
+            passed_over = f", only {len(found)} others, such as {self.display(found[0]['name'])!r}" if found else ""
             msg = f"found no {' or '.join(suffixes)} file at {self.display(location)!r}{passed_over}"
             raise FileNotFoundError(msg)
         return base, wanted
