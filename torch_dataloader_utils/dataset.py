@@ -195,9 +195,10 @@ class StructuredDataset(IterableDataset[Any]):
             drop_last=require_flag(drop_last, "drop_last"),
             output_format=output_format,
             row_id_column=row_id_column,
-            mixing_seed=shuffle_seed if plan_options.mixes_rows else None,
+            mixing_seed=plan_options.shuffle_seed if plan_options.mixes_rows else None,
         )
         workers = default_num_workers() if num_workers is None else require_count(num_workers, "num_workers", least=0)
+        interval = require_seconds(progress_interval_sec, "progress_interval_sec")
         num_ranks, rank = resolve_rank(num_ranks, rank, _process_group())
         storage = Storage(urls[0], storage_options)
         source = open_parquet(storage, storage.list_files(urls, SUFFIXES), columns=wanted, filters=filters)
@@ -211,9 +212,7 @@ class StructuredDataset(IterableDataset[Any]):
             num_ranks=num_ranks,
             rank=rank,
             collate_fn=collate_fn,
-            progress_interval_sec=require_seconds(progress_interval_sec, "progress_interval_sec")
-            if show_progress
-            else None,
+            progress_interval_sec=interval if show_progress else None,
         )
         return StructuredDataLoader(dataset, **dataloader_kwargs), dataset
 
@@ -260,7 +259,7 @@ class StructuredDataset(IterableDataset[Any]):
         Args:
             epoch: The epoch, from 0.
         """
-        require_count(epoch, "epoch", least=0)
+        epoch = require_count(epoch, "epoch", least=0)
         if self._loaded is not None and epoch == self._epoch:
             return
         self._epoch = epoch
@@ -325,10 +324,9 @@ class StructuredDataset(IterableDataset[Any]):
             return self._answer(self._inbox, self._inbox.begin())
         worker = get_worker_info()
         if worker is not None:
-            self._join_plain_loader(worker.seed - worker.id, worker.num_workers)
+            return self._deliver_in_plain_worker(worker.id, worker.num_workers, worker.seed - worker.id)
         iteration = self.begin_iteration()
-        own = [one for one in iteration.assignments() if worker is None or one.stream == worker.id]
-        return Handover(iteration, take_turns(map(self.walk, own)), streams={one.stream for one in own})
+        return Handover(iteration, take_turns(map(self.walk, iteration.assignments())))
 
     # What the loader calls -------------------------------------------------------------------------------------------
 
@@ -415,6 +413,13 @@ class StructuredDataset(IterableDataset[Any]):
             for content in self.walk(assignment):
                 yield Parcel.pack(assignment.iteration, content)
 
+    def _deliver_in_plain_worker(self, worker: int, num_workers: int, loader_seed: int) -> Iterator[Any]:
+        """Deliver one stream, in a worker of a plain DataLoader; what is wrong is raised with the first batch."""
+        self._join_plain_loader(loader_seed, num_workers)
+        iteration = self.begin_iteration()
+        own = (one for one in iteration.assignments() if one.stream == worker)
+        yield from Handover(iteration, take_turns(map(self.walk, own)), streams={worker})
+
     def _join_plain_loader(self, loader_seed: int, num_workers: int) -> None:
         """Bring this copy, in a worker of a plain DataLoader, to where the training process stands."""
         if self._seen_generation != self._marks.generation:
@@ -453,13 +458,12 @@ class StructuredDataset(IterableDataset[Any]):
             rows = [rank.rows_left for rank in ranks]
             text = f"ranks make different numbers of steps in epoch {self._epoch}: batches {batches}, rows {rows}"
         self._warned_of_uneven_ranks = True
-        advice = "a DDP loop must run under torch.distributed.algorithms.join.Join, or ranks wait for one another"
+        advice = "a DDP loop needs join(), or ranks that agree on a number of steps; else ranks wait for one another"
         warn_user(f"{text}; {advice}", UnevenRanksWarning)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to this process: the iteration, and shared memory unless a process is started."""
-        state = self.__dict__.copy()
-        state["_iteration"] = None
+        state = {**self.__dict__, "_iteration": None, "_plan": None}
         if not is_being_sent_to_a_process():
             del state["_marks"]
         return state

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import re
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from typing import TypeAlias
+from typing import SupportsIndex, TypeAlias
 
 __all__ = [
     "PathLike",
@@ -48,13 +49,14 @@ def parse_bytes(value: int | str, name: str) -> int:
 
 def require_count(value: object, name: str, least: int | None = 1) -> int:
     """Return an integer of at least `least`, or any integer if that is None."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
         msg = f"{name}={value!r} is {type(value).__name__}, expected an integer"
         raise TypeError(msg)
-    if least is not None and value < least:
+    count = operator.index(value)
+    if least is not None and count < least:
         msg = f"{name}={value!r}: at least {least} is needed"
         raise ValueError(msg)
-    return value
+    return count
 
 
 def optional_count(value: object, name: str) -> int | None:
@@ -152,8 +154,7 @@ def resolve_rank(num_ranks: int | None, rank: int | None, process_group: tuple[i
         if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
             return 1, 0
         num_ranks, rank = _environment_count("WORLD_SIZE"), _environment_count("RANK", least=0)
-    require_count(num_ranks, "num_ranks")
-    require_count(rank, "rank", least=0)
+    num_ranks, rank = require_count(num_ranks, "num_ranks"), require_count(rank, "rank", least=0)
     if rank >= num_ranks:
         msg = f"rank={rank} is out of range: with num_ranks={num_ranks} ranks go from 0 to {num_ranks - 1}"
         raise ValueError(msg)

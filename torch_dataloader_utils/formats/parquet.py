@@ -88,7 +88,7 @@ class ParquetSource:
     files: dict[str, StoredFile] = field(repr=False)
     footers: dict[str, bytes] = field(repr=False)
 
-    @property
+    @cached_property
     def filter_digest(self) -> str | None:
         """Digest of the serialised filter, 16 hexadecimal characters: its text leaves too much out."""
         if self.filter is None:
