@@ -295,14 +295,18 @@ class StructuredDataset(IterableDataset[Any]):
             ValueError: If it is no such state; nothing has changed then.
         """
         saved = parse_state(state)
-        adopts = self._adopts_num_workers and get_worker_info() is None
-        run = replace(self._run(), num_workers=saved.num_workers) if adopts else self._run()
+        worker = get_worker_info()
+        run = self._run()
+        if worker is None and self._adopts_num_workers:
+            run = replace(run, num_workers=saved.num_workers)
         progress = restore_progress(saved, run, lambda epoch: self._make_plan(epoch, run.num_workers))
         touched = touched_files(saved, self._source.manifest)
         if touched:
             text = "files have a new modification time since the checkpoint, with the same size and footer"
             advice = "if their rows were changed, begin the epoch without the state"
             warn_user(f"{text}: {shorten(touched)}; {advice}", ChangedFilesWarning)
+        if worker is not None:  # a loader that loads states in its workers also knows whose turn it is
+            progress = replace(progress, next_stream=0)
         self._num_workers = run.num_workers
         self._epoch = saved.epoch
         self._take_over("load_state_dict", progress)
@@ -378,11 +382,12 @@ class StructuredDataset(IterableDataset[Any]):
             self._seen_generation = self._marks.publish(self._epoch, waiting=loaded is not None)
 
     def _run(self) -> Run:
+        worker = get_worker_info()
         return Run(
             manifest=self._source.manifest,
             options=self._plan_options,
             filter_digest=self._source.filter_digest,
-            num_workers=self._num_workers,
+            num_workers=self._num_workers if worker is None else worker.num_workers,
             num_ranks=self.num_ranks,
             rank=self.rank,
         )
@@ -417,8 +422,8 @@ class StructuredDataset(IterableDataset[Any]):
         """Deliver one stream, in a worker of a plain DataLoader; what is wrong is raised with the first batch."""
         self._join_plain_loader(loader_seed, num_workers)
         iteration = self.begin_iteration()
-        own = (one for one in iteration.assignments() if one.stream == worker)
-        yield from Handover(iteration, take_turns(map(self.walk, own)), streams={worker})
+        own = list(iteration.assignments())[worker]  # by turn: a plain loader asks its first worker first
+        yield from Handover(iteration, self.walk(own), streams={own.stream})
 
     def _join_plain_loader(self, loader_seed: int, num_workers: int) -> None:
         """Bring this copy, in a worker of a plain DataLoader, to where the training process stands."""
@@ -434,12 +439,10 @@ class StructuredDataset(IterableDataset[Any]):
         if self._loaded is not None and self._marks.waiting and not self._marks.consume(loader_seed):
             self._loaded = None
         self._marks.mark_walked()
-        if num_workers == self._num_workers:
-            return
-        if self._loaded is not None:
+        if self._loaded is not None and len(self._loaded.streams) != num_workers:
             msg = (
-                f"the loaded state was saved under num_workers={self._num_workers}, this plain DataLoader has "
-                f"{num_workers}: give it {self._num_workers}"
+                f"the loaded state was saved under {len(self._loaded.streams)} workers, this plain DataLoader has "
+                f"{num_workers}: give it num_workers={len(self._loaded.streams)}"
             )
             raise ProgressUnknownError(msg)
         self._num_workers = num_workers

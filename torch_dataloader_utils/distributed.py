@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch_dataloader_utils.errors import RankMismatchError
 
 __all__ = [
+    "CheckpointEntry",
     "Planned",
     "Stateful",
     "gather_states",
@@ -137,6 +138,34 @@ def load_rank_state(source: Stateful, directory: str | os.PathLike[str]) -> None
     source.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
 
 
+class CheckpointEntry:
+    """A loader's entry in a ``torch.distributed.checkpoint``: a Stateful with one text under this rank's own name.
+
+    Such a checkpoint keeps one value a name, whichever rank wrote it, and loads only names that exist before
+    loading. A loader's state differs from rank to rank and grows, so it goes in as one text:
+    ``dcp.save({"loader": CheckpointEntry(loader)}, checkpoint_id=directory)``, and the same with ``dcp.load``.
+
+    Args:
+        source: This rank's loader or dataset.
+    """
+
+    def __init__(self, source: Stateful) -> None:
+        self._source = source
+
+    def state_dict(self) -> dict[str, str]:
+        """Return this rank's state as JSON, under a name with the rank and the number of ranks."""
+        state = self._source.state_dict()
+        return {_entry_name(state): json.dumps(state)}
+
+    def load_state_dict(self, entry: dict[str, str]) -> None:
+        """Load this rank's state.
+
+        Raises:
+            CheckpointMismatchError: If the state was saved under another plan.
+        """
+        self._source.load_state_dict(json.loads(entry[_entry_name(self._source.state_dict())]))
+
+
 def require_same_plan(dataset: Planned, group: dist.ProcessGroup | None = None) -> None:
     """Raise on every rank unless all ranks planned the same epoch. All ranks call it together, before training.
 
@@ -167,3 +196,7 @@ def _own_rank() -> int:
 
 def _rank_path(directory: Path, rank: int, num_ranks: int) -> Path:
     return directory / f"loader-{rank:05d}-of-{num_ranks:05d}.json"
+
+
+def _entry_name(state: dict[str, Any]) -> str:
+    return f"rank-{state['rank']}-of-{state['num_ranks']}"

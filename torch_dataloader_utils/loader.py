@@ -57,9 +57,7 @@ class StructuredDataLoader(DataLoader[Any]):
     """A `torch.utils.data.DataLoader` whose progress is exact: what was handed over, to the row.
 
     Made by `StructuredDataset.create_dataloader`. Batches come ready made from the dataset, so torch's own
-    `batch_size` is None here.
-
-    It is a ``torch.distributed.checkpoint`` Stateful: `state_dict` and `load_state_dict` are the dataset's.
+    `batch_size` is None here. `state_dict` and `load_state_dict` are the dataset's.
     """
 
     def __init__(
