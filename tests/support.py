@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from hypothesis import strategies as st
 
 from torch_dataloader_utils import StructuredDataLoader, StructuredDataset
+from torch_dataloader_utils.model import DataFile, Manifest, RowGroup, Shard
+from torch_dataloader_utils.planning import PlanOptions
 
 DEFAULT_FILES = ((130, 50), (7, 50), (211, 40), (95, 30))
 """Rows and row group size of each file: uneven, one tiny, no row group as long as a batch is."""
@@ -24,7 +29,8 @@ def write_dataset(directory: Path, files: tuple[tuple[int, int], ...] = DEFAULT_
     first = 0
     for number, (rows, group_rows) in enumerate(files):
         values = np.arange(first, first + rows)
-        table = pa.table({"value": values, "score": values / 7, "name": [f"row {value}" for value in values]})
+        names = pa.array([f"row {value}" for value in values], pa.string())
+        table = pa.table({"value": values, "score": values / 7, "name": names})
         pq.write_table(table, directory / f"part-{number:03d}.parquet", row_group_size=group_rows)
         first += rows
     return first
@@ -45,3 +51,49 @@ def rows_of(batch: Any) -> list[int]:
 def batches_of(iterable: Any) -> list[list[int]]:
     """Return the row ids of every batch."""
     return [rows_of(batch) for batch in iterable]
+
+
+def all_rows_of(iterable: Any) -> list[int]:
+    """Return the row ids of all batches in one list."""
+    return [row for batch in iterable for row in rows_of(batch)]
+
+
+FILE_NAMES = ("a.parquet", "b/a.parquet", "b/z z.parquet", "day=1/x.parquet", "day=10/x.parquet", "\u00e9.parquet")
+
+
+def manifest_of(*files: Iterable[tuple[int, int]], root: str = "/data") -> Manifest:
+    """Return the manifest of made-up files, each given as the (rows, bytes) of its row groups."""
+    return Manifest(root, tuple(_data_file(path, groups) for path, groups in zip(FILE_NAMES, files, strict=False)))
+
+
+def _data_file(path: str, groups: Iterable[tuple[int, int]]) -> DataFile:
+    row_groups = tuple(RowGroup(rows, size) for rows, size in groups)
+    digest = hashlib.blake2b(repr(row_groups).encode(), digest_size=8).hexdigest()
+    return DataFile(path, 100 + len(row_groups), digest, row_groups)
+
+
+def manifests() -> st.SearchStrategy[Manifest]:
+    """Any layout: no files, files without row groups, row groups without rows, no bytes or far too many."""
+    rows = st.one_of(st.integers(0, 60), st.just(7))
+    size = st.one_of(st.integers(0, 300), st.just(100), st.just(2**60))
+    files = st.lists(st.lists(st.tuples(rows, size), max_size=6), max_size=len(FILE_NAMES))
+    return files.map(lambda layout: manifest_of(*layout))
+
+
+@st.composite
+def plan_options(draw: st.DrawFn) -> PlanOptions:
+    """Any options of a plan."""
+    shuffle = draw(st.booleans())
+    return PlanOptions(
+        split_bytes=draw(st.one_of(st.integers(1, 1500), st.just(2**27), st.just(2**70))),
+        split_rows=draw(st.one_of(st.none(), st.integers(1, 200))),
+        shuffle=shuffle,
+        shuffle_seed=draw(st.one_of(st.integers(-3, 3), st.just(-(2**80)), st.just(2**200))),
+        shuffle_buffer_size=draw(st.one_of(st.none(), st.integers(1, 300))) if shuffle else None,
+    )
+
+
+def row_ids(manifest: Manifest, shard: Shard) -> list[int]:
+    """Return the places of a shard's rows among all rows of the manifest, in file order of its splits."""
+    first = manifest.first_rows
+    return [first[split.path] + split.row_offset + row for split in shard.splits for row in range(split.row_length)]

@@ -1,0 +1,71 @@
+"""What a test leaves behind: processes, and files in shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from multiprocessing import resource_tracker
+from pathlib import Path
+from typing import Any
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written to
+
+PARENT_NOTICED_SEC = 15.0
+"""Within this time every worker must have noticed that its training process is gone: it looks every 5 seconds."""
+
+
+def descendants(pid: int) -> set[int]:
+    """Return the ids of all living processes that a process started, and those that they did, to any depth."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            state, parent = entry.read_text().rpartition(")")[2].split()[:2]
+            if state != "Z":
+                children.setdefault(int(parent), []).append(int(entry.parent.name))
+    found = list(children.get(pid, []))
+    for each in found:
+        found += children.get(each, [])
+    return set(found)
+
+
+def processes_with(mark: str) -> list[int]:
+    """Return the ids of all living processes whose environment holds a text, also of those whose parent is gone."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if mark.encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+    return found
+
+
+def own_children() -> set[int]:
+    """Return the processes that this one started, multiprocessing's resource tracker apart: it stays to the end."""
+    tracker: Any = resource_tracker._resource_tracker
+    return descendants(os.getpid()) - {tracker._pid}
+
+
+def shared_memory() -> set[str]:
+    """Return the names of all files in shared memory."""
+    return {path.name for path in SHARED_MEMORY.iterdir()}
+
+
+def ownerless(names: set[str]) -> set[str]:
+    """Return those files in shared memory that no process of somebody else has mapped: nobody else's business."""
+    ours = {os.getpid(), *own_children()}
+    held = set()
+    for entry in Path("/proc").glob("[0-9]*/maps"):
+        if int(entry.parent.name) not in ours:
+            with contextlib.suppress(OSError):
+                text = entry.read_text()
+                held |= {name for name in names if f"{SHARED_MEMORY}/{name}" in text}
+    return {name for name in names - held if (SHARED_MEMORY / name).exists()}
+
+
+def wait_until_none(left: Callable[[], Any], seconds: float = PARENT_NOTICED_SEC) -> Any:
+    """Ask what is left until nothing is, and return what there is after some time."""
+    end = time.monotonic() + seconds
+    while (found := left()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return found

@@ -1,0 +1,119 @@
+"""Under torchrun: continue epochs where they were left, make some more steps, and leave them again.
+
+Its argument, JSON: ``data``; ``directory``, where states and row ids go; ``cases``, each with its ``name``, loader
+``options``, ``epoch``, and ``how`` the states are kept: ``gathered`` in one file, in ``files`` by rank, or in torch's
+``checkpoint``; ``stop``, a number of steps or null; and the number of the ``run``.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+
+from torch_dataloader_utils import RankMismatchError, StructuredDataLoader, StructuredDataset, UnevenRanksWarning
+from torch_dataloader_utils.distributed import (
+    CheckpointEntry,
+    gather_states,
+    load_rank_state,
+    own_state,
+    require_same_plan,
+    save_rank_state,
+)
+
+
+def make_loader(data: str | list[str], **options: Any) -> tuple[StructuredDataLoader, StructuredDataset]:
+    """Open the data for the rank that the process group says."""
+    return StructuredDataset.create_dataloader(data, batch_size=8, row_id_column="row", **options)
+
+
+def resume(loader: StructuredDataLoader, case: dict[str, Any], directory: Path) -> None:
+    """Load this rank's state, if there is one."""
+    if not directory.exists():
+        return
+    if case["how"] == "files":
+        load_rank_state(loader, directory)
+    elif case["how"] == "checkpoint":
+        dcp.load({"loader": CheckpointEntry(loader)}, checkpoint_id=directory)
+    else:
+        states = torch.load(directory / "states.pt", weights_only=True)["loaders"]
+        loader.load_state_dict(own_state(states[::-1]))
+
+
+def save(loader: StructuredDataLoader, case: dict[str, Any], directory: Path) -> None:
+    """Save this rank's state, or all of them."""
+    if case["how"] == "files":
+        save_rank_state(loader, directory)
+        return
+    if case["how"] == "checkpoint":
+        dcp.save({"loader": CheckpointEntry(loader)}, checkpoint_id=directory)
+        return
+    states = gather_states(loader)
+    if dist.get_rank() == 0:
+        directory.mkdir(exist_ok=True)
+        torch.save({"loaders": states}, directory / "states.pt")
+
+
+def run_case(data: str, directory: Path, case: dict[str, Any], stop: int | None) -> list[list[int]]:
+    """Make steps from where the run before stopped, and return the row ids of their batches."""
+    loader, dataset = make_loader(data, **case["options"])
+    resume(loader, case, directory)
+    dataset.set_epoch(case["epoch"])
+    require_same_plan(dataset)
+    batches = [batch["row"].tolist() for batch in itertools.islice(loader, stop)]
+    dist.barrier()
+    save(loader, case, directory)
+    dist.barrier()
+    return batches
+
+
+def refusal(data: str | list[str], **options: Any) -> str | None:
+    """Return what `require_same_plan` says against what this rank planned, if anything."""
+    _, dataset = make_loader(data, **options)
+    try:
+        require_same_plan(dataset)
+    except RankMismatchError as error:
+        return str(error)
+    return None
+
+
+def refusals(data: str) -> dict[str, str | None]:
+    """Return the refusals where nothing differs, and where the last rank, or the first, does something else."""
+    first, last = dist.get_rank() == 0, dist.get_rank() == dist.get_world_size() - 1
+    files = sorted(str(path) for path in Path(data).iterdir())
+    return {
+        "nothing": refusal(data, shuffle=True),
+        "seed": refusal(data, shuffle=True, shuffle_seed=1 if last else 2),
+        "files": refusal(files[1:] if first else files),
+        "workers": refusal(data, num_workers=2 if last else 0),
+    }
+
+
+def main() -> None:
+    """Run every case and write what this rank delivered."""
+    arguments = json.loads(sys.argv[1])
+    warnings.simplefilter("ignore", UnevenRanksWarning)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
+        os.environ.pop(name)  # now the process group alone can tell
+    directory = Path(arguments["directory"])
+    delivered = {
+        case["name"]: run_case(arguments["data"], directory / case["name"], case, arguments["stop"])
+        for case in arguments["cases"]
+    }
+    report = {"delivered": delivered, "refusals": refusals(arguments["data"]) if arguments["stop"] else None}
+    (directory / f"run-{arguments['run']}-rank-{rank}.json").write_text(json.dumps(report))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

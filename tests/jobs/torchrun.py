@@ -1,0 +1,112 @@
+"""Start torchrun for a test, and end it so that no process of it is left, however the test ends."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jobs.processes import processes_with, wait_until_none
+
+JOBS = Path(__file__).parent
+
+
+def free_port() -> int:
+    """Ask the system for a port that nobody uses."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class Job:
+    """A script under torchrun, on loopback. Use `running`, which always ends it.
+
+    Every process of the job carries a mark in its environment: that is how those are found whose parent was killed.
+
+    Args:
+        script: Name of the script beside this file.
+        num_ranks: Number of processes that torchrun starts.
+        arguments: What the script gets, as JSON.
+        directory: Where its output is kept.
+    """
+
+    def __init__(self, script: str, num_ranks: int, arguments: dict[str, Any], directory: Path) -> None:
+        mark = uuid.uuid4().hex
+        self.mark = f"TEST_JOB={mark}"
+        self._output = directory / f"output-{mark}.txt"
+        # A short path: sockets through which workers send shared memory lie in it, and their names are limited.
+        self._scratch = tempfile.mkdtemp(prefix="job-")
+        command = [sys.executable, str(JOBS / "launch.py"), str(os.getpid()), f"--nproc-per-node={num_ranks}"]
+        command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}", str(JOBS / script)]
+        quiet = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": self._scratch}
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                [*command, json.dumps(arguments)],
+                env={**os.environ, **quiet, "TEST_JOB": mark},
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    @property
+    def is_running(self) -> bool:
+        """Whether torchrun is still there."""
+        return self._process.poll() is None
+
+    @property
+    def torchrun(self) -> int:
+        """Process id of torchrun."""
+        return self._process.pid
+
+    def processes(self) -> list[int]:
+        """Return the ids of all its living processes."""
+        return processes_with(self.mark)
+
+    def output(self) -> str:
+        """Return what it has printed so far."""
+        return self._output.read_text(errors="replace")
+
+    def wait(self, seconds: float) -> int:
+        """Wait until torchrun ends by itself, and return its exit status; fail if that takes too long."""
+        try:
+            return self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.end()
+            raise AssertionError(f"the job took more than {seconds} seconds:\n{self.output()}") from None
+
+    def finish(self, seconds: float = 120) -> None:
+        """Wait until it ends by itself, without an error and without leaving a process behind."""
+        status = self.wait(seconds)
+        assert status == 0, f"the job ended with status {status}:\n{self.output()}"
+        assert not wait_until_none(self.processes), f"the job left processes behind:\n{self.output()}"
+
+    def end(self) -> None:
+        """Kill whatever of it is alive."""
+        while doomed := self.processes():
+            for pid in doomed:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def running(script: str, num_ranks: int, arguments: dict[str, Any], directory: Path) -> Iterator[Job]:
+    """Start a job, and end it when the block is left, however that comes about."""
+    job = Job(script, num_ranks, arguments, directory)
+    try:
+        yield job
+    finally:
+        job.end()

@@ -1,0 +1,374 @@
+"""What a path stands for: which files, in which order, and what is said when there are none."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support import all_rows_of, batches_of, open_loader
+
+ROWS = 10
+
+
+def write_file(path: Path, number: int) -> Path:
+    """Write a Parquet file whose ten values begin at 10 * `number`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table({"value": np.arange(ROWS * number, ROWS * (number + 1))}), path)
+    return path
+
+
+def values_of(path: Any, **options: Any) -> list[int]:
+    """Return the values that a path delivers, in order."""
+    loader, _ = open_loader(path, **options)
+    return [int(value) for batch in loader for value in batch["value"]]
+
+
+def numbers_of(path: Any, **options: Any) -> list[int]:
+    """Return the numbers of the files that a path stands for, in order; each file whole."""
+    values = values_of(path, **options)
+    numbers = [value // ROWS for value in values[::ROWS]]
+    assert values == [ROWS * number + row for number in numbers for row in range(ROWS)]
+    return numbers
+
+
+def listed(path: Any) -> list[str]:
+    """Return the paths under the root that a state records."""
+    _, dataset = open_loader(path)
+    return [file[0] for file in dataset.state_dict()["files"]]
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """Files 0 to 4, two of them deeper, in the order of their paths."""
+    for number, name in enumerate(("a.parquet", "b/c.parquet", "b/d/e.parquet", "f.parquet", "g.parquet")):
+        write_file(tmp_path / "tree" / name, number)
+    return tmp_path / "tree"
+
+
+# What a path may be -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "numbers"),
+    [
+        ("a.parquet", [0]),
+        ("b/d/e.parquet", [2]),
+        ("", [0, 1, 2, 3, 4]),
+        ("/", [0, 1, 2, 3, 4]),
+        ("b", [1, 2]),
+        ("*.parquet", [0, 3, 4]),
+        ("?.parquet", [0, 3, 4]),
+        ("[af].parquet", [0, 3]),
+        ("*", [0, 1, 2, 3, 4]),
+        ("b*", [1, 2]),
+        ("**", [0, 1, 2, 3, 4]),
+        ("**/*.parquet", [0, 1, 2, 3, 4]),
+        ("*/*.parquet", [1]),
+    ],
+)
+def test_a_file_a_directory_in_depth_and_a_glob(tree, path, numbers):
+    assert numbers_of(f"{tree}/{path}") == numbers
+
+
+def test_a_path_object_a_string_and_a_file_url_are_the_same_dataset(tree):
+    states = [open_loader(path)[1].state_dict() for path in (tree, str(tree), f"file://{tree}", f"{tree}/")]
+    assert all(state == states[0] for state in states)
+    assert numbers_of(f"file://{tree}/b/*.parquet") == [1]
+    assert numbers_of(f"file://{tree}/g.parquet") == [4]
+
+
+def test_a_relative_path_is_the_same_dataset_as_an_absolute_one(tree, monkeypatch):
+    monkeypatch.chdir(tree.parent)
+    absolute = open_loader(tree)[1].state_dict()
+    for path in ("tree", "./tree", Path("tree"), "tree/b/.."):
+        assert open_loader(path)[1].state_dict() == absolute
+    monkeypatch.chdir(tree)
+    assert open_loader(".")[1].state_dict() == absolute
+
+
+def test_a_mixed_list_is_one_dataset_sorted_by_path(tree):
+    paths = [f"file://{tree}/g.parquet", tree / "b", f"{tree}/[a-b].parquet", str(tree / "f.parquet")]
+    assert numbers_of(paths) == [0, 1, 2, 3, 4]
+    assert listed(paths) == listed(tree)
+
+
+def test_any_order_of_a_list_gives_the_same_dataset(tree):
+    paths = [tree / "a.parquet", tree / "b", tree / "f.parquet", tree / "g.parquet"]
+    whole = open_loader(tree)[1].state_dict()
+    for order in itertools.permutations(paths):
+        assert open_loader(list(order))[1].state_dict() == whole
+
+
+def test_any_order_in_which_a_directory_lists_its_files_gives_the_same_dataset(tmp_path, monkeypatch):
+    """Directories are listed in the order in which their files were made, or in one of the file system's own."""
+    names = [f"part-{number}.parquet" for number in range(12)]
+    by_name = sorted(names)
+    orders = []
+    for copy in range(4):
+        random.Random(copy).shuffle(names)
+        for name in names:
+            write_file(tmp_path / str(copy) / name, by_name.index(name))
+        orders.append(numbers_of(tmp_path / str(copy)))
+    assert orders == [list(range(12))] * 4
+
+    real = os.scandir
+    monkeypatch.setattr(os, "scandir", lambda path: contextlib.nullcontext(list(real(path))[::-1]))
+    assert numbers_of(tmp_path / "0") == list(range(12))
+    assert numbers_of(f"{tmp_path}/0/*.parquet") == list(range(12))
+
+
+def test_row_ids_count_through_the_files_sorted_by_path(tree):
+    loader, _ = open_loader([tree / "g.parquet", tree / "a.parquet", tree / "b"], shuffle=True)
+    delivered = {
+        int(value): int(row) for batch in loader for value, row in zip(batch["value"], batch["row"], strict=True)
+    }
+    places = {0: 0, 1: 1, 2: 2, 4: 3}
+    assert delivered == {ROWS * n + row: ROWS * place + row for n, place in places.items() for row in range(ROWS)}
+
+
+def test_directories_whose_names_begin_alike_are_told_apart(tmp_path):
+    write_file(tmp_path / "ab" / "x.parquet", 0)
+    write_file(tmp_path / "abc" / "x.parquet", 1)
+    assert listed([tmp_path / "abc", tmp_path / "ab"]) == ["ab/x.parquet", "abc/x.parquet"]
+    assert numbers_of([tmp_path / "abc", tmp_path / "ab"]) == [0, 1]
+    assert numbers_of(tmp_path / "ab") == [0]
+
+
+def test_a_dataset_moved_to_another_directory_is_resumed(tree, tmp_path):
+    loader, _ = open_loader(tree)
+    whole = batches_of(loader)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    tree.rename(tmp_path / "moved")
+    moved, _ = open_loader(tmp_path / "moved")
+    moved.load_state_dict(state)
+    assert batches_of(moved) == whole[1:]
+
+
+# What is passed over, and what is taken as it is ---------------------------------------------------------------------
+
+PASSED_OVER = (
+    "_SUCCESS",
+    "_metadata",
+    "_common_metadata",
+    "_started.parquet",
+    ".a.parquet.crc",
+    "a.parquet.crc",
+    ".hidden.parquet",
+    "notes.txt",
+    "table.csv",
+    "parquet",
+    "a.parquet.bak",
+    "_temporary/0/x.parquet",
+    ".staging/x.parquet",
+    "_delta_log/00.json",
+    "deeper/_tmp/x.parquet",
+)
+
+
+@pytest.mark.parametrize("path", ["", "*", "**", "**/*", "[a-z_.]*"])
+def test_what_is_no_data_is_passed_over(tmp_path, path):
+    for name in PASSED_OVER:
+        write_file(tmp_path / "data" / name, 99)
+    for number, name in enumerate(("_date=1/a.parquet", "deeper/B.PARQUET", "x.parq", "y.pq")):
+        write_file(tmp_path / "data" / name, number)
+    assert numbers_of(f"{tmp_path}/data/{path}") == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("name", PASSED_OVER)
+def test_a_file_that_is_named_in_full_is_taken_as_it_is(tmp_path, name):
+    write_file(tmp_path / "data" / "a.parquet", 1)
+    odd = write_file(tmp_path / "data" / name, 2)
+    assert numbers_of(odd) == [2]
+    assert numbers_of(f"file://{odd}") == [2]
+    assert sorted(numbers_of([tmp_path / "data" / "a.parquet", odd])) == [1, 2]
+
+
+def test_a_directory_that_is_named_in_full_may_be_hidden(tmp_path):
+    write_file(tmp_path / ".cache" / "_run" / "a.parquet", 1)
+    assert numbers_of(tmp_path / ".cache" / "_run") == [1]
+
+
+def test_a_directory_may_be_named_like_a_file(tmp_path):
+    write_file(tmp_path / "x.parquet" / "part-0.parquet", 0)
+    write_file(tmp_path / "x.parquet" / "part-1.parquet", 1)
+    write_file(tmp_path / "y.parquet", 2)
+    assert numbers_of(tmp_path / "x.parquet") == [0, 1]
+    assert numbers_of(tmp_path) == [0, 1, 2]
+    assert numbers_of(f"{tmp_path}/*.parquet") == [0, 1, 2]
+
+
+ODD_NAMES = (
+    "a b.parquet",
+    "a%20b.parquet",
+    "a#b.parquet",
+    "a&b;c,d.parquet",
+    "a::b.parquet",
+    "a'b\"c.parquet",
+    "a\\b.parquet",
+    "day=2024-01-01/x.parquet",
+    "[brackets].parquet",
+    "[0-9].parquet",
+    "{a,b}.parquet",
+    "what?.parquet",
+    "star*.parquet",
+    "~tilde.parquet",
+    "-dash.parquet",
+    "日本/ünïcödé.parquet",
+    "e\u0301.parquet",
+    "\u00e9.parquet",
+    "line\nbreak.parquet",
+    " .parquet",
+)
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_an_odd_name_means_the_file_of_that_name_where_there_is_one(tmp_path, name):
+    write_file(tmp_path / "0.parquet", 7)
+    odd = write_file(tmp_path / name, 1)
+    write_file(tmp_path / "what1.parquet", 8)
+    write_file(tmp_path / "starry.parquet", 9)
+    assert numbers_of(odd) == [1]
+    assert numbers_of(str(odd)) == [1]
+
+
+def test_odd_names_in_a_directory_are_all_delivered_and_resumed(tmp_path):
+    for number, name in enumerate(ODD_NAMES):
+        write_file(tmp_path / name, number)
+    loader, _ = open_loader(tmp_path, shuffle=True)
+    whole = batches_of(loader)
+    assert sorted(itertools.chain(*whole)) == list(range(ROWS * len(ODD_NAMES)))
+    assert sorted(listed(tmp_path)) == sorted(ODD_NAMES)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    resumed, _ = open_loader(tmp_path, shuffle=True)
+    resumed.load_state_dict(loader.state_dict())
+    assert batches_of(resumed) == whole[5:]
+
+
+def test_a_glob_below_a_directory_with_brackets_is_written_with_the_bracket_escaped(tmp_path):
+    write_file(tmp_path / "run[1]" / "a.parquet", 1)
+    write_file(tmp_path / "run1" / "a.parquet", 2)
+    assert numbers_of(f"{tmp_path}/run[[]1]/*.parquet") == [1]
+    assert numbers_of(f"{tmp_path}/run[1]/*.parquet") == [2]
+    assert numbers_of(tmp_path / "run[1]") == [1]
+
+
+def test_a_link_to_a_file_and_to_a_directory_are_followed(tmp_path):
+    write_file(tmp_path / "there" / "a.parquet", 1)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "b.parquet").symlink_to(tmp_path / "there" / "a.parquet")
+    (tmp_path / "link").symlink_to(tmp_path / "there")
+    assert numbers_of(tmp_path / "here") == [1]
+    assert numbers_of(tmp_path / "here" / "b.parquet") == [1]
+    assert numbers_of(tmp_path / "link") == [1]
+
+
+# Errors -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["nothing", "nothing.parquet", "nothing/*.parquet", "tree/*.csv", "tree/b/d/nothing"])
+def test_a_path_that_stands_for_nothing_is_an_error_that_says_what_was_looked_for(tree, path):
+    with pytest.raises(FileNotFoundError) as raised:
+        open_loader(tree.parent / path)
+    assert str(tree.parent / path) in str(raised.value)
+
+
+def test_a_list_with_one_path_that_stands_for_nothing_is_an_error_that_names_it(tree):
+    with pytest.raises(FileNotFoundError) as raised:
+        open_loader([tree, tree / "nothing"])
+    assert str(tree / "nothing") in str(raised.value)
+
+
+def test_a_directory_without_data_is_an_error_that_names_it_and_what_was_passed_over(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"\.parquet.* at .*empty'$"):
+        open_loader(tmp_path / "empty")
+    write_file(tmp_path / "empty" / "table.csv", 0)
+    with pytest.raises(FileNotFoundError, match=r"empty'.*table\.csv"):
+        open_loader(tmp_path / "empty")
+
+
+def test_the_same_file_twice_is_an_error_that_names_it(tree, monkeypatch):
+    monkeypatch.chdir(tree)
+    file = tree / "a.parquet"
+    for other in (file, str(file), f"file://{file}", tree, f"{tree}/*.parquet", "a.parquet", f"{tree}/b/../a.parquet"):
+        with pytest.raises(ValueError, match=r"a\.parquet' is named twice"):
+            open_loader([file, other])
+
+
+def test_paths_on_two_storages_are_an_error(tree):
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe_file("/two/a.parquet", (tree / "a.parquet").read_bytes())
+    try:
+        for paths in ([tree, "memory://two/a.parquet"], ["memory://two/a.parquet", tree]):
+            with pytest.raises((ValueError, FileNotFoundError)):
+                open_loader(paths)
+    finally:
+        filesystem.rm("/two", recursive=True)
+
+
+# A storage that is not the local one --------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def in_memory(tree: Path) -> Iterator[str]:
+    """The files of `tree` in fsspec's memory, and the URL of their directory."""
+    filesystem = fsspec.filesystem("memory")
+    filesystem.put(f"{tree}/", "/listing/tree/", recursive=True)
+    yield "memory://listing/tree"
+    filesystem.rm("/listing", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "numbers"),
+    [
+        ("", [0, 1, 2, 3, 4]),
+        ("/b", [1, 2]),
+        ("/*.parquet", [0, 3, 4]),
+        ("/**", [0, 1, 2, 3, 4]),
+        ("/b/d/e.parquet", [2]),
+    ],
+)
+def test_files_in_memory_are_listed_and_delivered(in_memory, path, numbers):
+    assert numbers_of(in_memory + path) == numbers
+
+
+def test_files_in_memory_are_resumed_at_every_batch(in_memory):
+    options = {"shuffle": True, "shuffle_buffer_size": 20}
+    loader, _ = open_loader(in_memory, **options)
+    states, whole = [loader.state_dict()], []
+    for batch in loader:
+        whole.append(batch["row"].tolist())
+        states.append(loader.state_dict())
+    assert sorted(itertools.chain(*whole)) == list(range(50))
+    for stop, state in enumerate(states):
+        resumed, _ = open_loader(in_memory, **options)
+        resumed.load_state_dict(state)
+        assert batches_of(resumed) == whole[stop:]
+
+
+def test_a_file_twice_or_a_missing_one_in_memory_is_an_error_that_names_it(in_memory):
+    with pytest.raises(ValueError, match=r"memory://.*/tree/a\.parquet' is named twice"):
+        open_loader([in_memory, f"{in_memory}/a.parquet"])
+    with pytest.raises(FileNotFoundError, match=r"memory://.*/tree/nothing"):
+        open_loader(f"{in_memory}/nothing")
+
+
+def test_a_local_dataset_and_its_copy_in_memory_have_the_same_state(tree, in_memory):
+    here, _ = open_loader(tree)
+    there, _ = open_loader(in_memory)
+    assert here.state_dict()["plan"]["fingerprint"] == there.state_dict()["plan"]["fingerprint"]
+    assert all_rows_of(here) == all_rows_of(there)

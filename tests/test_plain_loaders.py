@@ -1,0 +1,409 @@
+"""The dataset in loaders that are not ours: torch's plain DataLoader, torchdata's, a bare loop, torch's checkpoints."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import json
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed.checkpoint as dcp
+from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
+from torch.utils.data import DataLoader
+
+from torch_dataloader_utils import IterationEndedError, ProgressUnknownError, StructuredDataset
+from torch_dataloader_utils.distributed import CheckpointEntry
+
+pytestmark = [
+    pytest.mark.usefixtures("leaves_nothing_behind"),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),  # more workers than CPUs
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated:UserWarning"),  # torchdata calls it
+    pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning"),
+]
+
+FILES = ((37, 10), (5, 5), (29, 8), (40, 7))
+ROWS = 111
+
+IN_ORDER: dict[str, Any] = {}
+SHARDS_SHUFFLED = {"shuffle": True}
+ROWS_MIXED = {"shuffle": True, "shuffle_buffer_size": 30}
+SHUFFLES = [IN_ORDER, SHARDS_SHUFFLED, ROWS_MIXED]
+SHUFFLE_IDS = ["in-order", "shards-shuffled", "rows-mixed"]
+
+FORK = {"multiprocessing_context": "fork"}
+SPAWN = {"multiprocessing_context": "spawn"}
+KEPT = {"persistent_workers": True}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("plain") / "data"
+    assert write_dataset(directory, FILES) == ROWS
+    return directory
+
+
+def open_dataset(data: Path, **options: Any) -> StructuredDataset:
+    """Open the dataset alone, in batches of 8."""
+    return open_loader(data, batch_size=8, **options)[1]
+
+
+def plain(dataset: Any, num_workers: int = 0, **options: Any) -> DataLoader[Any]:
+    """Put a dataset into the loader that everybody knows."""
+    return DataLoader(dataset, batch_size=None, num_workers=num_workers, **options)
+
+
+def take(batches: Any, count: int) -> list[list[int]]:
+    """Return the row ids of the next batches."""
+    return [rows_of(batch) for batch in itertools.islice(batches, count)]
+
+
+# torch's DataLoader: rows ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "options", "made_with"),
+    [
+        (0, {}, 0),
+        (0, {}, 2),
+        (1, FORK, 0),
+        (2, FORK, 2),
+        (3, FORK, 2),
+        (2, {**FORK, **KEPT}, 2),
+        (3, {**FORK, **KEPT}, 0),
+        (1, SPAWN, 0),
+        (2, {**SPAWN, **KEPT}, 0),
+    ],
+)
+def test_a_plain_loader_delivers_each_row_of_every_epoch_once(data, num_workers, options, made_with):
+    loader = plain(open_dataset(data, num_workers=made_with, **ROWS_MIXED), num_workers, **options)
+    for _ in range(2):
+        assert sorted(all_rows_of(loader)) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 3])
+def test_plain_loaders_of_two_ranks_deliver_each_row_once_together(data, num_workers):
+    rows = []
+    for rank in range(2):
+        dataset = open_dataset(data, num_ranks=2, rank=rank, num_workers=num_workers, **ROWS_MIXED)
+        own = all_rows_of(plain(dataset, num_workers))
+        assert own
+        rows += own
+    assert sorted(rows) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES, ids=SHUFFLE_IDS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_plain_loader_delivers_the_same_batches_as_the_own_one(data, shuffle, num_workers):
+    own, _ = open_loader(data, batch_size=8, num_workers=num_workers, **shuffle)
+    assert batches_of(plain(open_dataset(data, num_workers=num_workers, **shuffle), num_workers)) == batches_of(own)
+
+
+def test_an_abandoned_plain_iteration_leaves_no_trace_in_the_next(data):
+    loader = plain(open_dataset(data, **ROWS_MIXED), 2, **FORK, **KEPT)
+    take(iter(loader), 3)
+    assert sorted(all_rows_of(loader)) == list(range(ROWS))
+
+
+# torch's DataLoader: progress --------------------------------------------------------------------------------------
+
+
+def known_again_by_set_epoch(dataset: StructuredDataset, state: dict[str, Any]) -> None:
+    dataset.set_epoch(1)
+
+
+def known_again_by_load_state_dict(dataset: StructuredDataset, state: dict[str, Any]) -> None:
+    dataset.load_state_dict(state)
+
+
+def known_again_by_own_iteration(dataset: StructuredDataset, state: dict[str, Any]) -> None:
+    next(iter(dataset))
+
+
+@pytest.mark.parametrize("options", [FORK, {**FORK, **KEPT}, {**SPAWN, **KEPT}], ids=["fork", "fork-kept", "spawn"])
+def test_the_state_is_unknown_once_plain_workers_have_delivered_and_not_before(data, options):
+    dataset = open_dataset(data, num_workers=2)
+    loader = plain(dataset, 2, **options)
+    state = dataset.state_dict()
+    assert state["batches_delivered"] == 0
+    batches = iter(loader)
+    next(batches)
+    with pytest.raises(ProgressUnknownError, match="plain DataLoader"):
+        dataset.state_dict()
+    assert len(list(batches)) > 1
+    with pytest.raises(ProgressUnknownError, match="plain DataLoader"):
+        dataset.state_dict()
+
+
+@pytest.mark.parametrize(
+    "become_known", [known_again_by_set_epoch, known_again_by_load_state_dict, known_again_by_own_iteration]
+)
+def test_the_state_is_known_again_after_a_new_beginning(data, become_known):
+    dataset = open_dataset(data, num_workers=2)
+    state = dataset.state_dict()
+    take(plain(dataset, 2), 2)
+    with pytest.raises(ProgressUnknownError):
+        dataset.state_dict()
+    become_known(dataset, state)
+    now = dataset.state_dict()
+    resumed = open_dataset(data, num_workers=2)
+    resumed.load_state_dict(now)
+    whole = open_dataset(data, num_workers=2)
+    whole.set_epoch(now["epoch"])
+    assert batches_of(resumed) == batches_of(whole)[now["batches_delivered"] :]
+
+
+def test_the_own_loader_knows_its_state_after_a_plain_one_was_used(data):
+    loader, dataset = open_loader(data, batch_size=8, num_workers=2)
+    take(plain(dataset, 2), 2)
+    whole = batches_of(loader)
+    batches = iter(loader)
+    assert take(batches, 4) == whole[:4]
+    resumed, _ = open_loader(data, batch_size=8, num_workers=2)
+    resumed.load_state_dict(loader.state_dict())
+    assert batches_of(resumed) == whole[4:]
+
+
+# In a single process ------------------------------------------------------------------------------------------------
+
+
+def as_it_is(dataset: StructuredDataset) -> Any:
+    return dataset
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES, ids=SHUFFLE_IDS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("loop_over", [as_it_is, plain])
+def test_in_a_single_process_the_state_resumes_at_every_batch(data, shuffle, num_workers, loop_over):
+    def fresh() -> StructuredDataset:
+        return open_dataset(data, num_workers=num_workers, **shuffle)
+
+    dataset = fresh()
+    states, whole = [dataset.state_dict()], []
+    for batch in loop_over(dataset):
+        whole.append(rows_of(batch))
+        states.append(json.loads(json.dumps(dataset.state_dict())))
+    assert sorted(itertools.chain(*whole)) == list(range(ROWS))
+    for stop, state in enumerate(states):
+        dataset = fresh()
+        dataset.load_state_dict(state)
+        assert batches_of(loop_over(dataset)) == whole[stop:]
+        assert batches_of(loop_over(dataset)) == whole
+
+
+def test_a_state_of_a_bare_loop_is_resumed_by_the_own_loader_and_the_other_way_round(data):
+    options = {"num_workers": 2, **ROWS_MIXED}
+    loader, _ = open_loader(data, batch_size=8, **options)
+    whole = batches_of(loader)
+    dataset = open_dataset(data, **options)
+    take(iter(dataset), 5)
+    loader.load_state_dict(dataset.state_dict())
+    assert take(iter(loader), 4) == whole[5:9]
+    dataset.load_state_dict(loader.state_dict())
+    assert batches_of(dataset) == whole[9:]
+
+
+def test_a_second_iterator_ends_the_first_with_a_clear_error(data):
+    dataset = open_dataset(data)
+    first = iter(plain(dataset))
+    next(first)
+    second = iter(plain(dataset))
+    next(second)
+    with pytest.raises(IterationEndedError, match="iter"):
+        next(first)
+    assert dataset.state_dict()["batches_delivered"] == 1
+
+
+# Epochs and loaded states reach plain workers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "made_with"),
+    [(FORK, 0), (FORK, 2), ({**FORK, **KEPT}, 0), ({**FORK, **KEPT}, 2), ({**SPAWN, **KEPT}, 0)],
+    ids=["fork-0", "fork-2", "fork-kept-0", "fork-kept-2", "spawn-kept-0"],
+)
+def test_set_epoch_reaches_plain_workers(data, options, made_with):
+    dataset = open_dataset(data, num_workers=made_with, **ROWS_MIXED)
+    loader = plain(dataset, 2, **options)
+    expected_loader, expected_dataset = open_loader(data, batch_size=8, num_workers=2, **ROWS_MIXED)
+    orders = []
+    for epoch in (0, 3, 1):
+        dataset.set_epoch(epoch)
+        orders.append(batches_of(loader))
+        expected_dataset.set_epoch(epoch)
+        assert orders[-1] == batches_of(expected_loader)
+    assert orders[0] != orders[1] != orders[2]
+    assert all(sorted(itertools.chain(*order)) == list(range(ROWS)) for order in orders)
+
+
+@pytest.mark.parametrize("options", [FORK, {**FORK, **KEPT}, {**SPAWN, **KEPT}], ids=["fork", "fork-kept", "spawn"])
+def test_a_state_loaded_before_a_plain_loader_starts_is_continued_once(data, options):
+    own, saved_from = open_loader(data, batch_size=8, num_workers=2, **ROWS_MIXED)
+    saved_from.set_epoch(2)
+    whole = batches_of(own)
+    take(iter(own), 6)
+    state = own.state_dict()
+
+    dataset = open_dataset(data, num_workers=2, **ROWS_MIXED)
+    loader = plain(dataset, 2, **options)
+    dataset.load_state_dict(state)
+    dataset.set_epoch(2)
+    assert batches_of(loader) == whole[6:]
+    assert batches_of(loader) == whole
+    assert batches_of(loader) == whole
+
+
+@pytest.mark.parametrize("stop", [1, 4, 5])
+def test_a_state_loaded_before_a_plain_loader_starts_is_continued_in_order_from_any_worker(data, stop):
+    own, _ = open_loader(data, batch_size=8, num_workers=3)
+    whole = batches_of(own)
+    take(iter(own), stop)
+    dataset = open_dataset(data, num_workers=3)
+    dataset.load_state_dict(own.state_dict())
+    rest = batches_of(plain(dataset, 3))
+    assert sorted(itertools.chain(*rest)) == sorted(itertools.chain(*whole[stop:]))
+    assert rest == whole[stop:]
+
+
+def test_a_state_loaded_before_is_continued_by_the_first_iterator_alone_though_that_is_abandoned(data):
+    own, _ = open_loader(data, batch_size=8, num_workers=2)
+    whole = batches_of(own)
+    take(iter(own), 4)
+    dataset = open_dataset(data, num_workers=2)
+    dataset.load_state_dict(own.state_dict())
+    loader = plain(dataset, 2, **FORK)
+    assert take(iter(loader), 2) == whole[4:6]
+    assert batches_of(loader) == whole
+
+
+def refusal_of(loader: Any) -> str:
+    """Return what a plain loader's workers say when they refuse to deliver."""
+    batches = iter(loader)
+    with pytest.raises(ProgressUnknownError) as raised:
+        next(batches)
+    batches._shutdown_workers()  # at once, not when the traceback is collected: torch then waits for each
+    return str(raised.value)
+
+
+def test_a_state_of_another_number_of_workers_is_refused_by_plain_workers_with_both_numbers(data):
+    own, _ = open_loader(data, batch_size=8, num_workers=2)
+    take(iter(own), 3)
+    dataset = open_dataset(data, num_workers=2)
+    dataset.load_state_dict(own.state_dict())
+    refusal = refusal_of(plain(dataset, 3))
+    assert "num_workers=2" in refusal
+    assert "has 3" in refusal
+
+
+def test_a_state_loaded_after_persistent_plain_workers_started_is_refused_and_not_forgotten(data):
+    own, _ = open_loader(data, batch_size=8, num_workers=2)
+    whole = batches_of(own)
+    take(iter(own), 4)
+    state = own.state_dict()
+    dataset = open_dataset(data, num_workers=2)
+    loader = plain(dataset, 2, **FORK, **KEPT)
+    assert batches_of(loader) == whole
+    dataset.load_state_dict(state)
+    assert "persistent workers" in refusal_of(loader)
+    assert batches_of(plain(dataset, 2)) == whole[4:]
+
+
+# Copies -------------------------------------------------------------------------------------------------------------
+
+
+def pickled(dataset: StructuredDataset) -> Any:
+    return pickle.loads(pickle.dumps(dataset))
+
+
+@pytest.mark.parametrize("copied", [pickled, copy.deepcopy, copy.copy])
+def test_a_copy_delivers_the_same_and_makes_progress_of_its_own(data, copied):
+    dataset = open_dataset(data, **ROWS_MIXED)
+    dataset.set_epoch(4)
+    whole = batches_of(dataset)
+    twin = copied(dataset)
+    assert take(iter(twin), 5) == whole[:5]
+    assert twin.state_dict()["batches_delivered"] == 5
+    assert dataset.state_dict()["batches_delivered"] == len(whole)
+    take(iter(dataset), 2)
+    assert twin.state_dict()["batches_delivered"] == 5
+    assert sorted(all_rows_of(plain(twin, 2))) == list(range(ROWS))
+    with pytest.raises(ProgressUnknownError):
+        twin.state_dict()
+    assert dataset.state_dict()["batches_delivered"] == 2
+
+
+@pytest.mark.parametrize("copied", [pickled, copy.deepcopy])
+def test_a_copy_takes_a_loaded_state_along(data, copied):
+    dataset = open_dataset(data, **ROWS_MIXED)
+    whole = batches_of(dataset)
+    take(iter(dataset), 5)
+    fresh = open_dataset(data, **ROWS_MIXED)
+    fresh.load_state_dict(dataset.state_dict())
+    twin = copied(fresh)
+    assert batches_of(twin) == whole[5:]
+    assert batches_of(fresh) == whole[5:]
+
+
+# torchdata's StatefulDataLoader -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def stateful() -> Callable[..., Any]:
+    """Make torchdata's loader."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of its own end
+        module = pytest.importorskip("torchdata.stateful_dataloader")
+    return lambda dataset, num_workers: module.StatefulDataLoader(dataset, batch_size=None, num_workers=num_workers)
+
+
+@pytest.mark.parametrize("shuffle", [IN_ORDER, ROWS_MIXED], ids=["in-order", "rows-mixed"])
+def test_torchdatas_loader_resumes_at_every_batch_in_process(data, stateful, shuffle):
+    _check_torchdata(lambda: stateful(open_dataset(data, **shuffle), 0), every=1)
+
+
+@pytest.mark.parametrize("made_with", [2, 0, None])
+def test_torchdatas_loader_resumes_at_every_batch_with_workers(data, stateful, made_with):
+    _check_torchdata(lambda: stateful(open_dataset(data, num_workers=made_with, **ROWS_MIXED), 2), every=3)
+
+
+def _check_torchdata(fresh: Callable[[], Any], every: int) -> None:
+    loader = fresh()
+    states, whole = [loader.state_dict()], []
+    for batch in loader:
+        whole.append(rows_of(batch))
+        states.append(loader.state_dict())
+    assert sorted(itertools.chain(*whole)) == list(range(ROWS))
+    for stop in sorted({*range(0, len(states), every), len(states) - 1}):
+        resumed = fresh()
+        resumed.load_state_dict(states[stop])
+        assert batches_of(resumed) == whole[stop:]
+
+
+# torch.distributed.checkpoint -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("stop", [0, 1, 7])
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")  # that there is one process
+def test_a_distributed_checkpoint_of_one_process_resumes_exactly(data, tmp_path, num_workers, stop):
+    options = {"batch_size": 8, "num_workers": num_workers, **ROWS_MIXED}
+    loader, dataset = open_loader(data, **options)
+    dataset.set_epoch(2)
+    whole = batches_of(loader)
+    batches = iter(loader)
+    assert take(batches, stop) == whole[:stop]
+    dcp.save({"loader": CheckpointEntry(loader)}, checkpoint_id=tmp_path / "checkpoint")
+    assert batches_of(batches) == whole[stop:], "saving must not disturb the iteration"
+
+    fresh, _ = open_loader(data, **options)
+    dcp.load({"loader": CheckpointEntry(fresh)}, checkpoint_id=tmp_path / "checkpoint")
+    assert fresh.state_dict()["epoch"] == 2
+    assert batches_of(fresh) == whole[stop:]
+
+    dcp.load({"loader": CheckpointEntry(loader)}, checkpoint_id=tmp_path / "checkpoint")
+    assert batches_of(loader) == whole[stop:]
+    assert batches_of(loader) == whole

@@ -1,0 +1,428 @@
+"""What a plan promises, whatever the files, the options, the ranks and the workers."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support import manifest_of, manifests, plan_options, row_ids
+
+from torch_dataloader_utils.model import DataFile, Manifest, Plan, RowGroup, Shard, Split
+from torch_dataloader_utils.planning import PLAN_ALGORITHM, PlanOptions, make_plan, permutation
+
+EVEN = manifest_of([(10, 100)] * 40, [(10, 100)] * 24)
+"""64 equal row groups in two files."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Everything that a plan is made from."""
+
+    manifest: Manifest
+    options: PlanOptions
+    epoch: int
+    num_ranks: int
+    num_workers: int
+    selection: tuple[tuple[int, ...], ...] | None
+
+    def plan(self, **changes: Any) -> Plan:
+        return _plan(**{**vars(self), **changes})
+
+    def groups(self) -> list[tuple[Split, int]]:
+        """Every row group that is to be planned, as a split and its bytes."""
+        return [one for number, file in enumerate(self.manifest.files) for one in self._of_file(number, file)]
+
+    def _of_file(self, number: int, file: DataFile) -> Iterator[tuple[Split, int]]:
+        selected = range(len(file.row_groups)) if self.selection is None else self.selection[number]
+        for place, group in enumerate(file.row_groups):
+            offset = sum(before.rows for before in file.row_groups[:place])
+            if group.rows and place in selected:
+                yield Split(file.path, offset, group.rows), group.bytes
+
+
+def _plan(
+    manifest: Manifest,
+    options: PlanOptions,
+    *,
+    epoch: int = 0,
+    num_ranks: int = 1,
+    num_workers: int = 0,
+    selection: Sequence[Sequence[int]] | None = None,
+) -> Plan:
+    return make_plan(manifest, options, epoch=epoch, num_ranks=num_ranks, num_workers=num_workers, selection=selection)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    manifest = draw(manifests())
+    selection = None
+    if draw(st.booleans()):
+        numbers = [range(len(file.row_groups)) for file in manifest.files]
+        selection = tuple(tuple(one for one in numbers_of_file if draw(st.booleans())) for numbers_of_file in numbers)
+    return Case(
+        manifest=manifest,
+        options=draw(plan_options()),
+        epoch=draw(st.one_of(st.integers(0, 3), st.just(2**70))),
+        num_ranks=draw(st.integers(1, 5)),
+        num_workers=draw(st.integers(0, 4)),
+        selection=selection,
+    )
+
+
+def streams_of(plan: Plan) -> list[tuple[Shard, ...]]:
+    return [stream for rank in range(plan.num_ranks) for stream in plan.rank_streams(rank)]
+
+
+def groups_within(case: Case, splits: Sequence[Split]) -> list[tuple[Split, int]]:
+    """The row groups that splits are made of."""
+    return [(group, size) for group, size in case.groups() if any(_holds(split, group) for split in splits)]
+
+
+def _holds(split: Split, group: Split) -> bool:
+    end = split.row_offset + split.row_length
+    inside = split.row_offset <= group.row_offset and group.row_offset + group.row_length <= end
+    return split.path == group.path and inside
+
+
+# Every row once ----------------------------------------------------------------------------------------------------
+
+
+@given(cases())
+@settings(deadline=None, max_examples=300)
+def test_every_selected_row_is_in_exactly_one_stream(case):
+    planned = [row for stream in streams_of(case.plan()) for shard in stream for row in row_ids(case.manifest, shard)]
+    wanted = {row for group, _ in case.groups() for row in row_ids(case.manifest, Shard((group,)))}
+    assert len(planned) == len(set(planned))
+    assert set(planned) == wanted
+
+
+@given(cases())
+@settings(deadline=None)
+def test_shard_i_belongs_to_rank_i_mod_ranks_and_in_it_to_the_workers_in_turn(case):
+    plan = case.plan()
+    held: dict[tuple[int, int], list[Shard]] = {}
+    for number, shard in enumerate(plan.shards):
+        worker = number // plan.num_ranks % max(1, plan.num_workers)
+        held.setdefault((number % plan.num_ranks, worker), []).append(shard)
+    for rank in range(plan.num_ranks):
+        for worker in range(max(1, plan.num_workers)):
+            assert list(plan.stream(rank, worker)) == held.get((rank, worker), [])
+
+
+@given(cases())
+@settings(deadline=None)
+def test_splits_begin_and_end_where_row_groups_do(case):
+    for shard in case.plan().shards:
+        assert shard.splits
+        for split in shard.splits:
+            inside = groups_within(case, [split])
+            assert inside[0][0].row_offset == split.row_offset
+            assert sum(group.row_length for group, _ in inside) == split.row_length
+
+
+@given(cases())
+@settings(deadline=None)
+def test_a_split_is_one_row_group_where_rows_are_mixed(case):
+    case = replace(case, options=replace(case.options, shuffle=True, shuffle_buffer_size=100))
+    splits = [split for shard in case.plan().shards for split in shard.splits]
+    assert sorted(splits) == sorted(group for group, _ in case.groups())
+
+
+# Maxima ------------------------------------------------------------------------------------------------------------
+
+
+@given(cases())
+@settings(deadline=None, max_examples=300)
+def test_a_shard_above_a_maximum_is_a_single_row_group(case):
+    options = case.options
+    for shard in case.plan().shards:
+        groups = groups_within(case, shard.splits)
+        rows = sum(group.row_length for group, _ in groups)
+        assert shard.rows == rows
+        if len(groups) > 1:
+            assert sum(size for _, size in groups) <= options.split_bytes
+            assert rows <= (options.split_rows or rows)
+            assert rows <= (options.shuffle_buffer_size or rows)
+
+
+@given(cases())
+@settings(deadline=None, max_examples=300)
+def test_every_stream_gets_four_shards_where_row_groups_allow(case):
+    case = replace(case, options=replace(case.options, shuffle_buffer_size=None))
+    plan = case.plan()
+    fair = len(case.groups()) // (plan.num_ranks * plan.streams)
+    assert all(len(stream) >= min(4, fair) for stream in streams_of(plan))
+
+
+@given(cases())
+@settings(deadline=None, max_examples=300)
+def test_every_stream_gets_a_shard_where_row_groups_allow_and_rows_are_mixed(case):
+    case = replace(case, options=replace(case.options, shuffle=True, shuffle_buffer_size=1000))
+    plan = case.plan()
+    if len(case.groups()) >= plan.num_ranks * plan.streams:
+        assert all(streams_of(plan))
+
+
+@pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 0), (1, 1), (2, 0), (2, 2), (4, 4), (16, 1)])
+def test_equal_row_groups_give_every_stream_at_least_four_shards_and_less_than_nine(num_ranks, num_workers):
+    plan = _plan(EVEN, PlanOptions(2**40), num_ranks=num_ranks, num_workers=num_workers)
+    lengths = [len(stream) for stream in streams_of(plan)]
+    assert min(lengths) >= 4
+    assert max(lengths) <= 8
+
+
+@pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 0), (2, 3), (8, 8)])
+def test_mixing_takes_the_whole_buffer_where_every_stream_has_a_shard_all_the_same(num_ranks, num_workers):
+    options = PlanOptions(2**40, shuffle=True, shuffle_buffer_size=20)
+    lengths = [shard.rows for shard in _plan(EVEN, options, num_ranks=num_ranks, num_workers=num_workers).shards]
+    expected = 20 if num_ranks * max(1, num_workers) <= 32 else 10
+    assert set(lengths) == {expected}
+
+
+def test_shards_are_as_large_as_the_maxima_allow():
+    by_bytes = _plan(EVEN, PlanOptions(300))
+    assert [shard.rows for shard in by_bytes.shards][:13] == [30] * 13
+    by_rows = _plan(EVEN, PlanOptions(2**40, split_rows=50))
+    assert [shard.rows for shard in by_rows.shards][:8] == [50] * 8
+
+
+def test_small_files_share_a_shard():
+    manifest = manifest_of([(5, 50)], [(5, 50)], [(5, 50)], [(5, 50)], [(5, 50)], [(5, 50)])
+    options = PlanOptions(2**40, shuffle=True, shuffle_buffer_size=15)
+    assert [len(shard.splits) for shard in _plan(manifest, options).shards] == [3, 3]
+
+
+# Order -------------------------------------------------------------------------------------------------------------
+
+
+@given(cases())
+@settings(deadline=None)
+def test_without_shuffle_shards_come_in_the_order_of_the_files(case):
+    case = replace(case, options=replace(case.options, shuffle=False, shuffle_buffer_size=None))
+    rows = [row for shard in case.plan().shards for row in row_ids(case.manifest, shard)]
+    assert rows == sorted(rows)
+
+
+@given(cases(), st.integers(), st.integers(0, 2**70))
+@settings(deadline=None)
+def test_without_shuffle_seed_and_epoch_make_no_difference(case, seed, epoch):
+    case = replace(case, options=replace(case.options, shuffle=False, shuffle_buffer_size=None))
+    other = replace(case, options=replace(case.options, shuffle_seed=seed))
+    assert case.plan().shards == other.plan(epoch=epoch).shards
+
+
+def order_of(seed: int, epoch: int, buffer: int | None = None) -> list[int]:
+    options = PlanOptions(100, shuffle=True, shuffle_seed=seed, shuffle_buffer_size=buffer)
+    return [row for shard in _plan(EVEN, options, epoch=epoch).shards for row in row_ids(EVEN, shard)]
+
+
+@pytest.mark.parametrize("buffer", [None, 30])
+def test_every_epoch_and_every_seed_has_an_order_of_its_own(buffer):
+    pairs = [(seed, epoch) for seed in (-12, -1, 0, 1, 2, 11, 12, 111, 2**64, 2**65) for epoch in range(13)]
+    orders = {tuple(order_of(seed, epoch, buffer)) for seed, epoch in pairs}
+    assert len(orders) == len(pairs)
+    assert {frozenset(order) for order in orders} == {frozenset(range(640))}
+
+
+def test_seed_1_epoch_2_is_not_seed_2_epoch_1():
+    assert order_of(1, 2) != order_of(2, 1)
+    assert order_of(1, 12) != order_of(11, 2)
+    shard = Shard((Split("a", 0, 100),))
+    assert permutation(100, seed=1, epoch=2, shard=shard).tolist() != (
+        permutation(100, seed=2, epoch=1, shard=shard).tolist()
+    )
+
+
+def test_mixing_draws_the_row_groups_of_a_shard_from_all_over_the_dataset():
+    options = PlanOptions(2**40, shuffle=True, shuffle_buffer_size=80)
+    for shard in _plan(EVEN, options).shards:
+        places = sorted(row_ids(EVEN, shard)[::10])
+        assert len({split.path for split in shard.splits}) == 2
+        assert places[-1] - places[0] > 160
+
+
+# The same everywhere -----------------------------------------------------------------------------------------------
+
+
+def rebuilt(manifest: Manifest) -> Manifest:
+    """The same files, read anew: equal values, no shared object, another root, other times and etags."""
+    files = (
+        DataFile(
+            path="".join(list(file.path)),
+            size=file.size,
+            digest=file.digest,
+            row_groups=tuple(RowGroup(group.rows, group.bytes) for group in file.row_groups),
+            etag=f"etag of {file.path}",
+            modified=12.5,
+        )
+        for file in manifest.files
+    )
+    return Manifest("s3://elsewhere/copy", tuple(files))
+
+
+@given(cases())
+@settings(deadline=None)
+def test_every_rank_computes_the_same_plan_from_a_manifest_of_its_own(case):
+    plans = [case.plan(manifest=rebuilt(case.manifest)) for _ in range(case.num_ranks)]
+    assert all(plan == case.plan() for plan in plans)
+    assert {plan.digest for plan in plans} == {case.plan().digest}
+
+
+@given(cases())
+@settings(deadline=None)
+def test_a_dataset_at_another_root_has_the_same_plan_permutations_and_fingerprint(case):
+    moved = rebuilt(case.manifest)
+    assert moved.fingerprint == case.manifest.fingerprint
+    assert case.plan(manifest=moved).digest == case.plan().digest
+
+
+@given(cases())
+@settings(deadline=None)
+def test_no_workers_and_one_worker_walk_the_same_streams(case):
+    assert case.plan(num_workers=0).shards == case.plan(num_workers=1).shards
+    assert streams_of(case.plan(num_workers=0)) == streams_of(case.plan(num_workers=1))
+
+
+OTHER_PROCESS = """
+import pickle, sys
+from torch_dataloader_utils.planning import make_plan, permutation
+for manifest, options, epoch, num_ranks, num_workers in pickle.load(sys.stdin.buffer):
+    plan = make_plan(manifest, options, epoch=epoch, num_ranks=num_ranks, num_workers=num_workers)
+    mixed = permutation(50, seed=options.shuffle_seed, epoch=epoch, shard=plan.shards[0])
+    print(manifest.fingerprint, plan.digest, *mixed.tolist())
+"""
+
+
+def test_another_process_with_another_hash_seed_computes_the_same_plans():
+    options = [
+        PlanOptions(1000),
+        PlanOptions(1000, shuffle=True),
+        PlanOptions(1000, split_rows=30, shuffle=True, shuffle_seed=-7),
+        PlanOptions(2**27, shuffle=True, shuffle_buffer_size=100, shuffle_seed=2**90),
+    ]
+    arguments = [(EVEN, one, epoch, 2, 3) for one in options for epoch in (0, 5)]
+    outputs = [
+        subprocess.run(
+            [sys.executable, "-c", OTHER_PROCESS],
+            input=pickle.dumps(arguments),
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            check=True,
+        ).stdout.decode()
+        for seed in ("1", "2")
+    ]
+    assert outputs[0] == outputs[1]
+    for line, (manifest, one, epoch, ranks, workers) in zip(outputs[0].splitlines(), arguments, strict=True):
+        plan = _plan(manifest, one, epoch=epoch, num_ranks=ranks, num_workers=workers)
+        mixed = permutation(50, seed=one.shuffle_seed, epoch=epoch, shard=plan.shards[0])
+        assert line.split() == [manifest.fingerprint, plan.digest, *map(str, mixed.tolist())]
+
+
+# Digests and fingerprints ------------------------------------------------------------------------------------------
+
+
+@given(cases(), cases())
+@settings(deadline=None)
+def test_plans_have_one_digest_only_where_they_are_equal(one, other):
+    assert (one.plan().digest == other.plan().digest) == (one.plan() == other.plan())
+
+
+def test_the_digest_tells_which_epoch_how_many_ranks_and_workers_and_what_is_in_which_shard():
+    plan = _plan(EVEN, PlanOptions(1000))
+    first, second, *rest = plan.shards
+    others = [
+        replace(plan, epoch=1),
+        replace(plan, num_ranks=2),
+        replace(plan, num_workers=1),
+        replace(plan, shards=(second, first, *rest)),
+        replace(plan, shards=(Shard(first.splits + second.splits), *rest)),
+        replace(plan, shards=(second, *rest)),
+    ]
+    assert len({plan.digest, *(one.digest for one in others)}) == 1 + len(others)
+
+
+def test_the_fingerprint_tells_path_size_and_footer_of_every_file():
+    file, other = EVEN.files
+    changed = [
+        (replace(file, path="0.parquet"), other),
+        (replace(file, size=file.size + 1), other),
+        (replace(file, digest="0" * 16), other),
+        (file,),
+        (),
+    ]
+    prints = {Manifest("/data", files).fingerprint for files in changed}
+    assert len(prints | {EVEN.fingerprint}) == 1 + len(changed)
+
+
+@pytest.mark.parametrize("paths", [("b", "a"), ("a", "a")])
+def test_a_manifest_whose_files_are_out_of_order_or_named_twice_is_refused(paths):
+    with pytest.raises(ValueError, match="sorted by path, each path once"):
+        Manifest("/data", tuple(DataFile(path, 1, "0" * 16, ()) for path in paths))
+
+
+# The permutation inside a shard ------------------------------------------------------------------------------------
+
+SHARD = Shard((Split("part-0.parquet", 0, 8), Split("part-1.parquet", 16, 8)))
+
+
+@given(st.integers(0, 3000), st.integers(), st.integers(0, 2**70))
+@settings(deadline=None)
+def test_the_permutation_holds_every_row_once_and_is_the_same_on_every_call(rows, seed, epoch):
+    order = permutation(rows, seed=seed, epoch=epoch, shard=SHARD)
+    assert order.dtype == np.int64
+    assert sorted(order.tolist()) == list(range(rows))
+    assert order.tolist() == permutation(rows, seed=seed, epoch=epoch, shard=SHARD).tolist()
+
+
+def test_the_permutation_differs_by_seed_by_epoch_and_by_the_shard():
+    shards = [
+        SHARD,
+        Shard(SHARD.splits[:1]),
+        Shard(SHARD.splits[::-1]),
+        Shard((replace(SHARD.splits[0], row_offset=8), SHARD.splits[1])),
+        Shard((replace(SHARD.splits[0], path="part-2.parquet"), SHARD.splits[1])),
+    ]
+    cases = [(seed, epoch, shard) for seed in (-1, 0, 1, 2, 2**64) for epoch in range(3) for shard in shards]
+    orders = {tuple(permutation(64, seed=seed, epoch=epoch, shard=shard)) for seed, epoch, shard in cases}
+    assert len(orders) == len(cases)
+
+
+def test_every_row_may_come_to_every_place():
+    seen = {
+        (place, int(row))
+        for epoch in range(200)
+        for place, row in enumerate(permutation(6, seed=0, epoch=epoch, shard=SHARD))
+    }
+    assert seen == {(place, row) for place in range(6) for row in range(6)}
+
+
+# Pinned: a change here changes what every saved state means, and asks for a new PLAN_ALGORITHM ----------------------
+
+GOLDEN_PERMUTATION = [4, 5, 14, 15, 12, 2, 1, 8, 7, 3, 6, 0, 11, 9, 13, 10]
+
+GOLDEN_DIGESTS = {
+    PlanOptions(1000): "a547c47e32faa78136fa2b995f470aad",
+    PlanOptions(1000, shuffle=True): "8e605cb1fa7221793fdf775929bd6049",
+    PlanOptions(1000, shuffle=True, shuffle_buffer_size=50): "bc3692ab1f7a6594314148c8be9131c6",
+}
+
+
+def test_the_permutation_is_the_one_of_plan_algorithm_1():
+    assert PLAN_ALGORITHM == 1
+    assert permutation(16, seed=42, epoch=3, shard=SHARD).tolist() == GOLDEN_PERMUTATION
+
+
+@pytest.mark.parametrize("options", GOLDEN_DIGESTS)
+def test_the_plan_is_the_one_of_plan_algorithm_1(options):
+    assert PLAN_ALGORITHM == 1
+    epoch = 3 if options.shuffle else 0
+    assert _plan(EVEN, options, epoch=epoch, num_ranks=2, num_workers=3).digest == GOLDEN_DIGESTS[options]

@@ -1,0 +1,462 @@
+"""S3, from a real server: each row once, exact resume, errors that name their object, and no secrets anywhere."""
+
+from __future__ import annotations
+
+import gc
+import http.server
+import io
+import itertools
+import json
+import logging
+import re
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from conftest import ACCESS_KEY, SECRET_KEY, S3Server
+from jobs.processes import own_children, wait_until_none
+from support import all_rows_of, batches_of, open_loader, write_dataset
+
+from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError, UnreadableFileError
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
+
+SMALL_FILES = ((37, 10), (5, 5), (29, 8))
+WORKERS = [
+    pytest.param({"num_workers": 0}, id="in-process"),
+    pytest.param({"num_workers": 2, "multiprocessing_context": "fork"}, id="fork"),
+    pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, id="spawn"),
+]
+MIXED = {"shuffle": True, "shuffle_buffer_size": 30}
+
+REASONABLE_SEC = 45
+"""An endpoint that refuses connections is tried again by botocore, by s3fs and by this package: about 10 seconds."""
+
+
+@pytest.fixture(scope="module")
+def bucket(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A bucket with `SMALL_FILES` under data/ and data/deeper/."""
+    directory = tmp_path_factory.mktemp("bucket")
+    write_dataset(directory / "data", SMALL_FILES)
+    (directory / "data" / "deeper").mkdir()
+    (directory / "data" / "part-001.parquet").rename(directory / "data" / "deeper" / "part-001.parquet")
+    (directory / "data" / "_SUCCESS").touch()
+    return s3.new_bucket(directory)
+
+
+def plain_parquet(first: int, rows: int = 100) -> bytes:
+    """Return a Parquet file whose footer says nothing about its values, so that it is the same for all `first`."""
+    sink = io.BytesIO()
+    table = pa.table({"value": np.arange(first, first + rows)})
+    pq.write_table(table, sink, row_group_size=10, compression="none", use_dictionary=False, write_statistics=False)
+    return sink.getvalue()
+
+
+def values_of(loader: Any) -> set[int]:
+    """Return the values of the column `value`."""
+    return {int(value) for batch in loader for value in batch["value"]}
+
+
+def put(s3: S3Server, bucket: str, key: str, body: bytes) -> None:
+    s3.client().put_object(Bucket=bucket, Key=key, Body=body)
+
+
+# Reading ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_a_private_bucket_is_delivered_each_row_once(s3, bucket, workers):
+    loader, _ = open_loader(f"s3://{bucket}/data", storage_options=s3.storage_options(), **workers)
+    rows = all_rows_of(loader)
+    assert sorted(rows) == list(range(71))
+
+
+@pytest.mark.parametrize("workers", WORKERS[:2])
+def test_resuming_at_every_batch_goes_on_with_the_very_batches(s3, bucket, workers):
+    def fresh() -> Any:
+        return open_loader(f"s3://{bucket}/data", storage_options=s3.storage_options(), **workers, **MIXED)[0]
+
+    loader = fresh()
+    states, whole = [loader.state_dict()], []
+    for batch in loader:
+        whole.append(batch["row"].tolist())
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    assert len(whole) >= 5
+    for stop, state in enumerate(states):
+        loader = fresh()
+        loader.load_state_dict(state)
+        assert batches_of(loader) == whole[stop:]
+
+
+@pytest.mark.parametrize("path", ["data", "data/", "data/*", "data/**/*.parquet", "data/part-000.parquet", ""])
+def test_a_path_means_what_it_means_in_a_local_directory(s3, bucket, path, tmp_path):
+    write_dataset(tmp_path / "data", SMALL_FILES)
+    (tmp_path / "data" / "deeper").mkdir()
+    (tmp_path / "data" / "part-001.parquet").rename(tmp_path / "data" / "deeper" / "part-001.parquet")
+    here, _ = open_loader(f"{tmp_path}/{path}")
+    there, _ = open_loader(f"s3://{bucket}/{path}", storage_options=s3.storage_options())
+    assert batches_of(there) == batches_of(here)
+    assert [file[:3] for file in there.state_dict()["files"]] == [file[:3] for file in here.state_dict()["files"]]
+
+
+def test_a_list_of_objects_directories_and_globs_is_one_dataset(s3, bucket):
+    loader, _ = open_loader(
+        [f"s3://{bucket}/data/part-*.parquet", f"s3://{bucket}/data/deeper"], storage_options=s3.storage_options()
+    )
+    assert sorted(all_rows_of(loader)) == list(range(71))
+    assert loader.state_dict()["plan"]["root"] == f"s3://{bucket}/data"
+
+
+def test_keys_with_spaces_unicode_and_equals_signs_are_delivered(s3):
+    bucket = s3.new_bucket()
+    keys = ["a b.parquet", "année=2024/ü.parquet", "x=1/y+z.parquet"]
+    for number, key in enumerate(keys):
+        put(s3, bucket, f"odd/{key}", plain_parquet(100 * number))
+    loader, _ = open_loader(f"s3://{bucket}/odd", storage_options=s3.storage_options())
+    assert values_of(loader) == set(range(300))
+    assert [file[0] for file in loader.state_dict()["files"]] == keys
+
+
+# Versions -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_state_records_the_etag_of_every_object(s3, bucket):
+    loader, _ = open_loader(f"s3://{bucket}/data", storage_options=s3.storage_options())
+    listed = s3.client().list_objects_v2(Bucket=bucket, Prefix="data/")["Contents"]
+    etags = {one["Key"].removeprefix("data/"): one["ETag"].strip('"') for one in listed}
+    files = loader.state_dict()["files"]
+    assert len(files) == 3
+    assert {file[0]: file[3] for file in files} == {path: etags[path] for path in etags if path != "_SUCCESS"}
+
+
+def test_an_object_rewritten_with_the_same_size_and_footer_is_a_mismatch_by_its_etag(s3):
+    bucket = s3.new_bucket()
+    put(s3, bucket, "d/one.parquet", plain_parquet(0))
+    put(s3, bucket, "d/two.parquet", plain_parquet(100))
+    loader, _ = open_loader(f"s3://{bucket}/d", storage_options=s3.storage_options())
+    next(iter(loader))
+    state = loader.state_dict()
+
+    put(s3, bucket, "d/two.parquet", plain_parquet(500))
+    today, _ = open_loader(f"s3://{bucket}/d", storage_options=s3.storage_options())
+    assert today.state_dict()["plan"]["fingerprint"] == state["plan"]["fingerprint"], "size and footer must be equal"
+    with pytest.raises(CheckpointMismatchError, match=r"changed since the checkpoint: two\.parquet") as raised:
+        today.load_state_dict(state)
+    assert raised.value.files_changed == ("two.parquet",)
+
+    put(s3, bucket, "d/two.parquet", plain_parquet(100))
+    back, _ = open_loader(f"s3://{bucket}/d", storage_options=s3.storage_options())
+    back.load_state_dict(state)
+    assert values_of(back) == set(range(16, 200))
+
+
+def test_an_object_uploaded_again_in_parts_is_a_mismatch_though_its_bytes_are_equal(s3):
+    bucket = s3.new_bucket()
+    put(s3, bucket, "d/one.parquet", plain_parquet(0))
+    loader, _ = open_loader(f"s3://{bucket}/d", storage_options=s3.storage_options())
+    state = loader.state_dict()
+    client = s3.client()
+    place = {"Bucket": bucket, "Key": "d/one.parquet"}
+    upload = {**place, "UploadId": client.create_multipart_upload(**place)["UploadId"]}
+    part = client.upload_part(**upload, PartNumber=1, Body=plain_parquet(0))
+    parts = [{"PartNumber": 1, "ETag": part["ETag"]}]
+    client.complete_multipart_upload(**upload, MultipartUpload={"Parts": parts})
+    today, _ = open_loader(f"s3://{bucket}/d", storage_options=s3.storage_options())
+    with pytest.raises(CheckpointMismatchError, match=r"one\.parquet"):
+        today.load_state_dict(state)
+
+
+@pytest.mark.parametrize("workers", WORKERS[:2])
+def test_an_object_rewritten_after_it_was_listed_is_an_error_that_names_it_and_never_delivered(s3, workers):
+    bucket = s3.new_bucket()
+    put(s3, bucket, "d/one.parquet", plain_parquet(0))
+    loader, _ = open_loader(f"s3://{bucket}/d", storage_options=s3.storage_options(), **workers)
+    put(s3, bucket, "d/one.parquet", plain_parquet(500))
+    with pytest.raises(UnreadableFileError, match=rf"s3://{bucket}/d/one\.parquet"):
+        next(iter(loader))
+    assert loader.state_dict()["batches_delivered"] == 0
+
+
+# Errors -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["data/nothing", "data/part-999.parquet", "data/*.csv", "nothing/*.parquet"])
+def test_a_missing_object_is_file_not_found_and_names_what_was_looked_for(s3, bucket, path):
+    with pytest.raises(FileNotFoundError, match=re.escape(f"s3://{bucket}/{path}")):
+        open_loader(f"s3://{bucket}/{path}", storage_options=s3.storage_options())
+
+
+@pytest.mark.parametrize("path", ["", "/data", "/data/*.parquet"])
+def test_a_missing_bucket_is_file_not_found_and_names_it(s3, path):
+    with pytest.raises(FileNotFoundError, match="s3://no-such-bucket"):
+        open_loader(f"s3://no-such-bucket{path}", storage_options=s3.storage_options())
+
+
+@pytest.mark.parametrize("workers", WORKERS[:2])
+def test_an_object_deleted_in_the_epoch_is_an_error_that_names_it(s3, workers):
+    bucket = s3.new_bucket()
+    put(s3, bucket, "d/one.parquet", plain_parquet(0))
+    put(s3, bucket, "d/two.parquet", plain_parquet(100))
+    loader, _ = open_loader(f"s3://{bucket}/d", storage_options=s3.storage_options(), **workers)
+    s3.client().delete_object(Bucket=bucket, Key="d/two.parquet")
+    with pytest.raises((FileNotFoundError, UnreadableFileError), match=rf"s3://{bucket}/d/two\.parquet"):
+        list(loader)
+
+
+def test_a_worker_that_fails_takes_the_others_with_it_at_once(s3):
+    bucket = s3.new_bucket()
+    for number in range(4):
+        put(s3, bucket, f"d/{number}.parquet", plain_parquet(100 * number))
+    loader, _ = open_loader(f"s3://{bucket}/d", storage_options=s3.storage_options(), num_workers=2)
+    before = own_children()
+    s3.client().delete_object(Bucket=bucket, Key="d/2.parquet")
+    gc.disable()
+    try:
+        with pytest.raises(OSError, match=r"2\.parquet"):
+            list(loader)
+        assert not wait_until_none(lambda: own_children() - before, seconds=5)
+    finally:
+        gc.enable()
+
+
+def test_a_dead_endpoint_is_an_error_that_names_the_url_within_reasonable_time(s3):
+    options = s3.storage_options()
+    options["client_kwargs"]["endpoint_url"] = "http://127.0.0.1:9"
+    began = time.monotonic()
+    with pytest.raises(UnreadableFileError, match="s3://some-bucket/data"):
+        open_loader("s3://some-bucket/data", storage_options=options)
+    assert time.monotonic() - began < REASONABLE_SEC
+
+
+def test_an_endpoint_that_dies_in_the_epoch_is_an_error_that_names_the_object_and_the_rest_can_be_resumed(
+    mortal_s3, s3, tmp_path
+):
+    rows = write_dataset(tmp_path / "data", SMALL_FILES)
+    bucket = mortal_s3.new_bucket(tmp_path)
+    options = {**mortal_s3.storage_options(), "config_kwargs": {"retries": {"max_attempts": 0}}}
+    loader, _ = open_loader(f"s3://{bucket}/data", storage_options=options, batch_size=5)
+    batches = iter(loader)
+    delivered = next(batches)["row"].tolist()
+    mortal_s3.process.kill()
+    mortal_s3.process.wait()
+    began = time.monotonic()
+    with pytest.raises(UnreadableFileError, match=rf"s3://{bucket}/data/part-000\.parquet"):
+        delivered.extend(row for batch in batches for row in batch["row"].tolist())
+    assert time.monotonic() - began < REASONABLE_SEC
+
+    assert len(delivered) < rows
+    state = loader.state_dict()
+    copy, _ = open_loader(f"s3://{s3.new_bucket(tmp_path)}/data", storage_options=s3.storage_options(), batch_size=5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ChangedFilesWarning)
+        copy.load_state_dict(state)
+    assert delivered + all_rows_of(copy) == list(range(rows))
+
+
+def test_credentials_that_are_wrong_are_refused_in_an_error_that_names_the_url_and_right_ones_let_in(s3, bucket):
+    user = "trainer"
+    iam = s3.client("iam")
+    iam.create_user(UserName=user)
+    right = iam.create_access_key(UserName=user)["AccessKey"]
+    everything = {"Effect": "Allow", "Action": "s3:*", "Resource": "*"}
+    policy = json.dumps({"Version": "2012-10-17", "Statement": [everything]})
+    iam.put_user_policy(UserName=user, PolicyName="reader", PolicyDocument=policy)
+    url = f"s3://{bucket}/data"
+    s3.check_credentials(True)
+    try:
+        loader, _ = open_loader(url, storage_options=s3.storage_options(right["AccessKeyId"], right["SecretAccessKey"]))
+        assert sorted(all_rows_of(loader)) == list(range(71))
+        for key, secret in ((ACCESS_KEY, SECRET_KEY), (right["AccessKeyId"], SECRET_KEY)):
+            began = time.monotonic()
+            with pytest.raises(PermissionError, match=url):
+                open_loader(url, storage_options=s3.storage_options(key, secret))
+            assert time.monotonic() - began < REASONABLE_SEC
+    finally:
+        s3.check_credentials(False)
+
+
+# Secrets ------------------------------------------------------------------------------------------------------------
+
+SESSION_TOKEN = "made-up-session-token-that-must-not-leak"
+QUERY_TOKEN = "made-up-query-token-that-must-not-leak"
+PASSWORD = "made-up-password-that-must-not-leak"
+SECRETS = (ACCESS_KEY, SECRET_KEY, SESSION_TOKEN, QUERY_TOKEN, PASSWORD)
+
+
+class Told:
+    """Collects everything that a user, a log or a checkpoint could get to see, and finds the secrets in it."""
+
+    def __init__(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.DEBUG, logger="torch_dataloader_utils")
+        self._caplog = caplog
+        self._texts: list[str] = []
+
+    def show(self, *values: Any) -> None:
+        """Take in what print, str and JSON make of values."""
+        self._texts += [text for value in values for text in (str(value), repr(value))]
+
+    def error_of(self, action: Callable[[], Any]) -> str:
+        """Run an action that has to fail, and return the whole text of its error, tracebacks of workers included."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with pytest.raises(Exception) as raised:  # noqa: PT011 - which error it is, other tests say
+                action()
+        text = "".join(traceback.format_exception(raised.value))
+        self.show(text, raised.value, *(one.message for one in caught))
+        return text
+
+    def leaked(self) -> list[str]:
+        """Return the secrets that were told, each with what stood before it."""
+        records = [record for record in self._caplog.records if record.name.startswith("torch_dataloader_utils")]
+        everything = "\n".join([*self._texts, *(record.getMessage() for record in records)])
+        return re.findall(rf"(?s).{{0,60}}(?:{'|'.join(map(re.escape, SECRETS))})", everything)
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Told:
+    return Told(caplog)
+
+
+@pytest.mark.parametrize("workers", WORKERS[:2])
+def test_no_secret_of_s3_is_in_states_reprs_errors_logs_or_warnings(s3, told, workers):
+    bucket = s3.new_bucket()
+    for number in range(4):
+        put(s3, bucket, f"d/{number}.parquet", plain_parquet(100 * number))
+    options = {**s3.storage_options(), "token": SESSION_TOKEN}
+    loader, dataset = open_loader(f"s3://{bucket}/d", storage_options=options, **workers)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    state = loader.state_dict()
+    told.show(state, dataset, loader, batches, dataset._source, dataset._source.storage, dataset.get_metrics())
+
+    put(s3, bucket, "d/3.parquet", plain_parquet(500))
+    told.error_of(lambda: open_loader(f"s3://{bucket}/d", storage_options=options)[0].load_state_dict(state))
+    text = told.error_of(lambda: list(batches))
+    assert "3.parquet" in text
+    assert ("in DataLoader worker process" in text) == bool(workers["num_workers"])
+    told.error_of(lambda: open_loader(f"s3://{bucket}/nothing", storage_options=options))
+    assert told.leaked() == []
+
+
+def test_no_secret_is_in_the_error_of_a_refused_login_or_a_dead_endpoint(s3, bucket, told):
+    s3.check_credentials(True)
+    try:
+        told.error_of(lambda: open_loader(f"s3://{bucket}/data", storage_options=s3.storage_options()))
+    finally:
+        s3.check_credentials(False)
+    options = s3.storage_options()
+    options["client_kwargs"]["endpoint_url"] = f"http://trainer:{PASSWORD}@127.0.0.1:9"
+    told.error_of(lambda: open_loader(f"s3://{bucket}/data", storage_options=options))
+    assert told.leaked() == []
+
+
+@pytest.mark.parametrize("wrong", [{"kee": ACCESS_KEY}, {"client_kwargs": {"aws_secret": SECRET_KEY}}])
+def test_no_secret_is_in_the_error_of_a_misspelled_storage_option(s3, bucket, told, wrong):
+    told.error_of(lambda: open_loader(f"s3://{bucket}/data", storage_options={**s3.storage_options(), **wrong}))
+    assert told.leaked() == []
+
+
+class _FileServer(http.server.BaseHTTPRequestHandler):
+    """Serves files to those who know the token, whole or by range."""
+
+    directory: ClassVar[Path]
+    broken: ClassVar[bool] = False
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def log_message(self, *_: Any) -> None:
+        """Keep quiet."""
+
+    def _answer(self, *, body: bool) -> None:
+        path, _, query = self.path.partition("?")
+        file = self.directory / path.rpartition("/")[2]
+        if self.broken or f"token={QUERY_TOKEN}" not in query.split("&") or not file.is_file():
+            self.send_error(404 if not file.is_file() else 403)
+            return
+        data, wanted = file.read_bytes(), re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
+        start, stop = (int(wanted[1]), int(wanted[2]) + 1) if wanted else (0, len(data))
+        self.send_response(206 if wanted else 200)
+        self.send_header("Accept-Ranges", "bytes")
+        if wanted:
+            self.send_header("Content-Range", f"bytes {start}-{min(stop, len(data)) - 1}/{len(data)}")
+        self.send_header("Content-Length", str(len(data[start:stop])))
+        self.end_headers()
+        if body:
+            self.wfile.write(data[start:stop])
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[tuple[str, type[_FileServer]]]:
+    """A web server with `SMALL_FILES` that wants a password and a token; what comes before the path in its URLs."""
+    write_dataset(tmp_path, SMALL_FILES)
+    handler = type("Handler", (_FileServer,), {"directory": tmp_path})
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://trainer:{PASSWORD}@127.0.0.1:{server.server_port}/data", handler
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def signed(name: str) -> str:
+    return f"{name}?token={QUERY_TOKEN}"
+
+
+@pytest.mark.parametrize("workers", WORKERS[:2])
+def test_files_behind_signed_urls_are_delivered_each_row_once_and_resumed(web, workers):
+    base, _ = web
+    urls = [f"{base}/{signed(f'part-{number:03d}.parquet')}" for number in range(3)]
+    loader, _ = open_loader(urls, **workers)
+    whole = batches_of(loader)
+    assert sorted(itertools.chain(*whole)) == list(range(71))
+    batches = iter(loader)
+    assert [next(batches)["row"].tolist() for _ in range(2)] == whole[:2]
+    resumed, _ = open_loader(urls, **workers)
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    assert batches_of(resumed) == whole[2:]
+
+
+@pytest.mark.parametrize("workers", WORKERS[:2])
+def test_no_token_and_no_password_of_a_url_is_in_states_reprs_errors_logs_or_warnings(web, told, workers):
+    base, handler = web
+    urls = [f"{base}/{signed(f'part-{number:03d}.parquet')}" for number in range(3)]
+    loader, dataset = open_loader(urls, batch_size=4, **workers)
+    batches = iter(loader)
+    next(batches)
+    state = loader.state_dict()
+    told.show(state, json.dumps(state), dataset, loader, dataset._source, dataset._source.storage)
+    told.error_of(lambda: open_loader(f"{base}/{signed('nothing.parquet')}"))
+    told.error_of(lambda: open_loader(f"{base}/part-000.parquet?token={QUERY_TOKEN}-of-yesterday"))
+    told.error_of(lambda: open_loader([urls[0], urls[0]]))
+    told.error_of(lambda: open_loader(urls[0])[0].load_state_dict(state))
+    handler.broken = True
+    text = told.error_of(lambda: list(batches))
+    assert "part-" in text
+    assert told.leaked() == []
+
+
+def test_a_state_is_resumed_under_a_newly_signed_url(web):
+    base, _ = web
+    old, new = (f"{base}/part-000.parquet?token={QUERY_TOKEN}{salt}" for salt in ("", "&signed=again"))
+    assert old != new
+    loader, _ = open_loader(old)
+    whole = batches_of(loader)
+    next(iter(loader))
+    state = loader.state_dict()
+    today, _ = open_loader(new)
+    today.load_state_dict(state)
+    assert batches_of(today) == whole[1:]

@@ -1,0 +1,226 @@
+"""Any sequence of calls on one loader, and on those that replace it: compared, call by call, with a model of it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pyarrow.compute as pc
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    multiple,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from support import batches_of, open_loader, rows_of, write_dataset
+
+from torch_dataloader_utils import IterationEndedError
+
+FILES = ((40, 12), (3, 10), (61, 9))
+ROWS = sum(rows for rows, _ in FILES)
+FILTER = (pc.field("value") < 90) & (pc.bit_wise_and(pc.field("value"), 8) == 0)
+KEPT = [row for row in range(ROWS) if row < 90 and not row & 8]
+
+ORDERS = st.sampled_from([{}, {"shuffle": True}, {"shuffle": True, "shuffle_buffer_size": 20}])
+FILTERS = st.sampled_from([{}, {"filters": FILTER}])
+EPOCHS = st.integers(0, 2)
+
+
+class StepFailedError(Exception):
+    """A training step that failed."""
+
+
+class LoaderMachine(RuleBasedStateMachine):
+    """One training run: iterators come and go, states are saved and loaded, the process is lost and begins again.
+
+    The model is what a reader of the documentation keeps in mind: the epoch, how many of its batches are delivered,
+    and whether a loaded state waits for its iteration. Which rows a batch holds, an uninterrupted run has told.
+    """
+
+    data: Path
+    workers: Mapping[str, Any]
+
+    saved = Bundle("saved")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.epochs: dict[int, list[list[int]]] = {}
+        self.epoch = 0
+        self.delivered = 0
+        self.waiting = False
+        self.loader: Any = None
+        self.iterator: Any = None
+        self.ended_iterators: list[Any] = []
+
+    @initialize(order=ORDERS, kept=FILTERS, batch_size=st.sampled_from([5, 8, 13]), drop_last=st.booleans())
+    def open(self, order: dict[str, Any], kept: dict[str, Any], batch_size: int, drop_last: bool) -> None:
+        self.options = {"batch_size": batch_size, "drop_last": drop_last, **order, **kept, **self.workers}
+        self.rows = KEPT if kept else list(range(ROWS))
+        self.loader = self._new_loader()
+
+    def teardown(self) -> None:
+        """Let workers go at once: those that the garbage collector finds are waited for, seconds each."""
+        self.iterator = self.loader = None
+        self.ended_iterators = []
+
+    def _new_loader(self) -> Any:
+        return open_loader(self.data, **self.options)[0]
+
+    def _whole(self, epoch: int) -> list[list[int]]:
+        """Return the batches of an uninterrupted epoch, read in this process."""
+        if epoch not in self.epochs:
+            whole = self._new_loader().dataset
+            whole.set_epoch(epoch)
+            batches = batches_of(whole)
+            rows = [row for batch in batches for row in batch]
+            assert len(rows) + whole.get_metrics()["rows_dropped"] == len(self.rows)
+            assert len(set(rows)) == len(rows)
+            assert set(rows) <= set(self.rows)
+            self.epochs[epoch] = batches
+        return self.epochs[epoch]
+
+    def _end_iterator(self) -> None:
+        if self.iterator is not None:
+            self.ended_iterators = [*self.ended_iterators[-2:], self.iterator]
+        self.iterator = None
+
+    # Iterating --------------------------------------------------------------------------------------------------------
+
+    @rule()
+    def begin(self) -> None:
+        self._end_iterator()
+        self.iterator = iter(self.loader)
+        if not self.waiting:
+            self.delivered = 0
+        self.waiting = False
+
+    @precondition(lambda self: self.iterator is not None)
+    @rule(count=st.integers(1, 4))
+    def take(self, count: int) -> None:
+        for _ in range(count):
+            to_come = self._whole(self.epoch)[self.delivered :]
+            batch = next(self.iterator, None)
+            assert (batch and rows_of(batch)) == (to_come[0] if to_come else None)
+            self.delivered += batch is not None
+
+    @precondition(lambda self: self.iterator is not None)
+    @rule()
+    def exhaust(self) -> None:
+        assert batches_of(self.iterator) == self._whole(self.epoch)[self.delivered :]
+        self.delivered = len(self._whole(self.epoch))
+
+    @precondition(lambda self: self.iterator is not None)
+    @rule(count=st.integers(0, 3))
+    def fail_in_the_loop(self, count: int) -> None:
+        seen = []
+        with contextlib.suppress(StepFailedError):
+            for batch in self.iterator:
+                seen.append(rows_of(batch))
+                if len(seen) > count:
+                    raise StepFailedError
+        assert seen == self._whole(self.epoch)[self.delivered :][: count + 1]
+        self.delivered += len(seen)
+
+    @precondition(lambda self: self.iterator is not None)
+    @rule()
+    def drop_iterator(self) -> None:
+        self.iterator = None
+
+    @precondition(lambda self: self.ended_iterators)
+    @rule(pick=st.integers(0, 2))
+    def ask_an_ended_iterator(self, pick: int) -> None:
+        with pytest.raises(IterationEndedError):
+            next(self.ended_iterators[pick % len(self.ended_iterators)])
+
+    # Saving and loading -----------------------------------------------------------------------------------------------
+
+    @rule(target=saved)
+    def save(self) -> Any:
+        state = json.dumps(self.loader.state_dict())
+        return multiple((state, self.epoch, self.delivered))
+
+    @rule(one=saved)
+    def resume_in_the_same_loader(self, one: tuple[str, int, int]) -> None:
+        self._load(one)
+
+    @rule(one=saved)
+    def crash_and_resume(self, one: tuple[str, int, int]) -> None:
+        self.iterator = None
+        self.ended_iterators = []
+        self.loader = self._new_loader()
+        self._load(one)
+
+    def _load(self, one: tuple[str, int, int]) -> None:
+        state, self.epoch, self.delivered = one
+        self.loader.load_state_dict(json.loads(state))
+        self.waiting = True
+        self._end_iterator()
+
+    @rule(one=saved)
+    def load_what_is_refused(self, one: tuple[str, int, int]) -> None:
+        with pytest.raises(ValueError, match="shuffle_seed"):
+            self.loader.load_state_dict({**json.loads(one[0]), "_shuffle_seed": 1})
+
+    @rule(epoch=EPOCHS)
+    def set_epoch(self, epoch: int) -> None:
+        self.loader.dataset.set_epoch(epoch)
+        if self.waiting and epoch == self.epoch:
+            return
+        self.epoch, self.delivered, self.waiting = epoch, 0, False
+        self._end_iterator()
+
+    # What always holds ------------------------------------------------------------------------------------------------
+
+    @invariant()
+    def state_is_what_the_model_says(self) -> None:
+        state = self.loader.state_dict()
+        assert state == self.loader.state_dict()
+        assert (state["epoch"], state["batches_delivered"]) == (self.epoch, self.delivered)
+        if "filters" not in self.options:
+            assert len(self.loader) == len(self._whole(self.epoch))
+
+
+def run(machine: type[LoaderMachine], examples: int, steps: int) -> None:
+    run_state_machine_as_test(
+        machine,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("data")
+    write_dataset(directory, FILES)
+    return directory
+
+
+def test_any_sequence_of_calls_in_this_process(path: Path):
+    class InProcess(LoaderMachine):
+        data = path
+        workers = MappingProxyType({"num_workers": 0})
+
+    run(InProcess, examples=200, steps=40)
+
+
+def test_any_sequence_of_calls_with_worker_processes(path: Path):
+    class WithWorkers(LoaderMachine):
+        data = path
+        workers = MappingProxyType({"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"})
+
+    run(WithWorkers, examples=80, steps=30)

@@ -1,0 +1,466 @@
+"""Every value is the one that pyarrow reads, in the dtype of its column, in every output format."""
+
+from __future__ import annotations
+
+import copy
+import datetime as dt
+import decimal
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+import torch
+from support import open_loader
+
+from torch_dataloader_utils import ColumnError
+
+ROWS = 60
+GROUP = 7
+FIRST_FILE = 33
+
+INTEGERS = [pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()]
+FLOATS = [pa.float16(), pa.float32(), pa.float64()]
+
+DTYPES = {
+    pa.int8(): torch.int8,
+    pa.int16(): torch.int16,
+    pa.int32(): torch.int32,
+    pa.int64(): torch.int64,
+    pa.uint8(): torch.uint8,
+    pa.uint16(): torch.uint16,
+    pa.uint32(): torch.uint32,
+    pa.uint64(): torch.uint64,
+    pa.float16(): torch.float16,
+    pa.float32(): torch.float32,
+    pa.float64(): torch.float64,
+    pa.bool_(): torch.bool,
+}
+
+
+def _integers(kind: pa.DataType) -> list[int]:
+    """Both ends of the range, and what lies between."""
+    limits = np.iinfo(kind.to_pandas_dtype())
+    low, high = int(limits.min), int(limits.max)
+    return [low, high, high - 1, 0, *(low + (high - low) * number // ROWS for number in range(4, ROWS))]
+
+
+def _floats(kind: pa.DataType) -> list[Any]:
+    odd = [float("inf"), float("-inf"), -0.0, 0.1, float(np.finfo(kind.to_pandas_dtype()).max)]
+    values = [*odd, *(number / 8 - 3 for number in range(5, ROWS))]
+    return list(np.array(values, kind.to_pandas_dtype()))
+
+
+def _some_null(values: list[Any]) -> list[Any]:
+    """The first seven are null, so that a whole row group is, and every fifth."""
+    return [None if number < GROUP or number % 5 == 0 else value for number, value in enumerate(values)]
+
+
+def _threes(values: list[Any]) -> list[list[Any]]:
+    return [[values[number], values[number - 1], values[number - 2]] for number in range(ROWS)]
+
+
+def _numeric() -> Iterator[tuple[str, pa.Array]]:
+    for kind in INTEGERS:
+        yield f"{kind}", pa.array(_integers(kind), kind)
+        yield f"three {kind}", pa.array(_threes(_integers(kind)), pa.list_(kind, 3))
+    for kind in FLOATS:
+        yield f"{kind}", pa.array(_floats(kind), kind)
+        yield f"three {kind}", pa.array(_threes(_floats(kind)), pa.list_(kind, 3))
+        yield f"{kind} with nulls", pa.array(_some_null(_floats(kind)), kind)
+        yield f"three {kind} with nulls", pa.array(_threes(_some_null(_floats(kind))), pa.list_(kind, 3))
+        yield f"three {kind} with null lists", pa.array(_some_null(_threes(_floats(kind))), pa.list_(kind, 3))
+    flags = [number % 3 == 0 for number in range(ROWS)]
+    yield "bool", pa.array(flags)
+    yield "three bool", pa.array(_threes(flags), pa.list_(pa.bool_(), 3))
+    yield "one int64", pa.array([[number] for number in range(ROWS)], pa.list_(pa.int64(), 1))
+
+
+def _made(kind: pa.DataType, make: Any) -> pa.Array:
+    return pa.array(_some_null([make(number) for number in range(ROWS)]), kind)
+
+
+def _others() -> Iterator[tuple[str, pa.Array]]:
+    texts = _made(pa.string(), lambda number: "" if number == 8 else f"é\u0000{number}" * (number % 4 + 1))
+    yield "string", texts
+    yield "large_string", texts.cast(pa.large_string())
+    yield "binary", _made(pa.binary(), lambda number: bytes([number, 0, 255]) * (number % 3))
+    yield "large_binary", _made(pa.large_binary(), lambda number: bytes([number]))
+    yield "fixed_size_binary", _made(pa.binary(3), lambda number: bytes([number, 0, 255]))
+    yield "decimal128", _made(pa.decimal128(12, 3), lambda number: decimal.Decimal(number * 1001).scaleb(-3))
+    yield "decimal256", _made(pa.decimal256(60, 2), lambda number: decimal.Decimal(10**50 + number).scaleb(-2))
+    for unit in ("s", "ms", "us", "ns"):
+        yield f"timestamp {unit}", _made(pa.timestamp(unit), lambda number: dt.datetime(2020, 2, 1, 3, 4, number))  # noqa: DTZ001
+        yield f"timestamp {unit} Berlin", _made(pa.timestamp(unit, "Europe/Berlin"), _in_summer)
+        yield f"duration {unit}", _made(pa.duration(unit), lambda number: dt.timedelta(days=number, seconds=1))
+    yield "date32", _made(pa.date32(), lambda number: dt.date(1900 + number, 2, 28))
+    yield "date64", _made(pa.date64(), lambda number: dt.date(1900 + number, 2, 28))
+    yield "time32", _made(pa.time32("ms"), lambda number: dt.time(1, number, 3, 4000))
+    yield "time64", _made(pa.time64("us"), lambda number: dt.time(1, number, 3, 4))
+    yield "list", _made(pa.list_(pa.int64()), lambda number: [None, *range(number % 4)])
+    yield "large_list", _made(pa.large_list(pa.string()), lambda number: ["x"] * (number % 4))
+    yield "list of lists", _made(pa.list_(pa.list_(pa.int8())), lambda number: [[number], None, []])
+    yield "two strings", _made(pa.list_(pa.string(), 2), lambda number: [str(number), None])
+    yield "two by two", _made(pa.list_(pa.list_(pa.float32(), 2), 2), lambda number: [[number, 1.0], [2.0, None]])
+    inner = pa.struct([("b", pa.string()), ("c", pa.list_(pa.int64()))])
+    yield (
+        "struct",
+        _made(
+            pa.struct([("a", pa.int64()), ("in", inner)]),
+            lambda number: {"a": number, "in": {"b": None, "c": [number]}},
+        ),
+    )
+    yield "map", _made(pa.map_(pa.string(), pa.int64()), lambda number: [("k", number), ("l", None)])
+    yield "dictionary", _made(pa.string(), lambda number: f"key {number % 5}").dictionary_encode()
+    yield "null", pa.nulls(ROWS)
+    yield "uuid", pa.array([uuid.UUID(int=number).bytes for number in range(ROWS)], pa.uuid())
+
+
+def _in_summer(number: int) -> dt.datetime:
+    return dt.datetime(2020, 8, 1, 3, 4, number, tzinfo=dt.timezone.utc)
+
+
+NUMERIC = dict(_numeric())
+OTHERS = dict(_others())
+
+MIXED = {"shuffle": True, "shuffle_buffer_size": 20}
+ORDERS = {
+    "in file order": {},
+    "filtered": {"filters": pc.field("keep")},
+    "mixed": MIXED,
+    "filtered and mixed": {**MIXED, "filters": pc.field("keep")},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> Path:
+    """Every type in one table, in two files of several row groups, the last of each short."""
+    directory = tmp_path_factory.mktemp("data")
+    table = pa.table({"keep": [number % 3 != 1 for number in range(ROWS)], **NUMERIC, **OTHERS})
+    pq.write_table(table.slice(0, FIRST_FILE), directory / "a.parquet", row_group_size=GROUP)
+    pq.write_table(table.slice(FIRST_FILE), directory / "b.parquet", row_group_size=GROUP)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def expected(data) -> pa.Table:
+    """What pyarrow reads of the same files."""
+    return pa.concat_tables([pq.read_table(data / "a.parquet"), pq.read_table(data / "b.parquet")])
+
+
+def wanted_rows(order: str) -> set[int]:
+    return {row for row in range(ROWS) if "filtered" not in order or row % 3 != 1}
+
+
+def comparable(values: Any) -> list[str]:
+    """Values as text: NaN equals NaN, 1 does not equal 1.0 nor True."""
+    return [repr(value) for value in values]
+
+
+def as_numbers(column: pa.ChunkedArray) -> list[Any]:
+    """What a column's values become in a tensor or an array: null floats and their lists are NaN."""
+    if not pa.types.is_fixed_size_list(column.type):
+        return [float("nan") if value is None else value for value in column.to_pylist()]
+    size = column.type.list_size
+    return [
+        [float("nan") if value is None else value for value in (row if row is not None else [None] * size)]
+        for row in column.to_pylist()
+    ]
+
+
+# Numbers -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("batch_size", [1, 5, 1000])
+@pytest.mark.parametrize("output_format", ["torch", "numpy"])
+def test_numbers_become_tensors_and_arrays_of_their_own_dtype(data, expected, output_format, batch_size, order):
+    """Batches of 1 are cut from one row group; those of 5 span row groups, files and shards."""
+    names = list(NUMERIC)
+    options = {**ORDERS[order], "output_format": output_format, "batch_size": batch_size, "columns": names}
+    delivered: dict[str, dict[int, Any]] = {name: {} for name in names}
+    for batch in open_loader(data, **options)[0]:
+        rows = batch["row"].tolist()
+        for name in names:
+            values, kind = batch[name], NUMERIC[name].type
+            size = kind.list_size if pa.types.is_fixed_size_list(kind) else None
+            element = kind if size is None else kind.value_type
+            if output_format == "torch":
+                assert type(values) is torch.Tensor
+                assert values.dtype == DTYPES[element]
+                assert values.is_contiguous()
+            else:
+                assert type(values) is np.ndarray
+                assert values.dtype == element.to_pandas_dtype()
+                assert values.flags.writeable
+            assert tuple(values.shape) == (len(rows),) if size is None else (len(rows), size)
+            delivered[name] |= dict(zip(rows, values.tolist(), strict=True))
+    for name in names:
+        assert set(delivered[name]) == wanted_rows(order)
+        correct = as_numbers(expected[name])
+        rows = sorted(delivered[name])
+        assert comparable(delivered[name][row] for row in rows) == comparable(correct[row] for row in rows), name
+
+
+@pytest.mark.parametrize("output_format", ["torch", "numpy"])
+def test_integers_beyond_what_a_float_holds_are_exact(tmp_path, output_format):
+    values = [2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63), 2**62 + 1]
+    pq.write_table(pa.table({"x": values, "u": pa.array([2**64 - 1] * 5, pa.uint64())}), tmp_path / "a.parquet")
+    for options in ({}, MIXED, {"filters": pc.field("x") != 0}):
+        loader, _ = open_loader(tmp_path, output_format=output_format, **options)
+        [batch] = loader
+        assert sorted(batch["x"].tolist()) == sorted(values)
+        assert batch["u"].tolist() == [2**64 - 1] * 5
+
+
+@pytest.mark.parametrize("output_format", ["torch", "numpy"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_column_keeps_its_dtype_and_shape_from_batch_to_batch(tmp_path, output_format, order):
+    """Batches without nulls, with some, with nothing but nulls, and across all of them."""
+    lists = pa.list_(pa.float32(), 2)
+    for number, values in enumerate(([None] * 10, [1.5] * 10, [None, 2.5] * 5, [float("nan")] * 10, [])):
+        table = pa.table(
+            {
+                "x": pa.array(values, pa.float32()),
+                "pair": pa.array([value if value is None else [value, None] for value in values], lists),
+                "keep": pa.array([True] * len(values), pa.bool_()),
+            }
+        )
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=5)
+    for batch_size in (1, 3, 7, 40):
+        batches = list(open_loader(tmp_path, batch_size=batch_size, output_format=output_format, **ORDERS[order])[0])
+        assert {str(batch["x"].dtype).removeprefix("torch.") for batch in batches} == {"float32"}
+        assert {str(batch["pair"].dtype).removeprefix("torch.") for batch in batches} == {"float32"}
+        assert {tuple(batch["pair"].shape[1:]) for batch in batches} == {(2,)}
+
+
+@pytest.mark.parametrize("output_format", ["torch", "numpy"])
+def test_no_two_batches_or_columns_share_memory(data, output_format):
+    """What a training loop writes into one of them shows up in no other."""
+    names = ["int64", "double", "three float", "three float with null lists", "bool"]
+    loader, _ = open_loader(data, columns=names, batch_size=5, output_format=output_format)
+    running = iter(loader)
+    batches = [next(running) for _ in range(6)]
+    for batch in batches:
+        for name in names:
+            batch[name][...] = 1
+    fresh, _ = open_loader(data, columns=names, batch_size=5, output_format=output_format)
+    for after, (one, other) in enumerate(zip(list(fresh)[6:], running, strict=True)):
+        for name in names:
+            assert comparable(one[name].tolist()) == comparable(other[name].tolist()), (after, name)
+    for number, batch in enumerate(batches):
+        for name in names:
+            before = copy.deepcopy({key: value for key, value in batch.items() if key != name})
+            batch[name][...] = 0
+            assert comparable(before.values()) == comparable(batch[key] for key in before), (number, name)
+            batch[name][...] = 1
+    assert all(bool((batch[name] == 1).all()) for batch in batches for name in names)
+
+
+# Everything else ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("output_format", ["torch", "numpy"])
+def test_every_other_type_becomes_a_list_of_the_values_that_pyarrow_gives(data, expected, output_format, order):
+    loader, _ = open_loader(data, columns=list(OTHERS), output_format=output_format, batch_size=11, **ORDERS[order])
+    delivered: dict[str, dict[int, Any]] = {name: {} for name in OTHERS}
+    for batch in loader:
+        for name in OTHERS:
+            assert type(batch[name]) is list
+            delivered[name] |= dict(zip(batch["row"].tolist(), batch[name], strict=True))
+    for name in OTHERS:
+        correct = expected[name].to_pylist()
+        assert delivered[name].keys() == wanted_rows(order)
+        assert {row: repr(value) for row, value in delivered[name].items()} == {
+            row: repr(correct[row]) for row in wanted_rows(order)
+        }, name
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_dict_gives_lists_of_the_values_that_pyarrow_gives_for_every_type(data, expected, order):
+    loader, _ = open_loader(data, output_format="dict", batch_size=11, **ORDERS[order])
+    seen = set()
+    for batch in loader:
+        rows = batch["row"]
+        seen |= set(rows)
+        for name in expected.column_names:
+            assert type(batch[name]) is list
+            correct = expected[name].to_pylist()
+            assert comparable(batch[name]) == comparable(correct[row] for row in rows), name
+    assert seen == wanted_rows(order)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("batch_size", [5, 1000])
+def test_arrow_gives_tables_of_the_datasets_schema_and_the_row_ids(data, expected, order, batch_size):
+    loader, dataset = open_loader(data, output_format="arrow", batch_size=batch_size, **ORDERS[order])
+    assert dataset.schema.names == expected.column_names
+    assert dataset.schema.types == expected.schema.types
+    seen = set()
+    for batch in loader:
+        assert type(batch) is pa.Table
+        assert batch.schema.equals(dataset.schema.append(pa.field("row", pa.int64())))
+        batch.validate(full=True)
+        rows = batch["row"].to_pylist()
+        seen |= set(rows)
+        for name in expected.column_names:
+            correct = expected[name].to_pylist()
+            assert comparable(batch[name].to_pylist()) == comparable(correct[row] for row in rows), name
+    assert seen == wanted_rows(order)
+
+
+@pytest.mark.parametrize("output_format", ["torch", "numpy", "dict"])
+def test_a_value_that_python_cannot_hold_is_an_error_that_names_the_column_and_arrow_delivers_it(
+    tmp_path, output_format
+):
+    """Nanoseconds fit into no datetime; with pandas installed, pyarrow gives its timestamps."""
+    pq.write_table(pa.table({"when": pa.array([1001, 2002], pa.timestamp("ns"))}), tmp_path / "a.parquet")
+    loader, _ = open_loader(tmp_path, output_format="arrow")
+    [table] = loader
+    assert table["when"].cast(pa.int64()).to_pylist() == [1001, 2002]
+    try:
+        values = table["when"].to_pylist()
+    except ValueError:
+        loader, _ = open_loader(tmp_path, output_format=output_format)
+        with pytest.raises(ColumnError, match=r"column 'when' of type timestamp\[ns\].*use output_format='arrow'"):
+            next(iter(loader))
+    else:
+        [batch] = open_loader(tmp_path, output_format=output_format)[0]
+        assert batch["when"] == values
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("output_format", ["torch", "arrow"])
+def test_views_of_strings_and_bytes_are_delivered_as_plain_ones(tmp_path, order, output_format):
+    texts = [None, "a", "longer than what fits into a view", ""] * 5
+    as_bytes = [None, b"a", b"longer than what fits into a view", b""] * 5
+    table = pa.table(
+        {
+            "s": pa.array(texts, pa.string_view()),
+            "b": pa.array(as_bytes, pa.binary_view()),
+            "keep": [row % 3 != 1 for row in range(20)],
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=GROUP)
+    loader, dataset = open_loader(tmp_path, output_format=output_format, **ORDERS[order])
+    assert dataset.schema.types[:2] == [pa.string(), pa.binary()]
+    seen = []
+    for batch in loader:
+        columns = batch.to_pydict() if output_format == "arrow" else {**batch, "row": batch["row"].tolist()}
+        assert columns["s"] == [texts[row] for row in columns["row"]]
+        assert columns["b"] == [as_bytes[row] for row in columns["row"]]
+        seen += columns["row"]
+    assert sorted(seen) == [row for row in range(20) if "filtered" not in order or row % 3 != 1]
+
+
+def test_dictionaries_that_differ_from_file_to_file_are_delivered_by_their_values(tmp_path):
+    for number, values in enumerate((["a", "b", "a"], ["c", "a", None], ["b", "b", "c"])):
+        pq.write_table(pa.table({"x": pa.array(values).dictionary_encode()}), tmp_path / f"{number}.parquet")
+    correct = ["a", "b", "a", "c", "a", None, "b", "b", "c"]
+    for options in ({}, MIXED, {"output_format": "dict"}, {"filters": pc.field("x") != "zz"}):
+        for batch in open_loader(tmp_path, batch_size=4, **options)[0]:
+            assert batch["x"] == [correct[row] for row in batch["row"]]
+
+
+# Which columns -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("output_format", ["torch", "numpy", "dict", "arrow"])
+def test_columns_come_in_the_order_asked_for_and_the_row_ids_last(data, output_format):
+    for names in (["string", "int8", "keep"], ["keep", "string", "int8"], ["double"]):
+        loader, dataset = open_loader(data, columns=names, output_format=output_format)
+        batch = next(iter(loader))
+        assert list(batch.column_names if output_format == "arrow" else batch) == [*names, "row"]
+        assert dataset.schema.names == names
+
+
+def test_all_columns_come_in_the_order_of_the_files_and_no_row_ids_unless_asked_for(data, expected):
+    batch = next(iter(open_loader(data, row_id_column=None)[0]))
+    assert list(batch) == expected.column_names
+
+
+@pytest.mark.parametrize("output_format", ["torch", "numpy", "dict", "arrow"])
+def test_a_column_of_the_filter_alone_is_not_delivered(data, output_format):
+    loader, dataset = open_loader(data, columns=["int64"], filters=pc.field("keep"), output_format=output_format)
+    for batch in loader:
+        assert list(batch.column_names if output_format == "arrow" else batch) == ["int64", "row"]
+    assert dataset.schema.names == ["int64"]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_no_columns_at_all_deliver_the_row_ids(data, order):
+    loader, _ = open_loader(data, columns=[], **ORDERS[order])
+    batches = list(loader)
+    assert all(list(batch) == ["row"] for batch in batches)
+    assert {row for batch in batches for row in batch["row"].tolist()} == wanted_rows(order)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_row_id_is_the_place_in_the_manifest(data, order):
+    """The table holds its own place, as the one element of a list."""
+    loader, _ = open_loader(data, columns=["one int64"], batch_size=4, **ORDERS[order])
+    rows = []
+    for batch in loader:
+        assert batch["row"].dtype == torch.int64
+        assert batch["one int64"][:, 0].tolist() == batch["row"].tolist()
+        rows += batch["row"].tolist()
+    assert sorted(rows) == sorted(wanted_rows(order))
+    assert (rows == sorted(rows)) == ("mixed" not in order)
+
+
+# Collating, and worker processes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("output_format", "kind"),
+    [("torch", torch.Tensor), ("numpy", np.ndarray), ("dict", list), ("arrow", pa.ChunkedArray)],
+)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_collate_fn_is_given_a_batch_in_the_output_format(data, output_format, kind, num_workers):
+    def collate(batch: Any) -> tuple[str, str, list[int]]:
+        rows = batch["row"].to_pylist() if isinstance(batch, pa.Table) else [int(row) for row in batch["row"]]
+        return type(batch).__name__, type(batch["int64"]).__name__, rows
+
+    options = {"columns": ["int64"], "output_format": output_format, "num_workers": num_workers}
+    loader, _ = open_loader(data, collate_fn=collate, **options)
+    containers, columns, rows = zip(*loader, strict=True)
+    assert set(containers) == {"Table" if output_format == "arrow" else "dict"}
+    assert set(columns) == {kind.__name__}
+    assert [row for batch in rows for row in batch] == list(range(ROWS))
+
+
+@pytest.mark.parametrize("output_format", ["torch", "numpy", "dict", "arrow"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_worker_processes_deliver_equal_values_of_equal_types_for_all_types(data, output_format, order):
+    options = {**ORDERS[order], "output_format": output_format, "split_rows": GROUP}
+    alone = by_row(open_loader(data, num_workers=0, batch_size=7, **options)[0])
+    together = by_row(open_loader(data, num_workers=2, batch_size=5, **options)[0])
+    assert alone.keys() == together.keys() == wanted_rows(order)
+    assert alone == together
+
+
+def by_row(loader: Any) -> dict[int, dict[str, tuple[Any, str]]]:
+    """Each row's values as text, beside the type and dtype of what held them."""
+    rows = {}
+    for batch in loader:
+        if isinstance(batch, pa.Table):
+            columns = {name: (batch[name].type, batch[name].to_pylist()) for name in batch.column_names}
+        else:
+            columns = {name: (kind_of(values), list_of(values)) for name, values in batch.items()}
+        for place, row in enumerate(columns.pop("row")[1]):
+            rows[row] = {name: (kind, repr(values[place])) for name, (kind, values) in columns.items()}
+    return rows
+
+
+def kind_of(values: Any) -> str:
+    return f"{type(values).__name__} {getattr(values, 'dtype', '')}"
+
+
+def list_of(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else values.tolist()
