@@ -1,0 +1,212 @@
+"""Kill a training in the middle of an epoch, start it again, and count the rows it was trained on.
+
+    make demo
+
+Two ranks with two workers each train on 336,776 flights (see `train.py`). All of their processes are killed
+at once, between two checkpoints. Started again, the training goes on from the newest checkpoint. What is
+printed at the end is counted from the row ids of every batch that was trained on and kept; the program fails
+if a row was lost or repeated, or if the order differs from that of an epoch that nobody stops.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import tempfile
+import time
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+from job import Job, running
+from ledger import Records, committed, ledger_path, read_ledger, rows_in
+
+HERE = Path(__file__).parent
+DATA = HERE / "data"
+RANKS = 2
+BATCH_SIZE = 256
+CHECKPOINT_EVERY = 50
+TIME_LIMIT = 120.0
+
+
+def count_rows(data: Path) -> int:
+    """Count the rows of the dataset, from the footers of its files."""
+    return sum(pq.read_metadata(path).num_rows for path in data.glob("*.parquet"))
+
+
+def read_ledgers(run_dir: Path) -> list[Records]:
+    """Read the ledgers of all ranks."""
+    return [read_ledger(ledger_path(run_dir, rank)) for rank in range(RANKS)]
+
+
+def read_reports(run_dir: Path) -> list[dict[str, Any]]:
+    """Read what each rank reported at its end."""
+    return [json.loads((run_dir / f"report-rank-{rank}.json").read_text()) for rank in range(RANKS)]
+
+
+def start(script: str, run_dir: Path, *arguments: str) -> AbstractContextManager[Job]:
+    """Start one of the scripts beside this one on all ranks."""
+    common = ["--data", str(DATA), "--run-dir", str(run_dir), "--batch-size", str(BATCH_SIZE)]
+    return running(HERE / script, [*common, *arguments], RANKS, scratch=run_dir.parent)
+
+
+def train(run_dir: Path) -> AbstractContextManager[Job]:
+    """Start the training. It goes on from the checkpoint in `run_dir` if there is one."""
+    return start("train.py", run_dir, "--checkpoint-every", str(CHECKPOINT_EVERY))
+
+
+def train_and_kill(run_dir: Path, rows: int) -> int:
+    """Train to the middle of the epoch and kill. Give the number of killed processes.
+
+    The moment is midway between two checkpoints, so that some steps are always rolled back with the model.
+    """
+    rows_per_checkpoint = CHECKPOINT_EVERY * BATCH_SIZE * RANKS
+    enough = (rows // 2 // rows_per_checkpoint + 0.5) * rows_per_checkpoint
+    deadline = time.monotonic() + TIME_LIMIT
+    with train(run_dir) as job:
+        while sum(rows_in(ledger_path(run_dir, rank)) for rank in range(RANKS)) < enough:
+            if not job.is_running() or time.monotonic() > deadline:
+                raise RuntimeError(f"the training did not reach the middle of the epoch:\n{job.output()}")
+            time.sleep(0.01)
+        return job.kill()
+
+
+def split_by_step(records: Records) -> dict[int, bytes]:
+    """Take a ledger apart into its batches: the row ids of each step, in order."""
+    steps, starts = np.unique(records[:, 0], return_index=True)
+    batches = np.split(records[:, 1], starts[1:])
+    return {int(step): batch.tobytes() for step, batch in zip(steps, batches, strict=True)}
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """The ledgers that the three runs left behind, one a rank.
+
+    Args:
+        rows: Rows of the dataset.
+        step: The step of the checkpoint that was resumed from.
+        killed: As they were when the job was killed.
+        kept: As they were at the end: what the model was trained on and has not forgotten.
+        uninterrupted: What a loader delivers that nobody stops.
+    """
+
+    rows: int
+    step: int
+    killed: list[Records]
+    kept: list[Records]
+    uninterrupted: list[Records]
+
+    def rows_trained_before_kill(self) -> int:
+        """Count the rows trained on when the job was killed, whether a checkpoint holds them or not."""
+        return sum(map(len, self.killed))
+
+    def rows_kept_before_kill(self) -> int:
+        """Count the rows that the checkpoint holds."""
+        return sum(len(committed(records, self.step)) for records in self.killed)
+
+    def kept_ids(self) -> list[int]:
+        """Give the ids of all rows that were trained on and kept."""
+        ids: list[int] = np.concatenate(self.kept)[:, 1].tolist()
+        return ids
+
+    def rows_lost(self) -> int:
+        """Count the rows of the dataset that are not among the kept ones."""
+        return len(set(range(self.rows)) - set(self.kept_ids()))
+
+    def rows_repeated(self) -> int:
+        """Count the kept rows that had been there before, or that the dataset does not have."""
+        ids = self.kept_ids()
+        return len(ids) - len(set(ids) & set(range(self.rows)))
+
+    def batches_after_resume(self) -> tuple[int, int]:
+        """Count the batches after the resume, and those of them that the uninterrupted epoch has there."""
+        total = same = 0
+        for kept, uninterrupted in zip(self.kept, self.uninterrupted, strict=True):
+            expected = split_by_step(uninterrupted)
+            batches = {step: rows for step, rows in split_by_step(kept).items() if step > self.step}
+            total += len(batches)
+            same += sum(expected.get(step) == rows for step, rows in batches.items())
+        return total, same
+
+    def batches_of_ranks(self) -> list[int]:
+        """Count the batches that each rank was trained on and kept."""
+        return [len(split_by_step(records)) for records in self.kept]
+
+    def holds(self) -> bool:
+        """Say whether the epoch was cut in the middle and yet delivered exactly once, in its order."""
+        total, same = self.batches_after_resume()
+        cut = self.step > 0 and total > 0
+        return cut and self.rows_lost() == self.rows_repeated() == 0 and same == total
+
+
+def line(label: str, value: float, note: str = "") -> None:
+    """Print a number of the ledger."""
+    print(f"  {label:<38}{value:>9,}   {note}".rstrip())
+
+
+def print_ledger(evidence: Evidence) -> None:
+    """Print what became of the rows."""
+    trained, kept = evidence.rows_trained_before_kill(), evidence.rows_kept_before_kill()
+    total, same = evidence.batches_after_resume()
+    print("\nLedger, in rows")
+    line("in the epoch", evidence.rows, "counted from the Parquet footers")
+    line("trained on when killed", trained)
+    line("  kept: in the checkpoint", kept)
+    line("  rolled back with the model", trained - kept, "trained on again after the resume")
+    line("trained on and kept after the resume", sum(map(len, evidence.kept)) - kept)
+    line("lost", evidence.rows_lost())
+    line("repeated", evidence.rows_repeated())
+    print(f"{same:,} of {total:,} batches after the resume are those of an uninterrupted epoch, in order.")
+
+
+def print_cost(resumed: list[dict[str, Any]], replayed: list[dict[str, Any]]) -> None:
+    """Print what the resume cost, beside what it costs to read everything up to the same batch again."""
+    resume_bytes = sum(report["metrics"]["bytes_read_again"] for report in resumed)
+    replay_bytes = sum(report["metrics"]["bytes_read"] for report in replayed)
+    resume_seconds = max(report["seconds_to_first_batch"] for report in resumed)
+    replay_seconds = max(report["seconds_to_batch"] for report in replayed)
+    print("\nCost of coming back                      resume   reading all again")
+    print(f"  megabytes read again               {resume_bytes / 1e6:>10.2f}{replay_bytes / 1e6:>20.2f}")
+    print(f"  seconds to the next batch          {resume_seconds:>10.2f}{replay_seconds:>20.2f}")
+
+
+def main() -> int:
+    """Run the demonstration and give the exit status: 0 if no row was lost or repeated."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the blocks that end the jobs are left
+    rows = count_rows(DATA)
+    print(f"Training on {rows:,} flights: {RANKS} ranks, a checkpoint every {CHECKPOINT_EVERY} steps.")
+    with tempfile.TemporaryDirectory() as folder:
+        run_dir, replay_dir = Path(folder, "training"), Path(folder, "replay")
+
+        processes = train_and_kill(run_dir, rows)
+        killed = read_ledgers(run_dir)
+        last = max(int(records[-1, 0]) for records in killed)
+        print(f"Killed all {processes} processes with SIGKILL at step {last}, in the middle of the epoch.")
+
+        with train(run_dir) as job:
+            job.finish(TIME_LIMIT)
+        resumed = read_reports(run_dir)
+        step = resumed[0]["resumed_at_step"]
+        print(f"Started again: resumed from the checkpoint of step {step} and finished the epoch.")
+
+        with start("replay.py", replay_dir, "--until-step", str(step)) as job:
+            job.finish(TIME_LIMIT)
+        evidence = Evidence(rows, step, killed, read_ledgers(run_dir), read_ledgers(replay_dir))
+        replayed = read_reports(replay_dir)
+
+    losses = resumed[0]["losses"]
+    before, after = np.mean(losses[:CHECKPOINT_EVERY]), np.mean(losses[-CHECKPOINT_EVERY:])
+    batches = " and ".join(map(str, evidence.batches_of_ranks()))
+    print(f"The ranks have {batches} batches: under DDP's join() each goes on to its own end.")
+    print(f"Mean loss: {before:.3f} over the first {CHECKPOINT_EVERY} steps, {after:.3f} over the last.")
+    print_ledger(evidence)
+    print_cost(resumed, replayed)
+    return 0 if evidence.holds() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
