@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -105,12 +105,34 @@ def test_resume_at_every_batch_delivers_the_very_batches_that_were_to_come(
         delivered += rows_in(whole)
 
         for number, state in enumerate(states):
+            assert_state_records(state, rows_in(whole[:number]), path)
             if number % 5 == rank + 1:
                 loader = open_loader(path, **options)[0]
             loader.load_state_dict(state)
             assert contents_of(loader) == whole[number:], number
 
     assert sorted(delivered) == (KEPT if kept == "filtered" else list(range(ROWS)))
+
+
+def assert_state_records(state: Any, delivered: list[int], path: Path) -> None:
+    """Check that completed shards hold delivered rows alone, and that shards in progress account for the others."""
+    first_rows = accumulate((rows for rows, _ in FILES), initial=0)
+    first = {str(file): row for file, row in zip(sorted(path.iterdir()), first_rows, strict=False)}
+
+    def wanted_rows(shard: Any) -> set[int]:
+        splits = [(first[one["path"]] + one["row_offset"], one["row_length"]) for one in shard["splits"]]
+        return {row for start, length in splits for row in range(start, start + length)} & wanted
+
+    wanted = set(range(ROWS)) if state["plan"]["filter"] is None else set(KEPT)
+    completed = [row for shard in state["completed_shards"] for row in wanted_rows(shard)]
+    assert len(completed) == len(set(completed))
+    assert set(completed) <= set(delivered)
+    left = set(delivered) - set(completed)
+    for shard in state["in_progress"]:
+        assert len(wanted_rows(shard) & left) == shard["rows_delivered"]
+        assert 0 < shard["rows_delivered"] < sum(split["row_length"] for split in shard["splits"])
+        left -= wanted_rows(shard)
+    assert not left
 
 
 @pytest.mark.parametrize("order", SHUFFLES)

@@ -17,11 +17,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import ACCESS_KEY, SECRET_KEY, S3Server
+from fsspec.implementations.memory import MemoryFileSystem
 from jobs.processes import own_children, wait_until_none
 from support import all_rows_of, batches_of, open_loader, write_dataset
 
@@ -362,6 +364,54 @@ def test_no_secret_is_in_the_error_of_a_refused_login_or_a_dead_endpoint(s3, buc
 @pytest.mark.parametrize("wrong", [{"kee": ACCESS_KEY}, {"client_kwargs": {"aws_secret": SECRET_KEY}}])
 def test_no_secret_is_in_the_error_of_a_misspelled_storage_option(s3, bucket, told, wrong):
     told.error_of(lambda: open_loader(f"s3://{bucket}/data", storage_options={**s3.storage_options(), **wrong}))
+    assert told.leaked() == []
+
+
+class Talkative(MemoryFileSystem):
+    """A storage that puts its options into its errors, as connection strings of some clouds are."""
+
+    protocol = "talkative"
+    broken: ClassVar[bool] = False
+
+    @classmethod
+    def _strip_protocol(cls, path: str) -> Any:
+        return super()._strip_protocol(path.removeprefix("talkative:"))
+
+    def info(self, path: str, **options: Any) -> Any:
+        return self._unless_broken(super().info, path, **options)
+
+    def cat_file(self, path: str, **options: Any) -> Any:
+        return self._unless_broken(super().cat_file, path, **options)
+
+    def open(self, path: str, *args: Any, **options: Any) -> Any:
+        return self._unless_broken(super().open, path, *args, **options)
+
+    def _unless_broken(self, action: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        if self.broken:
+            raise ConnectionError(f"no connection with {self.storage_options}")
+        return action(*args, **options)
+
+
+@pytest.fixture
+def talkative(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """The URL of a directory on such a storage."""
+    fsspec.register_implementation("talkative", Talkative, clobber=True)
+    MemoryFileSystem().pipe_file("/talkative/one.parquet", plain_parquet(0))
+    monkeypatch.setattr(Talkative, "broken", False)
+    yield "talkative://talkative"
+    MemoryFileSystem().rm("/talkative", recursive=True)
+
+
+@pytest.mark.parametrize("workers", WORKERS[:2])
+def test_no_secret_is_in_an_error_though_the_storage_puts_it_there(talkative, told, monkeypatch, workers):
+    options = {"account_key": SECRET_KEY, "deep": {"credentials": {"sas_token": SESSION_TOKEN}}, "password": PASSWORD}
+    loader, _ = open_loader(talkative, storage_options=options, **workers)
+    monkeypatch.setattr(Talkative, "broken", True)
+    texts = [
+        told.error_of(lambda: open_loader(talkative, storage_options=options)),
+        told.error_of(lambda: list(loader)),
+    ]
+    assert all("no connection with" in text and "account_key" in text for text in texts)
     assert told.leaked() == []
 
 

@@ -83,15 +83,22 @@ def own_state(states: Sequence[dict[str, Any]], rank: int | None = None) -> dict
         The state that this rank saved.
 
     Raises:
-        RankMismatchError: If the list does not hold each rank's state once.
+        RankMismatchError: If the list does not hold each rank's state once, or not this rank's.
+        ValueError: If it is no list of states.
     """
     rank = _own_rank() if rank is None else rank
-    ranks = [state["rank"] for state in states]
-    if sorted(ranks) != list(range(len(states))):
-        msg = f"a gathered list holds each rank's state once; this one holds ranks {ranks}"
+    try:
+        saved = [(state["rank"], state["num_ranks"]) for state in states]
+    except (KeyError, TypeError) as error:
+        msg = f"not a list of loader states: {error!r}"
+        raise ValueError(msg) from None
+    ranks = [one for one, _ in saved]
+    if any(count != len(saved) for _, count in saved) or sorted(ranks) != list(range(len(saved))):
+        counts = sorted({count for _, count in saved})
+        msg = f"a gathered list holds each rank's state once; this one holds ranks {ranks}, saved by {counts} ranks"
         raise RankMismatchError(msg)
-    if rank >= len(states):
-        msg = f"rank {rank} has no state: the list was saved by {len(states)} ranks"
+    if not 0 <= rank < len(saved):
+        msg = f"rank {rank} has no state: the list was saved by {len(saved)} ranks"
         raise RankMismatchError(msg)
     return states[ranks.index(rank)]
 

@@ -52,15 +52,27 @@ def shared_memory() -> set[str]:
 
 
 def ownerless(names: set[str]) -> set[str]:
-    """Return those files in shared memory that no process of somebody else has mapped: nobody else's business."""
+    """Return those files in shared memory that no process of somebody else has mapped: the rest is not our business."""
+    inodes = {}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            inodes[name] = (SHARED_MEMORY / name).stat().st_ino
     ours = {os.getpid(), *own_children()}
-    held = set()
-    for entry in Path("/proc").glob("[0-9]*/maps"):
-        if int(entry.parent.name) not in ours:
-            with contextlib.suppress(OSError):
-                text = entry.read_text()
-                held |= {name for name in names if f"{SHARED_MEMORY}/{name}" in text}
-    return {name for name in names - held if (SHARED_MEMORY / name).exists()}
+    held = set().union(*(_mapped_shared_memory(pid) for pid in _all_pids() if pid not in ours)) if inodes else set()
+    return {name for name, inode in inodes.items() if inode not in held}
+
+
+def _all_pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
+
+
+def _mapped_shared_memory(pid: int) -> set[int]:
+    """Return the inodes: a semaphore's file is mapped under another name than the one it gets afterwards."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    return {int(line.split()[4]) for line in lines if f"{SHARED_MEMORY}/" in line}
 
 
 def wait_until_none(left: Callable[[], Any], seconds: float = PARENT_NOTICED_SEC) -> Any:
