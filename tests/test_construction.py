@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -112,6 +114,25 @@ def test_a_wrong_argument_is_an_error_that_names_it(data, arguments, kind, messa
         open_loader(data, **arguments)
 
 
+@pytest.mark.parametrize(
+    "value", [np.float64(8), np.array(8.5), np.array([8, 8]), torch.tensor(8.5), torch.tensor([8, 8])], ids=repr
+)
+def test_a_number_that_is_no_integer_is_an_error_that_names_the_argument(data, value):
+    with pytest.raises(TypeError, match="batch_size="):
+        open_loader(data, batch_size=value)
+
+
+def test_integers_of_numpy_are_as_good_as_pythons_own(data):
+    given = {"batch_size": 9, "split_rows": 50, "shuffle_seed": 3, "shuffle_buffer_size": 70, "split_bytes": 10_000}
+    given |= {"num_workers": 0, "num_ranks": 1, "rank": 0}
+    loader, dataset = open_loader(data, shuffle=True, **given)
+    other_loader, other = open_loader(data, shuffle=True, **{name: np.int64(one) for name, one in given.items()})
+    dataset.set_epoch(4)
+    other.set_epoch(np.int64(4))
+    assert json.dumps(other.state_dict()) == json.dumps(dataset.state_dict())
+    assert batches_of(other_loader) == batches_of(loader)
+
+
 def test_an_argument_that_does_not_exist_is_refused(data):
     with pytest.raises(TypeError, match="bach_size"):
         open_loader(data, bach_size=3)
@@ -194,6 +215,7 @@ def test_a_misspelled_column_of_a_filter_is_named_with_the_nearest_match(data, f
         pc.field("value") < dt.datetime(2020, 1, 1, tzinfo=dt.timezone.utc),
         pc.field("value") & pc.field("score"),
         pc.field("value", "inner") > 3,
+        pc.sum(pc.field("value")) > 3,
     ],
     ids=str,
 )

@@ -10,6 +10,9 @@ import os
 import random
 import re
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +21,8 @@ from typing import Any, TypeAlias
 import pyarrow.compute as pc
 import pytest
 import torch
-from jobs.processes import ownerless, shared_memory, wait_until_none
-from jobs.torchrun import Job, running
+from jobs.processes import descendants, living, ownerless, shared_memory, wait_until_none
+from jobs.torchrun import JOBS, Job, running
 from support import batches_of, open_loader, write_dataset
 
 from torch_dataloader_utils import CheckpointMismatchError, RankMismatchError
@@ -398,6 +401,25 @@ def test_a_killed_worker_fails_its_rank_which_can_be_resumed(kill_data, tmp_path
     assert not epoch.checkpoint()["ended"]
     epoch.finished()
     check_rows(epoch)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_workers_with_full_queues_end_with_a_killed_training_process(tmp_path, start):
+    """A pipe holds 64 KiB; whoever writes more to it waits for somebody to read."""
+    write_dataset(tmp_path / "data", ((80_000, 4_000),))
+    command = [sys.executable, str(JOBS / "stalled_job.py"), str(tmp_path / "data"), start]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begun\n"
+            family = descendants(process.pid)
+            time.sleep(1)
+        finally:
+            process.kill()
+    assert len(family) >= 2
+    left = wait_until_none(lambda: family & living())
+    kill(sorted(left))
+    assert not left
 
 
 @pytest.mark.soak

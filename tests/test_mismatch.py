@@ -11,6 +11,7 @@ import pickle
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,7 +28,7 @@ from support import DEFAULT_FILES, batches_of, manifest_of, open_loader, row_ids
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError
 from torch_dataloader_utils import state as state_module
 from torch_dataloader_utils.errors import Difference
-from torch_dataloader_utils.model import Plan, Receipt
+from torch_dataloader_utils.model import Manifest, Plan, Receipt
 from torch_dataloader_utils.planning import PlanOptions, make_plan
 from torch_dataloader_utils.progress import Progress
 from torch_dataloader_utils.saved import parse_state
@@ -41,6 +42,13 @@ pytestmark = [
 ROWS = sum(rows for rows, _ in DEFAULT_FILES)
 OPTIONS = {"shuffle": True, "split_rows": 60}
 """Under which most states here are saved: several shards, of one or more row groups."""
+
+MADE_UP = manifest_of([(50, 100), (50, 100), (30, 100)], [(7, 100)], [(40, 100)] * 5)
+MADE_UP_OPTIONS = PlanOptions(10**6, split_rows=60, shuffle=True)
+
+
+def made_up_plan(epoch: int) -> Plan:
+    return make_plan(MADE_UP, MADE_UP_OPTIONS, epoch=epoch, num_ranks=2, num_workers=3)
 
 
 @pytest.fixture(scope="module")
@@ -298,6 +306,30 @@ def test_a_dataset_that_moved_loads_and_goes_on(own_data, tmp_path):
     after = [row for batch in batches_of(loader) for row in batch]
     assert sorted(rows + after) == list(range(ROWS))
     assert dataset.state_dict()["plan"]["root"] == str(moved)
+
+
+def run_with_etag(etag: str | None) -> Run:
+    first, *others = MADE_UP.files
+    manifest = Manifest("s3://bucket/data", (replace(first, etag=etag), *others))
+    return Run(manifest, MADE_UP_OPTIONS, filter_digest=None, num_workers=3, num_ranks=2, rank=1)
+
+
+def test_another_etag_is_a_changed_file():
+    """The storage says so, though path, size and footer are the same."""
+    run = run_with_etag("one")
+    progress = Progress.fresh(made_up_plan(0).rank_streams(1))
+    state = json.loads(json.dumps(state_module.dump_state(run, 0, progress)))
+    assert restore_progress(parse_state(state), run, made_up_plan) == progress
+    with pytest.raises(CheckpointMismatchError, match=r"files changed since the checkpoint: a\.parquet\n") as raised:
+        restore_progress(parse_state(state), run_with_etag("other"), made_up_plan)
+    assert raised.value.files_changed == ("a.parquet",)
+
+
+@pytest.mark.parametrize(("before", "now"), [("one", None), (None, "one"), (None, None)])
+def test_etags_are_compared_only_where_both_sides_have_one(before, now):
+    progress = Progress.fresh(made_up_plan(0).rank_streams(1))
+    state = state_module.dump_state(run_with_etag(before), 0, progress)
+    assert restore_progress(parse_state(state), run_with_etag(now), made_up_plan) == progress
 
 
 # Recorded ranges ---------------------------------------------------------------------------------------------------
@@ -738,17 +770,9 @@ def damages(draw: st.DrawFn, states: list[dict[str, Any]]) -> dict[str, Any]:
     return state
 
 
-FUZZED = manifest_of([(50, 100), (50, 100), (30, 100)], [(7, 100)], [(40, 100)] * 5)
-FUZZED_OPTIONS = PlanOptions(10**6, split_rows=60, shuffle=True)
-
-
-def _fuzzed_plan(epoch: int) -> Plan:
-    return make_plan(FUZZED, FUZZED_OPTIONS, epoch=epoch, num_ranks=2, num_workers=3)
-
-
-def _fuzzed_states() -> tuple[Run, list[dict[str, Any]]]:
-    run = Run(FUZZED, FUZZED_OPTIONS, filter_digest=None, num_workers=3, num_ranks=2, rank=1)
-    progress = Progress.fresh(_fuzzed_plan(2).rank_streams(1))
+def made_up_states() -> tuple[Run, list[dict[str, Any]]]:
+    run = Run(MADE_UP, MADE_UP_OPTIONS, filter_digest=None, num_workers=3, num_ranks=2, rank=1)
+    progress = Progress.fresh(made_up_plan(2).rank_streams(1))
     for receipt in (Receipt(0, 0, 5, rows=5), Receipt(1, 1, 0, rows=9), Receipt(2, 0, 7, rows=7)):
         progress = progress.advanced(receipt)
     with patch.object(state_module, "MOST_BYTES", -1):
@@ -759,26 +783,26 @@ def _fuzzed_states() -> tuple[Run, list[dict[str, Any]]]:
 @given(st.data())
 @settings(deadline=None, max_examples=1500, suppress_health_check=[HealthCheck.too_slow])
 def test_a_damaged_state_of_many_streams_is_refused_or_leaves_exactly_what_it_does_not_record(data_of_test):
-    run, states = _fuzzed_states()
+    run, states = made_up_states()
     damaged = data_of_test.draw(damages(states))
     try:
-        progress = restore_progress(parse_state(damaged), run, _fuzzed_plan)
+        progress = restore_progress(parse_state(damaged), run, made_up_plan)
     except ValueError:
         return
-    own = [shard for stream in _fuzzed_plan(damaged["epoch"]).rank_streams(1) for shard in stream]
+    own = [shard for stream in made_up_plan(damaged["epoch"]).rank_streams(1) for shard in stream]
     left = [
         row
         for stream in progress.streams
         for piece in stream.left
-        for row in row_ids(FUZZED, piece.shard)[piece.start :]
+        for row in row_ids(MADE_UP, piece.shard)[piece.start :]
     ]
-    assert sorted(left + recorded_rows(damaged)) == sorted(row for shard in own for row in row_ids(FUZZED, shard))
+    assert sorted(left + recorded_rows(damaged)) == sorted(row for shard in own for row in row_ids(MADE_UP, shard))
 
 
 def recorded_rows(state: dict[str, Any]) -> list[int]:
     """The rows that a state says are delivered, where rows keep their order in a shard."""
     root = state["plan"]["root"]
-    first = FUZZED.first_rows
+    first = MADE_UP.first_rows
 
     def written_out(splits: list[dict[str, Any]]) -> list[int]:
         return [

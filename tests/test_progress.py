@@ -151,7 +151,7 @@ def through_json(state: dict[str, Any]) -> dict[str, Any]:
 
 
 @given(deliveries(), stops)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 def test_a_state_through_json_brings_back_what_is_left_and_whose_turn_it_is(delivery, after):
     _, progress = stopped(delivery, delivery.fresh(), after)
     restored = delivery.restored(through_json(delivery.state(progress)))
@@ -163,7 +163,7 @@ def test_a_state_through_json_brings_back_what_is_left_and_whose_turn_it_is(deli
 
 
 @given(deliveries(), stops)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 def test_the_batches_after_a_resume_are_the_very_batches_that_were_still_to_come(delivery, after):
     whole = delivery.batches_from(delivery.fresh())
     before, progress = stopped(delivery, delivery.fresh(), after)
@@ -240,7 +240,7 @@ def by_number() -> AbstractContextManager[Any]:
 
 
 @given(deliveries(), stops)
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=200)
 def test_row_numbers_bring_back_the_same_as_ranges_written_out(delivery, after):
     batches, progress = stopped(delivery, delivery.fresh(), after)
     written_out = delivery.state(progress)

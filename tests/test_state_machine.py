@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow.compute as pc
 import pytest
@@ -18,7 +18,6 @@ from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
     invariant,
-    multiple,
     precondition,
     rule,
     run_state_machine_as_test,
@@ -32,9 +31,8 @@ ROWS = sum(rows for rows, _ in FILES)
 FILTER = (pc.field("value") < 90) & (pc.bit_wise_and(pc.field("value"), 8) == 0)
 KEPT = [row for row in range(ROWS) if row < 90 and not row & 8]
 
-ORDERS = st.sampled_from([{}, {"shuffle": True}, {"shuffle": True, "shuffle_buffer_size": 20}])
-FILTERS = st.sampled_from([{}, {"filters": FILTER}])
-EPOCHS = st.integers(0, 2)
+ORDERS: list[dict[str, Any]] = [{}, {"shuffle": True}, {"shuffle": True, "shuffle_buffer_size": 20}]
+COUNTS = st.integers(0, 6)
 
 
 class StepFailedError(Exception):
@@ -50,12 +48,12 @@ class LoaderMachine(RuleBasedStateMachine):
 
     data: Path
     workers: Mapping[str, Any]
+    epochs: dict[tuple[Any, ...], list[list[int]]]
 
     saved = Bundle("saved")
 
     def __init__(self) -> None:
         super().__init__()
-        self.epochs: dict[int, list[list[int]]] = {}
         self.epoch = 0
         self.delivered = 0
         self.waiting = False
@@ -63,10 +61,15 @@ class LoaderMachine(RuleBasedStateMachine):
         self.iterator: Any = None
         self.ended_iterators: list[Any] = []
 
-    @initialize(order=ORDERS, kept=FILTERS, batch_size=st.sampled_from([5, 8, 13]), drop_last=st.booleans())
-    def open(self, order: dict[str, Any], kept: dict[str, Any], batch_size: int, drop_last: bool) -> None:
-        self.options = {"batch_size": batch_size, "drop_last": drop_last, **order, **kept, **self.workers}
-        self.rows = KEPT if kept else list(range(ROWS))
+    @initialize(
+        order=st.sampled_from(ORDERS),
+        filtered=st.booleans(),
+        batch_size=st.sampled_from([5, 8, 13]),
+        drop_last=st.booleans(),
+    )
+    def open(self, order: dict[str, Any], filtered: bool, batch_size: int, drop_last: bool) -> None:
+        self.options = {"batch_size": batch_size, "drop_last": drop_last, **order, **self.workers}
+        self.filtered = filtered
         self.loader = self._new_loader()
 
     def teardown(self) -> None:
@@ -75,20 +78,22 @@ class LoaderMachine(RuleBasedStateMachine):
         self.ended_iterators = []
 
     def _new_loader(self) -> Any:
-        return open_loader(self.data, **self.options)[0]
+        return open_loader(self.data, **self.options, filters=FILTER if self.filtered else None)[0]
 
     def _whole(self, epoch: int) -> list[list[int]]:
-        """Return the batches of an uninterrupted epoch, read in this process."""
-        if epoch not in self.epochs:
+        """Return the batches of an uninterrupted epoch, read in this process, once for all examples."""
+        key = (epoch, self.filtered, *self.options.items())
+        if key not in self.epochs:
             whole = self._new_loader().dataset
             whole.set_epoch(epoch)
             batches = batches_of(whole)
             rows = [row for batch in batches for row in batch]
-            assert len(rows) + whole.get_metrics()["rows_dropped"] == len(self.rows)
+            wanted = KEPT if self.filtered else list(range(ROWS))
+            assert len(rows) + whole.get_metrics()["rows_dropped"] == len(wanted)
             assert len(set(rows)) == len(rows)
-            assert set(rows) <= set(self.rows)
-            self.epochs[epoch] = batches
-        return self.epochs[epoch]
+            assert set(rows) <= set(wanted)
+            self.epochs[key] = batches
+        return self.epochs[key]
 
     def _end_iterator(self) -> None:
         if self.iterator is not None:
@@ -97,32 +102,42 @@ class LoaderMachine(RuleBasedStateMachine):
 
     # Iterating --------------------------------------------------------------------------------------------------------
 
-    @rule()
-    def begin(self) -> None:
+    def _begin(self) -> None:
         self._end_iterator()
         self.iterator = iter(self.loader)
         if not self.waiting:
             self.delivered = 0
         self.waiting = False
 
-    @precondition(lambda self: self.iterator is not None)
-    @rule(count=st.integers(1, 4))
-    def take(self, count: int) -> None:
+    def _take(self, count: int) -> None:
         for _ in range(count):
             to_come = self._whole(self.epoch)[self.delivered :]
             batch = next(self.iterator, None)
             assert (batch and rows_of(batch)) == (to_come[0] if to_come else None)
             self.delivered += batch is not None
 
-    @precondition(lambda self: self.iterator is not None)
-    @rule()
-    def exhaust(self) -> None:
-        assert batches_of(self.iterator) == self._whole(self.epoch)[self.delivered :]
-        self.delivered = len(self._whole(self.epoch))
+    def _begin_and_take(self, count: int | None) -> None:
+        if count is not None:
+            self._begin()
+            self._take(count)
+
+    def _saved(self) -> tuple[str, int, int]:
+        return json.dumps(self.loader.state_dict()), self.epoch, self.delivered
+
+    @rule(target=saved, count=COUNTS)
+    def begin_take_and_save(self, count: int) -> Any:
+        self._begin_and_take(count)
+        return self._saved()
 
     @precondition(lambda self: self.iterator is not None)
-    @rule(count=st.integers(0, 3))
-    def fail_in_the_loop(self, count: int) -> None:
+    @rule(target=saved, count=COUNTS)
+    def take_and_save(self, count: int) -> Any:
+        self._take(count)
+        return self._saved()
+
+    @precondition(lambda self: self.iterator is not None)
+    @rule(target=saved, count=COUNTS)
+    def fail_in_the_loop_and_save(self, count: int) -> Any:
         seen = []
         with contextlib.suppress(StepFailedError):
             for batch in self.iterator:
@@ -131,10 +146,18 @@ class LoaderMachine(RuleBasedStateMachine):
                     raise StepFailedError
         assert seen == self._whole(self.epoch)[self.delivered :][: count + 1]
         self.delivered += len(seen)
+        return self._saved()
+
+    @precondition(lambda self: self.iterator is not None)
+    @rule(target=saved)
+    def exhaust_and_save(self) -> Any:
+        assert batches_of(self.iterator) == self._whole(self.epoch)[self.delivered :]
+        self.delivered = len(self._whole(self.epoch))
+        return self._saved()
 
     @precondition(lambda self: self.iterator is not None)
     @rule()
-    def drop_iterator(self) -> None:
+    def drop_the_iterator(self) -> None:
         self.iterator = None
 
     @precondition(lambda self: self.ended_iterators)
@@ -143,23 +166,7 @@ class LoaderMachine(RuleBasedStateMachine):
         with pytest.raises(IterationEndedError):
             next(self.ended_iterators[pick % len(self.ended_iterators)])
 
-    # Saving and loading -----------------------------------------------------------------------------------------------
-
-    @rule(target=saved)
-    def save(self) -> Any:
-        state = json.dumps(self.loader.state_dict())
-        return multiple((state, self.epoch, self.delivered))
-
-    @rule(one=saved)
-    def resume_in_the_same_loader(self, one: tuple[str, int, int]) -> None:
-        self._load(one)
-
-    @rule(one=saved)
-    def crash_and_resume(self, one: tuple[str, int, int]) -> None:
-        self.iterator = None
-        self.ended_iterators = []
-        self.loader = self._new_loader()
-        self._load(one)
+    # Loading ----------------------------------------------------------------------------------------------------------
 
     def _load(self, one: tuple[str, int, int]) -> None:
         state, self.epoch, self.delivered = one
@@ -167,18 +174,30 @@ class LoaderMachine(RuleBasedStateMachine):
         self.waiting = True
         self._end_iterator()
 
+    @rule(one=saved, count=st.none() | COUNTS)
+    def resume_in_the_same_loader(self, one: tuple[str, int, int], count: int | None) -> None:
+        self._load(one)
+        self._begin_and_take(count)
+
+    @rule(one=saved, count=st.none() | COUNTS)
+    def crash_and_resume(self, one: tuple[str, int, int], count: int | None) -> None:
+        self.teardown()
+        self.loader = self._new_loader()
+        self._load(one)
+        self._begin_and_take(count)
+
     @rule(one=saved)
     def load_what_is_refused(self, one: tuple[str, int, int]) -> None:
         with pytest.raises(ValueError, match="shuffle_seed"):
             self.loader.load_state_dict({**json.loads(one[0]), "_shuffle_seed": 1})
 
-    @rule(epoch=EPOCHS)
-    def set_epoch(self, epoch: int) -> None:
+    @rule(epoch=st.integers(0, 2), count=st.none() | COUNTS)
+    def set_epoch(self, epoch: int, count: int | None) -> None:
         self.loader.dataset.set_epoch(epoch)
-        if self.waiting and epoch == self.epoch:
-            return
-        self.epoch, self.delivered, self.waiting = epoch, 0, False
-        self._end_iterator()
+        if not (self.waiting and epoch == self.epoch):
+            self.epoch, self.delivered, self.waiting = epoch, 0, False
+            self._end_iterator()
+        self._begin_and_take(count)
 
     # What always holds ------------------------------------------------------------------------------------------------
 
@@ -187,7 +206,7 @@ class LoaderMachine(RuleBasedStateMachine):
         state = self.loader.state_dict()
         assert state == self.loader.state_dict()
         assert (state["epoch"], state["batches_delivered"]) == (self.epoch, self.delivered)
-        if "filters" not in self.options:
+        if not self.filtered:
             assert len(self.loader) == len(self._whole(self.epoch))
 
 
@@ -213,14 +232,16 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_any_sequence_of_calls_in_this_process(path: Path):
     class InProcess(LoaderMachine):
         data = path
+        epochs: ClassVar = {}
         workers = MappingProxyType({"num_workers": 0})
 
-    run(InProcess, examples=200, steps=40)
+    run(InProcess, examples=100, steps=30)
 
 
 def test_any_sequence_of_calls_with_worker_processes(path: Path):
     class WithWorkers(LoaderMachine):
         data = path
+        epochs: ClassVar = {}
         workers = MappingProxyType({"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"})
 
-    run(WithWorkers, examples=80, steps=30)
+    run(WithWorkers, examples=40, steps=25)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import datetime as dt
 import decimal
+import operator
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from support import open_loader
 
 from torch_dataloader_utils import ColumnError
@@ -368,6 +371,74 @@ def test_dictionaries_that_differ_from_file_to_file_are_delivered_by_their_value
             assert batch["x"] == [correct[row] for row in batch["row"]]
 
 
+# Which rows --------------------------------------------------------------------------------------------------------
+
+NAN, LONG = float("nan"), "a" * 99
+
+CHOICES: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "f": (pa.float64(), [None, NAN, -0.0, 0.0, 1.5, float("inf")]),
+    "h": (pa.float32(), [None, NAN, 0.1, 2.0]),
+    "i": (pa.int64(), [None, -1, 0, 3, 2**62]),
+    "u": (pa.uint64(), [None, 0, 2**63, 2**64 - 1]),
+    "s": (pa.string(), [None, "", "é", LONG + "b", LONG + "c", "\U0001f600"]),
+    "b": (pa.bool_(), [None, True, False]),
+    "t": (pa.timestamp("ms"), [None, dt.datetime(1969, 1, 1), dt.datetime(2030, 1, 1)]),  # noqa: DTZ001
+    "d": (pa.decimal128(6, 2), [None, decimal.Decimal("-0.01"), decimal.Decimal("1.50")]),
+}
+
+
+@st.composite
+def comparisons(draw: st.DrawFn) -> pc.Expression:
+    """A column compared with a value, looked up in a list of them, or asked for null."""
+    name = draw(st.sampled_from(list(CHOICES)))
+    kind, values = CHOICES[name]
+    column = pc.field(name)
+    how = draw(st.sampled_from(["compare", "compare", "compare", "look up", "null", "null or nan"]))
+    if how == "look up":
+        return column.isin(pa.array(draw(st.lists(st.sampled_from(values), max_size=2)), kind))
+    if how != "compare":
+        return column.is_null(nan_is_null=how == "null or nan")
+    value = pa.scalar(draw(st.sampled_from(values[1:])), kind)
+    compare = draw(st.sampled_from([pc.equal, pc.not_equal, pc.less, pc.less_equal, pc.greater, pc.greater_equal]))
+    return compare(column, pc.scalar(value))
+
+
+def combined(parts: st.SearchStrategy[pc.Expression]) -> st.SearchStrategy[pc.Expression]:
+    both = st.tuples(parts, parts)
+    return st.one_of(
+        parts.map(operator.invert), both.map(lambda two: two[0] & two[1]), both.map(lambda two: two[0] | two[1])
+    )
+
+
+@given(st.data())
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+def test_a_filter_delivers_the_rows_that_it_keeps_one_by_one_whatever_statistics_say(tmp_path_factory, data_of_test):
+    """Statistics rule out row groups, and know neither NaN nor the end of a long text."""
+    rows = data_of_test.draw(st.integers(1, 12))
+    columns = {
+        name: pa.array(data_of_test.draw(st.lists(st.sampled_from(values), min_size=rows, max_size=rows)), kind)
+        for name, (kind, values) in CHOICES.items()
+    }
+    filters = data_of_test.draw(st.recursive(comparisons(), combined, max_leaves=4))
+    table = pa.table(columns)
+    path = tmp_path_factory.getbasetemp() / "filtered.parquet"
+    pq.write_table(table, path, row_group_size=data_of_test.draw(st.sampled_from([1, 2, 5])))
+    kept = table.append_column("row", pa.array(range(rows))).filter(filters)["row"].to_pylist()
+    loader, _ = open_loader(path, columns=[], filters=filters, output_format="dict")
+    assert [row for batch in loader for row in batch["row"]] == kept
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [~(pc.field("f") >= 1.5), pc.field("f") != 1.5, pc.field("f").is_null(nan_is_null=True)],
+    ids=str,
+)
+def test_a_row_of_nan_is_not_lost_to_statistics_that_leave_it_out(tmp_path, filters):
+    pq.write_table(pa.table({"f": [1.5, NAN]}), tmp_path / "a.parquet")
+    loader, _ = open_loader(tmp_path, filters=filters)
+    assert [row for batch in loader for row in batch["row"].tolist()] == [1]
+
+
 # Which columns -----------------------------------------------------------------------------------------------------
 
 
@@ -391,6 +462,25 @@ def test_a_column_of_the_filter_alone_is_not_delivered(data, output_format):
     for batch in loader:
         assert list(batch.column_names if output_format == "arrow" else batch) == ["int64", "row"]
     assert dataset.schema.names == ["int64"]
+
+
+@pytest.mark.parametrize("columns", [None, ["a"], ["b"], ["c"], ["b", "a"], ["c", "b", "a"], []], ids=str)
+def test_a_filter_by_position_means_the_column_at_that_place_in_the_files_or_is_refused(tmp_path, columns):
+    pq.write_table(pa.table({"a": [1, 2, 3], "b": [10, 20, 30], "c": [0, 0, 0]}), tmp_path / "1.parquet")
+    pq.write_table(pa.table({"b": [40, 50], "c": [0, 0], "a": [4, 5]}), tmp_path / "2.parquet")
+    try:
+        loader, _ = open_loader(tmp_path, columns=columns, filters=pc.field(1) > 25)
+    except ColumnError:
+        return
+    assert [row for batch in loader for row in batch["row"].tolist()] == [2, 3, 4]
+
+
+@pytest.mark.parametrize("columns", [None, ["a"], ["s"], []], ids=str)
+def test_a_filter_may_look_into_a_struct(tmp_path, columns):
+    inner = pa.array([{"u": 1, "v": None}, {"u": 2, "v": "x"}, None])
+    pq.write_table(pa.table({"a": [1, 2, 3], "s": inner}), tmp_path / "1.parquet")
+    loader, _ = open_loader(tmp_path, columns=columns, filters=pc.field("s", "u") == 2)
+    assert [row for batch in loader for row in batch["row"].tolist()] == [1]
 
 
 @pytest.mark.parametrize("order", ORDERS)

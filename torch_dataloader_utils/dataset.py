@@ -134,7 +134,8 @@ class StructuredDataset(IterableDataset[Any]):
             drop_last: Whether to leave that short batch out. The rows are counted as ``rows_dropped``.
             columns: Columns to deliver, in this order; None for all.
             filters: Which rows to deliver: row groups are ruled out by their statistics, then rows are looked at.
-                May use columns outside `columns`.
+                May use columns outside `columns`. A filter that may keep NaN, such as ``pc.field("x") != 1`` of
+                floats, rules out no row group: statistics leave NaN out.
             shuffle: Whether shards come in an order drawn anew for each epoch.
             shuffle_seed: Seed of every random choice; seed and epoch together decide.
             shuffle_buffer_size: Number of rows, at most, that are read together and mixed, drawn from row groups all
@@ -414,9 +415,8 @@ class StructuredDataset(IterableDataset[Any]):
     def _answer(self, inbox: Inbox, number: int) -> Iterator[Parcel]:
         """Read, in a worker of this package's own loader, what its assignment says."""
         assignment = inbox.receive(number)
-        if assignment is not None:
-            for content in self.walk(assignment):
-                yield Parcel.pack(assignment.iteration, content)
+        for content in self.walk(assignment):
+            yield Parcel.pack(assignment.iteration, content)
 
     def _deliver_in_plain_worker(self, worker: int, num_workers: int, loader_seed: int) -> Iterator[Any]:
         """Deliver one stream, in a worker of a plain DataLoader; what is wrong is raised with the first batch."""

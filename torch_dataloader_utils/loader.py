@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.reading import Batch, StreamEnd
-from torch_dataloader_utils.transport import Inbox, Parcel, pinned
+from torch_dataloader_utils.transport import Inbox, Parcel, end_with_parent, pinned
 
 __all__ = ["IterationSource", "StructuredDataLoader"]
 
@@ -172,6 +172,7 @@ class _WorkerSetup:
         self._user_worker_init_fn = user_worker_init_fn
 
     def __call__(self, worker: int) -> None:
+        end_with_parent()
         copy: Any = get_worker_info().dataset  # type: ignore[union-attr]
         copy.attach_inbox(self._inboxes[worker])
         if self._user_worker_init_fn is not None:

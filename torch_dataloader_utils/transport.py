@@ -7,9 +7,10 @@ tensors and arrays of a batch is packed into one block, and the training process
 from __future__ import annotations
 
 import io
-import multiprocessing
+import os
 import pickle
-import queue
+import threading
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,10 +24,10 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.reading import Batch, StreamEnd
 
-__all__ = ["Inbox", "Parcel", "pinned"]
+__all__ = ["Inbox", "Parcel", "end_with_parent", "pinned"]
 
-PARENT_CHECK_SEC = 5.0
-"""How often a waiting worker looks whether its training process still lives."""
+PARENT_CHECK_SEC = 1.0
+"""How often a worker looks whether its training process still lives."""
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes in a block."""
@@ -59,21 +60,31 @@ class Inbox:
         self._begun += 1
         return self._begun
 
-    def receive(self, number: int) -> Assignment | None:
-        """Wait for an iteration's assignment; None if the training process is gone."""
-        parent = multiprocessing.parent_process()
-        while parent is None or parent.is_alive():
-            try:
-                sent, assignment = self._queue.get(timeout=PARENT_CHECK_SEC)
-            except queue.Empty:
-                continue
-            if sent == number:
-                return assignment  # type: ignore[no-any-return]
-        return None
+    def receive(self, number: int) -> Assignment:
+        """Wait, in the worker, for an iteration's assignment."""
+        sent, assignment = self._queue.get()
+        while sent != number:
+            sent, assignment = self._queue.get()
+        return assignment  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Let go of the queue."""
         self._queue.close()
+
+
+def end_with_parent() -> None:
+    """Make this worker process end soon after its parent does, whatever it is doing.
+
+    torch's own watch ends the worker's loop, but a large batch that nobody takes out of the queue any more keeps the
+    process: it waits at its exit for the queue's thread, which waits for a reader.
+    """
+    threading.Thread(target=_watch, args=(os.getppid(),), name="end_with_parent", daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_SEC)
+    os._exit(1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,18 +16,29 @@ PARENT_NOTICED_SEC = 15.0
 """Within this time every worker must have noticed that its training process is gone: it looks every 5 seconds."""
 
 
-def descendants(pid: int) -> set[int]:
-    """Return the ids of all living processes that a process started, and those that they did, to any depth."""
-    children: dict[int, list[int]] = {}
+def _parents() -> dict[int, int]:
+    """Return the parent of every living process."""
+    parents = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
             state, parent = entry.read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
-                children.setdefault(int(parent), []).append(int(entry.parent.name))
-    found = list(children.get(pid, []))
+                parents[int(entry.parent.name)] = int(parent)
+    return parents
+
+
+def living() -> set[int]:
+    """Return the ids of all processes but those that are dead and only wait to be buried."""
+    return set(_parents())
+
+
+def descendants(pid: int) -> set[int]:
+    """Return the ids of all living processes that a process started, and those that they did, to any depth."""
+    parents = _parents()
+    found = [pid]
     for each in found:
-        found += children.get(each, [])
-    return set(found)
+        found += [child for child, parent in parents.items() if parent == each]
+    return set(found[1:])
 
 
 def processes_with(mark: str) -> list[int]:
@@ -58,12 +69,8 @@ def ownerless(names: set[str]) -> set[str]:
         with contextlib.suppress(FileNotFoundError):
             inodes[name] = (SHARED_MEMORY / name).stat().st_ino
     ours = {os.getpid(), *own_children()}
-    held = set().union(*(_mapped_shared_memory(pid) for pid in _all_pids() if pid not in ours)) if inodes else set()
+    held = set().union(*(_mapped_shared_memory(pid) for pid in living() if pid not in ours)) if inodes else set()
     return {name for name, inode in inodes.items() if inode not in held}
-
-
-def _all_pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
 
 
 def _mapped_shared_memory(pid: int) -> set[int]:

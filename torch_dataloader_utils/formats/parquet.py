@@ -76,7 +76,7 @@ class ParquetSource:
         schema: The columns to deliver, in order, with their types; all nullable, as files may differ in that alone.
         filter: Which rows to deliver, or None for all.
         filter_columns: The columns that the filter needs.
-        selection: For each file the row groups that may hold such rows, by their statistics; None without a filter.
+        selection: For each file the row groups that may hold such rows, by their statistics; None if that is all.
     """
 
     storage: Storage
@@ -111,21 +111,11 @@ class ParquetSource:
                         yield NullCount(column, self.manifest.full_path(file.path), group, statistics.null_count)
 
     def _takes_nulls(self, column: str) -> bool:
-        """Whether the filter takes every row in which a column is null, by pyarrow's own reasoning."""
+        """Whether the filter takes every row in which a column is null."""
         if self.filter is None or column not in self.filter_columns:
             return False
-        null = pc.field(column).is_null()
-        return not _fragment(self._footer_of_one_row, null).subset(self.filter).row_groups
-
-    @cached_property
-    def _footer_of_one_row(self) -> bytes:
-        """The footer of a file with the filter's columns and one row, without statistics."""
-        sink = pa.BufferOutputStream()
-        first = _schema(parse_footer(self.footers[self.manifest.files[0].path]))
-        row = pa.table({name: pa.nulls(1, first.field(name).type) for name in self.filter_columns})
-        pq.write_table(row, sink, write_statistics=False)
-        written = bytes(sink.getvalue())
-        return written[-int.from_bytes(written[-8:-4], "little") - 8 :]
+        schema = _schema(parse_footer(self.footers[self.manifest.files[0].path]))
+        return _rules_out(self.filter, schema, self.filter_columns, pc.field(column).is_null())
 
 
 def open_parquet(
@@ -165,7 +155,7 @@ def open_parquet(
     for file, schema in zip(manifest.files[1:], schemas[1:], strict=True):
         _require_same(manifest, file.path, schema, whole, needed, all_columns=columns is None)
     selection = None
-    if filters is not None:
+    if filters is not None and not _may_keep_nan(filters, whole, filter_columns):
         selection = tuple(_selected(footer, filters, whole) for footer in footers)
     return ParquetSource(
         storage=storage,
@@ -416,6 +406,29 @@ def _binds(filters: pc.Expression, schema: pa.Schema) -> bool:
 def _bound_type(filters: pc.Expression, schema: pa.Schema) -> pa.DataType:
     dataset = pads.dataset(schema.empty_table())
     return dataset.scanner(columns={"keep": filters}).projected_schema.field("keep").type
+
+
+def _may_keep_nan(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str]) -> bool:
+    """Whether a filter may keep rows that hold NaN, which statistics leave out: then they rule out no row group."""
+    for name in columns:
+        kind = schema.field(name).type
+        if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
+            return True
+        if pa.types.is_floating(kind):
+            is_nan = pc.field(name) == pa.scalar(float("nan"), kind)
+            if not _rules_out(filters, schema, columns, is_nan):
+                return True
+    return False
+
+
+def _rules_out(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str], guarantee: pc.Expression) -> bool:
+    """Whether no row of which the guarantee holds passes a filter, by pyarrow's own reasoning."""
+    sink = pa.BufferOutputStream()
+    row = pa.table({name: pa.nulls(1, schema.field(name).type) for name in columns})
+    pq.write_table(row, sink, write_statistics=False)
+    written = bytes(sink.getvalue())
+    footer = written[-int.from_bytes(written[-8:-4], "little") - 8 :]
+    return not _fragment(footer, guarantee).subset(filters).row_groups
 
 
 def _selected(footer: bytes, filters: pc.Expression, schema: pa.Schema) -> tuple[int, ...]:
