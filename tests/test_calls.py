@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -393,6 +394,33 @@ def test_after_an_error_in_collate_fn_the_iterator_raises_again_and_a_resume_del
     loader.load_state_dict(state)
     assert batches_of(loader) == whole[5:]
     assert batches_of(loader) == whole
+
+
+@every_kind_of_workers
+def test_an_interrupt_while_a_batch_is_waited_for_loses_nothing(path: Path, workers: Workers, tmp_path: Path):
+    whole = whole_epoch(path, workers.count)
+    slow = tmp_path / "slow"
+    slow.touch()
+    loader = open_shuffled(path, workers, collate_fn=StallAtRow(whole[4][0], while_exists=slow))
+    iterator = iter(loader)
+    assert take(iterator, 4) == whole[:4]
+
+    def interrupt() -> None:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        slow.unlink()
+
+    timer = threading.Timer(0.2, interrupt)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(iterator)
+    timer.join()
+
+    state = loader.state_dict()
+    assert state["batches_delivered"] == 4
+    with pytest.raises(IterationEndedError, match="KeyboardInterrupt"):
+        next(iterator)
+    loader.load_state_dict(state)
+    assert batches_of(loader) == whole[4:]
 
 
 @every_kind_of_workers
@@ -847,19 +875,19 @@ def test_a_worker_that_dies_ends_the_iteration_in_an_error_and_the_state_resumes
     path: Path, workers: Workers, tmp_path: Path
 ):
     whole = whole_epoch(path, workers.count)
-    broken = tmp_path / "broken"
-    broken.touch()
-    loader = open_shuffled(path, workers, collate_fn=DieAtRow(whole[6][0], while_exists=broken))
+    doomed = tmp_path / "doomed"
+    doomed.touch()
+    loader = open_shuffled(path, workers, collate_fn=DieAtRow(whole[6][0], when_gone=doomed))
     iterator = iter(loader)
     assert take(iterator, 6) == whole[:6]
 
+    doomed.unlink()
     for _ in range(2):
         with pytest.raises(RuntimeError, match="worker"):
             next(iterator)
     state = loader.state_dict()
     assert state["batches_delivered"] == 6
 
-    broken.unlink()
     loader.load_state_dict(state)
     assert batches_of(loader) == whole[6:]
     fresh = open_shuffled(path, workers)
@@ -1115,14 +1143,16 @@ class FailAtRow:
 
 @dataclass(frozen=True)
 class DieAtRow:
-    """A `collate_fn` that kills its process at a row, once everything before has been taken."""
+    """A `collate_fn` that kills its process at a row, as soon as a file is gone, unless it was gone before."""
 
     row: int
-    while_exists: Path
+    when_gone: Path
 
     def __call__(self, batch: Any) -> Any:
-        if self.row in rows_of(batch) and self.while_exists.exists():
-            time.sleep(0.3)
+        if self.row in rows_of(batch) and self.when_gone.exists():
+            while self.when_gone.exists():
+                time.sleep(0.02)
+            time.sleep(0.1)  # until the training process waits for this batch
             os.kill(os.getpid(), signal.SIGKILL)
         return batch
 

@@ -139,6 +139,7 @@ def test_a_state_records_the_etag_of_every_object(s3, bucket):
     assert {file[0]: file[3] for file in files} == {path: etags[path] for path in etags if path != "_SUCCESS"}
 
 
+@pytest.mark.filterwarnings("ignore::torch_dataloader_utils.ChangedFilesWarning")
 def test_an_object_rewritten_with_the_same_size_and_footer_is_a_mismatch_by_its_etag(s3):
     bucket = s3.new_bucket()
     put(s3, bucket, "d/one.parquet", plain_parquet(0))

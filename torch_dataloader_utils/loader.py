@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.reading import Batch, StreamEnd
-from torch_dataloader_utils.transport import Inbox, Parcel, end_with_parent, pinned
+from torch_dataloader_utils.transport import Inbox, Parcel, end_with, pinned
 
 __all__ = ["IterationSource", "StructuredDataLoader"]
 
@@ -170,9 +171,10 @@ class _WorkerSetup:
     def __init__(self, inboxes: list[Inbox], user_worker_init_fn: Callable[[int], None] | None) -> None:
         self._inboxes = inboxes
         self._user_worker_init_fn = user_worker_init_fn
+        self._training_process = os.getpid()
 
     def __call__(self, worker: int) -> None:
-        end_with_parent()
+        end_with(self._training_process)
         copy: Any = get_worker_info().dataset  # type: ignore[union-attr]
         copy.attach_inbox(self._inboxes[worker])
         if self._user_worker_init_fn is not None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import re
 from collections.abc import Iterable, Sequence
 from decimal import Decimal
-from typing import SupportsIndex, TypeAlias
+from typing import TypeAlias
 
 __all__ = [
     "PathLike",
@@ -49,10 +50,13 @@ def parse_bytes(value: int | str, name: str) -> int:
 
 def require_count(value: object, name: str, least: int | None = 1) -> int:
     """Return an integer of at least `least`, or any integer if that is None."""
-    if isinstance(value, bool) or not isinstance(value, SupportsIndex):
+    count = None
+    if not isinstance(value, bool):
+        with contextlib.suppress(TypeError):
+            count = operator.index(value)  # type: ignore[arg-type]
+    if count is None:
         msg = f"{name}={value!r} is {type(value).__name__}, expected an integer"
         raise TypeError(msg)
-    count = operator.index(value)
     if least is not None and count < least:
         msg = f"{name}={value!r}: at least {least} is needed"
         raise ValueError(msg)

@@ -137,6 +137,7 @@ def restore_progress(saved: SavedState, run: Run, plan_epoch: Callable[[int], Pl
     Raises:
         CheckpointMismatchError: If the state belongs to another run, or records a range that is no union of this
             rank's splits.
+        ValueError: If it records a shard twice.
     """
     settings = run.settings()
     differences = [
@@ -150,6 +151,9 @@ def restore_progress(saved: SavedState, run: Run, plan_epoch: Callable[[int], Pl
         shard.splits or tuple(splits_of_rows(run.manifest, shard.rows)): shard.rows_delivered
         for shard in saved.in_progress
     }
+    if len(started) < len(saved.in_progress):
+        msg = "not a state of this package: it records a shard in progress twice"
+        raise ValueError(msg)
     lost = _first_unplaced(coverage, started, streams)
     if differences or files or lost:
         raise _mismatch(differences, files, lost, run.manifest)
@@ -162,12 +166,16 @@ def restore_progress(saved: SavedState, run: Run, plan_epoch: Callable[[int], Pl
 
 def touched_files(saved: SavedState, manifest: Manifest) -> list[str]:
     """Return the files whose modification time alone differs from the state's."""
-    before = {file.path: file.modified for file in saved.files or ()}
-    return [
-        file.path
-        for file in manifest.files
-        if file.modified is not None and before.get(file.path) not in (None, file.modified)
-    ]
+    before = {file.path: file for file in saved.files or ()}
+
+    def is_touched(file: DataFile) -> bool:
+        then = before.get(file.path)
+        if then is None or then.modified is None or file.modified is None:
+            return False
+        same_version = file.etag is not None and file.etag == then.etag
+        return file.modified != then.modified and not same_version
+
+    return [file.path for file in manifest.files if is_touched(file)]
 
 
 def shorten(paths: Sequence[str]) -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import difflib
 import hashlib
+import operator
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
@@ -379,7 +380,13 @@ def _filter_columns(filters: pc.Expression, schema: pa.Schema) -> tuple[str, ...
     if not pa.types.is_boolean(kind):
         msg = f"the filter {filters!s:.200} gives {kind}, not true or false: compare it with something"
         raise ColumnError(msg)
-    return tuple(name for number, name in enumerate(schema.names) if not _binds(filters, schema.remove(number)))
+    names = tuple(name for number, name in enumerate(schema.names) if not _binds(filters, schema.remove(number)))
+    all_null = reduce(operator.and_, (pc.field(name).is_null() for name in names), pc.scalar(value=True))
+    try:
+        _rules_out(filters, schema, names, all_null)
+    except pa.ArrowInvalid as error:  # one that needs more than its own row, such as a sum
+        raise _filter_error(filters, schema, error) from None
+    return names
 
 
 def _filter_error(filters: pc.Expression, schema: pa.Schema, error: Exception) -> ColumnError:
