@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import hashlib
 import operator
+import re
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -373,6 +374,9 @@ def _require_same(
 
 def _filter_columns(filters: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
     """Return the columns that a filter needs: those without which pyarrow cannot bind it."""
+    if re.search(r"\bFieldPath\(\d+\)", str(filters)):
+        msg = f"the filter {filters!s:.200} names a column by its place, which differs between files: use its name"
+        raise ColumnError(msg)
     try:
         kind = _bound_type(filters, schema)
     except (pa.ArrowException, TypeError) as error:
