@@ -15,7 +15,7 @@ from typing import Any
 import boto3
 import pytest
 import requests
-from jobs.processes import own_children, ownerless, shared_memory, wait_until_none
+from jobs.processes import mark_semaphores, own_children, ownerless, shared_memory, wait_until_none
 
 JOBS = Path(__file__).parent / "jobs"
 
@@ -116,6 +116,8 @@ def mortal_s3(s3: S3Server) -> Iterator[S3Server]:
     finally:
         stop_s3_server(server)
 
+
+mark_semaphores()
 
 FAILED = pytest.StashKey[bool]()
 

@@ -396,8 +396,18 @@ def test_after_an_error_in_collate_fn_the_iterator_raises_again_and_a_resume_del
     assert batches_of(loader) == whole
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let SIGINT interrupt, which it does not in a process that began in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @every_kind_of_workers
-def test_an_interrupt_while_a_batch_is_waited_for_loses_nothing(path: Path, workers: Workers, tmp_path: Path):
+def test_an_interrupt_while_a_batch_is_waited_for_loses_nothing(
+    path: Path, workers: Workers, tmp_path: Path, interruptible: None
+):
     whole = whole_epoch(path, workers.count)
     slow = tmp_path / "slow"
     slow.touch()
@@ -875,19 +885,21 @@ def test_a_worker_that_dies_ends_the_iteration_in_an_error_and_the_state_resumes
     path: Path, workers: Workers, tmp_path: Path
 ):
     whole = whole_epoch(path, workers.count)
-    doomed = tmp_path / "doomed"
-    doomed.touch()
-    loader = open_shuffled(path, workers, collate_fn=DieAtRow(whole[6][0], when_gone=doomed))
+    broken, taken = tmp_path / "broken", tmp_path / "taken"
+    broken.touch()
+    die = DieAtRow(whole[6][0], while_exists=broken, not_before=taken)
+    loader = open_shuffled(path, workers, collate_fn=die)
     iterator = iter(loader)
     assert take(iterator, 6) == whole[:6]
 
-    doomed.unlink()
+    taken.touch()
     for _ in range(2):
         with pytest.raises(RuntimeError, match="worker"):
             next(iterator)
     state = loader.state_dict()
     assert state["batches_delivered"] == 6
 
+    broken.unlink()
     loader.load_state_dict(state)
     assert batches_of(loader) == whole[6:]
     fresh = open_shuffled(path, workers)
@@ -1143,14 +1155,15 @@ class FailAtRow:
 
 @dataclass(frozen=True)
 class DieAtRow:
-    """A `collate_fn` that kills its process at a row, as soon as a file is gone, unless it was gone before."""
+    """A `collate_fn` that kills its process at a row, as long as a file exists, and not before another does."""
 
     row: int
-    when_gone: Path
+    while_exists: Path
+    not_before: Path
 
     def __call__(self, batch: Any) -> Any:
-        if self.row in rows_of(batch) and self.when_gone.exists():
-            while self.when_gone.exists():
+        if self.row in rows_of(batch) and self.while_exists.exists():
+            while not self.not_before.exists():
                 time.sleep(0.02)
             time.sleep(0.1)  # until the training process waits for this batch
             os.kill(os.getpid(), signal.SIGKILL)

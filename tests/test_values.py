@@ -19,9 +19,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import open_loader
+from support import open_loader, row_ids
 
 from torch_dataloader_utils import ColumnError
+from torch_dataloader_utils.planning import PlanOptions, make_plan, permutation
 
 ROWS = 60
 GROUP = 7
@@ -502,6 +503,29 @@ def test_the_row_id_is_the_place_in_the_manifest(data, order):
         rows += batch["row"].tolist()
     assert sorted(rows) == sorted(wanted_rows(order))
     assert (rows == sorted(rows)) == ("mixed" not in order)
+
+
+@pytest.mark.parametrize("filters", [None, pc.field("keep")], ids=["all rows", "filtered"])
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_mixed_rows_come_in_the_order_of_their_shards_permutation(data, filters, epoch):
+    """The permutation is of the rows that the filter leaves, taken in the order of the shard's row groups."""
+    options = {"shuffle": True, "shuffle_seed": 5, "shuffle_buffer_size": 20, "filters": filters}
+    loader, dataset = open_loader(data, columns=["one int64"], batch_size=3, **options)
+    dataset.set_epoch(epoch)
+    plan = make_plan(
+        dataset._source.manifest,
+        PlanOptions(2**27, shuffle=True, shuffle_seed=5, shuffle_buffer_size=20),
+        epoch=epoch,
+        num_ranks=1,
+        num_workers=0,
+    )
+    correct = []
+    for shard in plan.shards:
+        rows = [row for row in row_ids(dataset._source.manifest, shard) if filters is None or row % 3 != 1]
+        correct += [rows[place] for place in permutation(len(rows), seed=5, epoch=epoch, shard=shard)]
+    batches = list(loader)
+    assert [row for batch in batches for row in batch["row"].tolist()] == correct
+    assert [row for batch in batches for row in batch["one int64"][:, 0].tolist()] == correct
 
 
 # Collating, and worker processes -----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -57,9 +58,16 @@ def own_children() -> set[int]:
     return descendants(os.getpid()) - {tracker._pid}
 
 
+def mark_semaphores() -> None:
+    """Have this process and those that it starts put its id into the names of their semaphores, which are random."""
+    config: Any = multiprocessing.current_process()._config
+    config["semprefix"] = f"/mp-{os.getpid()}"
+
+
 def shared_memory() -> set[str]:
-    """Return the names of all files in shared memory."""
-    return {path.name for path in SHARED_MEMORY.iterdir()}
+    """Return the names of all files in shared memory, but for semaphores that this process did not mark."""
+    names = {path.name for path in SHARED_MEMORY.iterdir()}
+    return {name for name in names if not name.startswith("sem.") or name.startswith(f"sem.mp-{os.getpid()}-")}
 
 
 def ownerless(names: set[str]) -> set[str]:
