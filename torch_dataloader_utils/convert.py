@@ -32,6 +32,22 @@ __all__ = [
 OutputFormat: TypeAlias = Literal["torch", "numpy", "arrow", "dict"]
 OUTPUT_FORMATS: tuple[str, ...] = get_args(OutputFormat)
 
+_DTYPES = {
+    pa.bool_(): np.bool_,
+    pa.int8(): np.int8,
+    pa.int16(): np.int16,
+    pa.int32(): np.int32,
+    pa.int64(): np.int64,
+    pa.uint8(): np.uint8,
+    pa.uint16(): np.uint16,
+    pa.uint32(): np.uint32,
+    pa.uint64(): np.uint64,
+    pa.float16(): np.float16,
+    pa.float32(): np.float32,
+    pa.float64(): np.float64,
+}
+"""Arrow's numeric types and NumPy's of the same layout (booleans apart: Arrow packs them into bits)."""
+
 Columns: TypeAlias = Mapping[str, Any] | pa.Table
 """Converted columns, each indexed by row: tensors, arrays, or Arrow columns that become lists in a batch."""
 
@@ -116,7 +132,7 @@ def _rows(values: Any, cut: Cut) -> Any:
 def _join_column(name: str, parts: list[Any]) -> Any:
     if isinstance(parts[0], pa.ChunkedArray):
         try:
-            return [value for part in parts for value in part.to_pylist()]
+            return [value for part in parts for value in _without_nanoseconds(part).to_pylist()]
         except (pa.ArrowException, ValueError, OverflowError) as error:  # such as nanoseconds in a datetime
             msg = f"column {name!r} of type {parts[0].type} holds a value that Python cannot: {error}; "
             msg += "use output_format='arrow', or leave the column out"
@@ -126,9 +142,38 @@ def _join_column(name: str, parts: list[Any]) -> Any:
     return torch.cat(parts) if isinstance(parts[0], torch.Tensor) else np.concatenate(parts)
 
 
+def _without_nanoseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return times in microseconds, as Python has them; pyarrow's own way out depends on whether pandas is there."""
+    kind = _in_microseconds(column.type)
+    return column if kind == column.type else column.cast(kind)
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    """Return a type with microseconds in place of nanoseconds, at any depth."""
+    if pa.types.is_nested(kind):
+        return _nested_in_microseconds(kind)
+    if getattr(kind, "unit", None) != "ns":
+        return kind
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    return pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us")
+
+
+def _nested_in_microseconds(kind: pa.DataType) -> pa.DataType:
+    fields = [kind.field(number) for number in range(kind.num_fields)]
+    inner = [field.with_type(_in_microseconds(field.type)) for field in fields]
+    if pa.types.is_struct(kind):
+        return pa.struct(inner)
+    if pa.types.is_map(kind):
+        return pa.map_(_in_microseconds(kind.key_type), _in_microseconds(kind.item_type))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(inner[0], kind.list_size)
+    make = {"list": pa.list_, "large_list": pa.large_list}.get(str(kind).partition("<")[0])
+    return kind if make is None else make(inner[0])
+
+
 def _is_numeric(kind: pa.DataType) -> bool:
-    element = kind.value_type if pa.types.is_fixed_size_list(kind) else kind
-    return bool(pa.types.is_integer(element) or pa.types.is_floating(element) or pa.types.is_boolean(element))
+    return (kind.value_type if pa.types.is_fixed_size_list(kind) else kind) in _DTYPES
 
 
 def _array(column: pa.ChunkedArray) -> npt.NDArray[Any]:
@@ -142,9 +187,9 @@ def _flat_array(values: pa.Array) -> npt.NDArray[Any]:
     """Return a numeric Arrow array's values; nulls of floats become NaN."""
     if values.null_count == 0 and not pa.types.is_boolean(values.type):
         buffer = values.buffers()[1]
-        dtype = values.type.to_pandas_dtype()
         if buffer is not None and buffer.is_mutable:
-            return np.frombuffer(buffer, dtype, count=len(values), offset=values.offset * np.dtype(dtype).itemsize)
+            dtype: np.dtype[Any] = np.dtype(_DTYPES[values.type])
+            return np.frombuffer(buffer, dtype, count=len(values), offset=values.offset * dtype.itemsize)
     array: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
     return array if array.flags.writeable else array.copy()
 
