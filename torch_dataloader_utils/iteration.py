@@ -129,6 +129,11 @@ class Handover(Iterator[Any]):
         self.close()
         raise StopIteration
 
+    def give_way(self, by: str) -> None:
+        """End because of a call that makes, or tries to make, another iteration."""
+        self._iteration.replace(by)
+        self.close()
+
     def close(self) -> None:
         """Let go of files, and of workers that serve this iteration alone."""
         self._contents = None

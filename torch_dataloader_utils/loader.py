@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader
 
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.reading import Batch, StreamEnd
-from torch_dataloader_utils.transport import Inbox, Parcel, end_with, pinned
+from torch_dataloader_utils.transport import Inbox, Parcel, pinned
+from torch_dataloader_utils.workers import RollCall, WorkerSetup
 
 __all__ = ["IterationSource", "StructuredDataLoader"]
 
 REFUSED = ("sampler", "batch_sampler")
+
+FORK_ATTEMPTS = 3
+START_SEC = 20.0
+"""How long a forked worker may take to run its first line; it takes milliseconds, or it never will."""
 
 
 class IterationSource(Protocol):
@@ -100,7 +104,7 @@ class StructuredDataLoader(DataLoader[Any]):
             `set_epoch` or `load_state_dict` takes over the progress.
         """
         if self._handover is not None and (before := self._handover()) is not None:
-            before.close()
+            before.give_way("iter")
         if self.num_workers != self._source.num_workers:
             self._forget_workers()
             self.num_workers = self._source.num_workers
@@ -132,10 +136,7 @@ class StructuredDataLoader(DataLoader[Any]):
 
     def _from_workers(self) -> Handover:
         try:
-            if not self.persistent_workers or not self._inboxes:
-                self._make_inboxes()
-            answers = super().__iter__()
-            self._answers = weakref.ref(answers)
+            answers = self._ask_workers()
             iteration = self._source.begin_iteration()
             for inbox, assignment in zip(self._inboxes, iteration.assignments(), strict=True):
                 inbox.send(assignment)
@@ -148,10 +149,32 @@ class StructuredDataLoader(DataLoader[Any]):
     def _pinned(self, contents: Iterator[Batch | StreamEnd]) -> Iterator[Batch | StreamEnd]:
         return pinned(contents) if self.pin_memory and _has_accelerator() else contents
 
-    def _make_inboxes(self) -> None:
-        context = self.multiprocessing_context or torch.multiprocessing
-        self._inboxes = [Inbox(context) for _ in range(self.num_workers)]
-        self.worker_init_fn = _WorkerSetup(self._inboxes, self._user_worker_init_fn)
+    def _ask_workers(self) -> Iterator[Parcel]:
+        """Let torch start workers, or ask persistent ones anew; start them again where one hangs since its fork."""
+        if self.persistent_workers and self._inboxes:
+            return self._torch_iterator()
+        context: Any = self.multiprocessing_context or torch.multiprocessing
+        for _ in range(FORK_ATTEMPTS):
+            roll_call = RollCall(context)
+            self._inboxes = [Inbox(context) for _ in range(self.num_workers)]
+            self.worker_init_fn = WorkerSetup(roll_call, self._inboxes, self._user_worker_init_fn)
+            answers = self._torch_iterator()
+            workers = getattr(answers, "_workers", [])
+            if context.get_start_method() != "fork" or roll_call.is_complete(workers, START_SEC):
+                return answers
+            self._forget_workers()  # torch first: it takes the death of a worker that it watches for an error
+            for worker in workers:
+                worker.kill()
+        msg = (
+            f"worker processes hung at their start, {FORK_ATTEMPTS} times: they were forked while another thread of "
+            "this process held a lock; start them with multiprocessing_context='forkserver', or before such threads"
+        )
+        raise RuntimeError(msg)
+
+    def _torch_iterator(self) -> Iterator[Parcel]:
+        answers = super().__iter__()
+        self._answers = weakref.ref(answers)
+        return answers
 
     def _forget_workers(self) -> None:
         """Let go of worker processes that must not serve another iteration."""
@@ -163,22 +186,6 @@ class StructuredDataLoader(DataLoader[Any]):
         for inbox in self._inboxes:
             inbox.close()
         self._inboxes = []
-
-
-class _WorkerSetup:
-    """Runs in each worker as it starts: shows its copy of the dataset where the assignments come."""
-
-    def __init__(self, inboxes: list[Inbox], user_worker_init_fn: Callable[[int], None] | None) -> None:
-        self._inboxes = inboxes
-        self._user_worker_init_fn = user_worker_init_fn
-        self._training_process = os.getpid()
-
-    def __call__(self, worker: int) -> None:
-        end_with(self._training_process)
-        copy: Any = get_worker_info().dataset  # type: ignore[union-attr]
-        copy.attach_inbox(self._inboxes[worker])
-        if self._user_worker_init_fn is not None:
-            self._user_worker_init_fn(worker)
 
 
 def _unpack(answers: Iterator[Parcel], number: int) -> Iterator[Batch | StreamEnd]:

@@ -7,10 +7,7 @@ tensors and arrays of a batch is packed into one block, and the training process
 from __future__ import annotations
 
 import io
-import os
 import pickle
-import threading
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,10 +21,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.reading import Batch, StreamEnd
 
-__all__ = ["Inbox", "Parcel", "end_with", "pinned"]
-
-PARENT_CHECK_SEC = 1.0
-"""How often a worker looks whether its training process still lives."""
+__all__ = ["Inbox", "Parcel", "pinned"]
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes in a block."""
@@ -70,30 +64,6 @@ class Inbox:
     def close(self) -> None:
         """Let go of the queue."""
         self._queue.close()
-
-
-def end_with(training_process: int) -> None:
-    """Make this worker process end soon after the training process does, whatever it is doing.
-
-    torch's own watch ends the worker's loop, but a large batch that nobody takes out of the queue any more keeps the
-    process: it waits at its exit for the queue's thread, which waits for a reader.
-    """
-    threading.Thread(target=_watch, args=(training_process, os.getppid()), name="end_with", daemon=True).start()
-
-
-def _watch(training_process: int, parent: int) -> None:
-    """Wait for either's end: the parent may be a fork server, and the training process a zombie."""
-    while os.getppid() == parent and _exists(training_process):
-        time.sleep(PARENT_CHECK_SEC)
-    os._exit(1)
-
-
-def _exists(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @dataclass(frozen=True, slots=True)
