@@ -52,3 +52,36 @@ def test_row_groups_that_statistics_rule_out_are_not_read(data, name, groups):
     footer = pq.read_metadata(data / "part.parquet")
     chunks = [footer.row_group(group).column(column) for group in groups for column in range(footer.num_columns)]
     assert dataset.get_metrics()["bytes_read"] == sum(chunk.total_compressed_size for chunk in chunks)
+
+
+def test_a_column_that_may_hold_nan_does_not_keep_the_others_from_ruling_row_groups_out(data):
+    footer = pq.read_metadata(data / "part.parquet")
+    loader, dataset = open_loader(data, filters=(X != 1.0) & (N > 7))
+    assert sorted(row for batch in batches_of(loader) for row in batch) == [8, 9, 10, 11]
+    assert dataset.get_metrics()["bytes_read"] == sum(
+        footer.row_group(2).column(column).total_compressed_size for column in range(footer.num_columns)
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_filter_of_columns_with_nan_loses_or_adds_a_row(tmp_path, seed):
+    chance = np.random.default_rng(seed)
+    columns = {
+        name: np.where(chance.random(60) < share, np.nan, chance.integers(0, 6, 60) + np.repeat(range(6), 10))
+        for name, share in (("x", 0.3), ("y", 0.1), ("z", 1.0 if seed % 7 == 0 else 0.0))
+    }
+    table = pa.table({**columns, "n": np.arange(60), "row_number": np.arange(60)})
+    pq.write_table(table, tmp_path / "part.parquet", row_group_size=10)
+
+    def term():
+        field, value = pc.field(str(chance.choice(["x", "y", "z", "n"]))), float(chance.integers(0, 12))
+        one = [field > value, field < value, field == value, field != value, ~(field > value), pc.is_nan(field)]
+        return one[chance.integers(0, 5 if "n" in str(field) else 6)]
+
+    whole = term()
+    for _ in range(chance.integers(0, 4)):
+        whole = (whole & term()) if chance.random() < 0.5 else (whole | term())
+        whole = ~whole if chance.random() < 0.3 else whole
+    loader, _ = open_loader(tmp_path, filters=whole)
+    delivered = [int(row) for batch in loader for row in batch["row_number"]]
+    assert delivered == table.filter(whole)["row_number"].to_pylist()

@@ -403,6 +403,60 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     MemoryFileSystem().rm("/talkative", recursive=True)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"connection_string": f"AccountName=x;AccountKey={SECRET_KEY}"},
+        {"headers": {"Authorization": f"Bearer {SESSION_TOKEN}"}},
+        {"auth": ("trainer", PASSWORD)},
+        {"pat": "pat9"},
+        {"passphrase": PASSWORD.encode()},
+        {"pkey": SECRET_KEY, "signature": SESSION_TOKEN},
+        {"something_unheard_of": [{"deep": SECRET_KEY}]},
+        {"endpoint_url": f"http://trainer:{PASSWORD}@127.0.0.1:9"},
+    ],
+    ids=str,
+)
+def test_no_secret_is_in_an_error_whatever_its_option_is_called(talkative, told, monkeypatch, options):
+    monkeypatch.setattr(Talkative, "broken", True)
+    text = told.error_of(lambda: open_loader(talkative, storage_options=options))
+    assert "no connection with" in text
+    assert next(iter(options)) in text
+    assert "pat9" not in text
+    assert told.leaked() == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"s3://{ACCESS_KEY}:{SECRET_KEY}@bucket/data",
+        f"s3://trainer:{PASSWORD}@bucket/data",
+        f"s3://trainer:a b{PASSWORD}@bucket/data x.parquet",
+        f"http://127.0.0.1:9/a b.parquet?token={SESSION_TOKEN}",
+        f"memory://nowhere/data?token={SESSION_TOKEN}",
+        f"simplecache::memory://nowhere/a b?sig={SESSION_TOKEN}&other={PASSWORD}",
+        f"talkative://trainer:{PASSWORD}@nowhere?sig={SESSION_TOKEN}",
+    ],
+)
+def test_no_secret_of_a_url_is_in_an_error(s3, talkative, told, url):
+    options = s3.storage_options() if url.startswith("s3") else {}
+    told.error_of(lambda: open_loader(url, storage_options=options))
+    told.error_of(lambda: open_loader([url, Path.cwd()], storage_options=options))
+    assert told.leaked() == []
+
+
+def test_no_query_of_a_url_in_memory_is_in_a_state(told):
+    filesystem = MemoryFileSystem()
+    filesystem.pipe_file(f"/queried?token={SESSION_TOKEN}/one.parquet", plain_parquet(0))
+    try:
+        _, dataset = open_loader(f"memory://queried?token={SESSION_TOKEN}")
+        told.show(dataset.state_dict(), dataset)
+        assert dataset.state_dict()["plan"]["root"] == "memory:///queried"
+    finally:
+        filesystem.rm(f"/queried?token={SESSION_TOKEN}", recursive=True)
+    assert told.leaked() == []
+
+
 @pytest.mark.parametrize("workers", WORKERS[:2])
 def test_no_secret_is_in_an_error_though_the_storage_puts_it_there(talkative, told, monkeypatch, workers):
     options = {"account_key": SECRET_KEY, "deep": {"credentials": {"sas_token": SESSION_TOKEN}}, "password": PASSWORD}

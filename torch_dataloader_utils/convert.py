@@ -23,6 +23,7 @@ __all__ = [
     "Cut",
     "OutputFormat",
     "convert",
+    "copy_rows",
     "find_nulls",
     "join",
     "null_message",
@@ -121,6 +122,20 @@ def join(cuts: Sequence[Cut], output_format: str) -> Any:
         return pa.concat_tables(_rows(cut.columns, cut) for cut in cuts)
     names = cuts[0].columns.keys()
     return {name: _join_column(name, [_rows(cut.columns[name], cut) for cut in cuts]) for name in names}
+
+
+def copy_rows(cut: Cut) -> Columns:
+    """Return a copy of a cut's rows that does not keep the columns it was cut from in memory."""
+    if isinstance(cut.columns, pa.Table):
+        table = _rows(cut.columns, cut)
+        return table.take(pa.array(range(len(table))))
+    return {name: _copy(_rows(values, cut)) for name, values in cut.columns.items()}
+
+
+def _copy(values: Any) -> Any:
+    if isinstance(values, pa.ChunkedArray):
+        return values.take(pa.array(range(len(values))))
+    return values.clone() if isinstance(values, torch.Tensor) else values.copy()
 
 
 def _rows(values: Any, cut: Cut) -> Any:

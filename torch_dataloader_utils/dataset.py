@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow.compute as pc
 import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_dataloader_utils.convert import OUTPUT_FORMATS, OutputFormat
+from torch_dataloader_utils.convert import OUTPUT_FORMATS, OutputFormat, refuses_nulls
 from torch_dataloader_utils.errors import (
     ChangedFilesWarning,
     ProgressUnknownError,
@@ -20,6 +21,7 @@ from torch_dataloader_utils.errors import (
 )
 from torch_dataloader_utils.formats.parquet import SUFFIXES, ParquetSource, open_parquet
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
+from torch_dataloader_utils.listing import list_files
 from torch_dataloader_utils.loader import StructuredDataLoader
 from torch_dataloader_utils.metrics import Metrics, ProgressLine
 from torch_dataloader_utils.model import Assignment, Plan
@@ -34,6 +36,7 @@ from torch_dataloader_utils.options import (
     require_choice,
     require_count,
     require_flag,
+    require_options,
     require_seconds,
     resolve_rank,
 )
@@ -135,7 +138,7 @@ class StructuredDataset(IterableDataset[Any]):
             columns: Columns to deliver, in this order; None for all.
             filters: Which rows to deliver: row groups are ruled out by their statistics, then rows are looked at.
                 May use columns outside `columns`. A filter that may keep NaN, such as ``pc.field("x") != 1`` of
-                floats, rules out no row group: statistics leave NaN out.
+                floats, rules out no row group by that column: statistics leave NaN out.
             shuffle: Whether shards come in an order drawn anew for each epoch.
             shuffle_seed: Seed of every random choice; seed and epoch together decide.
             shuffle_buffer_size: Number of rows, at most, that are read together and mixed, drawn from row groups all
@@ -178,6 +181,7 @@ class StructuredDataset(IterableDataset[Any]):
         wanted = parse_columns(columns, row_id_column)
         urls = parse_paths(path)
         require_callable(collate_fn, "collate_fn")
+        require_options(storage_options, "storage_options")
         if filters is not None and not isinstance(filters, pc.Expression):
             msg = f"filters={filters!r}: expected a pyarrow.compute.Expression such as pc.field('x') > 3"
             raise TypeError(msg)
@@ -201,8 +205,14 @@ class StructuredDataset(IterableDataset[Any]):
         workers = default_num_workers() if num_workers is None else require_count(num_workers, "num_workers", least=0)
         interval = require_seconds(progress_interval_sec, "progress_interval_sec")
         num_ranks, rank = resolve_rank(num_ranks, rank, _process_group())
-        storage = Storage(urls[0], storage_options)
-        source = open_parquet(storage, storage.list_files(urls, SUFFIXES), columns=wanted, filters=filters)
+        storage, locations = Storage.for_urls(urls, storage_options)
+        source = open_parquet(
+            storage,
+            list_files(storage, locations, SUFFIXES),
+            columns=wanted,
+            filters=filters,
+            refuses_nulls=partial(refuses_nulls, output_format=output_format),
+        )
         check_columns(source, read_options)
         dataset = cls(
             source,

@@ -7,7 +7,18 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
 
-__all__ = ["Assignment", "DataFile", "Manifest", "Piece", "Plan", "Receipt", "RowGroup", "Shard", "Split"]
+__all__ = [
+    "Assignment",
+    "DataFile",
+    "Manifest",
+    "Piece",
+    "Plan",
+    "Receipt",
+    "RowGroup",
+    "Shard",
+    "Split",
+    "root_prefix",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +99,12 @@ class Manifest:
 
     def full_path(self, path: str) -> str:
         """Return a file's path under the root: for people and for states, never for opening."""
-        return f"{self.root}/{path}" if self.root else path
+        return root_prefix(self.root) + path
+
+
+def root_prefix(root: str) -> str:
+    """Return what stands before a relative path in a full one."""
+    return root if root.endswith("/") or not root else f"{root}/"
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -6,7 +6,7 @@ import contextlib
 import operator
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import TypeAlias
 
@@ -21,6 +21,7 @@ __all__ = [
     "require_choice",
     "require_count",
     "require_flag",
+    "require_options",
     "require_seconds",
     "resolve_rank",
 ]
@@ -88,6 +89,13 @@ def require_callable(value: object, name: str) -> None:
     """Raise unless the value can be called or is None."""
     if value is not None and not callable(value):
         msg = f"{name}={value!r} cannot be called"
+        raise TypeError(msg)
+
+
+def require_options(value: object, name: str) -> None:
+    """Raise unless the value is a dictionary of options or None; its value may be a secret and is not shown."""
+    if value is not None and not isinstance(value, Mapping):
+        msg = f"{name} is {type(value).__name__}, expected a dictionary of options for the storage"
         raise TypeError(msg)
 
 

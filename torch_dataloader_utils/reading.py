@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils.convert import Columns, Cut, convert, find_nulls, join, null_message, refuses_nulls
+from torch_dataloader_utils.convert import Columns, Cut, convert, copy_rows, find_nulls, join, null_message
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.parquet import ParquetReader, ParquetSource, RowGroupPlace
 from torch_dataloader_utils.model import Assignment, Piece, Receipt, Shard
@@ -96,9 +96,9 @@ def check_columns(source: ParquetSource, options: ReadOptions) -> None:
     if options.row_id_column in (*source.schema.names, *source.filter_columns):
         msg = f"row_id_column={options.row_id_column!r} is the name of a column of the files: choose another"
         raise ColumnError(msg)
-    refusing = [column.name for column in source.schema if refuses_nulls(column.type, options.output_format)]
-    for found in source.announced_nulls(refusing):
-        msg = f"{null_message(found.column, found.nulls)} (row group {found.row_group} of {found.path})"
+    for announced in source.announced_nulls:
+        found = announced.found
+        msg = f"{null_message(found.column, found.nulls)} (row group {found.row_group} of {announced.path})"
         raise ColumnError(msg)
     if source.filter is not None or options.mixing_seed is not None:
         for column in source.schema:
@@ -188,15 +188,27 @@ class _Walk:
 
     def _mixed_chunks(self, position: int, piece: Piece) -> Iterator[_Chunk]:
         """Read the whole shard, put its rows into their shuffled order, and pass over those delivered."""
+        columns, rows = self._mixed(piece)
+        yield _Chunk(position, piece.start, rows, ends=True, columns=columns)
+
+    def _mixed(self, piece: Piece) -> tuple[Columns, int]:
+        """Return what is left of a shard in its shuffled order; column by column, so that it is in memory once."""
         seed = self._options.mixing_seed
         assert seed is not None  # noqa: S101 - the caller chose this way because there is a seed
-        groups = self._row_groups(piece.shard)
-        tables = [self._read(path, place, again=piece.start > 0) for path, place in groups]
-        whole = pa.concat_tables(tables)
+        whole = self._read_shard(piece)
         order = permutation(whole.num_rows, seed=seed, epoch=self._assignment.epoch, shard=piece.shard)
-        table = whole.take(pa.array(order[piece.start :]))
-        columns = convert(table, self._options.output_format)
-        yield _Chunk(position, piece.start, table.num_rows, ends=True, columns=columns)
+        order = pa.array(order[piece.start :])
+        names, columns = whole.column_names, whole.columns
+        del whole
+        taken = [columns.pop(0).take(order) for _ in names]
+        return convert(pa.table(taken, names=names), self._options.output_format), len(order)
+
+    def _read_shard(self, piece: Piece) -> pa.Table:
+        """Read a shard's row groups file by file, so that each file is opened once, and return them in its order."""
+        groups = self._row_groups(piece.shard)
+        in_file_order = sorted(range(len(groups)), key=lambda number: (groups[number][0], groups[number][1].number))
+        tables = {number: self._read(*groups[number], again=piece.start > 0) for number in in_file_order}
+        return pa.concat_tables(tables[number] for number in range(len(groups)))
 
     def _row_groups(self, shard: Shard) -> list[tuple[str, RowGroupPlace]]:
         return [(split.path, place) for split in shard.splits for place in self._reader.row_groups(split)]
@@ -216,15 +228,16 @@ class _Walk:
 
 def _cut(walk: _Walk, assignment: Assignment, options: ReadOptions) -> Iterator[Batch | StreamEnd]:
     """Cut chunks into batches that span row groups, shards and files."""
-    held = _Held(assignment.stream)
+    held = _Held(assignment.stream, options.output_format)
     for chunk in walk.chunks():
         held.add(chunk)
         while held.rows >= options.batch_size:
-            cuts, receipt = held.take(options.batch_size)
-            yield Batch(join(cuts, options.output_format), receipt, walk.take_bytes_read())
+            yield Batch(*held.take(options.batch_size), walk.take_bytes_read())
+        if options.mixing_seed is not None:
+            held.compact()
+        del chunk  # a shard of mixed rows is large: it must be gone before the next one is read
     if held.rows and not options.drop_last:
-        cuts, receipt = held.take(held.rows)
-        yield Batch(join(cuts, options.output_format), receipt, walk.take_bytes_read())
+        yield Batch(*held.take(held.rows), walk.take_bytes_read())
     end = Receipt(assignment.stream, len(assignment.pieces), 0, rows=0, rows_dropped=held.rows)
     yield StreamEnd(end, walk.take_bytes_read())
 
@@ -232,8 +245,9 @@ def _cut(walk: _Walk, assignment: Assignment, options: ReadOptions) -> Iterator[
 class _Held:
     """Chunks that are read and not yet delivered."""
 
-    def __init__(self, stream: int) -> None:
+    def __init__(self, stream: int, output_format: str) -> None:
         self._stream = stream
+        self._output_format = output_format
         self._chunks: deque[_Chunk] = deque()
         self._taken = 0
         self.rows = 0
@@ -243,8 +257,17 @@ class _Held:
             self._chunks.append(chunk)
             self.rows += chunk.rows
 
-    def take(self, count: int) -> tuple[list[Cut], Receipt]:
-        """Take the next rows, no more than are held, and say how far the stream has come with them."""
+    def compact(self) -> None:
+        """Copy the last chunk's few rows that are left, so that they do not keep all of it in memory."""
+        if self._chunks:
+            start = self._taken if len(self._chunks) == 1 else 0
+            chunk = self._chunks.pop()
+            columns = copy_rows(Cut(chunk.columns, start, chunk.rows))
+            self._taken -= start
+            self._chunks.append(_Chunk(chunk.position, chunk.first + start, chunk.rows - start, chunk.ends, columns))
+
+    def take(self, count: int) -> tuple[Any, Receipt]:
+        """Make a batch of the next rows, no more than are held, and say how far the stream has come with them."""
         cuts = []
         wanted = count
         while wanted:
@@ -257,6 +280,7 @@ class _Held:
                 self._chunks.popleft()
                 self._taken = 0
         self.rows -= count
+        data = join(cuts, self._output_format)
         if chunk.ends and stop == chunk.rows:
-            return cuts, Receipt(self._stream, chunk.position + 1, 0, rows=count)
-        return cuts, Receipt(self._stream, chunk.position, chunk.first + stop, rows=count)
+            return data, Receipt(self._stream, chunk.position + 1, 0, rows=count)
+        return data, Receipt(self._stream, chunk.position, chunk.first + stop, rows=count)

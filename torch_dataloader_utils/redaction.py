@@ -4,21 +4,49 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import quote, unquote
 
 from torch_dataloader_utils.errors import UnreadableFileError
 
-__all__ = ["HTTP", "Redactor", "without_query"]
+__all__ = ["Redactor", "is_http", "without_query"]
 
-SECRET_NAMES = re.compile(r"secret|token|password|passwd|credential|sas|(^|_)key", re.IGNORECASE)
-"""Names of storage options whose values are kept out of every message."""
+SECRET_NAMES = re.compile(
+    r"secret|token|pass|pwd|credential|auth|cookie|connection_string|signature|private|sas|(^|_)p?key|(^|_)pat$",
+    re.IGNORECASE,
+)
+"""Names of storage options whose values are kept out of every message, however short."""
+
+PLAIN_NAMES = frozenset(
+    {
+        "account_host",
+        "account_name",
+        "addressing_style",
+        "cache_storage",
+        "cache_type",
+        "default_cache_type",
+        "endpoint",
+        "endpoint_url",
+        "host",
+        "hostname",
+        "location",
+        "profile",
+        "project",
+        "protocol",
+        "region",
+        "region_name",
+        "signature_version",
+        "target_protocol",
+    }
+)
+"""Names of storage options whose values help to understand a message and are no secrets."""
+
+SECRET_LENGTH = 8
+"""From this length on, the value of an option of any other name may be a secret."""
 
 USER_IS_CONTAINER = frozenset({"abfs", "abfss", "wasb", "wasbs"})
 """Protocols in whose URLs the part before the @ names a container, not a user."""
-
-HTTP = frozenset({"http", "https"})
-"""Protocols whose URLs carry a query, which may be a signature."""
 
 _URL = re.compile(r"(?P<protocol>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<host>[^\s'\"<>/]*)(?P<path>[^\s'\"<>]*)")
 
@@ -28,13 +56,16 @@ class Redactor:
 
     Args:
         options: fsspec's storage options.
+        urls: The URLs that are read; their userinfo and the values of their queries are secrets too.
     """
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        self._secrets = sorted(set(_secrets(options)), key=len, reverse=True)
+    def __init__(self, options: Mapping[str, Any], urls: Iterable[str] = ()) -> None:
+        found = {*_option_secrets(options), *(secret for url in urls for secret in _url_secrets(url))}
+        forms = {form for secret in found for form in (secret, quote(secret, safe=""), quote(secret), unquote(secret))}
+        self._secrets = sorted(forms - {""}, key=len, reverse=True)
 
     def clean(self, text: str) -> str:
-        """Take the values of secret options, and userinfo and query of URLs, out of a text."""
+        """Take secrets, and the userinfo and query of any URL, out of a text."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return _URL.sub(_clean_url, text)
@@ -63,9 +94,14 @@ class Redactor:
         raise cleaned from None
 
 
+def is_http(url: str) -> bool:
+    """Whether a URL's query says nothing about which file it is; elsewhere a question mark may be part of a name."""
+    return url.lower().startswith(("http://", "https://"))
+
+
 def without_query(url: str) -> str:
-    """Return an http URL without query and fragment."""
-    return re.split(r"[?#]", url, maxsplit=1)[0]
+    """Return a URL without query and, if it is http, without fragment."""
+    return re.split(r"[?#]" if is_http(url) else r"\?(?=[^/?]*=)", url, maxsplit=1)[0]
 
 
 def _clean_url(match: re.Match[str]) -> str:
@@ -73,13 +109,44 @@ def _clean_url(match: re.Match[str]) -> str:
     if protocol.lower() not in USER_IS_CONTAINER:
         host = host.rpartition("@")[2]
     url = f"{protocol}://{host}{path}"
-    return without_query(url) if protocol.lower() in HTTP else url
+    if is_http(url):
+        return without_query(url)
+    name, mark, query = url.partition("?")
+    return name + mark + re.sub(r"=[^&/]+", "=***", query)
 
 
-def _secrets(options: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the values of options that are named like secrets, at any depth."""
-    for name, value in options.items():
-        if isinstance(value, Mapping):
-            yield from _secrets(value)
-        elif isinstance(value, str) and value and SECRET_NAMES.search(str(name)):
-            yield value
+def _option_secrets(value: Any, name: str = "") -> Iterator[str]:
+    """Yield the texts in options, at any depth, that are or may be secrets."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _option_secrets(inner, name if SECRET_NAMES.search(name) else str(key))
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for inner in value:
+            yield from _option_secrets(inner, name)
+    elif isinstance(value, (str, bytes)):
+        text = value if isinstance(value, str) else value.decode("latin-1")
+        if name.lower() in PLAIN_NAMES:
+            yield from _url_secrets(text)
+        elif SECRET_NAMES.search(name) or len(text) >= SECRET_LENGTH:
+            yield text
+            yield from (word for word in text.split() if len(word) >= SECRET_LENGTH)  # such as "Bearer ..."
+
+
+def _url_secrets(url: str) -> Iterator[str]:
+    """Yield the userinfo and the values of the query of a URL, or of each URL in a chain of them."""
+    for link in url.split("::"):
+        protocol, mark, rest = link.partition("://")
+        if not mark:
+            continue
+        place, _, query = rest.partition("?")
+        yield from (value for _, mark, value in (pair.partition("=") for pair in query.split("&")) if mark)
+        if protocol.lower() not in USER_IS_CONTAINER:
+            userinfo = _userinfo(place)
+            yield from (userinfo, userinfo.partition(":")[2])
+
+
+def _userinfo(place: str) -> str:
+    """Return what stands before the host, also where a secret in it holds a slash."""
+    first = place.partition("/")[0]
+    is_whole = "@" in first or ":" not in first or re.search(r":\d*$", first)
+    return (first if is_whole else place).rpartition("@")[0]

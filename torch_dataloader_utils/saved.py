@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from torch_dataloader_utils.model import Split
+from torch_dataloader_utils.model import Split, root_prefix
 
 __all__ = ["STATE_VERSION", "SavedFile", "SavedShard", "SavedState", "parse_state"]
 
@@ -240,7 +240,7 @@ def _files(place: _Place) -> tuple[SavedFile, ...]:
 
 def _split(place: _Place, root: str) -> Split:
     path = place["path"].text()
-    prefix = f"{root}/" if root else ""
+    prefix = root_prefix(root)
     if not path.startswith(prefix):
         raise place["path"].fail(f"a path under the root {root!r}")
     return Split(path.removeprefix(prefix), place["row_offset"].integer(), place["row_length"].integer(1))

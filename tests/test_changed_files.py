@@ -1,0 +1,95 @@
+"""Local files that are written while they are read: an error that names them, never a row of theirs, never a crash."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support import open_loader
+
+from torch_dataloader_utils import UnreadableFileError
+
+GROUP = 100
+ROWS = 1000
+STEPS = 3
+
+
+def write(path: Path, first: int) -> bytes:
+    """Write a file of random-looking values, all from `first` on, that is as long whatever `first` is."""
+    values = np.random.default_rng(0).permutation(ROWS).astype(np.int64) + first
+    table = pa.table({"value": values})
+    pq.write_table(table, path, row_group_size=GROUP, compression="none", use_dictionary=False, column_encoding="PLAIN")
+    return path.read_bytes()
+
+
+def overwrite(path: Path, content: bytes) -> None:
+    """Write over a file in place, under the eyes of those who have it open."""
+    with path.open("r+b") as file:
+        file.write(content)
+
+
+def cut_short(path: Path, content: bytes) -> None:
+    os.truncate(path, len(content) // 10)
+
+
+def replace(path: Path, content: bytes) -> None:
+    """Put another file in its place; who has the old one open goes on reading that."""
+    path.with_suffix(".new").write_bytes(content)
+    path.with_suffix(".new").replace(path)
+
+
+@pytest.fixture
+def changing(tmp_path):
+    other = write(tmp_path / "other.parquet", first=10_000)
+    content = write(tmp_path / "part.parquet", first=0)
+    assert len(other) == len(content)
+    (tmp_path / "other.parquet").unlink()
+    return tmp_path / "part.parquet", other
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("change", [overwrite, cut_short])
+@pytest.mark.parametrize("options", [{}, {"shuffle": True, "shuffle_buffer_size": 200}], ids=["in order", "mixed"])
+def test_a_file_that_is_written_while_it_is_open_is_an_error_that_names_it(changing, change, options, workers):
+    path, other = changing
+    loader, dataset = open_loader(path, batch_size=10, num_workers=workers, **options)
+    batches = iter(loader)
+    delivered = [batch["value"] for batch in itertools.islice(batches, STEPS)]
+    change(path, other)
+    with pytest.raises(UnreadableFileError, match=r"part\.parquet"):
+        delivered.extend(batch["value"] for batch in batches)
+    assert max(int(values.max()) for values in delivered) < ROWS
+    assert dataset.state_dict()["batches_delivered"] == len(delivered)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_file_that_is_replaced_is_read_to_its_end_or_refused_never_mixed(changing, workers):
+    path, other = changing
+    loader, _ = open_loader(path, batch_size=10, num_workers=workers)
+    batches = iter(loader)
+    values = [value for batch in itertools.islice(batches, STEPS) for value in batch["value"].tolist()]
+    replace(path, other)
+    try:
+        values += [value for batch in batches for value in batch["value"].tolist()]
+    except UnreadableFileError as error:
+        assert "part.parquet" in str(error)  # noqa: PT017 - either way is right
+    assert max(values) < ROWS
+    with pytest.raises(UnreadableFileError, match=r"part\.parquet was written anew"):
+        list(loader)
+
+
+def test_a_file_that_is_only_touched_is_read_on(changing):
+    path, _ = changing
+    loader, _ = open_loader(path, batch_size=10)
+    batches = iter(loader)
+    values = []
+    for step, batch in enumerate(batches):
+        values += batch["value"].tolist()
+        if step % 30 == 0:
+            os.utime(path, (step + 1, step + 1))
+    assert sorted(values) == list(range(ROWS))

@@ -1,0 +1,135 @@
+"""The end of a Parquet file: what it says of row groups, columns and nulls.
+
+The layout (footer, its length as four little-endian bytes, the magic ``PAR1``) is that of the Apache Parquet file
+format specification, https://parquet.apache.org/docs/file-format/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.model import DataFile, RowGroup
+from torch_dataloader_utils.storage import Storage, StoredFile
+
+__all__ = ["MAGIC", "Footer", "NullCount", "leaves_of", "parse_footer", "read_footer"]
+
+MAGIC = b"PAR1"
+TAIL_BYTES = 64 * 1024
+"""How much of a file's end is read at first: most footers are smaller, and then one request is enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class NullCount:
+    """Nulls that a footer announces."""
+
+    column: str
+    row_group: int
+    nulls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """A file's footer, read and understood.
+
+    Attributes:
+        file: The file by content.
+        schema: Its columns.
+        nulls: The nulls it announces in columns of the types that were asked for.
+        content: The footer's bytes, with their length and the magic.
+    """
+
+    file: DataFile
+    schema: pa.Schema
+    nulls: tuple[NullCount, ...]
+    content: bytes
+
+
+def read_footer(storage: Storage, file: StoredFile, counts_nulls: Callable[[pa.DataType], bool]) -> Footer:
+    """Read and parse a file's footer.
+
+    Args:
+        storage: Where the file lies.
+        file: The file.
+        counts_nulls: The types of columns whose nulls matter.
+
+    Raises:
+        UnreadableFileError: If the file is no Parquet file, or damaged; the message names it.
+    """
+    content = _read(storage, file)
+    try:
+        metadata = parse_footer(content)
+        schema = metadata.schema.to_arrow_schema().remove_metadata()
+        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+        row_groups = tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups)
+        if any(group.rows < 0 for group in row_groups) or sum(group.rows for group in row_groups) != metadata.num_rows:
+            msg = f"its row groups do not add up to {metadata.num_rows} rows"
+            raise pa.ArrowInvalid(msg)
+        nulls = tuple(_announced_nulls(groups, schema, counts_nulls))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        msg = f"cannot read the footer of {storage.display(file.location)}: {error}"
+        raise UnreadableFileError(msg) from None
+    digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+    described = DataFile(file.path, file.size, digest, row_groups, file.etag, file.modified)
+    return Footer(described, schema, nulls, content)
+
+
+def parse_footer(footer: bytes) -> pq.FileMetaData:
+    """Parse a footer: a file of nothing but magic and footer has the same metadata."""
+    return pq.read_metadata(pa.BufferReader(MAGIC + footer))
+
+
+def leaves_of(schema: pa.Schema) -> dict[str, tuple[int, ...]]:
+    """Return each column's leaf columns, by number: Parquet stores the leaves of nested types apart."""
+    leaves: dict[str, tuple[int, ...]] = {}
+    first = 0
+    for column in schema:
+        count = _leaf_count(column.type)
+        leaves[column.name] = tuple(range(first, first + count))
+        first += count
+    return leaves
+
+
+def _leaf_count(kind: pa.DataType) -> int:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _leaf_count(kind.storage_type)
+    if pa.types.is_dictionary(kind) or not pa.types.is_nested(kind):
+        return 1
+    return sum(_leaf_count(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _announced_nulls(
+    groups: Sequence[pq.RowGroupMetaData], schema: pa.Schema, counts_nulls: Callable[[pa.DataType], bool]
+) -> Iterator[NullCount]:
+    leaves = leaves_of(schema)
+    counted = [(column.name, leaves[column.name][0]) for column in schema if counts_nulls(column.type)]
+    for number, group in enumerate(groups):
+        for name, leaf in counted:
+            statistics = group.column(leaf).statistics
+            if statistics is not None and statistics.has_null_count and statistics.null_count:
+                yield NullCount(name, number, statistics.null_count)
+
+
+def _read(storage: Storage, file: StoredFile) -> bytes:
+    """Return a file's footer with its length and magic: one request, or two where it is longer than the first took."""
+    name = storage.display(file.location)
+    if file.size < len(MAGIC) * 2 + 4:
+        msg = f"{name} is not a Parquet file: it has only {file.size} bytes"
+        raise UnreadableFileError(msg)
+    tail = storage.read(file, max(0, file.size - TAIL_BYTES), file.size)
+    if tail[-4:] != MAGIC:
+        what = "an encrypted" if tail[-4:] == b"PARE" else "no complete"
+        msg = f"{name} is {what} Parquet file: it ends in {tail[-4:]!r}, not in {MAGIC!r}"
+        raise UnreadableFileError(msg)
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if length + len(MAGIC) > file.size:
+        msg = f"{name} is a damaged Parquet file: its footer would be {length} bytes of {file.size}"
+        raise UnreadableFileError(msg)
+    if length > len(tail):
+        tail = storage.read(file, file.size - length, file.size - len(tail)) + tail
+    return tail[-length:]

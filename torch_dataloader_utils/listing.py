@@ -1,0 +1,194 @@
+"""What paths stand for: files, directories in depth, and globs, on any storage, in one order."""
+
+from __future__ import annotations
+
+import glob
+import itertools
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.redaction import is_http, without_query
+from torch_dataloader_utils.storage import Storage, StoredFile, etag_of
+
+__all__ = ["Listing", "list_files"]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The files that paths stand for, sorted, and what their own paths are relative to."""
+
+    root: str
+    files: tuple[StoredFile, ...]
+
+
+def list_files(storage: Storage, locations: Sequence[str], suffixes: Sequence[str]) -> Listing:
+    """List files, directories in depth, and globs.
+
+    Hidden files and those that begin with an underscore are passed over, and so are other suffixes, unless a file is
+    named in full. Links to files and directories are followed.
+
+    Args:
+        storage: Where they lie.
+        locations: What to list, as the storage calls it.
+        suffixes: Endings of the format's files, in lower case.
+
+    Returns:
+        The files, sorted by path under their common root.
+
+    Raises:
+        FileNotFoundError: If a location stands for no file; the message says what was looked for.
+        PermissionError: If a directory cannot be listed.
+        ValueError: If a file is named twice, or a link leads back to a directory that holds it.
+    """
+    storage.fs.invalidate_cache()
+    found: list[Mapping[str, Any]] = []
+    bases = []
+    for location in locations:
+        with storage.errors(storage.display(location), ValueError):
+            base, infos = _list_one(storage, location, suffixes)
+        bases.append(base)
+        found += infos
+    root = bases[0] if len(bases) == 1 else _common_directory(bases)
+    files = sorted((_stored(storage, info, root) for info in found), key=lambda file: file.path)
+    twice = next((file for file, other in pairwise(files) if file.path == other.path), None)
+    if twice is not None:
+        msg = f"the file {storage.display(twice.location)!r} is named twice"
+        raise ValueError(msg)
+    return Listing(_shown_root(storage, root), tuple(files))
+
+
+def _list_one(storage: Storage, location: str, suffixes: Sequence[str]) -> tuple[str, list[Mapping[str, Any]]]:
+    """Return a location's own root and the files it stands for."""
+    if storage.is_local:
+        location = posixpath.normpath(location)  # one name for one file
+    walk = _LocalWalk(storage) if storage.is_local else _Walk(storage)
+    try:
+        info = storage.fs.info(location)
+    except FileNotFoundError:
+        info = None
+    if info and info["type"] == "file":
+        return posixpath.dirname(location), [info]
+    if info:
+        found, base = walk.directory(location), location
+    elif len(plain := re.split(r"[*\[]" if is_http(location) else r"[*?\[]", location, maxsplit=1)) > 1:
+        found, base = walk.glob(location), posixpath.dirname(plain[0])
+    else:
+        msg = f"there is no file or directory {storage.display(location)!r}"
+        raise FileNotFoundError(msg)
+    wanted = [walk.info(path) for path in found if _is_data(_relative(path, base), suffixes)]
+    if not wanted:
+        example = next(iter(found), None)
+        others = f", only {len(found)} others, such as {storage.display(example)!r}" if example else ""
+        msg = f"found no {' or '.join(suffixes)} file at {storage.display(location)!r}{others}"
+        raise FileNotFoundError(msg)
+    return base, wanted
+
+
+class _Walk:
+    """Finds files by fsspec."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._fs = storage.fs
+        self._infos: dict[str, Mapping[str, Any]] = {}
+
+    def directory(self, location: str) -> list[str]:
+        """Return the files below a directory, in depth."""
+        found = self._fs.find(location, detail=True)
+        self._infos |= found
+        return list(found)
+
+    def glob(self, pattern: str) -> list[str]:
+        """Return the files that a pattern matches, and those in directories that it matches."""
+        for path, info in self._fs.glob(pattern, detail=True).items():
+            if info["type"] == "directory":
+                self.directory(path)
+            else:
+                self._infos[path] = info
+        return list(self._infos)
+
+    def info(self, path: str) -> Mapping[str, Any]:
+        """Return what the storage says of a file that was found."""
+        return self._infos[path]
+
+
+class _LocalWalk(_Walk):
+    """Finds local files, through links too, where fsspec would pass over linked and unreadable directories."""
+
+    def directory(self, location: str) -> list[str]:
+        return list(self._below(location, ()))
+
+    def glob(self, pattern: str) -> list[str]:
+        matches = map(posixpath.normpath, glob.iglob(pattern, recursive=True))  # noqa: PTH207 - Path's follows no links
+        below = (self.directory(path) if Path(path).is_dir() else [path] for path in matches)
+        return list(dict.fromkeys(itertools.chain.from_iterable(below)))
+
+    def info(self, path: str) -> Mapping[str, Any]:
+        info: Mapping[str, Any] = self._fs.info(path)
+        return info
+
+    def _below(self, directory: str, above: tuple[str, ...]) -> Iterator[str]:
+        real = os.path.realpath(directory)
+        if real in above:
+            msg = f"the link {directory!r} leads back to {real!r}, a directory that holds it"
+            raise ValueError(msg)
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if not entry.is_dir():
+                    yield entry.path
+                elif not _is_hidden(entry.name) and entry.name != "lost+found":  # which only root may list
+                    yield from self._below(entry.path, (*above, real))
+
+
+def _stored(storage: Storage, info: Mapping[str, Any], root: str) -> StoredFile:
+    location = str(info["name"])
+    if location != location.encode(errors="replace").decode():
+        msg = f"the file name {location!a} is no valid text: rename the file"
+        raise UnreadableFileError(msg)
+    size = info["size"]
+    if size is None:
+        msg = f"{storage.display(location)}: the storage does not tell the size"
+        raise UnreadableFileError(msg)
+    modified = info.get("mtime") or info.get("LastModified") or info.get("last_modified")
+    seconds = modified.timestamp() if isinstance(modified, datetime) else modified
+    return StoredFile(
+        path=_relative(without_query(location) if is_http(location) else location, root),
+        location=location,
+        size=int(size),
+        etag=etag_of(info),
+        modified=float(seconds) if isinstance(seconds, (int, float)) else None,
+    )
+
+
+def _shown_root(storage: Storage, root: str) -> str:
+    """Return the root as states and messages name it: without a slash at its end, unless it is nothing else."""
+    shown = without_query(storage.display(root or "/" if storage.is_local else root))
+    bare = shown.rstrip("/")
+    return shown if bare == "" or bare.endswith(":") else bare
+
+
+def _is_hidden(name: str) -> bool:
+    """Whether a name is passed over; ``_date=1`` is a partition."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def _is_data(path: str, suffixes: Sequence[str]) -> bool:
+    """Whether a listed path is data: no hidden part, a known suffix."""
+    return not any(map(_is_hidden, path.split("/"))) and path.lower().endswith(tuple(suffixes))
+
+
+def _common_directory(directories: Iterable[str]) -> str:
+    """Return what paths have in common, segment by segment; unlike os.path.commonpath, also for bucket/key."""
+    segments = zip(*(directory.split("/") for directory in directories), strict=False)
+    return "/".join(one[0] for one in itertools.takewhile(lambda one: len(set(one)) == 1, segments))
+
+
+def _relative(location: str, root: str) -> str:
+    return location.removeprefix(root).lstrip("/")
