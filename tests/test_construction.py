@@ -224,6 +224,17 @@ def test_a_filter_that_does_not_fit_its_column_is_an_error_that_shows_it(data, f
         open_loader(data, filters=filters)
 
 
+def test_a_column_that_differs_in_case_alone_is_the_nearest_match(data):
+    with pytest.raises(ColumnError, match=r"no column 'VALUE'; did you mean 'value'\?"):
+        open_loader(data, columns=["VALUE"])
+
+
+def test_storage_options_that_are_no_dictionary_are_refused_without_showing_them(data):
+    with pytest.raises(TypeError, match="storage_options is str, expected a dictionary") as raised:
+        open_loader(data, storage_options="key-that-is-secret")
+    assert "secret" not in str(raised.value)
+
+
 @pytest.mark.parametrize("filters", [pc.field("value"), pc.field("value") + 1, pc.scalar("yes")], ids=str)
 def test_a_filter_that_is_not_true_or_false_is_an_error_that_shows_it(data, filters):
     with pytest.raises(ColumnError, match=r"the filter .* gives (int64|string), not true or false"):

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 import torch
 from jobs.processes import descendants, living, ownerless, shared_memory, wait_until_none
@@ -153,7 +154,7 @@ def test_require_same_plan_passes_where_ranks_planned_alike(two_runs):
     assert [report["refusals"]["nothing"] for report in two_runs.reports[0]] == [None] * two_runs.num_ranks
 
 
-@pytest.mark.parametrize("difference", ["seed", "files", "workers"])
+@pytest.mark.parametrize("difference", ["seed", "files", "workers", "batch_size", "drop_last", "filters"])
 def test_require_same_plan_raises_on_every_rank_and_names_the_ranks(two_runs, difference):
     said = [report["refusals"][difference] for report in two_runs.reports[0]]
     last = two_runs.num_ranks - 1
@@ -162,6 +163,23 @@ def test_require_same_plan_raises_on_every_rank_and_names_the_ranks(two_runs, di
         assert message is not None
         named = [json.loads(f"[{ranks}]") for ranks in re.findall(r"ranks \[([\d, ]+)\]", message)]
         assert sorted(named) == apart
+
+
+def test_gathering_states_that_are_not_one_of_each_rank_is_refused_on_every_rank(two_runs):
+    for report in two_runs.reports[0]:
+        assert "each rank's state once; this one holds ranks [0, " in report["refusals"]["gather"]
+
+
+def test_the_plan_digest_tells_files_of_another_content_apart(tmp_path):
+    digests = set()
+    for number in range(2):
+        write_dataset(tmp_path / str(number), FILES)
+        if number:
+            table = pq.read_table(tmp_path / "1" / "part-000.parquet")
+            doubled = table.set_column(0, "value", pc.multiply(table["value"], 2))
+            pq.write_table(doubled, tmp_path / "1" / "part-000.parquet", row_group_size=FILES[0][1])
+        digests.add(open_loader(tmp_path / str(number))[1].plan_digest)
+    assert len(digests) == 2
 
 
 # Lists and files of states, without torchrun -------------------------------------------------------------------------

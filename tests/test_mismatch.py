@@ -574,7 +574,6 @@ KEYS = (
     "plan",
     "files",
     "completed_shards",
-    "completed_rows",
     "in_progress",
     "base",
 )
@@ -815,9 +814,9 @@ def recorded_rows(state: dict[str, Any]) -> list[int]:
         return [row for start, stop in zip(numbers[::2], numbers[1::2], strict=True) for row in range(start, stop)]
 
     rows = [row for shard in state["completed_shards"] for row in written_out(shard["splits"])]
-    rows += by_number(state["completed_rows"])
+    rows += by_number(state.get("completed_rows", []))
     for shard in state["in_progress"]:
-        rows += [*written_out(shard["splits"]), *by_number(shard["rows"])][: shard["rows_delivered"]]
+        rows += [*written_out(shard["splits"]), *by_number(shard.get("rows", []))][: shard["rows_delivered"]]
     return rows
 
 
@@ -846,3 +845,54 @@ def test_a_damaged_state_is_refused_and_changes_nothing_or_loads_and_repeats_no_
 
 WHOLE = [list(range(first, min(first + 16, ROWS))) for first in range(0, ROWS, 16)]
 """The batches of the dataset in file order."""
+
+
+# What no run can have delivered ---------------------------------------------------------------------------------------
+
+
+def test_a_state_without_the_optional_keys_is_read(data):
+    _, state = saved(data)
+    assert "completed_rows" not in state
+    assert all(set(shard) == {"splits", "rows_delivered"} for shard in state["in_progress"])
+    _, dataset = open_loader(data)
+    dataset.load_state_dict(state)
+    assert dataset.state_dict() == state
+
+
+def test_shards_done_out_of_their_order_are_refused(data):
+    loader, dataset = open_loader(data)
+    list(loader)
+    state = dataset.state_dict()
+    assert len(state["completed_shards"]) > 2
+    state["completed_shards"] = state["completed_shards"][1:]
+    _, fresh = open_loader(data)
+    before = fresh.state_dict()
+    with pytest.raises(ValueError, match="shards are done in their order, and these are not"):
+        fresh.load_state_dict(state)
+    assert fresh.state_dict() == before
+
+
+def test_a_shard_begun_after_one_that_is_not_done_is_refused(data):
+    loader, dataset = open_loader(data)
+    list(loader)
+    state = dataset.state_dict()
+    last = state["completed_shards"].pop()
+    state["completed_shards"].pop()
+    state["in_progress"] = [{**last, "rows_delivered": 1}]
+    with pytest.raises(ValueError, match="shards are done in their order, and these are not"):
+        open_loader(data)[1].load_state_dict(state)
+
+
+def test_more_batches_than_rows_are_refused(data):
+    _, state = saved(data)
+    with pytest.raises(ValueError, match="it records 100000 batches of"):
+        open_loader(data)[1].load_state_dict({**state, "batches_delivered": 100_000})
+
+
+def test_the_advice_names_each_way_out(data):
+    _, state = saved(data)
+    _, dataset = open_loader(data, num_workers=3)
+    with pytest.raises(CheckpointMismatchError) as raised:
+        dataset.load_state_dict(state)
+    assert "What to do: create the loader with num_workers=" in str(raised.value)
+    assert "; or begin the epoch anew without a state" in str(raised.value)

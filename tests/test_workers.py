@@ -10,6 +10,7 @@ import torch
 from support import all_rows_of, open_loader, write_dataset
 
 import torch_dataloader_utils.loader as loader_module
+from torch_dataloader_utils import IterationEndedError
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -69,6 +70,19 @@ def test_workers_that_always_hang_are_an_error_that_says_what_to_do(tmp_path, ha
     with pytest.raises(RuntimeError, match=r"hung at their start, 3 times.*multiprocessing_context='forkserver'"):
         iter(loader)
     assert dataset.state_dict()["batches_delivered"] == 0
+
+
+def test_an_iterator_that_was_replaced_says_so_though_the_new_one_failed(tmp_path, hanging):
+    write_dataset(tmp_path)
+    loader, dataset = open_loader(tmp_path, num_workers=1, multiprocessing_context="fork")
+    first = iter(loader)
+    next(first)
+    hanging.left = 1000
+    with pytest.raises(RuntimeError, match="hung at their start"):
+        iter(loader)
+    with pytest.raises(IterationEndedError, match="ended by a later iter"):
+        next(first)
+    assert dataset.state_dict()["batches_delivered"] == 1
 
 
 def test_a_worker_that_dies_at_its_start_is_torchs_error_at_once(tmp_path):

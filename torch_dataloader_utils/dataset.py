@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -258,8 +259,19 @@ class StructuredDataset(IterableDataset[Any]):
 
     @property
     def plan_digest(self) -> str:
-        """Digest of this epoch's plan; equal on all ranks that see the same files and options."""
-        return self._plan_of(self._epoch).digest
+        """Digest of this epoch's plan and all that decides its batches; equal on ranks with the same files and options.
+
+        Beside the plan it covers the files' content (as far as footers tell), the filter, the seed and the batch size.
+        """
+        parts = (
+            self._plan_of(self._epoch).digest,
+            self._source.manifest.fingerprint,
+            self._source.filter_digest,
+            self._plan_options,
+            self._read_options.batch_size,
+            self._read_options.drop_last,
+        )
+        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
     def set_epoch(self, epoch: int) -> None:
         """Plan an epoch and forget the progress of the one before.

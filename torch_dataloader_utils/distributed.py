@@ -59,12 +59,16 @@ def gather_states(source: Stateful, group: dist.ProcessGroup | None = None) -> l
 
     Returns:
         The states, by rank, on every rank.
+
+    Raises:
+        RankMismatchError: If the gathered states are not one of each rank: such a list could not be resumed from.
     """
     own = source.state_dict()
     if not dist.is_initialized():
         return [own]
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, own, group=group)
+    _require_one_of_each_rank([(state["rank"], state["num_ranks"]) for state in gathered])
     for state in gathered[1:]:
         for key in SHARED_KEYS:
             if state[key] == gathered[0][key]:
@@ -72,12 +76,15 @@ def gather_states(source: Stateful, group: dist.ProcessGroup | None = None) -> l
     return gathered
 
 
-def own_state(states: Sequence[dict[str, Any]], rank: int | None = None) -> dict[str, Any]:
+def own_state(
+    states: Sequence[dict[str, Any]], rank: int | None = None, group: dist.ProcessGroup | None = None
+) -> dict[str, Any]:
     """Take one's own state from a gathered list.
 
     Args:
         states: What `gather_states` returned, in any order.
         rank: This rank; None asks the process group, else ``RANK``, else is 0.
+        group: The process group that gathered them; None for the default one.
 
     Returns:
         The state that this rank saved.
@@ -86,17 +93,13 @@ def own_state(states: Sequence[dict[str, Any]], rank: int | None = None) -> dict
         RankMismatchError: If the list does not hold each rank's state once, or not this rank's.
         ValueError: If it is no list of states.
     """
-    rank = _own_rank() if rank is None else rank
+    rank = _own_rank(group) if rank is None else rank
     try:
         saved = [(state["rank"], state["num_ranks"]) for state in states]
     except (KeyError, TypeError) as error:
         msg = f"not a list of loader states: {error!r}"
         raise ValueError(msg) from None
-    ranks = [one for one, _ in saved]
-    if any(count != len(saved) for _, count in saved) or sorted(ranks) != list(range(len(saved))):
-        counts = sorted({count for _, count in saved})
-        msg = f"a gathered list holds each rank's state once; this one holds ranks {ranks}, saved by {counts} ranks"
-        raise RankMismatchError(msg)
+    ranks = _require_one_of_each_rank(saved)
     if not 0 <= rank < len(saved):
         msg = f"rank {rank} has no state: the list was saved by {len(saved)} ranks"
         raise RankMismatchError(msg)
@@ -197,8 +200,18 @@ def require_same_plan(dataset: Planned, group: dist.ProcessGroup | None = None) 
         raise RankMismatchError(msg)
 
 
-def _own_rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+def _require_one_of_each_rank(saved: Sequence[tuple[int, int]]) -> list[int]:
+    """Return the ranks of states, given as rank and number of ranks, if there is one state of each."""
+    ranks = [rank for rank, _ in saved]
+    if any(count != len(saved) for _, count in saved) or sorted(ranks) != list(range(len(saved))):
+        counts = sorted({count for _, count in saved})
+        msg = f"a gathered list holds each rank's state once; this one holds ranks {ranks}, saved by {counts} ranks"
+        raise RankMismatchError(msg)
+    return ranks
+
+
+def _own_rank(group: dist.ProcessGroup | None) -> int:
+    return dist.get_rank(group) if dist.is_initialized() else int(os.environ.get("RANK", "0"))
 
 
 def _rank_path(directory: Path, rank: int, num_ranks: int) -> Path:

@@ -7,7 +7,7 @@
         ├── CheckpointMismatchError   (ValueError)    a state does not belong to this run
         ├── ColumnError               (ValueError)    a column is missing, or its type or nulls cannot be delivered
         ├── UnreadableFileError       (OSError)       a data file cannot be read, or changed since it was listed
-        ├── IterationEndedError       (RuntimeError)  an iterator was asked for more after its end
+        ├── IterationEndedError       (RuntimeError)  an iterator was asked for more after an error or a newer one
         ├── ProgressUnknownError      (RuntimeError)  progress was made where it cannot be seen
         └── RankMismatchError         (ValueError)    ranks disagree, or a rank's state is missing
 

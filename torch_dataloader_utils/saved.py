@@ -107,6 +107,11 @@ class _Place:
             raise self.fail("a list")
         return [_Place(value, f"{self.name}[{number}]") for number, value in enumerate(self.value)]
 
+    @property
+    def missing(self) -> bool:
+        """Whether there is no such value at all."""
+        return self.value is _MISSING
+
     def integer(self, least: int | None = 0) -> int:
         if type(self.value) is not int or (least is not None and self.value < least):
             raise self.fail("an integer" if least is None else f"an integer of at least {least}")
@@ -283,7 +288,7 @@ def _refuse_overlap(ranges: Sequence[tuple[str, int, int]]) -> None:
 
 
 def _row_numbers(place: _Place, dataset_rows: int) -> tuple[int, ...]:
-    numbers = tuple(entry.integer() for entry in place.items())
+    numbers = () if place.missing else tuple(entry.integer() for entry in place.items())
     sound = len(numbers) % 2 == 0 and all(start < stop <= dataset_rows for start, stop in _pairs(numbers))
     if not sound:
         raise place.fail("pairs of row numbers, start before stop, none above the dataset's number of rows")

@@ -87,6 +87,9 @@ def dump_state(run: Run, epoch: int, progress: Progress) -> dict[str, Any]:
     done = [shard for stream in progress.streams for shard in stream.done]
     started = [piece for stream in progress.streams for piece in stream.left if piece.start]
     by_number = _written_out(manifest, [*done, *(piece.shard for piece in started)]) > MOST_BYTES
+    done_ranges: dict[str, Any] = {"completed_shards": [{"splits": _dump_splits(manifest, shard)} for shard in done]}
+    if by_number:
+        done_ranges = {"completed_shards": [], "completed_rows": merged(row_numbers(manifest, _splits(done)))}
     return {
         "version": STATE_VERSION,
         "plan_algorithm": PLAN_ALGORITHM,
@@ -109,16 +112,8 @@ def dump_state(run: Run, epoch: int, progress: Progress) -> dict[str, Any]:
             "filter": run.filter_digest,
         },
         "files": [_dump_file(file) for file in manifest.files] if len(manifest.files) <= MOST_FILES else None,
-        "completed_shards": [] if by_number else [{"splits": _dump_splits(manifest, shard)} for shard in done],
-        "completed_rows": merged(row_numbers(manifest, _splits(done))) if by_number else [],
-        "in_progress": [
-            {
-                "splits": [] if by_number else _dump_splits(manifest, piece.shard),
-                "rows": row_numbers(manifest, piece.shard.splits) if by_number else [],
-                "rows_delivered": piece.start,
-            }
-            for piece in started
-        ],
+        **done_ranges,
+        "in_progress": [_dump_started(manifest, piece, by_number=by_number) for piece in started],
         "base": None,
     }
 
@@ -137,7 +132,7 @@ def restore_progress(saved: SavedState, run: Run, plan_epoch: Callable[[int], Pl
     Raises:
         CheckpointMismatchError: If the state belongs to another run, or records a range that is no union of this
             rank's splits.
-        ValueError: If it records a shard twice.
+        ValueError: If it records a shard twice, or what no run can have delivered.
     """
     settings = run.settings()
     differences = [
@@ -157,11 +152,13 @@ def restore_progress(saved: SavedState, run: Run, plan_epoch: Callable[[int], Pl
     lost = _first_unplaced(coverage, started, streams)
     if differences or files or lost:
         raise _mismatch(differences, files, lost, run.manifest)
-    return Progress(
+    progress = Progress(
         streams=tuple(StreamProgress(stream, tuple(_pieces(stream, coverage, started))) for stream in streams),
         next_stream=saved.next_worker,
         batches_delivered=saved.batches_delivered,
     )
+    _require_possible(progress)
+    return progress
 
 
 def touched_files(saved: SavedState, manifest: Manifest) -> list[str]:
@@ -201,6 +198,13 @@ def _written_out(manifest: Manifest, shards: Iterable[Shard]) -> int:
     return sum(count * (BYTES_OF_A_RANGE + len(json.dumps(manifest.full_path(path)))) for path, count in counts.items())
 
 
+def _dump_started(manifest: Manifest, piece: Piece, *, by_number: bool) -> dict[str, Any]:
+    if by_number:
+        rows = row_numbers(manifest, piece.shard.splits)
+        return {"splits": [], "rows": rows, "rows_delivered": piece.start}
+    return {"splits": _dump_splits(manifest, piece.shard), "rows_delivered": piece.start}
+
+
 def _dump_splits(manifest: Manifest, shard: Shard) -> list[dict[str, str | int]]:
     return [
         {"path": manifest.full_path(one.path), "row_offset": one.row_offset, "row_length": one.row_length}
@@ -228,6 +232,19 @@ def _pieces(stream: Sequence[Shard], coverage: Coverage, started: dict[tuple[Spl
     for shard in stream:
         if not all(map(coverage.covers, shard.splits)):
             yield Piece(shard, started.get(shard.splits, 0))
+
+
+def _require_possible(progress: Progress) -> None:
+    """Raise unless each stream's shards were done in its order, in no more batches than there were rows."""
+    for stream in progress.streams:
+        left = [piece.shard for piece in stream.pieces]
+        if tuple(left) != stream.shards[len(stream.shards) - len(left) :] or any(p.start for p in stream.pieces[1:]):
+            msg = "not a state of this package: a worker's shards are done in their order, and these are not"
+            raise ValueError(msg)
+    rows = sum(shard.rows for stream in progress.streams for shard in stream.shards) - progress.rows_left
+    if progress.batches_delivered > rows:
+        msg = f"not a state of this package: it records {progress.batches_delivered} batches of {rows} rows"
+        raise ValueError(msg)
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +304,7 @@ def _mismatch(
             f"{manifest.full_path(s.path)} rows {s.row_offset} to {s.row_offset + s.row_length}" for s in lost[:SHOWN]
         )
         lines.append(f"  the shard [{shown}] of the checkpoint is not in this rank's plan of today")
-    lines.append("What to do: " + "; ".join([*_advice(differences, files), "or begin the epoch anew without a state"]))
+    lines.append("What to do: " + "; or ".join([*_advice(differences, files), "begin the epoch anew without a state"]))
     return CheckpointMismatchError(
         "\n".join(lines),
         differences=tuple(differences),

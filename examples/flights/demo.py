@@ -158,8 +158,9 @@ def print_ledger(evidence: Evidence) -> None:
     line("  kept: in the checkpoint", kept)
     line("  rolled back with the model", trained - kept, "trained on again after the resume")
     line("trained on and kept after the resume", sum(map(len, evidence.kept)) - kept)
-    line("lost", evidence.rows_lost())
-    line("repeated", evidence.rows_repeated())
+    print(
+        f"{evidence.rows_lost():,} rows lost, {evidence.rows_repeated():,} rows repeated, by the ids of the kept rows."
+    )
     print(f"{same:,} of {total:,} batches after the resume are those of an uninterrupted epoch, in order.")
 
 

@@ -15,6 +15,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -32,7 +33,7 @@ from torch_dataloader_utils.distributed import (
 
 def make_loader(data: str | list[str], **options: Any) -> tuple[StructuredDataLoader, StructuredDataset]:
     """Open the data for the rank that the process group says."""
-    return StructuredDataset.create_dataloader(data, batch_size=8, row_id_column="row", **options)
+    return StructuredDataset.create_dataloader(data, **{"batch_size": 8, "row_id_column": "row", **options})
 
 
 def resume(loader: StructuredDataLoader, case: dict[str, Any], directory: Path) -> None:
@@ -94,7 +95,22 @@ def refusals(data: str) -> dict[str, str | None]:
         "seed": refusal(data, shuffle=True, shuffle_seed=1 if last else 2),
         "files": refusal(files[1:] if first else files),
         "workers": refusal(data, num_workers=2 if last else 0),
+        "batch_size": refusal(data, batch_size=9 if last else 8),
+        "drop_last": refusal(data, drop_last=last),
+        "filters": refusal(data, filters=pc.field("value") >= (-1 if last else 0)),
+        "gather": gather_refusal(data),
     }
+
+
+def gather_refusal(data: str) -> str | None:
+    """Return what `gather_states` says where the last rank opened its loader as the first one."""
+    last = dist.get_rank() == dist.get_world_size() - 1
+    rank = {"num_ranks": dist.get_world_size(), "rank": 0 if last else dist.get_rank()}
+    try:
+        gather_states(make_loader(data, **rank)[0])
+    except RankMismatchError as error:
+        return str(error)
+    return None
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from typing_extensions import assert_type
 
 from torch_dataloader_utils import CheckpointMismatchError, StructuredDataLoader, StructuredDataset
 from torch_dataloader_utils.distributed import (
+    CheckpointEntry,
     gather_states,
     load_rank_state,
     own_state,
@@ -30,6 +31,10 @@ def use_the_loader(path: Path) -> None:
     assert_type(loader.state_dict(), dict[str, Any])
     loader.load_state_dict(dataset.state_dict())
     dataset.set_epoch(1)
+    assert_type(dataset.epoch, int)
+    assert_type(dataset.num_batches, int)
+    assert_type(dataset.num_workers, int)
+    assert_type(dataset.plan_digest, str)
     assert_type(dataset.get_metrics(), dict[str, int])
 
 
@@ -73,6 +78,8 @@ def use_many_ranks(loader: StructuredDataLoader, dataset: StructuredDataset, dir
     assert_type(save_rank_state(loader, directory), Path)
     load_rank_state(dataset, directory)
     require_same_plan(dataset)
+    assert_type(CheckpointEntry(loader).state_dict(), dict[str, str])
+    CheckpointEntry(dataset).load_state_dict({"rank-0-of-1": "{}"})
 
 
 def look_at_an_error(error: CheckpointMismatchError) -> None:
