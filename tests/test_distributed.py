@@ -421,7 +421,7 @@ def test_a_killed_worker_fails_its_rank_which_can_be_resumed(kill_data, tmp_path
     check_rows(epoch)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
 def test_workers_with_full_queues_end_with_a_killed_training_process(tmp_path, start):
     """A pipe holds 64 KiB; whoever writes more to it waits for somebody to read."""
     write_dataset(tmp_path / "data", ((80_000, 4_000),))
