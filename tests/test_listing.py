@@ -288,12 +288,30 @@ def test_a_linked_directory_below_the_path_is_followed(tmp_path, path):
     assert numbers_of(f"{tmp_path}/data/{path}") == [0]
 
 
-@pytest.mark.parametrize("path", ["", "**", "*"])
+@pytest.mark.parametrize("path", ["", "**", "*", "**/*.parquet"])
 def test_a_link_that_leads_back_is_an_error_that_names_it(tmp_path, path):
     write_file(tmp_path / "data" / "deep" / "a.parquet", 0)
     (tmp_path / "data" / "deep" / "back").symlink_to(tmp_path / "data")
-    with pytest.raises(ValueError, match=r"the link '.*/deep/back.*' leads back to .*a directory that holds it"):
+    (tmp_path / "data" / "deep" / "again").symlink_to(tmp_path / "data" / "deep")
+    with pytest.raises(
+        ValueError, match=r"the link '.*/deep/(back|again).*' leads back to .*a directory that holds it"
+    ):
         open_loader(f"{tmp_path}/data/{path}")
+
+
+@pytest.mark.parametrize("path", ["", "*", "**", "*/*.parquet"])
+def test_a_file_that_a_link_names_a_second_time_is_an_error_that_says_both_names(tmp_path, path):
+    write_file(tmp_path / "data" / "2024" / "a.parquet", 0)
+    (tmp_path / "data" / "latest").symlink_to(tmp_path / "data" / "2024")
+    with pytest.raises(ValueError, match=r"latest/a\.parquet' is named twice, also as .*2024/a\.parquet'"):
+        open_loader(f"{tmp_path}/data/{path}")
+    assert numbers_of(tmp_path / "data" / "latest") == [0]
+
+
+def test_a_name_with_a_question_mark_and_an_equals_sign_stays_whole(tmp_path):
+    directory = tmp_path / "lr?a=1" / "sub"
+    write_file(directory / "a.parquet", 0)
+    assert open_loader(directory)[1].state_dict()["plan"]["root"] == str(directory)
 
 
 def test_a_broken_link_named_like_data_is_an_error_that_names_it(tmp_path):
@@ -303,7 +321,8 @@ def test_a_broken_link_named_like_data_is_an_error_that_names_it(tmp_path):
         open_loader(tmp_path / "data")
 
 
-def test_a_directory_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
+@pytest.mark.parametrize("path", ["", "*", "*/*.parquet", "**"])
+def test_a_directory_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch, path):
     write_file(tmp_path / "data" / "a.parquet", 0)
     write_file(tmp_path / "data" / "closed" / "b.parquet", 1)
     real = os.scandir
@@ -315,7 +334,7 @@ def test_a_directory_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(PermissionError, match="closed"):
-        open_loader(tmp_path / "data")
+        open_loader(f"{tmp_path}/data/{path}")
 
 
 def test_files_without_a_common_directory_are_named_in_full(tree, tmp_path_factory):

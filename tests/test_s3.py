@@ -412,6 +412,7 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         {"pat": "pat9"},
         {"passphrase": PASSWORD.encode()},
         {"pkey": SECRET_KEY, "signature": SESSION_TOKEN},
+        {"client_kwargs": {"headers": {"X-Api-Key": PASSWORD[:5]}}},
         {"something_unheard_of": [{"deep": SECRET_KEY}]},
         {"endpoint_url": f"http://trainer:{PASSWORD}@127.0.0.1:9"},
     ],
@@ -451,7 +452,7 @@ def test_no_query_of_a_url_in_memory_is_in_a_state(told):
     try:
         _, dataset = open_loader(f"memory://queried?token={SESSION_TOKEN}")
         told.show(dataset.state_dict(), dataset)
-        assert dataset.state_dict()["plan"]["root"] == "memory:///queried"
+        assert dataset.state_dict()["plan"]["root"] == "memory:///queried?token=***"
     finally:
         filesystem.rm(f"/queried?token={SESSION_TOKEN}", recursive=True)
     assert told.leaked() == []

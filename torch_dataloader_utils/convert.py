@@ -158,7 +158,10 @@ def _join_column(name: str, parts: list[Any]) -> Any:
 
 
 def _without_nanoseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return times in microseconds, as Python has them; pyarrow's own way out depends on whether pandas is there."""
+    """Return times in microseconds, as Python has them; an ArrowInvalid where that would lose something.
+
+    pyarrow's own way out depends on whether pandas is installed.
+    """
     kind = _in_microseconds(column.type)
     return column if kind == column.type else column.cast(kind)
 

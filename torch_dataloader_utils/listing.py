@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import glob
+import fnmatch
 import itertools
 import os
 import posixpath
@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from torch_dataloader_utils.errors import UnreadableFileError
@@ -19,6 +17,10 @@ from torch_dataloader_utils.redaction import is_http, without_query
 from torch_dataloader_utils.storage import Storage, StoredFile, etag_of
 
 __all__ = ["Listing", "list_files"]
+
+
+GLOB = r"[*?\[]"
+"""What begins the pattern in a path."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,22 +48,19 @@ def list_files(storage: Storage, locations: Sequence[str], suffixes: Sequence[st
     Raises:
         FileNotFoundError: If a location stands for no file; the message says what was looked for.
         PermissionError: If a directory cannot be listed.
-        ValueError: If a file is named twice, or a link leads back to a directory that holds it.
+        ValueError: If a file is there twice, through a link too, or a link leads back to a directory that holds it.
     """
     storage.fs.invalidate_cache()
     found: list[Mapping[str, Any]] = []
     bases = []
     for location in locations:
-        with storage.errors(storage.display(location), ValueError):
+        with storage.errors(location, ValueError):
             base, infos = _list_one(storage, location, suffixes)
         bases.append(base)
         found += infos
     root = bases[0] if len(bases) == 1 else _common_directory(bases)
     files = sorted((_stored(storage, info, root) for info in found), key=lambda file: file.path)
-    twice = next((file for file, other in pairwise(files) if file.path == other.path), None)
-    if twice is not None:
-        msg = f"the file {storage.display(twice.location)!r} is named twice"
-        raise ValueError(msg)
+    _refuse_twice(storage, files)
     return Listing(_shown_root(storage, root), tuple(files))
 
 
@@ -78,7 +77,7 @@ def _list_one(storage: Storage, location: str, suffixes: Sequence[str]) -> tuple
         return posixpath.dirname(location), [info]
     if info:
         found, base = walk.directory(location), location
-    elif len(plain := re.split(r"[*\[]" if is_http(location) else r"[*?\[]", location, maxsplit=1)) > 1:
+    elif len(plain := re.split(r"[*\[]" if is_http(location) else GLOB, location, maxsplit=1)) > 1:
         found, base = walk.glob(location), posixpath.dirname(plain[0])
     else:
         msg = f"there is no file or directory {storage.display(location)!r}"
@@ -123,28 +122,58 @@ class _LocalWalk(_Walk):
     """Finds local files, through links too, where fsspec would pass over linked and unreadable directories."""
 
     def directory(self, location: str) -> list[str]:
-        return list(self._below(location, ()))
+        return list(self._matches(location, ["**"], ()))
 
     def glob(self, pattern: str) -> list[str]:
-        matches = map(posixpath.normpath, glob.iglob(pattern, recursive=True))  # noqa: PTH207 - Path's follows no links
-        below = (self.directory(path) if Path(path).is_dir() else [path] for path in matches)
-        return list(dict.fromkeys(itertools.chain.from_iterable(below)))
+        plain = posixpath.dirname(re.split(GLOB, pattern, maxsplit=1)[0])
+        return list(dict.fromkeys(self._matches(plain, pattern[len(plain) :].strip("/").split("/"), ())))
 
     def info(self, path: str) -> Mapping[str, Any]:
         info: Mapping[str, Any] = self._fs.info(path)
         return info
 
-    def _below(self, directory: str, above: tuple[str, ...]) -> Iterator[str]:
+    def _matches(self, directory: str, segments: list[str], above: tuple[str, ...]) -> Iterator[str]:
+        """Yield the files that a pattern matches below a directory, and those in directories that it matches.
+
+        Args:
+            directory: Where to look.
+            segments: The rest of the pattern, by directories; ``**`` stands for any number of them.
+            above: The real paths of the directories that led here.
+        """
         real = os.path.realpath(directory)
         if real in above:
             msg = f"the link {directory!r} leads back to {real!r}, a directory that holds it"
             raise ValueError(msg)
+        head, *rest = segments
+        if head == "**" and rest:
+            yield from self._matches(directory, rest, above)
         with os.scandir(directory) as entries:
             for entry in entries:
+                if head != "**" and not _fits(entry.name, head):
+                    continue
                 if not entry.is_dir():
-                    yield entry.path
-                elif not _is_hidden(entry.name) and entry.name != "lost+found":  # which only root may list
-                    yield from self._below(entry.path, (*above, real))
+                    yield from [] if rest else [entry.path]
+                elif not _is_closed(entry.name) or entry.name == head:
+                    below = segments if head == "**" else rest or ["**"]
+                    yield from self._matches(entry.path, below, (*above, real))
+
+
+def _fits(name: str, pattern: str) -> bool:
+    """Whether a name matches one segment of a pattern, where a wildcard is no leading dot."""
+    return fnmatch.fnmatchcase(name, pattern) and (not name.startswith(".") or pattern.startswith("."))
+
+
+def _refuse_twice(storage: Storage, files: Sequence[StoredFile]) -> None:
+    """Raise if a file is there twice, by one name or, through a link, by two."""
+    seen: dict[str, StoredFile] = {}
+    for file in files:
+        name = os.path.realpath(file.location) if storage.is_local else file.path
+        if name in seen:
+            one, other = storage.display(seen[name].location), storage.display(file.location)
+            also = "" if one == other else f", also as {one!r}"
+            msg = f"the file {other!r} is named twice{also}"
+            raise ValueError(msg)
+        seen[name] = file
 
 
 def _stored(storage: Storage, info: Mapping[str, Any], root: str) -> StoredFile:
@@ -169,9 +198,14 @@ def _stored(storage: Storage, info: Mapping[str, Any], root: str) -> StoredFile:
 
 def _shown_root(storage: Storage, root: str) -> str:
     """Return the root as states and messages name it: without a slash at its end, unless it is nothing else."""
-    shown = without_query(storage.display(root or "/" if storage.is_local else root))
+    shown = storage.display(root or "/" if storage.is_local else root)
     bare = shown.rstrip("/")
     return shown if bare == "" or bare.endswith(":") else bare
+
+
+def _is_closed(name: str) -> bool:
+    """Whether a directory is not looked into; lost+found, at the root of a disk, only the system may list."""
+    return _is_hidden(name) or name == "lost+found"
 
 
 def _is_hidden(name: str) -> bool:

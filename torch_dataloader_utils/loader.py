@@ -165,6 +165,7 @@ class StructuredDataLoader(DataLoader[Any]):
             self._forget_workers()  # torch first: it takes the death of a worker that it watches for an error
             for worker in workers:
                 worker.kill()
+                worker.join()
         msg = (
             f"worker processes hung at their start, {FORK_ATTEMPTS} times: they were forked while another thread of "
             "this process held a lock; start them with multiprocessing_context='forkserver', or before such threads"

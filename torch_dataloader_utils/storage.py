@@ -8,10 +8,12 @@ import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 import fsspec
 import pyarrow as pa
+from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from torch_dataloader_utils.errors import UnreadableFileError
@@ -54,8 +56,9 @@ class LocalFile:
     """
 
     def __init__(self, path: str) -> None:
-        self.file = pa.OSFile(path)
+        self._path = path
         self._version = self._stat()
+        self.file = pa.OSFile(path)
 
     @property
     def size(self) -> int:
@@ -68,9 +71,9 @@ class LocalFile:
             msg = "the file was written while it was read"
             raise OSError(msg)
 
-    def _stat(self) -> tuple[int, int]:
-        status = os.fstat(self.file.fileno())
-        return status.st_size, status.st_mtime_ns
+    def _stat(self) -> tuple[int, int, int, int]:
+        status = os.stat(self._path)  # noqa: PTH116 - of the path: pyarrow's file has no number before release 18
+        return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
 
 
 class Storage:
@@ -95,7 +98,7 @@ class Storage:
         redactor = Redactor(options or {}, urls)
         found = []
         for url in urls:
-            with redactor.errors(url, ValueError, ImportError):
+            with redactor.errors(partial(str, url), ValueError, ImportError):
                 found.append(_locate(url, options or {}))
         first = found[0][0]
         for url, (fs, _) in zip(urls, found, strict=True):
@@ -114,12 +117,12 @@ class Storage:
 
     @property
     def is_local(self) -> bool:
-        """Whether files lie on this machine and can be memory-mapped."""
+        """Whether files lie on this machine."""
         return type(self._fs) is LocalFileSystem
 
     def read(self, file: StoredFile, start: int, stop: int) -> bytes:
         """Read a range of a file's bytes, trying again when the storage fails for a moment."""
-        with self.errors(self.display(file.location)):
+        with self.errors(file.location):
             return self.attempt(lambda: bytes(self.fs.cat_file(file.location, start=start, end=stop)))
 
     def open(self, file: StoredFile) -> Any:
@@ -132,7 +135,7 @@ class Storage:
             FileNotFoundError: If it is gone.
             UnreadableFileError: If it cannot be opened, or its size or etag is no longer the listed one.
         """
-        with self.errors(self.display(file.location)):
+        with self.errors(file.location):
             opened = self.attempt(lambda: self._open(file))
             size, etag = (opened.size, None) if self.is_local else _version(opened)
         if size != file.size or (etag and file.etag and etag != file.etag):
@@ -152,9 +155,13 @@ class Storage:
                 time.sleep(pause)
         return action()
 
-    def errors(self, place: str, *kept: type[Exception]) -> contextlib.AbstractContextManager[None]:
-        """Turn whatever is raised within into an error that names the place and holds no secret: see `Redactor`."""
-        return self._redactor.errors(place, *kept)
+    def errors(self, location: str, *kept: type[Exception]) -> contextlib.AbstractContextManager[None]:
+        """Turn whatever is raised within into an error that names a location and holds no secret: see `Redactor`."""
+        return self._redactor.errors(lambda: self.display(location), *kept)
+
+    def errors_at(self, place: str) -> contextlib.AbstractContextManager[None]:
+        """Do the same with the name of a place, such as a row group of a file."""
+        return self._redactor.errors(lambda: place)
 
     def display(self, location: str) -> str:
         """Return a location as people may see it: a URL, or a plain path if local, without credentials or query."""
@@ -163,7 +170,10 @@ class Storage:
         return self._redactor.clean(str(self._fs.unstrip_protocol(location)))
 
     def _open(self, file: StoredFile) -> Any:
-        return LocalFile(file.location) if self.is_local else self.fs.open(file.location, "rb", cache_type="none")
+        if self.is_local:
+            return LocalFile(file.location)
+        cache = {} if isinstance(self._fs, CachingFileSystem) else {"cache_type": "none"}
+        return self.fs.open(file.location, "rb", **cache)
 
 
 def _locate(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:

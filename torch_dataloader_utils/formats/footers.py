@@ -40,7 +40,7 @@ class Footer:
     Attributes:
         file: The file by content.
         schema: Its columns.
-        nulls: The nulls it announces in columns of the types that were asked for.
+        nulls: The nulls it announces in the columns that were asked for.
         content: The footer's bytes, with their length and the magic.
     """
 
@@ -50,13 +50,13 @@ class Footer:
     content: bytes
 
 
-def read_footer(storage: Storage, file: StoredFile, counts_nulls: Callable[[pa.DataType], bool]) -> Footer:
+def read_footer(storage: Storage, file: StoredFile, counts_nulls: Callable[[pa.Field], bool]) -> Footer:
     """Read and parse a file's footer.
 
     Args:
         storage: Where the file lies.
         file: The file.
-        counts_nulls: The types of columns whose nulls matter.
+        counts_nulls: Says of a column whether its nulls matter.
 
     Raises:
         UnreadableFileError: If the file is no Parquet file, or damaged; the message names it.
@@ -104,10 +104,10 @@ def _leaf_count(kind: pa.DataType) -> int:
 
 
 def _announced_nulls(
-    groups: Sequence[pq.RowGroupMetaData], schema: pa.Schema, counts_nulls: Callable[[pa.DataType], bool]
+    groups: Sequence[pq.RowGroupMetaData], schema: pa.Schema, counts_nulls: Callable[[pa.Field], bool]
 ) -> Iterator[NullCount]:
     leaves = leaves_of(schema)
-    counted = [(column.name, leaves[column.name][0]) for column in schema if counts_nulls(column.type)]
+    counted = [(column.name, leaves[column.name][0]) for column in schema if counts_nulls(column)]
     for number, group in enumerate(groups):
         for name, leaf in counted:
             statistics = group.column(leaf).statistics

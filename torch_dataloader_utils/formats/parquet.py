@@ -30,10 +30,7 @@ SUFFIXES = (".parquet", ".parq", ".pq")
 
 FOOTER_THREADS = 16
 OPEN_FILES = 16
-"""How many files a reader keeps open."""
-
-PARSED_FOOTERS = 256
-"""How many parsed footers a reader keeps."""
+"""How many files a reader keeps open, and how many footers parsed: those may take many megabytes each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +114,12 @@ def open_parquet(
         ColumnError: If a column is missing or has another type in one file than in another, or the filter does not
             fit the columns.
     """
+
+    def counts_nulls(column: pa.Field) -> bool:
+        return (columns is None or column.name in columns) and refuses_nulls(column.type)
+
     with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="footers") as threads:
-        footers = list(threads.map(partial(read_footer, storage, counts_nulls=refuses_nulls), listing.files))
+        footers = list(threads.map(partial(read_footer, storage, counts_nulls=counts_nulls), listing.files))
     manifest = Manifest(listing.root, tuple(footer.file for footer in footers))
     whole = footers[0].schema
     filtering = () if filters is None else filter_columns(filters, whole)
@@ -160,7 +161,7 @@ class ParquetReader:
         self._source = source
         self._columns = list(dict.fromkeys([*source.schema.names, *source.filter_columns]))
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
-        self._metadata = lru_cache(PARSED_FOOTERS)(lambda path: parse_footer(source.footers[path]))
+        self._metadata = lru_cache(OPEN_FILES)(lambda path: parse_footer(source.footers[path]))
         self._places: dict[str, tuple[RowGroupPlace, ...]] = {}
         self._first_rows = source.manifest.first_rows
         self._files = {file.path: file for file in source.manifest.files}
@@ -194,7 +195,7 @@ class ParquetReader:
             UnreadableFileError: If it changed, is damaged, or cannot be read.
         """
         storage = self._source.storage
-        with storage.errors(f"row group {place.number} of {self.full_path(path)}"):
+        with storage.errors_at(f"row group {place.number} of {self.full_path(path)}"):
             table = _without_views(storage.attempt(lambda: self._read_row_group(path, place)))
             if row_id_column is not None:
                 first = self._first_rows[path] + place.first_row
