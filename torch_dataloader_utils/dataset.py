@@ -144,7 +144,7 @@ class StructuredDataset(IterableDataset[Any]):
             shuffle_seed: Seed of every random choice; seed and epoch together decide.
             shuffle_buffer_size: Number of rows, at most, that are read together and mixed, drawn from row groups all
                 over the dataset; None shuffles shards and leaves rows in file order. Needs ``shuffle=True``. A worker
-                holds one such shard in memory.
+                holds one such shard in memory; without workers there are two where the last batch keeps one.
             split_bytes: Uncompressed bytes of a shard, at most, unless a single row group has more: an integer or a
                 text such as ``"128MiB"``. Lowered where streams would get too few shards.
             split_rows: Rows of a shard, at most, unless a single row group has more.
