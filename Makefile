@@ -20,7 +20,7 @@ SMOKE := import pathlib, torch_dataloader_utils as package; \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format soak bench docs wheel clean
+.PHONY: help demo test check format soak floors bench docs wheel clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,11 @@ format: $(STAMP)  ## format the code and mend what ruff can mend
 soak: $(STAMP)  ## the long, random tests
 	$(BIN)/python -m pytest -m soak
 
+floors:  ## the tests with the oldest dependencies allowed (downloads gigabytes)
+	$(PYTHON) -m venv .venv-floors
+	.venv-floors/bin/python -m pip install -qq --constraint floors.txt --editable . --group test
+	.venv-floors/bin/python -m pytest
+
 bench: $(STAMP)  ## measure throughput
 	$(BIN)/python -m benchmarks
 
@@ -57,7 +62,7 @@ wheel: $(STAMP)  ## build the wheel and import it from a folder of its own
 	@cd build/installed && PYTHONPATH="$$PWD" ../../$(BIN)/python -c '$(SMOKE)'
 
 clean:  ## remove all that was made here, .venv included
-	rm -rf .venv .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist site
+	rm -rf .venv .venv-floors .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(STAMP): pyproject.toml constraints.txt

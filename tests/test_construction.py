@@ -332,6 +332,12 @@ WITH_NULLS = {
 }
 
 
+def skip_if_unreadable(name: str) -> None:
+    """Skip null lists where pyarrow itself cannot read them back."""
+    if name == "list of ints" and int(pa.__version__.split(".")[0]) < 26:
+        pytest.skip("this pyarrow cannot read nulls in fixed-size lists")
+
+
 @pytest.fixture(params=WITH_NULLS)
 def with_nulls(request, tmp_path) -> Path:
     """Two files; the second has nulls in its second row group."""
@@ -349,7 +355,8 @@ def test_announced_nulls_are_an_error_that_names_column_file_and_row_group(with_
 
 
 @pytest.mark.parametrize("output_format", ["arrow", "dict"])
-def test_nulls_are_delivered_where_the_format_has_a_value_for_them(with_nulls, output_format):
+def test_nulls_are_delivered_where_the_format_has_a_value_for_them(request, with_nulls, output_format):
+    skip_if_unreadable(request.node.callspec.params["with_nulls"])
     loader, _ = open_loader(with_nulls, output_format=output_format)
     [batch] = loader
     values = batch["x"].to_pylist() if output_format == "arrow" else batch["x"]
@@ -370,6 +377,7 @@ def test_nulls_do_not_matter_where_the_filter_rules_out_their_row_groups(with_nu
 @pytest.mark.parametrize("name", ["int64", "uint8", "bool", "list of ints"])
 @pytest.mark.parametrize("mixing", [{}, {"shuffle": True, "shuffle_buffer_size": 100}], ids=["in file order", "mixed"])
 def test_a_filter_that_takes_every_null_row_allows_the_column(tmp_path, name, mixing):
+    skip_if_unreadable(name)
     write(tmp_path / "a.parquet", {"x": WITH_NULLS[name], "y": [3, 4, 5, 6]}, row_group_size=2)
     loader, _ = open_loader(tmp_path, filters=pc.field("x").is_valid(), **mixing)
     [batch] = loader
@@ -412,6 +420,7 @@ def test_a_filter_that_may_leave_a_null_row_does_not_allow_the_column(tmp_path, 
 @pytest.mark.parametrize("name", WITH_NULLS)
 @pytest.mark.parametrize("mixing", [{}, {"shuffle": True, "shuffle_buffer_size": 100}], ids=["in file order", "mixed"])
 def test_nulls_that_no_footer_announces_are_an_error_at_reading_that_names_their_place(tmp_path, name, mixing):
+    skip_if_unreadable(name)
     path = write(tmp_path / "a.parquet", {"x": WITH_NULLS[name]}, row_group_size=2, write_statistics=False)
     loader, _ = open_loader(tmp_path, **mixing)
     with pytest.raises(ColumnError, match=r"column 'x' holds \d nulls") as raised:
