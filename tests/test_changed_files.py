@@ -17,6 +17,8 @@ from torch_dataloader_utils import UnreadableFileError
 GROUP = 100
 ROWS = 1000
 STEPS = 3
+READ_AHEAD = 2 * GROUP * 8 + 100
+"""So little that most of the file is still unread after some steps."""
 
 
 def write(path: Path, first: int) -> bytes:
@@ -57,7 +59,7 @@ def changing(tmp_path):
 @pytest.mark.parametrize("options", [{}, {"shuffle": True, "shuffle_buffer_size": 200}], ids=["in order", "mixed"])
 def test_a_file_that_is_written_while_it_is_open_is_an_error_that_names_it(changing, change, options, workers):
     path, other = changing
-    loader, dataset = open_loader(path, batch_size=10, num_workers=workers, **options)
+    loader, dataset = open_loader(path, batch_size=10, num_workers=workers, read_ahead_bytes=READ_AHEAD, **options)
     batches = iter(loader)
     delivered = [batch["value"] for batch in itertools.islice(batches, STEPS)]
     change(path, other)
@@ -70,7 +72,7 @@ def test_a_file_that_is_written_while_it_is_open_is_an_error_that_names_it(chang
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_file_that_is_replaced_is_read_to_its_end_or_refused_never_mixed(changing, workers):
     path, other = changing
-    loader, _ = open_loader(path, batch_size=10, num_workers=workers)
+    loader, _ = open_loader(path, batch_size=10, num_workers=workers, read_ahead_bytes=READ_AHEAD)
     batches = iter(loader)
     values = [value for batch in itertools.islice(batches, STEPS) for value in batch["value"].tolist()]
     replace(path, other)
@@ -85,7 +87,7 @@ def test_a_file_that_is_replaced_is_read_to_its_end_or_refused_never_mixed(chang
 
 def test_a_file_that_is_only_touched_is_read_on(changing):
     path, _ = changing
-    loader, _ = open_loader(path, batch_size=10)
+    loader, _ = open_loader(path, batch_size=10, read_ahead_bytes=READ_AHEAD)
     batches = iter(loader)
     values = []
     for step, batch in enumerate(batches):

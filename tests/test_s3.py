@@ -251,7 +251,7 @@ def test_an_endpoint_that_dies_in_the_epoch_is_an_error_that_names_the_object_an
     mortal_s3.process.kill()
     mortal_s3.process.wait()
     began = time.monotonic()
-    with pytest.raises(UnreadableFileError, match=rf"s3://{bucket}/data/part-000\.parquet"):
+    with pytest.raises(UnreadableFileError, match=rf"s3://{bucket}/data/part-00\d\.parquet"):
         delivered.extend(row for batch in batches for row in batch["row"].tolist())
     assert time.monotonic() - began < REASONABLE_SEC
 
@@ -334,7 +334,7 @@ def test_no_secret_of_s3_is_in_states_reprs_errors_logs_or_warnings(s3, told, wo
     for number in range(4):
         put(s3, bucket, f"d/{number}.parquet", plain_parquet(100 * number))
     options = {**s3.storage_options(), "token": SESSION_TOKEN}
-    loader, dataset = open_loader(f"s3://{bucket}/d", storage_options=options, **workers)
+    loader, dataset = open_loader(f"s3://{bucket}/d", storage_options=options, read_ahead_bytes=1000, **workers)
     batches = iter(loader)
     for _ in range(5):
         next(batches)

@@ -18,6 +18,7 @@ import pytest
 import torch
 from support import open_loader, write_dataset
 
+from torch_dataloader_utils.blocks import Blocks
 from torch_dataloader_utils.model import Receipt
 from torch_dataloader_utils.reading import Batch, BytesRead, StreamEnd
 from torch_dataloader_utils.transport import ALIGNMENT, Parcel
@@ -30,10 +31,10 @@ class Pair(NamedTuple):
     right: Any
 
 
-def sent(data: Any) -> Any:
+def sent(data: Any, blocks: Blocks | None = None) -> Any:
     """Pack, pickle as a queue would, and unpack."""
-    parcel = Parcel.pack(7, Batch(data, RECEIPT, BytesRead(4, 5)))
-    content = pickle.loads(pickle.dumps(parcel)).unpack()
+    parcel = Parcel.pack(7, 0, [Batch(data, RECEIPT, BytesRead(4, 5))], blocks)
+    (content,) = pickle.loads(pickle.dumps(parcel)).unpack()
     assert isinstance(content, Batch)
     assert (content.receipt, content.bytes_read) == (RECEIPT, BytesRead(4, 5))
     return content.data
@@ -100,21 +101,23 @@ def test_the_same_tensor_twice_arrives_as_one():
 
 def test_all_memory_is_one_aligned_block():
     tensors = [torch.arange(3, dtype=torch.int8), torch.arange(5.0), torch.arange(2)]
-    parcel = Parcel.pack(0, Batch(tensors, RECEIPT, BytesRead()))
-    assert [length for _, length in parcel.places] == [3, 20, 16]
-    assert all(start % ALIGNMENT == 0 for start, _ in parcel.places)
-    assert len(parcel.block) == parcel.places[-1][0] + 16
+    parcel = Parcel.pack(0, 0, [Batch(tensors, RECEIPT, BytesRead())])
+    assert parcel.lengths[:-1] == (3, 20, 16)
+    assert parcel.size == len(parcel.memory)
+    (batch,) = parcel.unpack()
+    start = batch.data[0].data_ptr()
+    assert [tensor.data_ptr() - start for tensor in batch.data] == [0, ALIGNMENT, 2 * ALIGNMENT]
 
 
 def test_a_slice_of_a_table_sends_the_slice_alone():
     table = pa.table({"x": np.arange(100_000)})
-    parcel = Parcel.pack(0, Batch(table.slice(10, 5), RECEIPT, BytesRead()))
-    assert len(parcel.pickled) + len(parcel.block) < 5_000
+    parcel = Parcel.pack(0, 0, [Batch(table.slice(10, 5), RECEIPT, BytesRead())])
+    assert parcel.size < 5_000
 
 
 def test_the_end_of_a_stream_arrives():
     end = StreamEnd(RECEIPT, BytesRead(1, 0))
-    assert Parcel.pack(0, end).unpack() == end
+    assert Parcel.pack(0, 0, [end]).unpack() == [end]
 
 
 def unpicklable(batch):

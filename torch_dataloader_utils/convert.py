@@ -6,8 +6,9 @@ lists of them become tensors or arrays; every other type keeps its values as Pyt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -28,6 +29,8 @@ __all__ = [
     "join",
     "null_message",
     "refuses_nulls",
+    "split",
+    "with_lists",
 ]
 
 OutputFormat: TypeAlias = Literal["torch", "numpy", "arrow", "dict"]
@@ -116,12 +119,40 @@ def convert(table: pa.Table, output_format: str) -> Columns:
     return columns
 
 
-def join(cuts: Sequence[Cut], output_format: str) -> Any:
-    """Return one batch made of consecutive cuts: views where it is one cut, copies where there are several."""
-    if output_format == "arrow":
+def join(cuts: Sequence[Cut]) -> Columns:
+    """Return the rows of consecutive cuts as columns: views where it is one cut, copies where there are several."""
+    first = cuts[0].columns
+    if isinstance(first, pa.Table):
         return pa.concat_tables(_rows(cut.columns, cut) for cut in cuts)
-    names = cuts[0].columns.keys()
-    return {name: _join_column(name, [_rows(cut.columns[name], cut) for cut in cuts]) for name in names}
+    return {name: _join_column([_rows(cut.columns[name], cut) for cut in cuts]) for name in first}
+
+
+def split(columns: Columns, sizes: Sequence[int]) -> Iterator[Any]:
+    """Yield the batches that columns consist of.
+
+    Args:
+        columns: Converted columns, or what `with_lists` made of them.
+        sizes: The rows of each batch; together those of the columns.
+
+    Yields:
+        For each size a table, or a dictionary of tensors and arrays, which are views, and of lists.
+    """
+    if isinstance(columns, pa.Table):
+        yield from _slices(columns, sizes)
+        return
+    names = tuple(columns)
+    for _, *values in zip(sizes, *(_split_column(name, columns[name], sizes) for name in names), strict=True):
+        yield dict(zip(names, values, strict=True))
+
+
+def with_lists(columns: Columns, sizes: Sequence[int]) -> Columns:
+    """Return columns of which those that become lists are lists already, one to each batch: ready to be sent."""
+    if isinstance(columns, pa.Table):
+        return columns
+    return {
+        name: list(_split_column(name, values, sizes)) if isinstance(values, pa.ChunkedArray) else values
+        for name, values in columns.items()
+    }
 
 
 def copy_rows(cut: Cut) -> Columns:
@@ -144,17 +175,41 @@ def _rows(values: Any, cut: Cut) -> Any:
     return values[cut.start : cut.stop]
 
 
-def _join_column(name: str, parts: list[Any]) -> Any:
-    if isinstance(parts[0], pa.ChunkedArray):
-        try:
-            return [value for part in parts for value in _without_nanoseconds(part).to_pylist()]
-        except (pa.ArrowException, ValueError, OverflowError) as error:  # such as nanoseconds in a datetime
-            msg = f"column {name!r} of type {parts[0].type} holds a value that Python cannot: {error}; "
-            msg += "use output_format='arrow', or leave the column out"
-            raise ColumnError(msg) from None
+def _join_column(parts: list[Any]) -> Any:
     if len(parts) == 1:
         return parts[0]
+    if isinstance(parts[0], pa.ChunkedArray):
+        return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
     return torch.cat(parts) if isinstance(parts[0], torch.Tensor) else np.concatenate(parts)
+
+
+def _split_column(name: str, values: Any, sizes: Sequence[int]) -> Iterable[Any]:
+    if isinstance(values, list):
+        return values
+    if isinstance(values, torch.Tensor):
+        # Not views in autograd's eyes: what a training loop computes in place on one batch is not the others' business.
+        return torch.unsafe_split_with_sizes(values, list(sizes))
+    if isinstance(values, pa.ChunkedArray):
+        return (_to_list(name, part) for part in _slices(values, sizes))
+    stops = list(accumulate(sizes))
+    return [values[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]
+
+
+def _slices(values: Any, sizes: Sequence[int]) -> Iterator[Any]:
+    start = 0
+    for size in sizes:
+        yield values.slice(start, size)
+        start += size
+
+
+def _to_list(name: str, column: pa.ChunkedArray) -> list[Any]:
+    kind = column.type
+    try:
+        return _without_nanoseconds(column).to_pylist()  # type: ignore[no-any-return]
+    except (pa.ArrowException, ValueError, OverflowError) as error:  # such as nanoseconds in a datetime
+        msg = f"column {name!r} of type {kind} holds a value that Python cannot: {error}; "
+        msg += "use output_format='arrow', or leave the column out"
+        raise ColumnError(msg) from None
 
 
 def _without_nanoseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -43,12 +43,13 @@ from torch_dataloader_utils.options import (
 )
 from torch_dataloader_utils.planning import PlanOptions, make_plan
 from torch_dataloader_utils.progress import Progress
-from torch_dataloader_utils.reading import Batch, ReadOptions, StreamEnd, check_columns, read_stream
+from torch_dataloader_utils.reading import Batch, ReadOptions, StreamEnd, check_columns
 from torch_dataloader_utils.saved import parse_state
 from torch_dataloader_utils.sharing import Marks, is_being_sent_to_a_process
 from torch_dataloader_utils.state import Run, dump_state, restore_progress, shorten, touched_files
 from torch_dataloader_utils.storage import Storage
-from torch_dataloader_utils.transport import Inbox, Parcel
+from torch_dataloader_utils.streams import Stream
+from torch_dataloader_utils.transport import Parcel, Post
 
 __all__ = ["StructuredDataset"]
 
@@ -83,7 +84,7 @@ class StructuredDataset(IterableDataset[Any]):
         self._read_options = read_options
         self._num_workers = num_workers
         self._adopts_num_workers = adopts_num_workers
-        self._collate_fn = collate_fn
+        self._stream = Stream(source, read_options, collate_fn)
         self._progress_interval_sec = progress_interval_sec
 
         self._epoch = 0
@@ -91,7 +92,7 @@ class StructuredDataset(IterableDataset[Any]):
         self._loaded: Progress | None = None
         self._iteration: Iteration | None = None
         self._iterations = 0
-        self._inbox: Inbox | None = None
+        self._post: Post | None = None
         self._marks = Marks()
         self._seen_generation = self._marks.publish(self._epoch, waiting=False)
         self._warned_of_uneven_ranks = False
@@ -112,6 +113,7 @@ class StructuredDataset(IterableDataset[Any]):
         shuffle_buffer_size: int | None = None,
         split_bytes: int | str = "128MiB",
         split_rows: int | None = None,
+        read_ahead_bytes: int | str = "256MiB",
         num_workers: int | None = None,
         num_ranks: int | None = None,
         rank: int | None = None,
@@ -148,6 +150,9 @@ class StructuredDataset(IterableDataset[Any]):
             split_bytes: Uncompressed bytes of a shard, at most, unless a single row group has more: an integer or a
                 text such as ``"128MiB"``. Lowered where streams would get too few shards.
             split_rows: Rows of a shard, at most, unless a single row group has more.
+            read_ahead_bytes: Decoded bytes that a stream (each worker, or this process) holds at most, those of the
+                batches that it is delivering included: an integer or a text. A row group that has more than half of
+                that is read in pieces. A shard of mixed rows may have more; then the next one is not read ahead.
             num_workers: Number of worker processes; 0 reads in this process; None takes the CPUs of this rank's share
                 less one, and a loaded state's number.
             num_ranks: Number of ranks; None asks the process group, else ``WORLD_SIZE``, else is 1.
@@ -202,6 +207,7 @@ class StructuredDataset(IterableDataset[Any]):
             output_format=output_format,
             row_id_column=row_id_column,
             mixing_seed=plan_options.shuffle_seed if plan_options.mixes_rows else None,
+            read_ahead_bytes=parse_bytes(read_ahead_bytes, "read_ahead_bytes"),
         )
         workers = default_num_workers() if num_workers is None else require_count(num_workers, "num_workers", least=0)
         interval = require_seconds(progress_interval_sec, "progress_interval_sec")
@@ -347,13 +353,13 @@ class StructuredDataset(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the epoch anew, or continue from a loaded state, and deliver the batches in this process."""
-        if self._inbox is not None:
-            return self._answer(self._inbox, self._inbox.begin())
+        if self._post is not None:
+            return self._answer(self._post, self._post.inbox.begin())
         worker = get_worker_info()
         if worker is not None:
             return self._deliver_in_plain_worker(worker.id, worker.num_workers, worker.seed - worker.id)
         iteration = self.begin_iteration()
-        return Handover(iteration, take_turns(map(self.walk, iteration.assignments())))
+        return Handover(iteration, take_turns(map(self.batches, iteration.assignments())))
 
     # What the loader calls -------------------------------------------------------------------------------------------
 
@@ -369,17 +375,13 @@ class StructuredDataset(IterableDataset[Any]):
         self._iteration = Iteration(self._iterations, self._epoch, progress, line)
         return self._iteration
 
-    def walk(self, assignment: Assignment) -> Iterator[Batch | StreamEnd]:
-        """Read one stream, with the user's `collate_fn` applied."""
-        for content in read_stream(self._source, assignment, self._read_options):
-            if isinstance(content, Batch) and self._collate_fn is not None:
-                yield replace(content, data=self._collate_fn(content.data))
-            else:
-                yield content
+    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
+        """Read one stream in this process."""
+        return self._stream.batches(assignment, pin=pin)
 
-    def attach_inbox(self, inbox: Inbox) -> None:
-        """Make this copy, in a worker, answer the assignments that it finds there."""
-        self._inbox = inbox
+    def attach_post(self, post: Post) -> None:
+        """Make this copy, in a worker, answer the assignments that come by post."""
+        self._post = post
 
     # Within ----------------------------------------------------------------------------------------------------------
 
@@ -434,18 +436,16 @@ class StructuredDataset(IterableDataset[Any]):
     def _batches(self, progress: Progress) -> int:
         return progress.batches(self._read_options.batch_size, drop_last=self._read_options.drop_last)
 
-    def _answer(self, inbox: Inbox, number: int) -> Iterator[Parcel]:
+    def _answer(self, post: Post, number: int) -> Iterator[Parcel]:
         """Read, in a worker of this package's own loader, what its assignment says."""
-        assignment = inbox.receive(number)
-        for content in self.walk(assignment):
-            yield Parcel.pack(assignment.iteration, content)
+        yield from self._stream.parcels(post.inbox.receive(number), post)
 
     def _deliver_in_plain_worker(self, worker: int, num_workers: int, loader_seed: int) -> Iterator[Any]:
         """Deliver one stream, in a worker of a plain DataLoader; what is wrong is raised with the first batch."""
         self._join_plain_loader(loader_seed, num_workers)
         iteration = self.begin_iteration()
         own = list(iteration.assignments())[worker]  # by turn: a plain loader asks its first worker first
-        yield from Handover(iteration, self.walk(own), streams={own.stream})
+        yield from Handover(iteration, self.batches(own), streams={own.stream})
 
     def _join_plain_loader(self, loader_seed: int, num_workers: int) -> None:
         """Bring this copy, in a worker of a plain DataLoader, to where the training process stands."""

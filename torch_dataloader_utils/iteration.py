@@ -151,7 +151,9 @@ def take_turns(walks: Iterable[Iterator[Batch | StreamEnd]]) -> Iterator[Batch |
     waiting = deque(walks)
     while waiting:
         walk = waiting.popleft()
-        content = next(walk)
+        content = next(walk, None)
+        if content is None:  # a worker died
+            return
         if isinstance(content, Batch):
             waiting.append(walk)
         yield content

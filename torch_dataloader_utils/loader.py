@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch.utils.data import DataLoader
 
+from torch_dataloader_utils.blocks import Blocks
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
 from torch_dataloader_utils.model import Assignment
-from torch_dataloader_utils.reading import Batch, StreamEnd
-from torch_dataloader_utils.transport import Inbox, Parcel, pinned
+from torch_dataloader_utils.pace import Pace
+from torch_dataloader_utils.reading import Batch, Batches, StreamEnd
+from torch_dataloader_utils.transport import MOST_HELD, Content, Inbox, Parcel, Post
 from torch_dataloader_utils.workers import RollCall, WorkerSetup
 
 __all__ = ["IterationSource", "StructuredDataLoader"]
@@ -41,12 +45,12 @@ class IterationSource(Protocol):
         """Begin an iteration, which owns the progress from now on."""
         ...
 
-    def walk(self, assignment: Assignment) -> Iterator[Batch | StreamEnd]:
-        """Read one stream."""
+    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
+        """Read one stream in this process."""
         ...
 
-    def attach_inbox(self, inbox: Inbox) -> None:
-        """Make a worker's copy answer the assignments that it finds there."""
+    def attach_post(self, post: Post) -> None:
+        """Make a worker's copy answer the assignments that come by post."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -92,7 +96,7 @@ class StructuredDataLoader(DataLoader[Any]):
         )
         self._source = source
         self._user_worker_init_fn = worker_init_fn
-        self._inboxes: list[Inbox] = []
+        self._posts: list[Post] = []
         self._answers: weakref.ref[Any] | None = None
         self._handover: weakref.ref[Handover] | None = None
 
@@ -131,33 +135,30 @@ class StructuredDataLoader(DataLoader[Any]):
 
     def _in_process(self) -> Handover:
         iteration = self._source.begin_iteration()
-        contents = take_turns(map(self._source.walk, iteration.assignments()))
-        return Handover(iteration, self._pinned(contents))
+        read = partial(self._source.batches, pin=self.pin_memory and _has_accelerator())
+        return Handover(iteration, take_turns(map(read, iteration.assignments())))
 
     def _from_workers(self) -> Handover:
         try:
             answers = self._ask_workers()
             iteration = self._source.begin_iteration()
-            for inbox, assignment in zip(self._inboxes, iteration.assignments(), strict=True):
-                inbox.send(assignment)
+            for post, assignment in zip(self._posts, iteration.assignments(), strict=True):
+                post.send(assignment)
         except BaseException:
             self._forget_workers()
             raise
-        contents = self._pinned(_unpack(answers, iteration.number))
-        return Handover(iteration, contents, on_error=self._forget_workers)
-
-    def _pinned(self, contents: Iterator[Batch | StreamEnd]) -> Iterator[Batch | StreamEnd]:
-        return pinned(contents) if self.pin_memory and _has_accelerator() else contents
+        streams = _unpacked(answers, iteration, self._posts[0].pace)
+        return Handover(iteration, take_turns(streams), on_error=self._forget_workers)
 
     def _ask_workers(self) -> Iterator[Parcel]:
         """Let torch start workers, or ask persistent ones anew; start them again where one hangs since its fork."""
-        if self.persistent_workers and self._inboxes:
+        if self.persistent_workers and self._posts:
             return self._torch_iterator()
         context: Any = self.multiprocessing_context or torch.multiprocessing
         for _ in range(FORK_ATTEMPTS):
             roll_call = RollCall(context)
-            self._inboxes = [Inbox(context) for _ in range(self.num_workers)]
-            self.worker_init_fn = WorkerSetup(roll_call, self._inboxes, self._user_worker_init_fn)
+            self._posts = self._new_posts(context)
+            self.worker_init_fn = WorkerSetup(roll_call, self._posts, self._user_worker_init_fn)
             answers = self._torch_iterator()
             workers = getattr(answers, "_workers", [])
             if context.get_start_method() != "fork" or roll_call.is_complete(workers, START_SEC):
@@ -172,6 +173,14 @@ class StructuredDataLoader(DataLoader[Any]):
         )
         raise RuntimeError(msg)
 
+    def _new_posts(self, context: Any) -> list[Post]:
+        """Return posts with blocks for all that may be on its way to this process or in use in it at a time."""
+        ahead = self.prefetch_factor or 1
+        pace = Pace(ahead)
+        count = ahead * self.num_workers + MOST_HELD + 1  # all that is on its way may be one worker's
+        blocks = [Blocks(count) if Blocks.are_possible else None for _ in range(self.num_workers)]
+        return [Post(Inbox(context), pace, one) for one in blocks]
+
     def _torch_iterator(self) -> Iterator[Parcel]:
         answers = super().__iter__()
         self._answers = weakref.ref(answers)
@@ -184,16 +193,35 @@ class StructuredDataLoader(DataLoader[Any]):
         shut_down = getattr(answers, "_shutdown_workers", None)  # what torch itself calls when its iterator dies
         if shut_down is not None:
             shut_down()
-        for inbox in self._inboxes:
-            inbox.close()
-        self._inboxes = []
+        for post in self._posts:
+            post.close()
+        self._posts = []
 
 
-def _unpack(answers: Iterator[Parcel], number: int) -> Iterator[Batch | StreamEnd]:
-    """Pass on what belongs to an iteration; a worker may still answer one that was abandoned."""
-    for parcel in answers:
-        if parcel.iteration == number:
-            yield parcel.unpack()
+def _unpacked(answers: Iterator[Parcel], iteration: Iteration, pace: Pace) -> list[Iterator[Batch | StreamEnd]]:
+    """Return, for each stream in its turn, its batches out of what the workers send."""
+    arrived: dict[int, deque[Content]] = {stream: deque() for stream in iteration.progress.turns()}
+    numbers = dict.fromkeys(arrived, 0)
+
+    def of_stream(stream: int) -> Iterator[Batch | StreamEnd]:
+        waiting = arrived[stream]
+        while True:
+            while not waiting:
+                parcel = next(answers, None)
+                if parcel is None:
+                    return
+                if parcel.iteration == iteration.number:  # a worker may still answer one that was abandoned
+                    pace.note(numbers[parcel.stream], parcel.size, parcel.seconds)
+                    numbers[parcel.stream] += 1
+                    arrived[parcel.stream].extend(parcel.unpack())
+            content = waiting.popleft()
+            if isinstance(content, Batches):
+                yield from content
+            else:
+                yield content
+            del content
+
+    return list(map(of_stream, arrived))
 
 
 def _as_it_is(parcel: Any) -> Any:

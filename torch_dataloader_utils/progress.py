@@ -59,7 +59,7 @@ class StreamProgress:
 
     def advanced(self, receipt: Receipt) -> StreamProgress:
         """Return the progress once the receipt's batch is handed over."""
-        return replace(self, position=receipt.position, rows_delivered=receipt.rows_delivered)
+        return StreamProgress(self.shards, self.pieces, receipt.position, receipt.rows_delivered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,20 +87,17 @@ class Progress:
 
     def advanced(self, receipt: Receipt) -> Progress:
         """Return the progress once a batch is handed over."""
-        return replace(
-            self._at(receipt),
-            next_stream=(receipt.stream + 1) % len(self.streams),
-            batches_delivered=self.batches_delivered + 1,
-        )
+        count = len(self.streams)
+        return Progress(self._at(receipt), (receipt.stream + 1) % count, self.batches_delivered + 1)
 
     def ended(self, receipt: Receipt) -> Progress:
         """Return the progress once a stream has said that it is at its end."""
-        return self._at(receipt)
+        return replace(self, streams=self._at(receipt))
 
-    def _at(self, receipt: Receipt) -> Progress:
+    def _at(self, receipt: Receipt) -> tuple[StreamProgress, ...]:
         streams = list(self.streams)
         streams[receipt.stream] = streams[receipt.stream].advanced(receipt)
-        return replace(self, streams=tuple(streams))
+        return tuple(streams)
 
     @property
     def rows_left(self) -> int:

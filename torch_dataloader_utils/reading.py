@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils.convert import Columns, Cut, convert, copy_rows, find_nulls, join, null_message
+from torch_dataloader_utils.convert import Columns, Cut, convert, copy_rows, find_nulls, join, null_message, split
 from torch_dataloader_utils.errors import ColumnError
-from torch_dataloader_utils.formats.parquet import ParquetReader, ParquetSource, RowGroupPlace
-from torch_dataloader_utils.model import Assignment, Piece, Receipt, Shard
+from torch_dataloader_utils.formats.parquet import ParquetSource
+from torch_dataloader_utils.formats.rowgroups import ParquetReader, RowGroupPlace
+from torch_dataloader_utils.model import Assignment, Piece, Receipt
 from torch_dataloader_utils.planning import permutation
+from torch_dataloader_utils.readahead import Room
 
-__all__ = ["Batch", "ReadOptions", "StreamEnd", "check_columns", "read_stream"]
+__all__ = ["Batch", "Batches", "BytesRead", "ReadOptions", "StreamEnd", "check_columns", "read_stream"]
+
+LARGEST_SHARE = 2
+"""A row group that takes more than this part (a half) of the room is read in pieces, so that the next is read ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +33,7 @@ class ReadOptions:
         output_format: What a batch is made of.
         row_id_column: Name of the added row id column, or None.
         mixing_seed: Seed of the permutation inside shards, or None where rows keep their order.
+        read_ahead_bytes: Decoded bytes that a stream holds at most; a shard of mixed rows may have more.
     """
 
     batch_size: int
@@ -36,6 +41,7 @@ class ReadOptions:
     output_format: str
     row_id_column: str | None
     mixing_seed: int | None
+    read_ahead_bytes: int
 
 
 @dataclass(slots=True)
@@ -61,11 +67,80 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
+class Batches:
+    """Batches that follow one another in a stream, still together as columns.
+
+    Attributes:
+        columns: Their rows.
+        receipts: One for each batch; their rows add up to those of the columns.
+        bytes_read: What was read for them.
+        held: The room that is free when they are delivered.
+    """
+
+    columns: Columns
+    receipts: tuple[Receipt, ...]
+    bytes_read: BytesRead
+    held: int = 0
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each batch."""
+        return [receipt.rows for receipt in self.receipts]
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Cut them apart."""
+        bytes_read = self.bytes_read
+        for data, receipt in zip(split(self.columns, self.sizes), self.receipts, strict=True):
+            yield Batch(data, receipt, bytes_read)
+            bytes_read = NOTHING_READ
+
+    def cut(self, count: int) -> tuple[Batches, Batches | None]:
+        """Return the first batches and the others, if any; what was read counts as read for the first."""
+        if count >= len(self.receipts):
+            return self, None
+        sizes = self.sizes
+        rows, cut = sum(sizes), sum(sizes[:count])
+        first, others = (join([Cut(self.columns, start, stop)]) for start, stop in ((0, cut), (cut, rows)))
+        return (
+            Batches(first, self.receipts[:count], self.bytes_read),
+            Batches(others, self.receipts[count:], NOTHING_READ, self.held),
+        )
+
+
+NOTHING_READ = BytesRead()
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEnd:
     """A stream's last word: a receipt without a batch."""
 
     receipt: Receipt
     bytes_read: BytesRead
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A row group in its turn.
+
+    Attributes:
+        position: Index of its piece in the stream's pieces.
+        piece: The piece.
+        path: Its file.
+        place: The row group.
+        first: The shard's rows before it.
+        last: Whether the piece has none after it.
+        number: Its place among the shard's row groups.
+        size: Bytes to take room for before it is asked for.
+    """
+
+    position: int
+    piece: Piece
+    path: str
+    place: RowGroupPlace
+    first: int
+    last: bool
+    number: int
+    size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +152,8 @@ class _Chunk:
         first: The shard's delivered rows before the first of these.
         rows: Number of rows.
         ends: Whether the piece has no rows after these.
+        columns: The rows.
+        held: The room that they take.
     """
 
     position: int
@@ -84,6 +161,7 @@ class _Chunk:
     rows: int
     ends: bool
     columns: Columns
+    held: int
 
 
 def check_columns(source: ParquetSource, options: ReadOptions) -> None:
@@ -115,25 +193,28 @@ def _require_selectable(column: pa.Field) -> None:
         raise ColumnError(msg) from None
 
 
-def read_stream(source: ParquetSource, assignment: Assignment, options: ReadOptions) -> Iterator[Batch | StreamEnd]:
+def read_stream(
+    source: ParquetSource, assignment: Assignment, options: ReadOptions, room: Room
+) -> Iterator[Batches | StreamEnd]:
     """Read the pieces of one stream and yield its batches, then its end.
 
     Args:
         source: The data files.
         assignment: What to read.
         options: How rows become batches.
+        room: How much may be read that is not delivered yet. Whoever delivers gives back what batches held.
 
     Yields:
-        Every batch with its receipt; last the end, with the receipt that says that all pieces are done.
+        Every batch with its receipt, many together; last the end, with the receipt that says that all pieces are done.
 
     Raises:
         UnreadableFileError: If a file cannot be read.
         ColumnError: If an integer or boolean column holds nulls; the message names the file and the row group.
     """
-    reader = ParquetReader(source)
+    reader = ParquetReader(source, options.row_id_column)
     try:
-        walk = _Walk(reader, assignment, options, filtered=source.filter is not None)
-        yield from _cut(walk, assignment, options)
+        walk = _Walk(reader, assignment, options, room)
+        yield from _cut(walk, assignment, options, room)
     finally:
         reader.close()
 
@@ -141,146 +222,259 @@ def read_stream(source: ParquetSource, assignment: Assignment, options: ReadOpti
 class _Walk:
     """Reads the pieces of a stream in order, as chunks."""
 
-    def __init__(self, reader: ParquetReader, assignment: Assignment, options: ReadOptions, *, filtered: bool) -> None:
+    def __init__(self, reader: ParquetReader, assignment: Assignment, options: ReadOptions, room: Room) -> None:
         self._reader = reader
         self._assignment = assignment
         self._options = options
-        self._filtered = filtered
+        self._room = room
         self._bytes_read = BytesRead()
 
     def chunks(self) -> Iterator[_Chunk]:
         """Yield the rows of every piece; the last chunk of each says so, also when it holds no rows."""
         if self._options.mixing_seed is not None:
-            read = self._mixed_chunks
-        elif self._filtered:
-            read = self._filtered_chunks
-        else:
-            read = self._plain_chunks
-        return chain.from_iterable(read(number, piece) for number, piece in enumerate(self._assignment.pieces))
+            return self._mixed_chunks()
+        return self._chunks_in_order()
 
     def take_bytes_read(self) -> BytesRead:
         """Return what was read since the last call."""
         taken, self._bytes_read = self._bytes_read, BytesRead()
         return taken
 
-    def _plain_chunks(self, position: int, piece: Piece) -> Iterator[_Chunk]:
-        """Begin at the row group that holds the piece's first row: those before it are not read."""
-        first = 0
-        for path, place in self._row_groups(piece.shard):
-            stop = first + place.rows
-            if stop > piece.start:
-                skip = max(0, piece.start - first)
-                table = self._read(path, place, again=skip > 0).slice(skip)
-                columns = convert(table, self._options.output_format)
-                yield _Chunk(position, first + skip, place.rows - skip, stop == piece.shard.rows, columns)
-            first = stop
+    def _chunks_in_order(self) -> Iterator[_Chunk]:
+        """Yield row groups as they follow one another, without the rows that were delivered before a resume."""
+        first = 0  # delivered rows of the shard before the table
+        for step in self._asked_for(self._steps_in_order()):
+            if step.number == 0 or not self._reader.filters:
+                first = step.first
+            for table, last in self._tables(step):
+                skip = min(table.num_rows, max(0, step.piece.start - first))
+                rows = table.num_rows - skip
+                columns = convert(table.slice(skip), self._options.output_format)
+                yield _Chunk(step.position, first + skip, rows, step.last and last, columns, table.nbytes)
+                first += table.num_rows
+                del table, columns
 
-    def _filtered_chunks(self, position: int, piece: Piece) -> Iterator[_Chunk]:
-        """Begin at the shard's beginning: only reading tells how many rows the filter leaves."""
-        first = 0
-        groups = self._row_groups(piece.shard)
-        for number, (path, place) in enumerate(groups):
-            table = self._read(path, place, again=first < piece.start)
-            skip = min(table.num_rows, max(0, piece.start - first))
-            columns = convert(table.slice(skip), self._options.output_format)
-            yield _Chunk(position, first + skip, table.num_rows - skip, number == len(groups) - 1, columns)
-            first += table.num_rows
+    def _mixed_chunks(self) -> Iterator[_Chunk]:
+        """Yield whole shards, their rows in their shuffled order, without those delivered before a resume."""
+        tables: dict[int, pa.Table] = {}
+        taken = 0
+        for step in self._asked_for(self._mixed_steps()):
+            tables[step.number] = self._whole(step)
+            taken += step.size
+            if step.last:
+                whole = pa.concat_tables(tables[number] for number in range(len(tables)))
+                tables.clear()
+                chunks = [self._mixed(step, [whole], taken)]
+                del whole
+                taken = 0
+                yield chunks.pop()
 
-    def _mixed_chunks(self, position: int, piece: Piece) -> Iterator[_Chunk]:
-        """Read the whole shard, put its rows into their shuffled order, and pass over those delivered."""
-        columns, rows = self._mixed(piece)
-        yield _Chunk(position, piece.start, rows, ends=True, columns=columns)
-
-    def _mixed(self, piece: Piece) -> tuple[Columns, int]:
-        """Return what is left of a shard in its shuffled order; column by column, so that it is in memory once."""
+    def _mixed(self, step: _Step, whole: list[pa.Table], taken: int) -> _Chunk:
+        """Permute a shard's rows column by column, so that it is in memory once; take it out of the list it is in."""
+        table = whole.pop()
         seed = self._options.mixing_seed
         assert seed is not None  # noqa: S101 - the caller chose this way because there is a seed
-        whole = self._read_shard(piece)
-        order = permutation(whole.num_rows, seed=seed, epoch=self._assignment.epoch, shard=piece.shard)
-        order = pa.array(order[piece.start :])
-        names, columns = whole.column_names, whole.columns
-        del whole
-        taken = [columns.pop(0).take(order) for _ in names]
-        return convert(pa.table(taken, names=names), self._options.output_format), len(order)
+        order = permutation(table.num_rows, seed=seed, epoch=self._assignment.epoch, shard=step.piece.shard)
+        order = pa.array(order[step.piece.start :])
+        names, columns = table.column_names, table.columns
+        del table
+        mixed = pa.table([columns.pop(0).take(order) for _ in names], names=names)
+        held = self._half_at_least(mixed.nbytes)
+        self._room.give_back(taken - held)
+        converted = convert(mixed, self._options.output_format)
+        return _Chunk(step.position, step.piece.start, len(order), ends=True, columns=converted, held=held)
 
-    def _read_shard(self, piece: Piece) -> pa.Table:
-        """Read a shard's row groups file by file, so that each file is opened once, and return them in its order."""
-        groups = self._row_groups(piece.shard)
-        in_file_order = sorted(range(len(groups)), key=lambda number: (groups[number][0], groups[number][1].number))
-        tables = {number: self._read(*groups[number], again=piece.start > 0) for number in in_file_order}
-        return pa.concat_tables(tables[number] for number in range(len(groups)))
+    def _half_at_least(self, size: int) -> int:
+        """Return the room for a shard of mixed rows: so much that there are never more than two."""
+        return max(size, self._room.limit // 2)
 
-    def _row_groups(self, shard: Shard) -> list[tuple[str, RowGroupPlace]]:
-        return [(split.path, place) for split in shard.splits for place in self._reader.row_groups(split)]
+    # What to read --------------------------------------------------------------------------------------------------
 
-    def _read(self, path: str, place: RowGroupPlace, *, again: bool) -> pa.Table:
-        table = self._reader.read(path, place, self._options.row_id_column)
-        size = self._reader.stored_bytes(path, place)
+    def _steps_in_order(self) -> Iterator[_Step]:
+        """Yield the row groups of each piece.
+
+        Unfiltered, from the one that holds the piece's first row; filtered, from the shard's beginning, for only
+        reading tells how many rows the filter leaves.
+        """
+        for position, piece in enumerate(self._assignment.pieces):
+            groups = self._row_groups(piece)
+            first = 0
+            for number, (path, place) in enumerate(groups):
+                if self._reader.filters or first + place.rows > piece.start:
+                    last = number == len(groups) - 1
+                    size = self._reader.fetched_bytes(path, place)
+                    size += 0 if self._is_large(path, place) else self._reader.decoded_bytes(path, place)
+                    yield _Step(position, piece, path, place, first, last, number, size)
+                first += place.rows
+
+    def _mixed_steps(self) -> Iterator[_Step]:
+        """Yield all row groups of each piece's shard, file by file, so that each file is opened once."""
+        for position, piece in enumerate(self._assignment.pieces):
+            groups = self._row_groups(piece)
+            sizes = (self._reader.fetched_bytes(*group) + self._reader.decoded_bytes(*group) for group in groups)
+            size = self._half_at_least(sum(sizes))
+            in_file_order = sorted(range(len(groups)), key=lambda number: (groups[number][0], groups[number][1].number))
+            for number in in_file_order:
+                path, place = groups[number]
+                yield _Step(position, piece, path, place, 0, number == in_file_order[-1], number, size)
+                size = 0  # the first of them takes room for all
+
+    def _row_groups(self, piece: Piece) -> list[tuple[str, RowGroupPlace]]:
+        return [(split.path, place) for split in piece.shard.splits for place in self._reader.row_groups(split)]
+
+    def _is_large(self, path: str, place: RowGroupPlace) -> bool:
+        return self._reader.decoded_bytes(path, place) > self._room.limit // LARGEST_SHARE
+
+    # Reading it ----------------------------------------------------------------------------------------------------
+
+    def _asked_for(self, steps: Iterable[_Step]) -> Iterator[_Step]:
+        """Yield row groups once they are asked for, and ask ahead for as many as there is room for."""
+        upcoming = iter(steps)
+        waiting = next(upcoming, None)
+        asked: deque[_Step] = deque()
+        while asked or waiting is not None:
+            while waiting is not None and len(asked) < self._reader.most_asked:
+                if not self._room.take(waiting.size, wait=not asked):
+                    break
+                self._reader.ask_for(waiting.path, waiting.place)
+                asked.append(waiting)
+                waiting = next(upcoming, None)
+            yield asked.popleft()
+
+    def _whole(self, step: _Step) -> pa.Table:
+        """Read a row group as one table."""
+        table = self._reader.read(step.path, step.place)
+        self._count(step, again=step.piece.start > 0)
+        return self._checked(step, table)
+
+    def _tables(self, step: _Step) -> Iterator[tuple[pa.Table, bool]]:
+        """Read a row group as one table, or as several where it is large; say of each whether it is the last."""
+        self._count(step, again=step.first < step.piece.start)
+        if not self._is_large(step.path, step.place):
+            table = self._checked(step, self._reader.read(step.path, step.place))
+            self._room.give_back(step.size - table.nbytes)
+            yield table, True
+            return
+        share = self._room.limit // (2 * LARGEST_SHARE)
+        rows = max(1, step.place.rows * share // self._reader.decoded_bytes(step.path, step.place))
+        left = step.place.rows
+        self._room.take(share)
+        for table, count in self._reader.read_in_pieces(step.path, step.place, rows):
+            left -= count
+            self._room.give_back(share - table.nbytes)
+            yield self._checked(step, table), left == 0
+            del table
+            if left:
+                self._room.take(share)
+        self._room.give_back(step.size)
+
+    def _count(self, step: _Step, *, again: bool) -> None:
+        size = self._reader.stored_bytes(step.path, step.place)
         self._bytes_read.total += size
         self._bytes_read.again += size if again else 0
+
+    def _checked(self, step: _Step, table: pa.Table) -> pa.Table:
         nulls = find_nulls(table, self._options.output_format)
         if nulls is not None:
             column, count = nulls
-            msg = f"{null_message(column, count)} (row group {place.number} of {self._reader.full_path(path)})"
+            where = f"row group {step.place.number} of {self._reader.full_path(step.path)}"
+            msg = f"{null_message(column, count)} ({where})"
             raise ColumnError(msg)
         return table
 
 
-def _cut(walk: _Walk, assignment: Assignment, options: ReadOptions) -> Iterator[Batch | StreamEnd]:
+def _cut(walk: _Walk, assignment: Assignment, options: ReadOptions, room: Room) -> Iterator[Batches | StreamEnd]:
     """Cut chunks into batches that span row groups, shards and files."""
-    held = _Held(assignment.stream, options.output_format)
+    cutter = _Cutter(assignment.stream, options.batch_size)
     for chunk in walk.chunks():
-        held.add(chunk)
-        while held.rows >= options.batch_size:
-            yield Batch(*held.take(options.batch_size), walk.take_bytes_read())
-        if options.mixing_seed is not None:
-            held.compact()
-        del chunk  # a shard of mixed rows is large: it must be gone before the next one is read
-    if held.rows and not options.drop_last:
-        yield Batch(*held.take(held.rows), walk.take_bytes_read())
-    end = Receipt(assignment.stream, len(assignment.pieces), 0, rows=0, rows_dropped=held.rows)
+        cutter.add(chunk)
+        held = chunk.held
+        del chunk  # it must be gone before the next one is read
+        for cut in cutter.full_batches():
+            is_last = cutter.rows < options.batch_size
+            yield Batches(join(cut.cuts), cut.receipts, walk.take_bytes_read(), held if is_last else 0)
+            held = 0 if is_last else held
+        if held:  # no batch is full yet: what it needs beyond the room has to be read all the same
+            room.give_back(held)
+    if cutter.rows and not options.drop_last:
+        cut = cutter.take(cutter.rows)
+        yield Batches(join(cut.cuts), cut.receipts, walk.take_bytes_read())
+    end = Receipt(assignment.stream, len(assignment.pieces), 0, rows=0, rows_dropped=cutter.rows)
     yield StreamEnd(end, walk.take_bytes_read())
 
 
-class _Held:
-    """Chunks that are read and not yet delivered."""
+@dataclass(frozen=True, slots=True)
+class _CutOut:
+    """Rows for one batch out of several chunks, or for several batches out of one."""
 
-    def __init__(self, stream: int, output_format: str) -> None:
+    cuts: list[Cut]
+    receipts: tuple[Receipt, ...]
+
+
+class _Cutter:
+    """Holds chunks that are read and not yet cut."""
+
+    def __init__(self, stream: int, batch_size: int) -> None:
         self._stream = stream
-        self._output_format = output_format
+        self._batch_size = batch_size
         self._chunks: deque[_Chunk] = deque()
-        self._taken = 0
+        self._start = 0
         self.rows = 0
 
     def add(self, chunk: _Chunk) -> None:
+        """Hold the rows of a chunk."""
         if chunk.rows:
             self._chunks.append(chunk)
             self.rows += chunk.rows
 
-    def compact(self) -> None:
-        """Copy the last chunk's few rows that are left, so that they do not keep all of it in memory."""
-        if self._chunks:
-            start = self._taken if len(self._chunks) == 1 else 0
-            chunk = self._chunks.pop()
-            columns = copy_rows(Cut(chunk.columns, start, chunk.rows))
-            self._taken -= start
-            self._chunks.append(_Chunk(chunk.position, chunk.first + start, chunk.rows - start, chunk.ends, columns))
+    def full_batches(self) -> Iterator[_CutOut]:
+        """Cut off what makes full batches; few rows are left, and they keep no chunk in memory."""
+        if self.rows < self._batch_size:
+            return
+        if len(self._chunks) > 1:
+            yield self.take(self._batch_size)
+        if self.rows >= self._batch_size:
+            yield self._take_many()
+        self._compact()
 
-    def take(self, count: int) -> tuple[Any, Receipt]:
-        """Make a batch of the next rows, no more than are held, and say how far the stream has come with them."""
+    def take(self, count: int) -> _CutOut:
+        """Cut off a batch of the next rows."""
         cuts = []
         wanted = count
         while wanted:
-            chunk, start = self._chunks[0], self._taken
+            chunk, start = self._chunks[0], self._start
             stop = min(chunk.rows, start + wanted)
             cuts.append(Cut(chunk.columns, start, stop))
             wanted -= stop - start
-            self._taken = stop
-            if stop == chunk.rows:
-                self._chunks.popleft()
-                self._taken = 0
-        self.rows -= count
-        data = join(cuts, self._output_format)
+            receipt = self._receipt(chunk, stop, count)
+            self._advance(stop)
+        return _CutOut(cuts, (receipt,))
+
+    def _take_many(self) -> _CutOut:
+        """Cut off as many full batches as the only chunk has."""
+        chunk, start, size = self._chunks[0], self._start, self._batch_size
+        stops = range(start + size, chunk.rows + 1, size)
+        receipts = tuple(self._receipt(chunk, stop, size) for stop in stops)
+        cut = Cut(chunk.columns, start, stops[-1])
+        self._advance(stops[-1])
+        return _CutOut([cut], receipts)
+
+    def _advance(self, stop: int) -> None:
+        self.rows -= stop - self._start
+        self._start = stop
+        if stop == self._chunks[0].rows:
+            self._chunks.popleft()
+            self._start = 0
+
+    def _receipt(self, chunk: _Chunk, stop: int, rows: int) -> Receipt:
         if chunk.ends and stop == chunk.rows:
-            return data, Receipt(self._stream, chunk.position + 1, 0, rows=count)
-        return data, Receipt(self._stream, chunk.position, chunk.first + stop, rows=count)
+            return Receipt(self._stream, chunk.position + 1, 0, rows)
+        return Receipt(self._stream, chunk.position, chunk.first + stop, rows)
+
+    def _compact(self) -> None:
+        """Copy the few rows that are left of a chunk, so that they do not keep all of it in memory."""
+        if self._chunks:
+            chunk, start = self._chunks.pop(), self._start
+            columns = copy_rows(Cut(chunk.columns, start, chunk.rows))
+            self._chunks.append(_Chunk(chunk.position, chunk.first + start, self.rows, chunk.ends, columns, 0))
+            self._start = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +16,12 @@ import fsspec
 import pyarrow as pa
 from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
 
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.redaction import Redactor
 
-__all__ = ["LocalFile", "Storage", "StoredFile", "etag_of"]
+__all__ = ["LocalFile", "RemoteFile", "Storage", "StoredFile", "etag_of"]
 
 T = TypeVar("T")
 
@@ -50,15 +52,15 @@ class StoredFile:
 
 
 class LocalFile:
-    """A local file that is open for reading by ranges, and whether it is still what it was when it was opened.
+    """A local file that is mapped into memory, and whether it is still what it was when it was opened.
 
-    Read, not mapped: where a mapped file is cut short, reading it kills the process.
+    Reading a mapped file behind its end kills the process. So it is looked at before every read.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._version = self._stat()
-        self.file = pa.OSFile(path)
+        self.file = pa.memory_map(path)
 
     @property
     def size(self) -> int:
@@ -74,6 +76,33 @@ class LocalFile:
     def _stat(self) -> tuple[int, int, int, int]:
         status = os.stat(self._path)  # noqa: PTH116 - of the path: pyarrow's file has no number before release 18
         return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
+
+
+class RemoteFile:
+    """A file of a storage that is not local, to be read by ranges from several threads.
+
+    Args:
+        opened: fsspec's open file. One of s3fs reads only the version of the object that it was opened on.
+        by_ranges: Whether it can fetch several ranges at once; else one read waits for another.
+    """
+
+    def __init__(self, opened: Any, *, by_ranges: bool) -> None:
+        self._opened = opened
+        self._by_ranges = by_ranges
+        self._one_at_a_time = threading.Lock()
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Read a range; an OSError where it comes back short."""
+        if self._by_ranges:
+            content = bytes(self._opened._fetch_range(start, stop))  # noqa: SLF001 - fsspec's own way past its caches
+        else:
+            with self._one_at_a_time:
+                self._opened.seek(start)
+                content = self._opened.read(stop - start)
+        if len(content) != stop - start:
+            msg = f"{len(content)} bytes came back of bytes {start} to {stop}"
+            raise OSError(msg)
+        return content
 
 
 class Storage:
@@ -125,24 +154,37 @@ class Storage:
         with self.errors(file.location):
             return self.attempt(lambda: bytes(self.fs.cat_file(file.location, start=start, end=stop)))
 
-    def open(self, file: StoredFile) -> Any:
-        """Open a file for reading by ranges.
+    def open_local(self, file: StoredFile) -> LocalFile:
+        """Open a local file.
 
-        Returns:
-            A `LocalFile` where it is local, else a file object of fsspec's.
+        Raises:
+            FileNotFoundError: If it is gone.
+            UnreadableFileError: If it cannot be opened, or its size is no longer the listed one.
+        """
+        with self.errors(file.location):
+            opened = self.attempt(lambda: LocalFile(file.location))
+        self._require_version(file, opened.size, None)
+        return opened
+
+    def open_remote(self, file: StoredFile) -> RemoteFile:
+        """Open a file of a storage that is not local.
 
         Raises:
             FileNotFoundError: If it is gone.
             UnreadableFileError: If it cannot be opened, or its size or etag is no longer the listed one.
         """
+        caches = isinstance(self._fs, CachingFileSystem)
+        options = {} if caches else {"cache_type": "none"}
         with self.errors(file.location):
-            opened = self.attempt(lambda: self._open(file))
-            size, etag = (opened.size, None) if self.is_local else _version(opened)
+            opened = self.attempt(lambda: self.fs.open(file.location, "rb", **options))
+            self._require_version(file, *_version(opened))
+        return RemoteFile(opened, by_ranges=not caches and isinstance(opened, AbstractBufferedFile))
+
+    def _require_version(self, file: StoredFile, size: int, etag: str | None) -> None:
         if size != file.size or (etag and file.etag and etag != file.etag):
             then, now = (f"{file.size} bytes", f"{size} bytes") if size != file.size else (file.etag, etag)
             msg = f"{self.display(file.location)} changed since it was listed: {then} then, {now} now"
             raise UnreadableFileError(msg)
-        return opened
 
     def attempt(self, action: Callable[[], T]) -> T:
         """Read something, trying again when the storage fails for a moment."""
@@ -168,12 +210,6 @@ class Storage:
         if self.is_local:
             return location
         return self._redactor.clean(str(self._fs.unstrip_protocol(location)))
-
-    def _open(self, file: StoredFile) -> Any:
-        if self.is_local:
-            return LocalFile(file.location)
-        cache = {} if isinstance(self._fs, CachingFileSystem) else {"cache_type": "none"}
-        return self.fs.open(file.location, "rb", **cache)
 
 
 def _locate(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:

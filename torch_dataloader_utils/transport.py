@@ -1,30 +1,36 @@
 """What travels between the training process and its workers: assignments one way, batches the other.
 
 torch would send each tensor as a message of its own, through a shared-memory file of its own. Here the memory of all
-tensors and arrays of a batch is packed into one block, and the training process makes views of it.
+tensors and arrays of many batches is packed into one block, and the training process makes views of it.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
+from torch_dataloader_utils.blocks import Blocks, Bytes
 from torch_dataloader_utils.model import Assignment
-from torch_dataloader_utils.reading import Batch, StreamEnd
+from torch_dataloader_utils.pace import Pace
+from torch_dataloader_utils.reading import Batch, Batches, StreamEnd
 
-__all__ = ["Inbox", "Parcel", "pinned"]
+__all__ = ["MOST_HELD", "Content", "Inbox", "Parcel", "Post", "pinned"]
 
 ALIGNMENT = 64
 """Tensors begin at multiples of this many bytes in a block."""
+
+MOST_HELD = 2
+"""Blocks of one worker that batches in use may keep; with more of them, batches are copied out."""
+
+Content: TypeAlias = Batch | Batches | StreamEnd
+Pinnable = TypeVar("Pinnable", Batch, Batches)
 
 
 class Inbox:
@@ -67,66 +73,177 @@ class Inbox:
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
-    """A batch, or the end of a stream, packed for the way to the training process.
+class Post:
+    """How a worker is connected with the training process.
 
     Attributes:
-        iteration: The iteration that asked for it.
-        pickled: The batch without the memory of its tensors and arrays (pickle protocol 5, PEP 574).
-        block: That memory.
-        places: Where each tensor or array lies in the block: start and length in bytes.
+        inbox: Where it finds its assignments.
+        pace: How many batches it puts into a parcel.
+        blocks: Shared memory to pack them into, or None where the system has none.
+    """
+
+    inbox: Inbox
+    pace: Pace
+    blocks: Blocks | None
+
+    def send(self, assignment: Assignment) -> None:
+        """Send the assignment of the next iteration; whatever the worker sent for another one has arrived by now."""
+        self.pace.reset()
+        if self.blocks is not None:
+            self.blocks.free_all_but_held()
+        self.inbox.send(assignment)
+
+    def close(self) -> None:
+        """Let go of the queue and the memory, in the training process; batches in use keep theirs."""
+        self.inbox.close()
+        if self.blocks is not None:
+            self.blocks.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Some batches of a stream, or its end, packed for the way to the training process.
+
+    Attributes:
+        iteration: The iteration that asked for them.
+        stream: The stream.
+        lengths: Bytes of each buffer in the memory, and last of the pickle that they were left out of. Each begins at
+            a multiple of `ALIGNMENT`.
+        of_tensors: For each buffer 1 if it is a tensor's, else 0.
+        blocks: Key of the blocks of shared memory, or None.
+        memory: Number of the block; without blocks the bytes themselves, once pinned a tensor of them.
+        seconds: How long it took to make.
     """
 
     iteration: int
-    pickled: bytes
-    block: bytes
-    places: tuple[tuple[int, int], ...]
+    stream: int
+    lengths: tuple[int, ...]
+    of_tensors: bytes
+    blocks: int | None
+    memory: int | bytearray | torch.Tensor
+    seconds: float
 
     @classmethod
-    def pack(cls, iteration: int, content: Batch | StreamEnd) -> Parcel:
-        """Pack in the worker, where what cannot be pickled is an error of the worker's, not of a queue's thread."""
-        buffers: list[pickle.PickleBuffer] = []
-        pickled = io.BytesIO()
-        _Packer(pickled, protocol=5, buffer_callback=buffers.append).dump(content)
-        parts: list[bytes | memoryview] = []
-        places, length = [], 0
-        for memory in (buffer.raw() for buffer in buffers):
-            padding = -length % ALIGNMENT
-            places.append((length + padding, memory.nbytes))
-            parts += [bytes(padding), memory]
-            length += padding + memory.nbytes
-        return cls(iteration, pickled.getvalue(), b"".join(parts), tuple(places))
+    def pack(
+        cls, iteration: int, stream: int, contents: list[Content], blocks: Blocks | None = None, seconds: float = 0
+    ) -> Parcel:
+        """Pack in the worker, where what cannot be pickled is an error of the worker's, not of a queue's thread.
 
-    def unpack(self) -> Batch | StreamEnd:
-        """Return what was packed; its tensors and arrays are writable views of one block that is theirs alone."""
-        block = memoryview(bytearray(self.block))
-        buffers = [block[start : start + length] for start, length in self.places]
-        content: Batch | StreamEnd = pickle.loads(self.pickled, buffers=buffers)  # noqa: S301 - our own worker's
-        return content
+        Args:
+            iteration: The iteration.
+            stream: The stream.
+            contents: Batches, and the end of the stream.
+            blocks: Where to put them. If none is free, or there are none at all, they travel as bytes.
+            seconds: How long it took to make the contents.
+        """
+        pickled = io.BytesIO()
+        packer = _Packer(pickled)
+        packer.dump(contents)
+        buffers = [*packer.buffers, np.frombuffer(pickled.getbuffer(), np.uint8)]
+        lengths = tuple(buffer.nbytes for buffer in buffers)
+        size = sum(map(_padded, lengths))
+        block = None if blocks is None else blocks.take()
+        inline = bytearray(size if block is None else 0)
+        memory = np.frombuffer(inline, np.uint8) if blocks is None or block is None else blocks.memory(block, size)
+        start = 0
+        for buffer, length in zip(buffers, lengths, strict=True):
+            memory[start : start + length] = buffer
+            start += _padded(length)
+        if blocks is None or block is None:
+            return cls(iteration, stream, lengths, bytes(packer.of_tensors), None, inline, seconds)
+        return cls(iteration, stream, lengths, bytes(packer.of_tensors), blocks.key, block, seconds)
+
+    @property
+    def size(self) -> int:
+        """Bytes of its memory."""
+        return sum(map(_padded, self.lengths))
+
+    def unpack(self) -> list[Content]:
+        """Return what was packed; its tensors and arrays are writable and share no byte.
+
+        A block stays taken while any of them lives. Where many blocks do, this one's bytes are copied instead.
+        """
+        memory = self.memory if isinstance(self.memory, torch.Tensor) else torch.from_numpy(self._bytes(MOST_HELD))
+        sizes = [part for length in self.lengths for part in (length, -length % ALIGNMENT)]
+        # Not views in autograd's eyes: what is done in place to one batch is not the others' business.
+        *parts, pickled = torch.unsafe_split_with_sizes(memory, sizes)[::2]
+        buffers = [part if flag else part.numpy() for part, flag in zip(parts, self.of_tensors, strict=True)]
+        contents: list[Content] = pickle.loads(pickled.numpy().data, buffers=buffers)  # noqa: S301 - our own worker's
+        return contents
 
     def pin_memory(self) -> Parcel:
-        """Stay as it is: torch's loader calls this by name, and tensors are pinned once they are unpacked."""
-        return self
+        """Return the same in pinned memory: torch calls this in a thread of its own where its loader pins."""
+        try:
+            return replace(self, blocks=None, memory=_pinned(torch.from_numpy(self._bytes(most_held=None))))
+        except KeyError:  # the loader that it was for is gone
+            return self
+
+    def _bytes(self, most_held: int | None) -> Bytes:
+        if self.blocks is None:
+            inline: Any = self.memory
+            return np.frombuffer(inline, np.uint8)
+        blocks = Blocks.by_key(self.blocks)
+        memory = blocks.hold(self.memory, self.size)  # type: ignore[arg-type]
+        return memory if most_held is None or blocks.held <= most_held else memory.copy()
 
 
-def pinned(contents: Iterator[Batch | StreamEnd]) -> Iterator[Batch | StreamEnd]:
-    """Copy the tensors of each batch into pinned memory."""
-    for content in contents:
-        if isinstance(content, Batch):
-            yield replace(content, data=pin_memory(content.data))  # type: ignore[no-untyped-call]
-        else:
-            yield content
+def _padded(length: int) -> int:
+    return length + -length % ALIGNMENT
+
+
+def _pinned(memory: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(memory, pin_memory=True).copy_(memory)
+
+
+def pinned(content: Pinnable) -> Pinnable:
+    """Return a batch, or several that are still together, with all tensors in pinned memory."""
+    if isinstance(content, Batch):
+        return replace(content, data=pin_memory(content.data))  # type: ignore[no-untyped-call]
+    return replace(content, columns=pin_memory(content.columns))  # type: ignore[no-untyped-call]
 
 
 class _Packer(pickle.Pickler):
-    """Pickles tensors in main memory by their bytes, out of band, and Arrow tables as Arrow IPC."""
+    """Pickles tensors in main memory by their bytes, out of band (PEP 574), and Arrow tables as Arrow IPC.
+
+    Attributes:
+        buffers: The bytes left out of the pickle.
+        of_tensors: For each 1 if it is a tensor's, else 0.
+    """
+
+    def __init__(self, pickled: io.BytesIO) -> None:
+        super().__init__(pickled, protocol=5, buffer_callback=self._leave_out)
+        self.buffers: list[Bytes] = []
+        self.of_tensors: list[int] = []
+        self._tensor: Bytes | None = None
 
     def reducer_override(self, value: Any) -> Any:
-        if type(value) is torch.Tensor and _is_plain(value):
-            return _unpack_tensor, (_bytes_of(value), value.dtype, tuple(value.shape))
+        if type(value) is torch.Tensor:
+            flat = _bytes_of(value)
+            if flat is not None:
+                self._tensor = flat
+                return _unpack_tensor, (pickle.PickleBuffer(flat.data), value.dtype, tuple(value.shape))
         if isinstance(value, pa.Table):  # pickled, a slice would carry all that it was cut from
             return _unpack_table, (pickle.PickleBuffer(_ipc(value)),)
         return NotImplemented
+
+    def _leave_out(self, buffer: pickle.PickleBuffer) -> None:
+        tensor, self._tensor = self._tensor, None
+        self.of_tensors.append(int(tensor is not None))
+        self.buffers.append(_flat(buffer) if tensor is None else tensor)
+
+
+def _flat(buffer: pickle.PickleBuffer) -> Bytes:
+    memory = buffer.raw()
+    return np.frombuffer(memory, np.uint8) if memory.nbytes else np.empty(0, np.uint8)
+
+
+def _bytes_of(tensor: torch.Tensor) -> Bytes | None:
+    """Return the bytes of a tensor; None where its values are not all there is to it."""
+    try:
+        array = tensor.numpy()
+    except (RuntimeError, TypeError):  # a type that NumPy does not know, or another kind of tensor
+        return tensor.contiguous().reshape(-1).view(torch.uint8).numpy() if _is_plain(tensor) else None
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -135,13 +252,9 @@ def _is_plain(tensor: torch.Tensor) -> bool:
     return in_memory and not tensor.requires_grad and not tensor.is_conj() and not tensor.is_neg()
 
 
-def _bytes_of(tensor: torch.Tensor) -> npt.NDArray[np.uint8]:
-    flat: npt.NDArray[np.uint8] = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return flat
-
-
-def _unpack_tensor(flat: npt.NDArray[np.uint8], dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.from_numpy(flat).view(dtype).reshape(shape)
+def _unpack_tensor(flat: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    typed = flat.view(dtype)
+    return typed if len(shape) == 1 else typed.view(shape)
 
 
 def _ipc(table: pa.Table) -> pa.Buffer:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from torch_dataloader_utils.transport import Inbox
+from torch_dataloader_utils.transport import Post
 
 __all__ = ["RollCall", "WorkerSetup"]
 
@@ -60,19 +60,22 @@ class RollCall:
 
 
 class WorkerSetup:
-    """Runs in each worker as it starts: reports, and shows its copy of the dataset where the assignments come.
+    """Runs in each worker as it starts: reports, and connects its copy of the dataset with the training process.
 
     Args:
         roll_call: Where the worker reports.
-        inboxes: The workers' inboxes.
+        posts: For each worker how it is connected with this process.
         user_worker_init_fn: What the user wants to run in each worker, or None.
     """
 
     def __init__(
-        self, roll_call: RollCall, inboxes: list[Inbox], user_worker_init_fn: Callable[[int], None] | None
+        self,
+        roll_call: RollCall,
+        posts: list[Post],
+        user_worker_init_fn: Callable[[int], None] | None,
     ) -> None:
         self._roll_call = roll_call
-        self._inboxes = inboxes
+        self._posts = posts
         self._user_worker_init_fn = user_worker_init_fn
 
     def __call__(self, worker: int) -> None:
@@ -80,7 +83,7 @@ class WorkerSetup:
         self._roll_call.report()
         end_with_training_process()
         copy: Any = get_worker_info().dataset  # type: ignore[union-attr]
-        copy.attach_inbox(self._inboxes[worker])
+        copy.attach_post(self._posts[worker])
         if self._user_worker_init_fn is not None:
             self._user_worker_init_fn(worker)
 

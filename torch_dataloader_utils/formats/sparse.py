@@ -1,0 +1,90 @@
+"""Ranges of a file: which to fetch together, and a file of which only those are there."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+__all__ = ["SparseFile", "coalesced"]
+
+
+def coalesced(ranges: Iterable[tuple[int, int]], largest_gap: int) -> list[tuple[int, int]]:
+    """Merge ranges that are close to one another. Pure (no I/O).
+
+    Args:
+        ranges: Start and stop of each.
+        largest_gap: Most bytes between two ranges that become one.
+
+    Returns:
+        Ranges that cover them all, rising and apart.
+    """
+    merged: list[tuple[int, int]] = []
+    for start, stop in sorted(ranges):
+        if merged and start - merged[-1][1] <= largest_gap:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], stop))
+        else:
+            merged.append((start, stop))
+    return merged
+
+
+class SparseFile(io.RawIOBase):
+    """A file of which only some ranges are in memory; to read others is an error.
+
+    Args:
+        size: The whole file's size in bytes.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._position = 0
+        self._ranges: list[tuple[int, memoryview]] = []
+
+    def add(self, start: int, content: bytes) -> None:
+        """Put a range in its place."""
+        self._ranges.append((start, memoryview(content)))
+
+    def clear(self) -> None:
+        """Forget all ranges."""
+        self._ranges.clear()
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def size(self) -> int:
+        """Return the whole file's size."""
+        return self._size
+
+    def tell(self) -> int:
+        """Return where the next read begins."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Set where the next read begins."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read_buffer(self, size: int = -1) -> pa.Buffer:
+        """Read without copying: pyarrow asks for this by name."""
+        return pa.py_buffer(self._view(size))
+
+    def read(self, size: int = -1) -> bytes:
+        """Read bytes."""
+        return bytes(self._view(size))
+
+    def _view(self, size: int) -> memoryview:
+        begin = self._position
+        end = self._size if size < 0 else min(self._size, begin + size)
+        for start, content in self._ranges:
+            if start <= begin and end <= start + len(content):
+                self._position = end
+                return content[begin - start : end - start]
+        msg = f"bytes {begin} to {end} were not fetched"
+        raise OSError(msg)

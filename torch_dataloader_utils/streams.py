@@ -1,0 +1,139 @@
+"""One stream in the process that reads it: read ahead of need, collated, one by one or packed into messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch_dataloader_utils.convert import with_lists
+from torch_dataloader_utils.formats.parquet import ParquetSource
+from torch_dataloader_utils.model import Assignment
+from torch_dataloader_utils.readahead import ReadAhead, Room
+from torch_dataloader_utils.reading import Batch, Batches, ReadOptions, StreamEnd, read_stream
+from torch_dataloader_utils.transport import Content, Parcel, Post, pinned
+
+__all__ = ["Stream"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What it takes to deliver a stream.
+
+    Attributes:
+        source: The data files.
+        options: How rows become batches.
+        collate_fn: Called with each batch; None leaves batches as they are.
+    """
+
+    source: ParquetSource
+    options: ReadOptions
+    collate_fn: Callable[[Any], Any] | None
+
+    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
+        """Yield a stream's batches one by one, for this process.
+
+        Args:
+            assignment: What to read.
+            pin: Whether to copy tensors into pinned memory: in the thread that reads ahead, or after `collate_fn`.
+        """
+        ahead = self._ahead(assignment, pinned if pin and self.collate_fn is None else None)
+        try:
+            for content in ahead:
+                if isinstance(content, StreamEnd):
+                    yield content
+                    continue
+                for batch in content:
+                    collated = self._collated(batch)
+                    yield pinned(collated) if pin and self.collate_fn is not None else collated
+                    ahead.release()
+                    del batch, collated  # not to keep its memory while the next is waited for
+                ahead.retire(content.held)
+                del content
+        finally:
+            ahead.close()
+
+    def parcels(self, assignment: Assignment, post: Post) -> Iterator[Parcel]:
+        """Yield a stream's batches packed, for another process.
+
+        Args:
+            assignment: What to read.
+            post: How this worker is connected with the training process.
+        """
+        outgoing = _Outgoing(assignment, post)
+        ahead = self._ahead(assignment)
+        try:
+            for content in ahead:
+                rest = content if isinstance(content, Batches) else None
+                while rest is not None:
+                    part, rest = rest.cut(outgoing.space)
+                    for packable in self._packable(part):
+                        outgoing.add(packable)
+                    del part, packable
+                    if not outgoing.space:
+                        yield outgoing.pack()
+                        outgoing.begin()
+                        ahead.release()
+                if isinstance(content, StreamEnd):
+                    outgoing.add(content)
+                else:
+                    ahead.retire(content.held)
+                del content
+            yield outgoing.pack()
+        except Exception:
+            if outgoing.contents:  # delivered before the error is raised
+                yield outgoing.pack()
+            raise
+        finally:
+            ahead.close()
+
+    def _ahead(
+        self, assignment: Assignment, prepare: Callable[[Batches], Batches] | None = None
+    ) -> ReadAhead[Batches | StreamEnd]:
+        def read(room: Room) -> Iterator[Batches | StreamEnd]:
+            for content in read_stream(self.source, assignment, self.options, room):
+                yield prepare(content) if prepare is not None and isinstance(content, Batches) else content
+
+        return ReadAhead(read, self.options.read_ahead_bytes)
+
+    def _collated(self, batch: Batch) -> Batch:
+        return batch if self.collate_fn is None else replace(batch, data=self.collate_fn(batch.data))
+
+    def _packable(self, batches: Batches) -> Iterator[Batches | Batch]:
+        if self.collate_fn is None:
+            yield replace(batches, columns=with_lists(batches.columns, batches.sizes))
+        else:
+            yield from map(self._collated, batches)
+
+
+class _Outgoing:
+    """What goes into the next parcel of a stream."""
+
+    def __init__(self, assignment: Assignment, post: Post) -> None:
+        self._assignment = assignment
+        self._post = post
+        self._number = -1
+        self.contents: list[Content] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a parcel."""
+        self._began = time.perf_counter()
+        self._number += 1
+        self.space = self._post.pace.batches(self._number)
+
+    def add(self, content: Content) -> None:
+        """Put something in."""
+        self.contents.append(content)
+        if isinstance(content, Batches):
+            self.space -= len(content.receipts)
+        elif isinstance(content, Batch):
+            self.space -= 1
+
+    def pack(self) -> Parcel:
+        """Return the parcel."""
+        contents, self.contents = self.contents, []
+        seconds = time.perf_counter() - self._began
+        iteration, stream = self._assignment.iteration, self._assignment.stream
+        return Parcel.pack(iteration, stream, contents, self._post.blocks, seconds)
