@@ -20,10 +20,10 @@ SMOKE := import pathlib, torch_dataloader_utils as package; \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format soak floors bench docs wheel clean
+.PHONY: help demo test check format soak floors bench bench-peers bench-check bench-report docs wheel clean
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP)  ## run the flights example
 	$(BIN)/python examples/flights/demo.py
@@ -49,8 +49,17 @@ floors:  ## the tests with the oldest dependencies allowed (downloads gigabytes)
 	.venv-floors/bin/python -m pip install -qq --constraint floors.txt --editable . --group test
 	.venv-floors/bin/python -m pytest
 
-bench: $(STAMP)  ## measure throughput
-	$(BIN)/python -m benchmarks
+bench: $(STAMP)  ## measure this library beside raw Arrow
+	$(BIN)/python -m benchmarks run
+
+bench-peers: $(STAMP)  ## measure other loaders too, each in an environment of its own (downloads gigabytes)
+	$(BIN)/python -m benchmarks peers
+
+bench-check: $(STAMP)  ## measure, and judge the ratios that are promised
+	$(BIN)/python -m benchmarks check
+
+bench-report: $(STAMP)  ## write docs/benchmarks.md and its plots from the results
+	$(BIN)/python -m benchmarks report
 
 docs: $(STAMP)  ## build the documentation into site/
 	$(BIN)/mkdocs build --quiet --strict

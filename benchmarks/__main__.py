@@ -1,76 +1,109 @@
-"""Throughput of the loader beside raw Arrow, as ratios within one run.
-
-Run by ``make bench``. Contenders take turns, so that a machine that slows down slows both; medians and their ratio are
-what to quote.
-"""
+"""The benchmarks: ``python -m benchmarks run | peers | check | report``, each with --help."""
 
 from __future__ import annotations
 
 import argparse
-import statistics
-import tempfile
-import time
-from collections.abc import Callable
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from torch_dataloader_utils import StructuredDataset
-
-COLUMNS = 22
-ROW_GROUP_ROWS = 100_000
+from benchmarks import check, report
+from benchmarks.environments import packages_of, python_of
+from benchmarks.paths import RESULTS, ROOT
+from benchmarks.peers import PEER_WORKLOADS, PEERS, PeerMaker, ready_peers
+from benchmarks.results import Session, read
+from benchmarks.workloads import WORKLOADS, Settings
 
 
-def write_numeric_table(directory: Path, rows: int) -> None:
-    """Write `rows` rows of 22 numeric columns, snappy, in row groups of 100,000."""
-    random = np.random.default_rng(0)
-    columns = {f"c{number}": random.standard_normal(rows).astype(np.float32) for number in range(COLUMNS - 2)}
-    columns |= {"label": random.integers(0, 2, rows), "user": random.integers(0, 1_000_000, rows)}
-    pq.write_table(pa.table(columns), directory / "numeric.parquet", row_group_size=ROW_GROUP_ROWS)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit status."""
+    options = _parser().parse_args(arguments)
+    status: int = options.command(options)
+    return status
 
 
-def read_with_arrow(directory: Path) -> int:
-    """Decode every row group, memory-mapped, and do nothing with it."""
-    file = pq.ParquetFile(directory / "numeric.parquet", memory_map=True)
-    return sum(file.read_row_group(number).num_rows for number in range(file.num_row_groups))
+def run(options: argparse.Namespace) -> int:
+    """Measure this library and raw Arrow on all workloads."""
+    session = Session("run", options.out or RESULTS / "run.json", Settings(options.rounds, options.scale))
+    session.measure(options.workloads or list(WORKLOADS))
+    return 0
 
 
-def read_with_loader(directory: Path, num_workers: int) -> int:
-    """Deliver one epoch in batches of 1,024."""
-    loader, _ = StructuredDataset.create_dataloader(directory, num_workers=num_workers)
-    return sum(len(batch["label"]) for batch in loader)
+def peers(options: argparse.Namespace) -> int:
+    """Measure peers, each in an environment of its own, in turns with this library and raw Arrow."""
+    ready, missing = ready_peers(options.peers or list(PEERS))
+    for name, why in missing.items():
+        print(f"{name}: {why}")
+    maker = PeerMaker(ready)
+    session = Session("peers", options.out or RESULTS / "peers.json", Settings(options.rounds, options.scale, maker))
+    session.note("missing_peers", missing)
+    session.note("peer_packages", {PEERS[name].title: packages_of(python_of(name)) for name in ready})
+
+    def conversions() -> dict[str, object]:
+        made, maker.conversions = maker.conversions, {}
+        return {"conversions": made}
+
+    session.measure(options.workloads or list(PEER_WORKLOADS), conversions)
+    return 0
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        directory = Path(scratch)
-        write_numeric_table(directory, arguments.rows)
-        contenders: dict[str, Callable[[], int]] = {
-            "raw Arrow": lambda: read_with_arrow(directory),
-            "loader, in process": lambda: read_with_loader(directory, 0),
-            "loader, 2 workers": lambda: read_with_loader(directory, 2),
-        }
-        seconds: dict[str, list[float]] = {name: [] for name in contenders}
-        for _ in range(arguments.rounds):
-            for name, read in contenders.items():
-                began = time.perf_counter()
-                assert read() == arguments.rows
-                seconds[name].append(time.perf_counter() - began)
-    base = statistics.median(seconds["raw Arrow"])
-    print(f"{arguments.rows:,} rows, {COLUMNS} columns, batches of 1,024, median of {arguments.rounds}")
-    for name, times in seconds.items():
-        median = statistics.median(times)
-        print(
-            f"{name:20} {median:8.3f} s   {arguments.rows / median:14,.0f} rows/s   {base / median:6.3f} of raw Arrow"
-        )
+def judge(options: argparse.Namespace) -> int:
+    """Measure what the claims need, and judge them: exit status 1 if one fails."""
+    if options.taken:
+        results = read(options.taken)
+    else:
+        ready, _ = ready_peers(["published"], only_installed=True)
+        maker = PeerMaker(ready, workloads=("numeric",))
+        settings = Settings(options.rounds, options.scale, maker)
+        session = Session("check", options.out or ROOT / "build" / "bench" / "check.json", settings)
+        results = session.measure(options.workloads or list(check.NEEDED))
+    verdicts = check.judge(results)
+    print("\n".join([*check.table(verdicts), *check.aside(results)]))
+    return int(any(verdict.passed is False for verdict in verdicts))
+
+
+def write(options: argparse.Namespace) -> int:
+    """Write the page and its plots from the raw results."""
+    report.write([read(path) for path in sorted(options.results.glob("*.json"))], options.page)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure this library and its peers.")
+    commands = parser.add_subparsers(required=True)
+    for name, command in (("run", run), ("peers", peers), ("check", judge), ("report", write)):
+        own = commands.add_parser(name, help=command.__doc__, description=command.__doc__)
+        own.set_defaults(command=command)
+        if name == "report":
+            own.add_argument("--results", type=Path, default=RESULTS, help="directory of raw results")
+            own.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page to write")
+            continue
+        known = PEER_WORKLOADS if name == "peers" else tuple(WORKLOADS)
+        own.add_argument("--workloads", type=_Names(known), help=f"some of {','.join(known)}")
+        own.add_argument("--rounds", type=int, default=3, help="timed rounds")
+        own.add_argument("--scale", type=float, default=1.0, help="shrinks the data, to try things out")
+        own.add_argument("--out", type=Path, help="where the raw results go")
+        if name == "peers":
+            own.add_argument("--peers", type=_Names(tuple(PEERS)), help=f"some of {','.join(PEERS)}")
+        if name == "check":
+            own.add_argument("--taken", type=Path, metavar="FILE", help="judge these results, measure nothing")
+    return parser
+
+
+class _Names:
+    """Turns "a,b" into a list, of known names only."""
+
+    def __init__(self, known: Sequence[str]) -> None:
+        self._known = known
+
+    def __call__(self, text: str) -> list[str]:
+        names = text.split(",")
+        unknown = sorted(set(names).difference(self._known))
+        if unknown:
+            message = f"unknown: {', '.join(unknown)}; known: {', '.join(self._known)}"
+            raise argparse.ArgumentTypeError(message)
+        return names
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""What the loader costs beside raw Arrow and its peers: `python -m benchmarks` lists the commands."""

@@ -1,0 +1,259 @@
+"""The ratios that must hold: each with what it must be at least, what it should be, and what it is."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.peers import PEERS
+from benchmarks.workloads import ARROW_DIRECTORY, IN_PROCESS, TWO_WORKERS
+
+__all__ = ["CLAIMS", "NEEDED", "Claim", "Verdict", "judge", "table"]
+
+Results = Mapping[str, Any]
+SETTLED = 5
+"""Epochs after which memory has to be flat: allocators and caches fill before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A figure that must hold.
+
+    Attributes:
+        name: What it says.
+        workload: Where it is measured.
+        value: Takes it from the workload's results.
+        least: The bound.
+        aim: What it should be.
+        at_most: Whether the bounds are upper ones.
+        unit: Written behind the figure.
+    """
+
+    name: str
+    workload: str
+    value: Callable[[Results], float]
+    least: float
+    aim: float
+    at_most: bool = False
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of a claim.
+
+    Attributes:
+        claim: The claim.
+        value: The figure; None if it was not measured.
+        passed: Whether it holds; None where it could not be measured for want of a peer's environment.
+        why: Why there is no figure.
+    """
+
+    claim: Claim
+    value: float | None
+    passed: bool | None
+    why: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The figure as people read it."""
+        return "-" if self.value is None else f"{self.value:.3g}{self.claim.unit}"
+
+
+class NotTakenError(LookupError):
+    """A contender did not take part, for want of its environment."""
+
+
+def judge(results: Results) -> list[Verdict]:
+    """Judge all claims by the results of one session."""
+    verdicts = []
+    for claim in CLAIMS:
+        workload = results["workloads"].get(claim.workload)
+        if workload is None:
+            verdicts.append(Verdict(claim, None, passed=None, why="not measured"))
+            continue
+        try:
+            value = claim.value(workload)
+        except NotTakenError as reason:
+            verdicts.append(Verdict(claim, None, passed=None, why=str(reason)))
+        except (LookupError, ZeroDivisionError) as error:
+            why = _errors(workload)
+            verdicts.append(Verdict(claim, None, passed=False, why=why or f"no figure: {error!r}"))
+        else:
+            passed = value <= claim.least if claim.at_most else value >= claim.least
+            verdicts.append(Verdict(claim, value, passed=passed))
+    return verdicts
+
+
+def _errors(workload: Results) -> str:
+    """Return the ends of the errors of a workload's contenders, each once."""
+    ends = [found["error"].rpartition(" | ")[2][:200] for found in workload["contenders"].values() if found["error"]]
+    return "; ".join(dict.fromkeys(ends))
+
+
+def table(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return the lines that `check` prints."""
+    lines = [f"{'':72} {'measured':>10} {'bound':>10} {'aim':>10}"]
+    for verdict in verdicts:
+        claim = verdict.claim
+        sign = "<=" if claim.at_most else ">="
+        word = {True: "PASS", False: "FAIL", None: "SKIP"}[verdict.passed]
+        reached = verdict.value is not None and (
+            verdict.value <= claim.aim if claim.at_most else verdict.value >= claim.aim
+        )
+        word += ", aim reached" if reached and verdict.passed else ""
+        bound, aim = f"{sign} {claim.least:g}{claim.unit}", f"{sign} {claim.aim:g}{claim.unit}"
+        lines.append(f"{claim.name:72} {verdict.shown:>10} {bound:>10} {aim:>10}  {word} {verdict.why}".rstrip())
+    return lines
+
+
+def _ratio(contender: str, rate: str = "rate") -> Callable[[Results], float]:
+    """Return what takes a contender's ratio to the workload's baseline."""
+    return lambda workload: float(workload["contenders"][contender]["ratio"][rate]["median"])
+
+
+def _median(workload: Results, contender: str, figure: str) -> float:
+    return float(workload["contenders"][contender]["summary"][figure]["median"])
+
+
+def _beside(contender: str, other: str, rate: str = "rate") -> Callable[[Results], float]:
+    """Return what takes the ratio of two contenders' rates, round by round."""
+
+    def value(workload: Results) -> float:
+        if other not in workload["contenders"]:
+            message = "the environment of the other is not there: python -m benchmarks peers makes it"
+            raise NotTakenError(message)
+        pairs = zip(workload["contenders"][contender]["runs"], workload["contenders"][other]["runs"], strict=False)
+        ratios = [run[rate] / against[rate] for run, against in pairs]
+        if not ratios:
+            raise LookupError("no runs of both")
+        return float(statistics.median(ratios))
+
+    return value
+
+
+def _requests(contender: str) -> Callable[[Results], float]:
+    """Return what takes the data requests, as a multiple of the column runs."""
+    return lambda workload: _median(workload, contender, "data_requests") / workload["facts"]["column_runs"]
+
+
+def _footer_requests(contender: str) -> Callable[[Results], float]:
+    """Return what takes the requests for footers and files' sizes, a file."""
+    return lambda workload: (
+        (_median(workload, contender, "footer_requests") + _median(workload, contender, "head_requests"))
+        / workload["facts"]["files"]
+    )
+
+
+def _footers(workload: Results) -> float:
+    others = ("plain loop of pq.read_metadata", "pq.read_metadata in 16 threads")
+    fastest = min(_median(workload, other, "construction_s") for other in others)
+    return _median(workload, "torch_dataloader_utils", "construction_s") / fastest
+
+
+def _set_epoch(workload: Results) -> float:
+    cost = _median(workload, "torch_dataloader_utils", "set_epoch_and_plan_s")
+    return 100 * cost / _median(workload, "torch_dataloader_utils", "construction_s")
+
+
+def _resume(how: str) -> Callable[[Results], float]:
+    return lambda workload: (
+        _median(workload, f"resume at 99 %, {how}", "first_batch_s")
+        / _median(workload, f"fresh start, {how}", "first_batch_s")
+    )
+
+
+def memory_growth(by_epoch: Sequence[float]) -> float:
+    """Return by how much a line through the settled epochs rises from the first to the last, in % of their mean."""
+    settled = by_epoch[SETTLED:]
+    mean, middle = sum(settled) / len(settled), (len(settled) - 1) / 2
+    rise = sum((place - middle) * value for place, value in enumerate(settled))
+    slope = rise / sum((place - middle) ** 2 for place in range(len(settled)))
+    return 100 * slope * (len(settled) - 1) / mean
+
+
+def _growth(contender: str) -> Callable[[Results], float]:
+    return lambda workload: memory_growth(workload["contenders"][contender]["runs"][0]["pss_by_epoch"])
+
+
+def _grown(contender: str, figure: str) -> Callable[[Results], float]:
+    """Return what takes by how many a count grew over the settled epochs."""
+
+    def value(workload: Results) -> float:
+        counts = workload["contenders"][contender]["runs"][0][figure]
+        return float(max(counts[SETTLED:]) - counts[SETTLED])
+
+    return value
+
+
+HOWS = ("in process", "2 workers")
+LOADERS = {"in process": IN_PROCESS, "2 workers": TWO_WORKERS}
+PUBLISHED = f"{PEERS['published'].title}, 2 workers"
+EPOCH_WAYS = ("in process", "2 persistent workers", "2 new workers each epoch")
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim("numeric, in process, of raw Arrow", "numeric", _ratio(IN_PROCESS), 0.6, 0.85),
+    Claim("numeric, 2 workers, of raw Arrow", "numeric", _ratio(TWO_WORKERS), 0.3, 0.45),
+    Claim("numeric, 2 workers, of the published package", "numeric", _beside(TWO_WORKERS, PUBLISHED), 60, 60, unit="x"),
+    Claim("tokens, in process, of raw Arrow", "tokens", _ratio(IN_PROCESS), 0.75, 0.95),
+    Claim("tokens, 2 workers, of raw Arrow", "tokens", _ratio(TWO_WORKERS), 0.5, 0.75),
+    *(
+        Claim(f"{name}, {how}, of Arrow's S3 reader file by file", name, _ratio(LOADERS[how]), 1.0, 1.0)
+        for name in ("s3", "s3_projected")
+        for how in HOWS
+    ),
+    *(
+        Claim(f"{name}, {how}: data requests of column runs", name, _requests(LOADERS[how]), 1.2, 1.0, at_most=True)
+        for name in ("s3", "s3_projected")
+        for how in HOWS
+    ),
+    *(
+        Claim(f"{name}, {how}: requests a footer", name, _footer_requests(LOADERS[how]), 2.0, 1.0, at_most=True)
+        for name in ("s3", "s3_projected")
+        for how in HOWS
+    ),
+    Claim("10,000 local files: construction, of reading footers", "many_files", _footers, 1.1, 1.0, at_most=True),
+    Claim("10,000 local files: set_epoch, of construction", "many_files", _set_epoch, 5, 5, at_most=True, unit=" %"),
+    Claim(
+        "10,000 local files: state_dict late in an epoch",
+        "many_files",
+        lambda workload: 1000 * _median(workload, "torch_dataloader_utils", "state_dict_s"),
+        5,
+        5,
+        at_most=True,
+        unit=" ms",
+    ),
+    *(
+        Claim(f"resume at 99 %, {how}: first batch, of a fresh start's", "resume", _resume(how), 2.0, 1.0, at_most=True)
+        for how in HOWS
+    ),
+    *(
+        Claim(f"20 epochs, {way}: growth of memory", "epochs", _growth(way), 1.0, 0.0, at_most=True, unit=" %")
+        for way in EPOCH_WAYS
+    ),
+    *(
+        Claim(f"20 epochs, {way}: {word} more", "epochs", _grown(way, figure), 0, 0, at_most=True)
+        for way in EPOCH_WAYS
+        for word, figure in (("open files", "files_by_epoch"), ("threads", "threads_by_epoch"))
+    ),
+)
+
+NEEDED = tuple(dict.fromkeys(claim.workload for claim in CLAIMS))
+ASIDE = (("s3", IN_PROCESS, ARROW_DIRECTORY), ("s3", TWO_WORKERS, ARROW_DIRECTORY))
+"""Shown by `check`, not judged: Arrow reading a whole directory at once, into memory."""
+
+
+def aside(results: Results) -> list[str]:
+    """Return lines of what is shown and not judged."""
+    lines = []
+    for name, contender, other in ASIDE:
+        workload = results["workloads"].get(name)
+        if workload is not None:
+            try:
+                value = _beside(contender, other, "whole_rate")(workload)
+            except (LookupError, TypeError):
+                continue
+            lines.append(f"{name}, {contender}: {value:.3g} of {other}, start included (not judged)")
+    return lines

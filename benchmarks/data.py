@@ -1,0 +1,224 @@
+"""The data: written once, the same on every machine, into build/bench/data."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.paths import DATA
+
+__all__ = ["Data", "make"]
+
+NUMERIC_COLUMNS = 22
+VERSION = 1
+"""Raised whenever what is written here changes: old data are then written anew."""
+
+SEED = 20
+WORDS = 4096
+
+Tables = Iterator[tuple[str, list[pa.Table]]]
+"""File names, and the tables that become a file's row groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A dataset on disk.
+
+    Attributes:
+        name: Its name.
+        directory: Where it lies.
+        files: Its files, in order.
+        rows: Its rows.
+        verify: The column whose sum proves that each row came.
+        checksum: That sum.
+        file_bytes: Bytes of all files.
+        row_group_bytes: Bytes in memory of its largest row group, once decoded.
+        note: What it is, in words.
+    """
+
+    name: str
+    directory: str
+    files: tuple[str, ...]
+    rows: int
+    verify: str
+    checksum: int
+    file_bytes: int
+    row_group_bytes: int
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a dataset is made.
+
+    Attributes:
+        note: What it is, in words.
+        write: Given a scale from 0 to 1, gives its files.
+        verify: The column to add up.
+    """
+
+    note: str
+    write: Callable[[float], Tables]
+    verify: str = "id"
+
+
+def make(name: str, scale: float = 1.0) -> Data:
+    """Return a dataset, written now unless it was before.
+
+    Args:
+        name: One of `RECIPES`.
+        scale: Shrinks its rows, for trying things out.
+    """
+    recipe = RECIPES[name]
+    directory = DATA / f"{name}-{scale:g}"
+    described = DATA / f"{name}-{scale:g}.json"
+    if described.exists():
+        known = json.loads(described.read_text(encoding="utf-8"))
+        if known.pop("version") == VERSION:
+            files = tuple(known["files"])
+            assert sorted(map(str, directory.iterdir())) == sorted(files), f"{directory} is not as it was written"
+            return Data(**known | {"files": files})
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    rows = checksum = largest = 0
+    files = []
+    for file_name, tables in recipe.write(scale):
+        path = directory / file_name
+        with pq.ParquetWriter(path, tables[0].schema) as writer:
+            for table in tables:
+                writer.write_table(table, row_group_size=table.num_rows)
+                rows += table.num_rows
+                checksum += _sum(table.column(recipe.verify))
+                largest = max(largest, table.nbytes)
+        files.append(str(path))
+    size = sum(Path(path).stat().st_size for path in files)
+    data = Data(name, str(directory), tuple(files), rows, recipe.verify, checksum, size, largest, recipe.note)
+    described.write_text(json.dumps(asdict(data) | {"version": VERSION}), encoding="utf-8")
+    return data
+
+
+def _sum(column: pa.ChunkedArray) -> int:
+    if pa.types.is_fixed_size_list(column.type):
+        return sum(int(chunk.flatten().to_numpy().sum(dtype=np.int64)) for chunk in column.chunks)
+    return int(column.to_numpy().sum())
+
+
+def _scaled(rows: int, scale: float, least: int) -> int:
+    return max(least, int(rows * scale))
+
+
+def _numeric_table(random: np.random.Generator, first: int, rows: int) -> pa.Table:
+    columns: dict[str, Any] = {f"f{n:02}": random.standard_normal(rows, dtype=np.float32) for n in range(18)}
+    columns |= {f"d{n}": random.standard_normal(rows) for n in range(2)}
+    return pa.table(columns | {"user": random.integers(0, 1 << 40, rows), "id": np.arange(first, first + rows)})
+
+
+def _numeric(scale: float, rows: int, files: int, group: int) -> Tables:
+    groups = _scaled(rows // files // group, scale, 1)
+    for file in range(files):
+        random = np.random.default_rng([SEED, file])
+        begin = file * groups * group
+        yield (
+            f"part-{file:03}.parquet",
+            [_numeric_table(random, begin + number * group, group) for number in range(groups)],
+        )
+
+
+def _tokens(scale: float) -> Tables:
+    group = 2_000
+    for file in range(4):
+        random = np.random.default_rng([SEED, file])
+        tables = []
+        for _ in range(_scaled(10, scale, 1)):
+            tokens = random.integers(0, 50_257, group * 1024, dtype=np.int32)
+            tables.append(pa.table({"tokens": pa.FixedSizeListArray.from_arrays(pa.array(tokens), 1024)}))
+        yield f"part-{file:03}.parquet", tables
+
+
+def _strings(scale: float) -> Tables:
+    random = np.random.default_rng(SEED)
+    letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
+    words = np.array(["".join(random.choice(letters, size)) for size in random.integers(2, 11, WORDS)])
+    categories = [f"category {number}" for number in range(100)]
+    group = 25_000
+    for file in range(4):
+        tables = []
+        for number in range(_scaled(4, scale, 1)):
+            first = (file * _scaled(4, scale, 1) + number) * group
+            lengths = random.integers(3, 25, group)
+            chosen = words[random.integers(0, WORDS, int(lengths.sum()))]
+            texts = [" ".join(part) for part in np.split(chosen, np.cumsum(lengths)[:-1])]
+            category = pa.DictionaryArray.from_arrays(random.integers(0, 100, group, dtype=np.int32), categories)
+            tables.append(
+                pa.table({"text": texts, "category": category.cast(pa.string()), "id": np.arange(first, first + group)})
+            )
+        yield f"part-{file:03}.parquet", tables
+
+
+def _wide(scale: float) -> Tables:
+    group, random = 10_000, np.random.default_rng(SEED)
+    tables = []
+    for number in range(_scaled(6, scale, 1)):
+        columns: dict[str, Any] = {f"f{n:03}": random.standard_normal(group, dtype=np.float32) for n in range(998)}
+        ids = np.arange(number * group, (number + 1) * group)
+        tables.append(pa.table(columns | {"d0": random.standard_normal(group), "id": ids.astype(np.float64)}))
+    yield "part-000.parquet", tables
+
+
+def _uneven(scale: float) -> Tables:
+    first, group = 0, _scaled(30_000, scale, 500)
+    for file, groups in enumerate((1, 32, 2, 16, 4, 8)):
+        random = np.random.default_rng([SEED, file])
+        tables = [_numeric_table(random, first + number * group, group) for number in range(groups)]
+        first += groups * group
+        yield f"part-{file:03}.parquet", tables
+
+
+def _many_files(scale: float) -> Tables:
+    rows, random = 100, np.random.default_rng(SEED)
+    for file in range(_scaled(10_000, scale, 50)):
+        ids = np.arange(file * rows, (file + 1) * rows)
+        columns = {f"f{n}": random.standard_normal(rows, dtype=np.float32) for n in range(3)}
+        yield f"part-{file:05}.parquet", [pa.table(columns | {"id": ids})]
+
+
+def _s3_projected(scale: float) -> Tables:
+    group = _scaled(10_000, scale, 1_000)
+    for file in range(8):
+        random = np.random.default_rng([SEED, file])
+        tables = []
+        for number in range(2):
+            columns: dict[str, Any] = {f"f{n:02}": random.standard_normal(group, dtype=np.float32) for n in range(99)}
+            first = (2 * file + number) * group
+            tables.append(pa.table(columns | {"id": np.arange(first, first + group)}))
+        yield f"part-{file:03}.parquet", tables
+
+
+RECIPES = {
+    "numeric": Recipe(
+        "18 float32, 2 float64 and 2 int64 columns in 4 files, row groups of 100,000 rows, snappy",
+        lambda scale: _numeric(scale, 4_000_000, 4, 100_000),
+    ),
+    "small": Recipe(
+        "the same columns in 4 files, row groups of 25,000 rows, snappy",
+        lambda scale: _numeric(scale, 500_000, 4, 25_000),
+    ),
+    "tokens": Recipe("rows of 1,024 int32 tokens in 4 files, row groups of 2,000 rows, snappy", _tokens, "tokens"),
+    "strings": Recipe("a text of 3 to 24 words, a category and an integer in 4 files, snappy", _strings),
+    "wide": Recipe("1,000 float columns in one file, row groups of 10,000 rows, snappy", _wide),
+    "uneven": Recipe("22 numeric columns in 6 files of 1 to 32 row groups, snappy", _uneven),
+    "many_files": Recipe("4 numeric columns in 10,000 files of 100 rows, snappy", _many_files),
+    "s3": Recipe(
+        "18 float32, 2 float64 and 2 int64 columns in 16 files, row groups of 25,000 rows, snappy",
+        lambda scale: _numeric(scale, 800_000, 16, 25_000),
+    ),
+    "s3_projected": Recipe("99 float32 and an int64 column in 8 files of 2 row groups, snappy", _s3_projected),
+}

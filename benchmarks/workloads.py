@@ -1,0 +1,272 @@
+"""The workloads: which data, who takes part, and beside what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks import s3
+from benchmarks.contenders.harness import Job
+from benchmarks.data import Data, make
+from benchmarks.environments import prepare
+from benchmarks.measure import Contender, Hooks, measure, warm
+from benchmarks.memory import memory_bound
+from benchmarks.paths import SCRATCH
+
+__all__ = ["IN_PROCESS", "RAW_ARROW", "TWO_WORKERS", "WORKLOADS", "Settings", "run_workload"]
+
+RAW_ARROW = "raw Arrow"
+IN_PROCESS = "torch_dataloader_utils, in process"
+TWO_WORKERS = "torch_dataloader_utils, 2 workers"
+ARROW_FILES = "Arrow's S3 reader, file by file"
+ARROW_DIRECTORY = "Arrow's S3 reader, whole directory at once"
+
+BATCH = {"tokens": 256}
+SHARES = {"10 %": 0.1, "50 %": 0.5, "99 %": 0.99}
+EPOCHS = 20
+OURS = "loader.py"
+ROWS_MIXED = 100_000
+
+Results = dict[str, Any]
+Maker = Callable[[Data, dict[str, str] | None], Sequence[Contender]]
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """How much to measure.
+
+    Attributes:
+        rounds: Timed rounds.
+        scale: Shrinks the data.
+        peers: Makes the peers' contenders for a dataset; none in a plain run.
+        tell: Told what happens.
+    """
+
+    rounds: int = 5
+    scale: float = 1.0
+    peers: Maker = lambda _data, _s3: ()
+    tell: Callable[[str], None] = print
+
+
+def ours(data: Data, workers: int, name: str | None = None, **options: Any) -> Contender:
+    """Return this library's loader as a contender."""
+    name = name or (TWO_WORKERS if workers else IN_PROCESS)
+    return Contender(name, OURS, job_of(data, workers, **options), checksum=data.checksum, rows=data.rows)
+
+
+def job_of(data: Data, workers: int = 0, **options: Any) -> Job:
+    """Return the job to read a dataset once."""
+    batch = BATCH.get(data.name, 1024)
+    return Job(data.directory, list(data.files), batch, workers, options=options)
+
+
+def raw_arrow(data: Data) -> Contender:
+    """Return raw Arrow as a contender."""
+    return Contender(RAW_ARROW, "raw_arrow.py", job_of(data), checksum=data.checksum, rows=data.rows)
+
+
+def run_workload(name: str, settings: Settings) -> Results:
+    """Run a workload and return what goes into the JSON."""
+    settings.tell(name)
+    return WORKLOADS[name](settings)
+
+
+def _compare(
+    settings: Settings,
+    data: Data,
+    contenders: Sequence[Contender],
+    *,
+    baseline: str | None = RAW_ARROW,
+    hooks: Hooks | None = None,
+    **facts: Any,
+) -> Results:
+    warm(data.files)
+    measured = measure(
+        contenders,
+        rounds=settings.rounds,
+        baseline=baseline,
+        hooks=hooks,
+        verify=data.verify,
+        tell=settings.tell,
+    )
+    return {"data": _described(data), "baseline": baseline, "contenders": measured, "facts": facts}
+
+
+def _described(data: Data) -> dict[str, Any]:
+    return {
+        "rows": data.rows,
+        "files": len(data.files),
+        "file_bytes": data.file_bytes,
+        "row_group_bytes": data.row_group_bytes,
+        "batch_size": BATCH.get(data.name, 1024),
+        "note": data.note,
+    }
+
+
+def _plain(name: str) -> Callable[[Settings], Results]:
+    """Return the workload that reads a whole dataset: raw Arrow, ours in process and with workers, peers if asked."""
+
+    def run(settings: Settings) -> Results:
+        data = make(name, settings.scale)
+        own = [raw_arrow(data), ours(data, 0), ours(data, 2)]
+        return _compare(settings, data, [*own, *settings.peers(data, None)])
+
+    return run
+
+
+def _wide(settings: Settings) -> Results:
+    data = make("wide", settings.scale)
+    columns = ["f500", "id"]
+    contenders = [
+        replace(contender, job=replace(contender.job, columns=columns))
+        for contender in (raw_arrow(data), ours(data, 0), ours(data, 2))
+    ]
+    return _compare(settings, data, contenders, columns=columns)
+
+
+def _shuffle(settings: Settings) -> Results:
+    data = make("numeric", settings.scale)
+    buffer = max(1024, int(ROWS_MIXED * min(1.0, settings.scale * 4)))
+    contenders = [
+        ours(data, 0, "unshuffled"),
+        ours(data, 0, "shards shuffled", shuffle=True),
+        ours(data, 0, "rows shuffled", shuffle=True, shuffle_buffer_size=buffer),
+    ]
+    return _compare(settings, data, contenders, baseline="unshuffled", shuffle_buffer_size=buffer)
+
+
+def _collate(settings: Settings) -> Results:
+    data = make("numeric", settings.scale / 4)
+    contenders = [ours(data, workers, f"{workers} workers", burn=True) for workers in (0, 1, 2)]
+    return _compare(settings, data, contenders, baseline="0 workers")
+
+
+def _memory(settings: Settings) -> Results:
+    """Peak memory, from runs that are watched and not timed."""
+    data = make("numeric", settings.scale)
+    contenders = [
+        raw_arrow(data),
+        ours(data, 0),
+        ours(data, 2),
+        ours(data, 0, "rows shuffled, in process", shuffle=True, shuffle_buffer_size=ROWS_MIXED),
+        ours(data, 2, "rows shuffled, 2 workers", shuffle=True, shuffle_buffer_size=ROWS_MIXED),
+    ]
+    found = _compare(replace(settings, rounds=0), data, contenders, baseline=None)
+    own = [contender for contender in contenders if contender.script == OURS]
+    return found | {"facts": {"bound_bytes": {each.name: memory_bound(data, each.job) for each in own}}}
+
+
+def _many_files(settings: Settings) -> Results:
+    data = make("many_files", settings.scale)
+    contenders = [
+        Contender("plain loop of pq.read_metadata", "footers.py", job_of(data, threads=0), rows=data.rows),
+        Contender("pq.read_metadata in 16 threads", "footers.py", job_of(data, threads=16), rows=data.rows),
+        Contender("torch_dataloader_utils", "many_files.py", job_of(data), rows=data.rows),
+    ]
+    return _compare(settings, data, contenders, baseline=None)
+
+
+def _resume(settings: Settings) -> Results:
+    data = make("numeric", settings.scale)
+    warm(data.files)
+    SCRATCH.mkdir(parents=True, exist_ok=True)
+    contenders = []
+    for workers, how in ((0, "in process"), (2, "2 workers")):
+        contenders.append(_resuming(data, workers, "fresh", 0.0, f"fresh start, {how}"))
+        for percent, share in SHARES.items():
+            save = _resuming(data, workers, "save", share, f"save at {percent}, {how}")
+            saved = measure([save], rounds=0, tell=settings.tell)[save.name]
+            if saved["error"]:
+                return {"data": _described(data), "baseline": None, "contenders": {save.name: saved}, "facts": {}}
+            contenders += [
+                _resuming(data, workers, way, share, f"{words} at {percent}, {how}")
+                for way, words in (("resume", "resume"), ("forward", "fast-forward"))
+            ]
+    return _compare(settings, data, contenders, baseline=None, shares=SHARES)
+
+
+def _resuming(data: Data, workers: int, way: str, share: float, name: str) -> Contender:
+    kept = SCRATCH / f"state-{workers}-{share:g}.json"
+    if way == "save":
+        Path(kept).unlink(missing_ok=True)
+    return Contender(name, "resume.py", job_of(data, workers, way=way, share=share, kept=str(kept)))
+
+
+def _epochs(settings: Settings) -> Results:
+    data = make("small", settings.scale)
+    ways: list[tuple[str, int, dict[str, Any]]] = [
+        ("in process", 0, {}),
+        ("2 persistent workers", 2, {"persistent_workers": True}),
+        ("2 new workers each epoch", 2, {}),
+    ]
+    contenders = [
+        Contender(
+            name,
+            "epochs.py",
+            job_of(data, workers, epochs=EPOCHS, loader=loader),
+            rows=EPOCHS * data.rows,
+            timeout_s=400,
+        )
+        for name, workers, loader in ways
+    ]
+    return _compare(replace(settings, rounds=1), data, contenders, baseline=None, epochs=EPOCHS)
+
+
+@contextmanager
+def _served(data: Data) -> Iterator[s3.Server]:
+    prepare("s3_server")
+    with s3.serve(data) as server:
+        yield server
+
+
+def _s3(name: str, columns: list[str] | None) -> Callable[[Settings], Results]:
+    """Return the workload that reads a dataset from S3, and counts requests and bytes."""
+
+    def run(settings: Settings) -> Results:
+        data = make(name, settings.scale)
+        with _served(data) as server:
+            own = [
+                Contender(
+                    ARROW_FILES, "arrow_s3.py", job_of(data, read="files"), checksum=data.checksum, rows=data.rows
+                ),
+                Contender(ARROW_DIRECTORY, "arrow_s3.py", job_of(data, read="directory"), rows=data.rows),
+                ours(data, 0),
+                ours(data, 2),
+            ]
+            contenders = [
+                replace(contender, job=replace(contender.job, path=s3.url_of(data), columns=columns, s3=server.access))
+                for contender in own
+            ]
+            peers = [] if columns else settings.peers(data, server.access)
+            return _compare(
+                settings,
+                data,
+                [*contenders, *peers],
+                baseline=ARROW_FILES,
+                hooks=server.hooks(data),
+                delay_ms=s3.DELAY_MS,
+                columns=columns,
+                **s3.column_runs(data, columns),
+            )
+
+    return run
+
+
+WORKLOADS: dict[str, Callable[[Settings], Results]] = {
+    "numeric": _plain("numeric"),
+    "tokens": _plain("tokens"),
+    "strings": _plain("strings"),
+    "wide": _wide,
+    "uneven": _plain("uneven"),
+    "many_files": _many_files,
+    "s3": _s3("s3", None),
+    "s3_projected": _s3("s3_projected", ["f03", "f04", "f30", "f32", "f70", "id"]),
+    "collate_1ms": _collate,
+    "shuffle": _shuffle,
+    "resume": _resume,
+    "epochs": _epochs,
+    "memory": _memory,
+}
