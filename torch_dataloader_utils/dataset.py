@@ -113,7 +113,7 @@ class StructuredDataset(IterableDataset[Any]):
         shuffle_buffer_size: int | None = None,
         split_bytes: int | str = "128MiB",
         split_rows: int | None = None,
-        read_ahead_bytes: int | str = "256MiB",
+        read_ahead_bytes: int | str = "128MiB",
         num_workers: int | None = None,
         num_ranks: int | None = None,
         rank: int | None = None,

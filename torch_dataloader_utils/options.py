@@ -24,6 +24,7 @@ __all__ = [
     "require_options",
     "require_seconds",
     "resolve_rank",
+    "usable_cpus",
 ]
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -145,8 +146,13 @@ def parse_columns(columns: object, row_id_column: object) -> list[str] | None:
 
 def default_num_workers() -> int:
     """Return the number of workers where none is asked for: the CPUs of this rank's share, less one for training."""
+    return max(1, usable_cpus() - 1)
+
+
+def usable_cpus() -> int:
+    """Return the number of CPUs of this rank's share."""
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, usable // _environment_count("LOCAL_WORLD_SIZE", default="1") - 1)
+    return usable // _environment_count("LOCAL_WORLD_SIZE", default="1")
 
 
 def resolve_rank(num_ranks: int | None, rank: int | None, process_group: tuple[int, int] | None) -> tuple[int, int]:

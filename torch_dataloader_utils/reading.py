@@ -130,6 +130,7 @@ class _Step:
         first: The shard's rows before it.
         last: Whether the piece has none after it.
         number: Its place among the shard's row groups.
+        whole: Whether it is read as one table.
         size: Bytes to take room for before it is asked for.
     """
 
@@ -140,6 +141,7 @@ class _Step:
     first: int
     last: bool
     number: int
+    whole: bool
     size: int
 
 
@@ -302,28 +304,29 @@ class _Walk:
             for number, (path, place) in enumerate(groups):
                 if self._reader.filters or first + place.rows > piece.start:
                     last = number == len(groups) - 1
-                    size = self._reader.fetched_bytes(path, place)
-                    size += 0 if self._is_large(path, place) else self._reader.decoded_bytes(path, place)
-                    yield _Step(position, piece, path, place, first, last, number, size)
+                    fetched, decoded = self._sizes(path, place)
+                    whole = decoded <= self._room.limit // LARGEST_SHARE
+                    size = fetched + decoded if whole else fetched
+                    yield _Step(position, piece, path, place, first, last, number, whole, size)
                 first += place.rows
 
     def _mixed_steps(self) -> Iterator[_Step]:
         """Yield all row groups of each piece's shard, file by file, so that each file is opened once."""
         for position, piece in enumerate(self._assignment.pieces):
             groups = self._row_groups(piece)
-            sizes = (self._reader.fetched_bytes(*group) + self._reader.decoded_bytes(*group) for group in groups)
-            size = self._half_at_least(sum(sizes))
+            size = self._half_at_least(sum(sum(self._sizes(*group)) for group in groups))
             in_file_order = sorted(range(len(groups)), key=lambda number: (groups[number][0], groups[number][1].number))
             for number in in_file_order:
                 path, place = groups[number]
-                yield _Step(position, piece, path, place, 0, number == in_file_order[-1], number, size)
+                last = number == in_file_order[-1]
+                yield _Step(position, piece, path, place, 0, last, number, whole=True, size=size)
                 size = 0  # the first of them takes room for all
 
     def _row_groups(self, piece: Piece) -> list[tuple[str, RowGroupPlace]]:
         return [(split.path, place) for split in piece.shard.splits for place in self._reader.row_groups(split)]
 
-    def _is_large(self, path: str, place: RowGroupPlace) -> bool:
-        return self._reader.decoded_bytes(path, place) > self._room.limit // LARGEST_SHARE
+    def _sizes(self, path: str, place: RowGroupPlace) -> tuple[int, int]:
+        return self._reader.fetched_bytes(path, place), self._reader.decoded_bytes(path, place)
 
     # Reading it ----------------------------------------------------------------------------------------------------
 
@@ -336,7 +339,7 @@ class _Walk:
             while waiting is not None and len(asked) < self._reader.most_asked:
                 if not self._room.take(waiting.size, wait=not asked):
                     break
-                self._reader.ask_for(waiting.path, waiting.place)
+                self._reader.ask_for(waiting.path, waiting.place, whole=waiting.whole)
                 asked.append(waiting)
                 waiting = next(upcoming, None)
             yield asked.popleft()
@@ -350,7 +353,7 @@ class _Walk:
     def _tables(self, step: _Step) -> Iterator[tuple[pa.Table, bool]]:
         """Read a row group as one table, or as several where it is large; say of each whether it is the last."""
         self._count(step, again=step.first < step.piece.start)
-        if not self._is_large(step.path, step.place):
+        if step.whole:
             table = self._checked(step, self._reader.read(step.path, step.place))
             self._room.give_back(step.size - table.nbytes)
             yield table, True

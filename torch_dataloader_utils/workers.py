@@ -9,8 +9,10 @@ from multiprocessing import connection, parent_process
 from multiprocessing.process import BaseProcess
 from typing import Any
 
+import pyarrow as pa
 from torch.utils.data import get_worker_info
 
+from torch_dataloader_utils.options import usable_cpus
 from torch_dataloader_utils.transport import Post
 
 __all__ = ["RollCall", "WorkerSetup"]
@@ -77,10 +79,13 @@ class WorkerSetup:
         self._roll_call = roll_call
         self._posts = posts
         self._user_worker_init_fn = user_worker_init_fn
+        # Workers decode side by side: with a thread for every CPU in each they would be in one another's way.
+        self._decoding_threads = max(1, usable_cpus() // len(posts))
 
     def __call__(self, worker: int) -> None:
         """Run in a worker; torch calls this with its number."""
         self._roll_call.report()
+        pa.set_cpu_count(self._decoding_threads)
         end_with_training_process()
         copy: Any = get_worker_info().dataset  # type: ignore[union-attr]
         copy.attach_post(self._posts[worker])

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -73,6 +73,8 @@ class ParquetReader:
         self._asked: dict[tuple[str, int], list[tuple[int, Future[bytes]]]] = {}
         self._remotes: OrderedDict[str, Future[RemoteFile]] = OrderedDict()
         self._threads: ThreadPoolExecutor | None = None
+        self._decoder = ThreadPoolExecutor(1, thread_name_prefix="decode")
+        self._decoded: dict[tuple[str, int], Future[pa.Table]] = {}
         self._swell = 1.0
 
     @property
@@ -82,8 +84,8 @@ class ParquetReader:
 
     @property
     def most_asked(self) -> int:
-        """How many row groups to ask for ahead."""
-        return 1 if self._source.storage.is_local else FETCHES
+        """How many row groups to ask for ahead: one to decode while another is worked on, or many to fetch."""
+        return 2 if self._source.storage.is_local else FETCHES
 
     def row_groups(self, split: Split) -> list[RowGroupPlace]:
         """Return the row groups that make up a split, in order."""
@@ -124,20 +126,24 @@ class ParquetReader:
 
     # Reading -------------------------------------------------------------------------------------------------------
 
-    def ask_for(self, path: str, place: RowGroupPlace) -> None:
-        """Begin to fetch a row group that is to be read soon; a local one is read when it is due."""
-        if self._source.storage.is_local:
-            return
+    def ask_for(self, path: str, place: RowGroupPlace, *, whole: bool) -> None:
+        """Begin to fetch a row group that is to be read soon, and to decode it unless it is to be read in pieces."""
+        if not self._source.storage.is_local:
+            self._ask_storage(path, place)
+        if whole:
+            decoded = self._decoder.submit(self._source.storage.attempt, partial(self._decoded_whole, path, place))
+            self._decoded[path, place.number] = decoded
+
+    def _ask_storage(self, path: str, place: RowGroupPlace) -> None:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
         opened = self._remote(path)
-        fetch = partial(self._fetch, opened, path, place.number)
         ranges = coalesced(self._layout(path).ranges(place.number), LARGEST_GAP)
-        asked = [(start, self._threads.submit(fetch, start, stop)) for start, stop in ranges]
+        asked = [(start, self._threads.submit(self._fetch, opened, start, stop)) for start, stop in ranges]
         self._asked[path, place.number] = asked
 
     def read(self, path: str, place: RowGroupPlace) -> pa.Table:
-        """Return a row group's rows that the filter leaves, in file order.
+        """Return the rows that the filter leaves of a row group that was asked for, in file order.
 
         Args:
             path: The file, relative to the root.
@@ -150,11 +156,13 @@ class ParquetReader:
             FileNotFoundError: If the file is gone.
             UnreadableFileError: If it changed, is damaged, or cannot be read.
         """
-        ((table, _),) = self.read_in_pieces(path, place, place.rows)
-        return table
+        with self._errors(path, place):
+            table = self._decoded.pop((path, place.number)).result()
+            self._require_all(path, place, table.num_rows)
+            return self._finished(table, self._first_rows[path] + place.first_row)
 
     def read_in_pieces(self, path: str, place: RowGroupPlace, rows: int) -> Iterator[tuple[pa.Table, int]]:
-        """Yield a row group in pieces.
+        """Yield a row group in pieces. It was asked for, but not as a whole.
 
         Args:
             path: The file, relative to the root.
@@ -168,27 +176,33 @@ class ParquetReader:
             FileNotFoundError: If the file is gone.
             UnreadableFileError: If it changed, is damaged, or cannot be read.
         """
-        with self._source.storage.errors_at(f"row group {place.number} of {self.full_path(path)}"):
+        with self._errors(path, place):
             first = self._first_rows[path] + place.first_row
             done = 0
-            for table in self._decoded(path, place, rows):
+            for table in self._decoded_pieces(path, place, rows):
                 yield self._finished(table, first + done), table.num_rows
                 done += table.num_rows
-            if done != place.rows:
-                msg = f"row group {place.number} of {self.full_path(path)} has {done} rows, not {place.rows}"
-                raise UnreadableFileError(msg)
+            self._require_all(path, place, done)
 
     def close(self) -> None:
-        """Close the files that are open, and wait for what was asked for."""
+        """Close the files that are open; what is being fetched and decoded is waited for."""
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
+        self._decoder.shutdown(cancel_futures=True)
         while self._open:
             self._open.popitem()[1].close()
 
-    def _decoded(self, path: str, place: RowGroupPlace, rows: int) -> Iterator[pa.Table]:
-        if rows >= place.rows:
-            yield self._source.storage.attempt(lambda: self._decoded_whole(path, place))
-            return
+    def _errors(self, path: str, place: RowGroupPlace) -> AbstractContextManager[None]:
+        return self._source.storage.errors_at(f"row group {place.number} of {self.full_path(path)}")
+
+    def _require_all(self, path: str, place: RowGroupPlace, rows: int) -> None:
+        if rows != place.rows:
+            msg = f"row group {place.number} of {self.full_path(path)} has {rows} rows, not {place.rows}"
+            raise UnreadableFileError(msg)
+
+    # In the thread that decodes, which alone has to do with files ---------------------------------------------------
+
+    def _decoded_pieces(self, path: str, place: RowGroupPlace, rows: int) -> Iterator[pa.Table]:
         tables: Iterator[pa.Table] | None = None
         done = 0
 
@@ -201,7 +215,7 @@ class ParquetReader:
                 tables = None  # another attempt begins with what has not been yielded
                 raise
 
-        while (table := self._source.storage.attempt(next_table)) is not None:
+        while (table := self._decoder.submit(self._source.storage.attempt, next_table).result()) is not None:
             done += table.num_rows
             yield table
 
@@ -226,8 +240,8 @@ class ParquetReader:
         try:
             opened = self._opened(path)
             opened.require_unchanged()
-            if (path, place.number) not in self._asked:
-                self.ask_for(path, place)
+            if not self._source.storage.is_local and (path, place.number) not in self._asked:  # another attempt
+                self._ask_storage(path, place)
             for start, fetched in self._asked.pop((path, place.number), ()):
                 opened.add(start, fetched.result())
             yield opened
@@ -289,11 +303,9 @@ class ParquetReader:
         self._remotes.move_to_end(path)
         return self._remotes[path]
 
-    def _fetch(self, opened: Future[RemoteFile], path: str, number: int, start: int, stop: int) -> bytes:
-        storage = self._source.storage
+    def _fetch(self, opened: Future[RemoteFile], start: int, stop: int) -> bytes:
         file = opened.result()
-        with storage.errors_at(f"row group {number} of {self.full_path(path)}"):
-            return storage.attempt(lambda: file.read(start, stop))
+        return self._source.storage.attempt(partial(file.read, start, stop))
 
     def _parse_layout(self, path: str) -> _Layout:
         return _Layout(parse_footer(self._source.footers[path]), self._columns)
