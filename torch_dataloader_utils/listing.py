@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cache
 from typing import Any
 
 from torch_dataloader_utils.errors import UnreadableFileError
@@ -129,8 +130,8 @@ class _LocalWalk(_Walk):
         return list(dict.fromkeys(self._matches(plain, pattern[len(plain) :].strip("/").split("/"), ())))
 
     def info(self, path: str) -> Mapping[str, Any]:
-        info: Mapping[str, Any] = self._fs.info(path)
-        return info
+        status = os.stat(path)  # noqa: PTH116 - a tenth of the time, for each of many files
+        return {"name": path, "size": status.st_size, "mtime": status.st_mtime}
 
     def _matches(self, directory: str, segments: list[str], above: tuple[str, ...]) -> Iterator[str]:
         """Yield the files that a pattern matches below a directory, and those in directories that it matches.
@@ -166,8 +167,13 @@ def _fits(name: str, pattern: str) -> bool:
 def _refuse_twice(storage: Storage, files: Sequence[StoredFile]) -> None:
     """Raise if a file is there twice, by one name or, through a link, by two."""
     seen: dict[str, StoredFile] = {}
+    real_directory = cache(os.path.realpath)
     for file in files:
-        name = os.path.realpath(file.location) if storage.is_local else file.path
+        name = file.path
+        if storage.is_local:
+            directory, own_name = posixpath.split(file.location)
+            is_link = os.path.islink(file.location)  # noqa: PTH114 - once for each of many files
+            name = os.path.realpath(file.location) if is_link else f"{real_directory(directory)}/{own_name}"
         if name in seen:
             one, other = storage.display(seen[name].location), storage.display(file.location)
             also = "" if one == other else f", also as {one!r}"

@@ -93,6 +93,16 @@ class Manifest:
         return {file.path: start for file, start in zip(self.files, starts, strict=False)}
 
     @cached_property
+    def entries(self) -> list[list[str | int | float | None]]:
+        """What states say of each file: path, size, digest, and as far as the storage tells etag and mtime."""
+        return [_entry(file) for file in self.files]
+
+    @cached_property
+    def full_paths(self) -> dict[str, str]:
+        """Each file's path under the root, by relative path: for people and for states, never for opening."""
+        return {file.path: self.full_path(file.path) for file in self.files}
+
+    @cached_property
     def rows(self) -> int:
         """Number of rows in all files."""
         return sum(file.rows for file in self.files)
@@ -100,6 +110,12 @@ class Manifest:
     def full_path(self, path: str) -> str:
         """Return a file's path under the root: for people and for states, never for opening."""
         return root_prefix(self.root) + path
+
+
+def _entry(file: DataFile) -> list[str | int | float | None]:
+    if file.modified is not None:
+        return [file.path, file.size, file.digest, file.etag, file.modified]
+    return [file.path, file.size, file.digest] if file.etag is None else [file.path, file.size, file.digest, file.etag]
 
 
 def root_prefix(root: str) -> str:

@@ -44,9 +44,8 @@ class StreamProgress:
 
     @property
     def done(self) -> tuple[Shard, ...]:
-        """The shards that are done, in the stream's order."""
-        left = {id(piece.shard) for piece in self.left}
-        return tuple(shard for shard in self.shards if id(shard) not in left)
+        """The shards that are done, in the stream's order, which are its first ones."""
+        return self.shards[: len(self.shards) - len(self.left)]
 
     @property
     def rows_left(self) -> int:

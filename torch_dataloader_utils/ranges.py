@@ -15,9 +15,11 @@ __all__ = ["Coverage", "merged", "row_numbers", "splits_of_rows"]
 def row_numbers(manifest: Manifest, splits: Iterable[Split]) -> list[int]:
     """Return splits as places among all rows of the manifest: start, stop, start, stop, ..., in the splits' order."""
     first = manifest.first_rows
-    return [
-        first[split.path] + row for split in splits for row in (split.row_offset, split.row_offset + split.row_length)
-    ]
+    rows: list[int] = []
+    for split in splits:
+        start = first[split.path] + split.row_offset
+        rows += (start, start + split.row_length)
+    return rows
 
 
 def merged(rows: Sequence[int]) -> list[int]:

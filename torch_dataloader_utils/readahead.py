@@ -24,6 +24,7 @@ class Room:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.changed = threading.Condition()
+        self.is_short = False  # whether somebody waits for room
         self._held = 0
         self._closed = False
 
@@ -44,7 +45,10 @@ class Room:
             while not self._closed and size and self._held and self._held + size > self.limit:
                 if not wait:
                     return False
+                self.is_short = True
+                self.changed.notify_all()
                 self.changed.wait()
+            self.is_short = False
             if self._closed:
                 raise RoomClosedError
             self._held += size
@@ -86,9 +90,7 @@ class ReadAhead(Iterator[T], Generic[T]):
         thread.start()
 
     def __next__(self) -> T:
-        if not self._shelf.items:
-            self.release()
-        return self._shelf.take()
+        return self._shelf.take(when_short=self.release)
 
     def retire(self, size: int) -> None:
         """Note bytes that nobody needs once something else has been handed over."""
@@ -120,7 +122,8 @@ class _Shelf(Generic[T]):
             self._ended, self._error = True, error
             self.room.changed.notify_all()
 
-    def take(self) -> T:
+    def take(self, when_short: Callable[[], None]) -> T:
+        """Wait for the next item; call `when_short` where it is not read because there is no room for it."""
         with self.room.changed:
             while not self.items:
                 if self._error is not None:
@@ -128,6 +131,8 @@ class _Shelf(Generic[T]):
                     raise error
                 if self._ended:
                     raise StopIteration
+                if self.room.is_short:
+                    when_short()
                 self.room.changed.wait()
             return self.items.popleft()
 

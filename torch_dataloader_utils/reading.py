@@ -264,12 +264,11 @@ class _Walk:
             tables[step.number] = self._whole(step)
             taken += step.size
             if step.last:
-                whole = pa.concat_tables(tables[number] for number in range(len(tables)))
+                whole = [pa.concat_tables(tables[number] for number in range(len(tables)))]
                 tables.clear()
-                chunks = [self._mixed(step, [whole], taken)]
-                del whole
+                chunks = [self._mixed(step, whole, taken)]
                 taken = 0
-                yield chunks.pop()
+                yield chunks.pop()  # not to keep what it holds
 
     def _mixed(self, step: _Step, whole: list[pa.Table], taken: int) -> _Chunk:
         """Permute a shard's rows column by column, so that it is in memory once; take it out of the list it is in."""

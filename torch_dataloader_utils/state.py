@@ -86,10 +86,12 @@ def dump_state(run: Run, epoch: int, progress: Progress) -> dict[str, Any]:
     manifest, options = run.manifest, run.options
     done = [shard for stream in progress.streams for shard in stream.done]
     started = [piece for stream in progress.streams for piece in stream.left if piece.start]
-    by_number = _written_out(manifest, [*done, *(piece.shard for piece in started)]) > MOST_BYTES
-    done_ranges: dict[str, Any] = {"completed_shards": [{"splits": _dump_splits(manifest, shard)} for shard in done]}
+    by_number = _is_long(manifest, [*done, *(piece.shard for piece in started)])
+    done_ranges: dict[str, Any] = {"completed_shards": []}
     if by_number:
-        done_ranges = {"completed_shards": [], "completed_rows": merged(row_numbers(manifest, _splits(done)))}
+        done_ranges["completed_rows"] = merged(row_numbers(manifest, _splits(done)))
+    else:
+        done_ranges["completed_shards"] = [{"splits": _dump_splits(manifest, shard)} for shard in done]
     return {
         "version": STATE_VERSION,
         "plan_algorithm": PLAN_ALGORITHM,
@@ -111,7 +113,7 @@ def dump_state(run: Run, epoch: int, progress: Progress) -> dict[str, Any]:
             "shuffle_buffer_size": options.shuffle_buffer_size,
             "filter": run.filter_digest,
         },
-        "files": [_dump_file(file) for file in manifest.files] if len(manifest.files) <= MOST_FILES else None,
+        "files": [entry.copy() for entry in manifest.entries] if len(manifest.files) <= MOST_FILES else None,
         **done_ranges,
         "in_progress": [_dump_started(manifest, piece, by_number=by_number) for piece in started],
         "base": None,
@@ -181,21 +183,18 @@ def shorten(paths: Sequence[str]) -> str:
     return ", ".join(paths[:SHOWN]) + more
 
 
-def _dump_file(file: DataFile) -> list[str | int | float | None]:
-    extra = [file.etag, file.modified]
-    while extra and extra[-1] is None:
-        extra.pop()
-    return [file.path, file.size, file.digest, *extra]
-
-
 def _splits(shards: Iterable[Shard]) -> Iterator[Split]:
     return (split for shard in shards for split in shard.splits)
 
 
-def _written_out(manifest: Manifest, shards: Iterable[Shard]) -> int:
-    """Return how many bytes of JSON the shards' ranges take, at most, when they are written out."""
+def _is_long(manifest: Manifest, shards: Sequence[Shard]) -> bool:
+    """Whether the shards' ranges may take more bytes of JSON than a state has for them when they are written out."""
+    if len(shards) * BYTES_OF_A_RANGE > MOST_BYTES:  # whatever they hold
+        return True
+    splits = sum(len(shard.splits) for shard in shards)
     counts = Counter(split.path for split in _splits(shards))
-    return sum(count * (BYTES_OF_A_RANGE + len(json.dumps(manifest.full_path(path)))) for path, count in counts.items())
+    paths = sum(count * len(json.dumps(manifest.full_paths[path])) for path, count in counts.items())
+    return splits * BYTES_OF_A_RANGE + paths > MOST_BYTES
 
 
 def _dump_started(manifest: Manifest, piece: Piece, *, by_number: bool) -> dict[str, Any]:
@@ -207,7 +206,7 @@ def _dump_started(manifest: Manifest, piece: Piece, *, by_number: bool) -> dict[
 
 def _dump_splits(manifest: Manifest, shard: Shard) -> list[dict[str, str | int]]:
     return [
-        {"path": manifest.full_path(one.path), "row_offset": one.row_offset, "row_length": one.row_length}
+        {"path": manifest.full_paths[one.path], "row_offset": one.row_offset, "row_length": one.row_length}
         for one in shard.splits
     ]
 

@@ -151,8 +151,12 @@ class Storage:
 
     def read(self, file: StoredFile, start: int, stop: int) -> bytes:
         """Read a range of a file's bytes, trying again when the storage fails for a moment."""
+        read = _read_local if self.is_local else self._read
         with self.errors(file.location):
-            return self.attempt(lambda: bytes(self.fs.cat_file(file.location, start=start, end=stop)))
+            return self.attempt(partial(read, file.location, start, stop))
+
+    def _read(self, location: str, start: int, stop: int) -> bytes:
+        return bytes(self.fs.cat_file(location, start=start, end=stop))
 
     def open_local(self, file: StoredFile) -> LocalFile:
         """Open a local file.
@@ -210,6 +214,14 @@ class Storage:
         if self.is_local:
             return location
         return self._redactor.clean(str(self._fs.unstrip_protocol(location)))
+
+
+def _read_local(location: str, start: int, stop: int) -> bytes:
+    number = os.open(location, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(number, stop - start, start)
+    finally:
+        os.close(number)
 
 
 def _locate(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:

@@ -17,7 +17,7 @@ from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.model import DataFile, RowGroup
 from torch_dataloader_utils.storage import Storage, StoredFile
 
-__all__ = ["MAGIC", "Footer", "NullCount", "leaves_of", "parse_footer", "read_footer"]
+__all__ = ["MAGIC", "Footer", "FooterReader", "NullCount", "leaves_of", "parse_footer"]
 
 MAGIC = b"PAR1"
 TAIL_BYTES = 64 * 1024
@@ -50,33 +50,62 @@ class Footer:
     content: bytes
 
 
-def read_footer(storage: Storage, file: StoredFile, counts_nulls: Callable[[pa.Field], bool]) -> Footer:
-    """Read and parse a file's footer.
+class FooterReader:
+    """Reads and parses footers. Files of a dataset mostly have one schema, which is then worked out once.
 
     Args:
-        storage: Where the file lies.
-        file: The file.
+        storage: Where the files lie.
         counts_nulls: Says of a column whether its nulls matter.
-
-    Raises:
-        UnreadableFileError: If the file is no Parquet file, or damaged; the message names it.
     """
-    content = _read(storage, file)
-    try:
-        metadata = parse_footer(content)
-        schema = metadata.schema.to_arrow_schema().remove_metadata()
-        groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-        row_groups = tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups)
-        if any(group.rows < 0 for group in row_groups) or sum(group.rows for group in row_groups) != metadata.num_rows:
-            msg = f"its row groups do not add up to {metadata.num_rows} rows"
-            raise pa.ArrowInvalid(msg)
-        nulls = tuple(_announced_nulls(groups, schema, counts_nulls))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        msg = f"cannot read the footer of {storage.display(file.location)}: {error}"
-        raise UnreadableFileError(msg) from None
-    digest = hashlib.blake2b(content, digest_size=8).hexdigest()
-    described = DataFile(file.path, file.size, digest, row_groups, file.etag, file.modified)
-    return Footer(described, schema, nulls, content)
+
+    def __init__(self, storage: Storage, counts_nulls: Callable[[pa.Field], bool]) -> None:
+        self._storage = storage
+        self._counts_nulls = counts_nulls
+        self._last: _Columns | None = None
+
+    def read(self, file: StoredFile) -> Footer:
+        """Read and parse a file's footer.
+
+        Raises:
+            UnreadableFileError: If the file is no Parquet file, or damaged; the message names it.
+        """
+        content = _read(self._storage, file)
+        try:
+            metadata = parse_footer(content)
+            columns = self._columns(metadata)
+            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            row_groups = tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups)
+            rows = [group.rows for group in row_groups]
+            if sum(rows) != metadata.num_rows or min(rows, default=0) < 0:
+                msg = f"its row groups do not add up to {metadata.num_rows} rows"
+                raise pa.ArrowInvalid(msg)
+            nulls = tuple(_announced_nulls(groups, columns.counted))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            msg = f"cannot read the footer of {self._storage.display(file.location)}: {error}"
+            raise UnreadableFileError(msg) from None
+        digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+        described = DataFile(file.path, file.size, digest, row_groups, file.etag, file.modified)
+        return Footer(described, columns.schema, nulls, content)
+
+    def _columns(self, metadata: pq.FileMetaData) -> _Columns:
+        arrow = (metadata.metadata or {}).get(b"ARROW:schema")  # Arrow's types are kept there
+        last = self._last
+        if last is None or last.arrow != arrow or not last.stored.equals(metadata.schema):
+            schema = metadata.schema.to_arrow_schema().remove_metadata()
+            leaves = leaves_of(schema)
+            counted = tuple((column.name, leaves[column.name][0]) for column in schema if self._counts_nulls(column))
+            last = self._last = _Columns(metadata.schema, arrow, schema, counted)
+        return last
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """A file's columns as Parquet and Arrow note them, as a schema, and the first leaves of those to count nulls of."""
+
+    stored: pq.ParquetSchema
+    arrow: bytes | None
+    schema: pa.Schema
+    counted: tuple[tuple[str, int], ...]
 
 
 def parse_footer(footer: bytes) -> pq.FileMetaData:
@@ -103,11 +132,7 @@ def _leaf_count(kind: pa.DataType) -> int:
     return sum(_leaf_count(kind.field(number).type) for number in range(kind.num_fields))
 
 
-def _announced_nulls(
-    groups: Sequence[pq.RowGroupMetaData], schema: pa.Schema, counts_nulls: Callable[[pa.Field], bool]
-) -> Iterator[NullCount]:
-    leaves = leaves_of(schema)
-    counted = [(column.name, leaves[column.name][0]) for column in schema if counts_nulls(column)]
+def _announced_nulls(groups: Sequence[pq.RowGroupMetaData], counted: Sequence[tuple[str, int]]) -> Iterator[NullCount]:
     for number, group in enumerate(groups):
         for name, leaf in counted:
             statistics = group.column(leaf).statistics
@@ -117,17 +142,17 @@ def _announced_nulls(
 
 def _read(storage: Storage, file: StoredFile) -> bytes:
     """Return a file's footer with its length and magic: one request, or two where it is longer than the first took."""
-    name = storage.display(file.location)
     if file.size < len(MAGIC) * 2 + 4:
-        msg = f"{name} is not a Parquet file: it has only {file.size} bytes"
+        msg = f"{storage.display(file.location)} is not a Parquet file: it has only {file.size} bytes"
         raise UnreadableFileError(msg)
     tail = storage.read(file, max(0, file.size - TAIL_BYTES), file.size)
     if tail[-4:] != MAGIC:
         what = "an encrypted" if tail[-4:] == b"PARE" else "no complete"
-        msg = f"{name} is {what} Parquet file: it ends in {tail[-4:]!r}, not in {MAGIC!r}"
+        msg = f"{storage.display(file.location)} is {what} Parquet file: it ends in {tail[-4:]!r}, not in {MAGIC!r}"
         raise UnreadableFileError(msg)
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if length + len(MAGIC) > file.size:
+        name = storage.display(file.location)
         msg = f"{name} is a damaged Parquet file: its footer would be {length} bytes of {file.size}"
         raise UnreadableFileError(msg)
     if length > len(tail):

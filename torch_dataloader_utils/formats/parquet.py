@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils.errors import ColumnError
-from torch_dataloader_utils.formats.footers import Footer, NullCount, read_footer
+from torch_dataloader_utils.formats.footers import Footer, FooterReader, NullCount
 from torch_dataloader_utils.formats.pruning import filter_columns, require_column, select_row_groups, takes_nulls
 from torch_dataloader_utils.listing import Listing
 from torch_dataloader_utils.model import Manifest
@@ -24,6 +25,9 @@ SUFFIXES = (".parquet", ".parq", ".pq")
 """Endings of the names of Parquet files."""
 
 FOOTER_THREADS = 16
+FOOTERS_IN_A_ROW = 50
+QUICK_SEC = 0.0005
+"""A footer that takes longer than this, on an average of some, waits for its storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +100,8 @@ def open_parquet(
     def counts_nulls(column: pa.Field) -> bool:
         return (columns is None or column.name in columns) and refuses_nulls(column.type)
 
-    with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="footers") as threads:
-        footers = list(threads.map(partial(read_footer, storage, counts_nulls=counts_nulls), listing.files))
+    reader = FooterReader(storage, counts_nulls)
+    footers = list(_each(reader.read, listing.files, at_once=storage.is_local))
     manifest = Manifest(listing.root, tuple(footer.file for footer in footers))
     whole = footers[0].schema
     filtering = () if filters is None else filter_columns(filters, whole)
@@ -123,6 +127,24 @@ def open_parquet(
     )
 
 
+def _each(read: Callable[[StoredFile], Footer], files: Sequence[StoredFile], *, at_once: bool) -> Iterator[Footer]:
+    """Read footers one by one as long as the storage answers at once, for threads would only be in one another's way.
+
+    Args:
+        read: Reads one.
+        files: The files.
+        at_once: Whether to try that.
+    """
+    start = 0
+    with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="footers") as threads:
+        while start < len(files):
+            some = files[start : start + (FOOTERS_IN_A_ROW if at_once else len(files))]
+            began = time.perf_counter()
+            yield from map(read, some) if at_once else threads.map(read, some)
+            at_once = at_once and time.perf_counter() - began < QUICK_SEC * len(some)
+            start += len(some)
+
+
 def _announced_nulls(
     manifest: Manifest, footers: Sequence[Footer], selection: Sequence[Sequence[int]] | None, columns: set[str]
 ) -> Iterator[AnnouncedNulls]:
@@ -136,7 +158,7 @@ def _require_same(
     manifest: Manifest, path: str, schema: pa.Schema, whole: pa.Schema, needed: Sequence[str], *, all_columns: bool
 ) -> None:
     """Raise unless a file has the needed columns with the first file's types."""
-    if schema.equals(whole):
+    if schema is whole or schema.equals(whole):
         return
     here, first = manifest.full_path(path), manifest.full_path(manifest.files[0].path)
     surplus = [name for name in schema.names if name not in whole.names] if all_columns else []
