@@ -540,7 +540,7 @@ def test_files_behind_signed_urls_are_delivered_each_row_once_and_resumed(web, w
 def test_no_token_and_no_password_of_a_url_is_in_states_reprs_errors_logs_or_warnings(web, told, workers):
     base, handler = web
     urls = [f"{base}/{signed(f'part-{number:03d}.parquet')}" for number in range(3)]
-    loader, dataset = open_loader(urls, batch_size=4, read_ahead_bytes=500, **workers)
+    loader, dataset = open_loader(urls, batch_size=4, read_ahead_bytes=1, **workers)
     batches = iter(loader)
     next(batches)
     state = loader.state_dict()

@@ -74,7 +74,7 @@ def test_workers_that_always_hang_are_an_error_that_says_what_to_do(tmp_path, ha
 
 def test_an_iterator_that_was_replaced_says_so_though_the_new_one_failed(tmp_path, hanging):
     write_dataset(tmp_path)
-    loader, dataset = open_loader(tmp_path, num_workers=1, multiprocessing_context="fork")
+    loader, dataset = open_loader(tmp_path, num_workers=1, multiprocessing_context="fork", persistent_workers=False)
     first = iter(loader)
     next(first)
     hanging.left = 1000

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,7 +131,7 @@ class _Step:
         last: Whether the piece has none after it.
         number: Its place among the shard's row groups.
         whole: Whether it is read as one table.
-        size: Bytes to take room for before it is asked for.
+        size: Bytes to take room for before it is asked for; pieces take theirs as they are read.
     """
 
     position: int
@@ -305,7 +305,7 @@ class _Walk:
                     last = number == len(groups) - 1
                     fetched, decoded = self._sizes(path, place)
                     whole = decoded <= self._room.limit // LARGEST_SHARE
-                    size = fetched + decoded if whole else fetched
+                    size = fetched + decoded if whole else 0
                     yield _Step(position, piece, path, place, first, last, number, whole, size)
                 first += place.rows
 
@@ -335,13 +335,19 @@ class _Walk:
         waiting = next(upcoming, None)
         asked: deque[_Step] = deque()
         while asked or waiting is not None:
-            while waiting is not None and len(asked) < self._reader.most_asked:
+            while waiting is not None and self._may_ask(waiting, asked):
                 if not self._room.take(waiting.size, wait=not asked):
                     break
                 self._reader.ask_for(waiting.path, waiting.place, whole=waiting.whole)
                 asked.append(waiting)
                 waiting = next(upcoming, None)
             yield asked.popleft()
+
+    def _may_ask(self, step: _Step, asked: Collection[_Step]) -> bool:
+        """Whether a row group may be asked for behind others, without the room that the pieces of a large one need."""
+        if all(other.whole for other in asked):
+            return len(asked) < self._reader.most_asked
+        return not step.whole and len(asked) < 2  # noqa: PLR2004 - the one that is read, and the next
 
     def _whole(self, step: _Step) -> pa.Table:
         """Read a row group as one table."""
@@ -357,7 +363,7 @@ class _Walk:
             self._room.give_back(step.size - table.nbytes)
             yield table, True
             return
-        share = self._room.limit // (2 * LARGEST_SHARE)
+        share = max(1, self._room.limit // (2 * LARGEST_SHARE))
         rows = max(1, step.place.rows * share // self._reader.decoded_bytes(step.path, step.place))
         left = step.place.rows
         self._room.take(share)
@@ -368,7 +374,6 @@ class _Walk:
             del table
             if left:
                 self._room.take(share)
-        self._room.give_back(step.size)
 
     def _count(self, step: _Step, *, again: bool) -> None:
         size = self._reader.stored_bytes(step.path, step.place)
