@@ -20,6 +20,7 @@ from torch_dataloader_utils.errors import (
     UnevenRanksWarning,
     warn_user,
 )
+from torch_dataloader_utils.formats.manifests import dump_manifest, load_manifest
 from torch_dataloader_utils.formats.parquet import SUFFIXES, ParquetSource, open_parquet
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
 from torch_dataloader_utils.listing import list_files
@@ -120,6 +121,7 @@ class StructuredDataset(IterableDataset[Any]):
         output_format: OutputFormat = "torch",
         collate_fn: Callable[[Any], Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        manifest: bytes | None = None,
         row_id_column: str | None = None,
         show_progress: bool = False,
         progress_interval_sec: float = 1.0,
@@ -145,8 +147,8 @@ class StructuredDataset(IterableDataset[Any]):
             shuffle: Whether shards come in an order drawn anew for each epoch.
             shuffle_seed: Seed of every random choice; seed and epoch together decide.
             shuffle_buffer_size: Number of rows, at most, that are read together and mixed, drawn from row groups all
-                over the dataset; None shuffles shards and leaves rows in file order. Needs ``shuffle=True``. A worker
-                holds one such shard in memory; without workers there are two where the last batch keeps one.
+                over the dataset; None shuffles shards and leaves rows in file order. Needs ``shuffle=True``. A stream
+                (each worker, or this process) holds two such shards in memory.
             split_bytes: Uncompressed bytes of a shard, at most, unless a single row group has more: an integer or a
                 text such as ``"128MiB"``. Lowered where streams would get too few shards.
             split_rows: Rows of a shard, at most, unless a single row group has more.
@@ -164,12 +166,17 @@ class StructuredDataset(IterableDataset[Any]):
             collate_fn: Called with each batch, in the worker; what it returns is delivered.
             storage_options: fsspec's options for the storage, credentials included. They appear in no state,
                 message or log.
+            manifest: What `dump_manifest` of a dataset at the same path returned, so that nothing is listed and no
+                footer is read: one rank does it for all, or one run for the next. A file that has changed since is an
+                error when it is read.
             row_id_column: Name of an int64 column to add: a row's place among all rows of all files, sorted by path,
                 from 0, filtered rows included.
             show_progress: Whether to write a line about the progress to standard error now and then.
             progress_interval_sec: Seconds between two such lines.
             **dataloader_kwargs: For ``torch.utils.data.DataLoader``: ``pin_memory``, ``prefetch_factor``,
-                ``persistent_workers``, ``multiprocessing_context``, ``timeout``, ``worker_init_fn``, ``generator``.
+                ``persistent_workers`` (here True unless told otherwise), ``multiprocessing_context``, ``timeout``,
+                ``worker_init_fn``, ``generator``. What torch prefetches are parcels of up to 64 batches and about
+                8 MiB.
 
         Returns:
             The loader and the dataset. Both have `state_dict` and `load_state_dict`.
@@ -213,9 +220,14 @@ class StructuredDataset(IterableDataset[Any]):
         interval = require_seconds(progress_interval_sec, "progress_interval_sec")
         num_ranks, rank = resolve_rank(num_ranks, rank, _process_group())
         storage, locations = Storage.for_urls(urls, storage_options)
+        if manifest is None:
+            listing, footers = list_files(storage, locations, SUFFIXES), None
+        else:
+            listing, footers = load_manifest(manifest, storage, locations)
         source = open_parquet(
             storage,
-            list_files(storage, locations, SUFFIXES),
+            listing,
+            known=footers,
             columns=wanted,
             filters=filters,
             refuses_nulls=partial(refuses_nulls, output_format=output_format),
@@ -339,6 +351,18 @@ class StructuredDataset(IterableDataset[Any]):
         self._num_workers = run.num_workers
         self._epoch = saved.epoch
         self._take_over("load_state_dict", progress)
+
+    def dump_manifest(self) -> bytes:
+        """Return the files and their footers, for `create_dataloader` of another rank or a later run.
+
+        Returns:
+            Bytes to keep in a file or to send (``broadcast_object_list``). They hold no credentials.
+
+        Raises:
+            ValueError: If a file's URL has a query, without which it would not be found.
+        """
+        source = self._source
+        return dump_manifest(source.manifest.root, tuple(source.files.values()), source.footers)
 
     def get_metrics(self) -> dict[str, int]:
         """Return counters of the newest iteration in this process.

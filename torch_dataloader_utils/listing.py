@@ -17,7 +17,7 @@ from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.redaction import is_http, without_query
 from torch_dataloader_utils.storage import Storage, StoredFile, etag_of
 
-__all__ = ["Listing", "list_files"]
+__all__ = ["GLOB", "Listing", "list_files"]
 
 
 GLOB = r"[*?\[]"

@@ -36,6 +36,7 @@ def use_the_loader(path: Path) -> None:
     assert_type(dataset.num_workers, int)
     assert_type(dataset.plan_digest, str)
     assert_type(dataset.get_metrics(), dict[str, int])
+    assert_type(dataset.dump_manifest(), bytes)
 
 
 def use_every_parameter() -> None:
@@ -57,6 +58,8 @@ def use_every_parameter() -> None:
         output_format="numpy",
         collate_fn=len,
         storage_options={"anon": True},
+        manifest=b"",
+        read_ahead_bytes="64MiB",
         row_id_column="id",
         show_progress=True,
         progress_interval_sec=0.5,

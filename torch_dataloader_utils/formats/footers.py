@@ -69,7 +69,10 @@ class FooterReader:
         Raises:
             UnreadableFileError: If the file is no Parquet file, or damaged; the message names it.
         """
-        content = _read(self._storage, file)
+        return self.parse(file, _read(self._storage, file))
+
+    def parse(self, file: StoredFile, content: bytes) -> Footer:
+        """Parse a footer that was read before: its bytes, with their length and the magic."""
         try:
             metadata = parse_footer(content)
             columns = self._columns(metadata)

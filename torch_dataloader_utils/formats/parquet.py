@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -78,12 +78,14 @@ def open_parquet(
     columns: Sequence[str] | None = None,
     filters: pc.Expression | None = None,
     refuses_nulls: Callable[[pa.DataType], bool] = lambda _: False,
+    known: Mapping[str, bytes] | None = None,
 ) -> ParquetSource:
     """Read every file's footer, once, and check columns and filter against them.
 
     Args:
         storage: Where the files lie.
         listing: The files.
+        known: Each file's footer by path where they are known; then none is read.
         columns: The columns to deliver; None for all.
         filters: Which rows to deliver; None for all.
         refuses_nulls: The types that cannot be delivered with nulls.
@@ -101,7 +103,10 @@ def open_parquet(
         return (columns is None or column.name in columns) and refuses_nulls(column.type)
 
     reader = FooterReader(storage, counts_nulls)
-    footers = list(_each(reader.read, listing.files, at_once=storage.is_local))
+    if known is None:
+        footers = list(_each(reader.read, listing.files, at_once=storage.is_local))
+    else:
+        footers = [reader.parse(file, known[file.path]) for file in listing.files]
     manifest = Manifest(listing.root, tuple(footer.file for footer in footers))
     whole = footers[0].schema
     filtering = () if filters is None else filter_columns(filters, whole)

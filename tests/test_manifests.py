@@ -1,0 +1,88 @@
+"""A manifest that one rank makes and all others are handed: nothing is listed, and no footer is read."""
+
+from __future__ import annotations
+
+import fsspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from support import all_rows_of, open_loader, write_dataset
+from test_resume_everywhere import LoggedFileSystem
+
+from torch_dataloader_utils import UnreadableFileError
+
+
+@pytest.fixture
+def path(tmp_path):
+    write_dataset(tmp_path / "data", files=((100, 30), (50, 50), (70, 20)))
+    return tmp_path / "data"
+
+
+def test_with_a_manifest_nothing_is_listed_and_no_footer_is_read(path, tmp_path):
+    fsspec.register_implementation("logged", LoggedFileSystem, clobber=True)
+    options = {"storage_options": {"log": str(tmp_path / "log")}}
+    loader, dataset = open_loader(f"logged://{path}", **options)
+    manifest = dataset.dump_manifest()
+    whole = all_rows_of(loader)
+    (tmp_path / "log").unlink()
+
+    copy, _ = open_loader(f"logged://{path}", manifest=manifest, **options)
+    assert not (tmp_path / "log").exists()
+    assert all_rows_of(copy) == whole
+
+
+@pytest.mark.parametrize("options", [{}, {"filters": pc.field("value") >= 0}, {"columns": ["value"]}], ids=str)
+def test_a_manifest_serves_other_options_and_their_states_fit(path, options):
+    _, first = open_loader(path)
+    plain, _ = open_loader(path, batch_size=10, **options)
+    known, _ = open_loader(path, batch_size=10, manifest=first.dump_manifest(), **options)
+    batches = iter(plain)
+    begun = [row for _ in range(3) for row in next(batches)["row"].tolist()]
+    known.load_state_dict(plain.state_dict())
+    assert begun + all_rows_of(known) == all_rows_of(open_loader(path, batch_size=10, **options)[0])
+
+
+def test_globs_lists_and_single_files_have_manifests_too(path):
+    for named in (
+        str(path / "*.parquet"),
+        [path / "part-000.parquet", path / "part-002.parquet"],
+        path / "part-001.parquet",
+    ):
+        loader, dataset = open_loader(named)
+        known, _ = open_loader(named, manifest=dataset.dump_manifest())
+        assert all_rows_of(known) == all_rows_of(loader)
+
+
+def test_on_s3_it_holds_no_credentials_and_is_all_that_is_asked_before_the_first_row(path, s3):
+    bucket = s3.new_bucket(path)
+    loader, dataset = open_loader(f"s3://{bucket}", storage_options=s3.storage_options())
+    manifest = dataset.dump_manifest()
+    for secret in s3.storage_options().values():
+        assert str(secret).encode() not in manifest
+    known, _ = open_loader(f"s3://{bucket}", storage_options=s3.storage_options(), manifest=manifest)
+    assert all_rows_of(known) == all_rows_of(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_file_that_changed_since_is_an_error_that_names_it(path, workers):
+    _, dataset = open_loader(path)
+    manifest = dataset.dump_manifest()
+    table = pq.read_table(path / "part-001.parquet")
+    pq.write_table(table.slice(0, 40), path / "part-001.parquet")
+    known, _ = open_loader(path, manifest=manifest, num_workers=workers)
+    with pytest.raises(UnreadableFileError, match=r"part-001\.parquet"):
+        list(known)
+
+
+def test_a_manifest_of_another_path_is_refused_by_name(path, tmp_path):
+    _, dataset = open_loader(path)
+    write_dataset(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"the manifest holds .*data/part-000\.parquet, which does not lie at .*other"):
+        open_loader(tmp_path / "other", manifest=dataset.dump_manifest())
+
+
+@pytest.mark.parametrize("content", [b"", b"nonsense", pa.py_buffer(b"x").to_pybytes() * 500, "text"])
+def test_what_is_no_manifest_is_refused(path, content):
+    with pytest.raises(ValueError, match="the manifest is none"):
+        open_loader(path, manifest=content)
