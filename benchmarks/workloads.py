@@ -255,6 +255,22 @@ def _s3(name: str, columns: list[str] | None) -> Callable[[Settings], Results]:
     return run
 
 
+def _s3_clients(settings: Settings) -> Results:
+    """Fetch the same ranges by three S3 clients, which is what the loader's choice of one rests on."""
+    data = make("s3", settings.scale)
+    with _served(data) as server:
+        contenders = [
+            Contender(
+                client,
+                "s3_clients.py",
+                replace(job_of(data, client=client), path=s3.url_of(data), s3=server.access),
+                rows=data.rows,
+            )
+            for client in ("s3fs", "pyarrow", "obstore")
+        ]
+        return _compare(settings, data, contenders, baseline="s3fs", hooks=server.hooks(data), delay_ms=s3.DELAY_MS)
+
+
 WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "numeric": _plain("numeric"),
     "tokens": _plain("tokens"),
@@ -264,6 +280,7 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "many_files": _many_files,
     "s3": _s3("s3", None),
     "s3_projected": _s3("s3_projected", ["f03", "f04", "f30", "f32", "f70", "id"]),
+    "s3_clients": _s3_clients,
     "collate_1ms": _collate,
     "shuffle": _shuffle,
     "resume": _resume,

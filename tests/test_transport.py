@@ -19,6 +19,7 @@ import torch
 from support import open_loader, write_dataset
 
 from torch_dataloader_utils.blocks import Blocks
+from torch_dataloader_utils.convert import split, together
 from torch_dataloader_utils.model import Receipt
 from torch_dataloader_utils.reading import Batch, BytesRead, StreamEnd
 from torch_dataloader_utils.transport import ALIGNMENT, Parcel
@@ -99,6 +100,14 @@ def test_the_same_tensor_twice_arrives_as_one():
     assert arrived[1].tolist() == [1, 1]
 
 
+def test_one_tensor_in_two_batches_arrives_as_two():
+    tensor = torch.zeros(2)
+    parcel = Parcel.pack(0, 0, [Batch([tensor], RECEIPT, BytesRead()), Batch([tensor], RECEIPT, BytesRead())])
+    one, other = parcel.unpack()
+    one.data[0] += 1
+    assert other.data[0].tolist() == [0, 0]
+
+
 def test_all_memory_is_one_aligned_block():
     tensors = [torch.arange(3, dtype=torch.int8), torch.arange(5.0), torch.arange(2)]
     parcel = Parcel.pack(0, 0, [Batch(tensors, RECEIPT, BytesRead())])
@@ -118,6 +127,43 @@ def test_a_slice_of_a_table_sends_the_slice_alone():
 def test_the_end_of_a_stream_arrives():
     end = StreamEnd(RECEIPT, BytesRead(1, 0))
     assert Parcel.pack(0, 0, [end]).unpack() == [end]
+
+
+ODD = {
+    "another key": {"b": torch.zeros(3)},
+    "another type": {"a": torch.zeros(3, dtype=torch.int32)},
+    "another shape": {"a": torch.zeros(3, 2)},
+    "fewer rows": {"a": torch.zeros(2)},
+    "no rows": {"a": torch.tensor(1.0)},
+    "no tensor": {"a": [1.0, 2.0, 3.0]},
+    "an array": {"a": np.zeros(3)},
+    "gradients": {"a": torch.zeros(3, requires_grad=True)},
+    "sparse": {"a": torch.zeros(3).to_sparse()},
+    "no dictionary": [torch.zeros(3)],
+    "ordered": OrderedDict(a=torch.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("place", [0, 1])
+def test_batches_that_are_not_alike_are_not_put_together(odd, place):
+    batches: list[Any] = [{"a": torch.zeros(3)}]
+    batches.insert(place, ODD[odd])
+    assert together(batches, [3, 3]) is None
+
+
+def test_batches_that_are_alike_are_put_together_and_cut_apart_as_they_were():
+    batches = [{"a": torch.arange(rows * 2.0).reshape(rows, 2), "b": torch.arange(rows)} for rows in (3, 4, 1)]
+    columns = together(batches, [3, 4, 1])
+    assert columns is not None
+    for cut, batch in zip(split(columns, [3, 4, 1]), batches, strict=True):
+        assert cut.keys() == batch.keys()
+        assert all(torch.equal(cut[name], batch[name]) for name in batch)
+
+
+def test_one_tensor_by_two_names_stays_one():
+    tensor = torch.zeros(3)
+    assert together([{"a": tensor, "b": tensor}] * 2, [3, 3]) is None
 
 
 def unpicklable(batch):

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch_dataloader_utils.convert import with_lists
+from torch_dataloader_utils.convert import together, with_lists
 from torch_dataloader_utils.formats.parquet import ParquetSource
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.readahead import ReadAhead, Room
@@ -103,8 +103,18 @@ class Stream:
     def _packable(self, batches: Batches) -> Iterator[Batches | Batch]:
         if self.collate_fn is None:
             yield replace(batches, columns=with_lists(batches.columns, batches.sizes))
+            return
+        collated: list[Batch] = []
+        try:
+            collated.extend(map(self._collated, batches))
+        except Exception:
+            yield from collated  # what was made before the error is delivered before it is raised
+            raise
+        columns = together([batch.data for batch in collated], batches.sizes)
+        if columns is None:
+            yield from collated
         else:
-            yield from map(self._collated, batches)
+            yield replace(batches, columns=columns)
 
 
 class _Outgoing:

@@ -107,6 +107,7 @@ class Parcel:
     Attributes:
         iteration: The iteration that asked for them.
         stream: The stream.
+        count: How many things are packed.
         lengths: Bytes of each buffer in the memory, and last of the pickle that they were left out of. Each begins at
             a multiple of `ALIGNMENT`.
         of_tensors: For each buffer 1 if it is a tensor's, else 0.
@@ -117,6 +118,7 @@ class Parcel:
 
     iteration: int
     stream: int
+    count: int
     lengths: tuple[int, ...]
     of_tensors: bytes
     blocks: int | None
@@ -138,7 +140,9 @@ class Parcel:
         """
         pickled = io.BytesIO()
         packer = _Packer(pickled)
-        packer.dump(contents)
+        for content in contents:
+            packer.clear_memo()  # one tensor in two batches is to arrive as two
+            packer.dump(content)
         buffers = [*packer.buffers, np.frombuffer(pickled.getbuffer(), np.uint8)]
         lengths = tuple(buffer.nbytes for buffer in buffers)
         size = sum(map(_padded, lengths))
@@ -150,8 +154,8 @@ class Parcel:
             memory[start : start + length] = buffer
             start += _padded(length)
         if blocks is None or block is None:
-            return cls(iteration, stream, lengths, bytes(packer.of_tensors), None, inline, seconds)
-        return cls(iteration, stream, lengths, bytes(packer.of_tensors), blocks.key, block, seconds)
+            return cls(iteration, stream, len(contents), lengths, bytes(packer.of_tensors), None, inline, seconds)
+        return cls(iteration, stream, len(contents), lengths, bytes(packer.of_tensors), blocks.key, block, seconds)
 
     @property
     def size(self) -> int:
@@ -168,8 +172,8 @@ class Parcel:
         # Not views in autograd's eyes: what is done in place to one batch is not the others' business.
         *parts, pickled = torch.unsafe_split_with_sizes(memory, sizes)[::2]
         buffers = [part if flag else part.numpy() for part, flag in zip(parts, self.of_tensors, strict=True)]
-        contents: list[Content] = pickle.loads(pickled.numpy().data, buffers=buffers)  # noqa: S301 - our own worker's
-        return contents
+        file, waiting = io.BytesIO(pickled.numpy().data), iter(buffers)
+        return [pickle.Unpickler(file, buffers=waiting).load() for _ in range(self.count)]  # noqa: S301 - our own worker's
 
     def pin_memory(self) -> Parcel:
         """Return the same in pinned memory: torch calls this in a thread of its own where its loader pins."""
