@@ -20,8 +20,8 @@ from support import open_loader, write_dataset
 
 from torch_dataloader_utils.blocks import Blocks
 from torch_dataloader_utils.convert import split, together
+from torch_dataloader_utils.cutting import Batch, BytesRead, StreamEnd
 from torch_dataloader_utils.model import Receipt
-from torch_dataloader_utils.reading import Batch, BytesRead, StreamEnd
 from torch_dataloader_utils.transport import ALIGNMENT, Parcel
 
 RECEIPT = Receipt(stream=0, position=1, rows_delivered=2, rows=3)

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_dataloader_utils.convert import OUTPUT_FORMATS, OutputFormat, refuses_nulls
+from torch_dataloader_utils.cutting import Batch, StreamEnd
 from torch_dataloader_utils.errors import (
     ChangedFilesWarning,
     ProgressUnknownError,
@@ -44,7 +45,7 @@ from torch_dataloader_utils.options import (
 )
 from torch_dataloader_utils.planning import PlanOptions, make_plan
 from torch_dataloader_utils.progress import Progress
-from torch_dataloader_utils.reading import Batch, ReadOptions, StreamEnd, check_columns
+from torch_dataloader_utils.reading import ReadOptions, check_columns
 from torch_dataloader_utils.saved import parse_state
 from torch_dataloader_utils.sharing import Marks, is_being_sent_to_a_process
 from torch_dataloader_utils.state import Run, dump_state, restore_progress, shorten, touched_files

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
+from torch_dataloader_utils.cutting import Batch, StreamEnd
 from torch_dataloader_utils.errors import IterationEndedError
 from torch_dataloader_utils.metrics import Metrics, ProgressLine
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.progress import Progress
-from torch_dataloader_utils.reading import Batch, StreamEnd
 
 __all__ = ["Handover", "Iteration", "take_turns"]
 

@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils.blocks import Blocks
+from torch_dataloader_utils.cutting import Batch, Batches, StreamEnd
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.pace import Pace
-from torch_dataloader_utils.reading import Batch, Batches, StreamEnd
 from torch_dataloader_utils.transport import MOST_HELD, Content, Inbox, Parcel, Post
 from torch_dataloader_utils.workers import RollCall, WorkerSetup
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils.convert import Columns, Cut, convert, copy_rows, find_nulls, join, null_message, split
+from torch_dataloader_utils.convert import convert, find_nulls, join, null_message
+from torch_dataloader_utils.cutting import Batches, BytesRead, Chunk, Cutter, StreamEnd
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.parquet import ParquetSource
 from torch_dataloader_utils.formats.rowgroups import ParquetReader, RowGroupPlace
@@ -17,7 +17,7 @@ from torch_dataloader_utils.model import Assignment, Piece, Receipt
 from torch_dataloader_utils.planning import permutation
 from torch_dataloader_utils.readahead import Room
 
-__all__ = ["Batch", "Batches", "BytesRead", "ReadOptions", "StreamEnd", "check_columns", "read_stream"]
+__all__ = ["ReadOptions", "check_columns", "read_stream"]
 
 LARGEST_SHARE = 2
 """A row group that takes more than this part (a half) of the room is read in pieces, so that the next is read ahead."""
@@ -42,80 +42,6 @@ class ReadOptions:
     row_id_column: str | None
     mixing_seed: int | None
     read_ahead_bytes: int
-
-
-@dataclass(slots=True)
-class BytesRead:
-    """Compressed bytes taken from storage since the last batch.
-
-    Attributes:
-        total: All of them.
-        again: Those of row groups that hold rows which were delivered before a resume.
-    """
-
-    total: int = 0
-    again: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """A batch and the receipt that travels with it."""
-
-    data: Any
-    receipt: Receipt
-    bytes_read: BytesRead
-
-
-@dataclass(frozen=True, slots=True)
-class Batches:
-    """Batches that follow one another in a stream, still together as columns.
-
-    Attributes:
-        columns: Their rows.
-        receipts: One for each batch; their rows add up to those of the columns.
-        bytes_read: What was read for them.
-        held: The room that is free when they are delivered.
-    """
-
-    columns: Columns
-    receipts: tuple[Receipt, ...]
-    bytes_read: BytesRead
-    held: int = 0
-
-    @property
-    def sizes(self) -> list[int]:
-        """Rows of each batch."""
-        return [receipt.rows for receipt in self.receipts]
-
-    def __iter__(self) -> Iterator[Batch]:
-        """Cut them apart."""
-        bytes_read = self.bytes_read
-        for data, receipt in zip(split(self.columns, self.sizes), self.receipts, strict=True):
-            yield Batch(data, receipt, bytes_read)
-            bytes_read = NOTHING_READ
-
-    def cut(self, count: int) -> tuple[Batches, Batches | None]:
-        """Return the first batches and the others, if any; what was read counts as read for the first."""
-        if count >= len(self.receipts):
-            return self, None
-        sizes = self.sizes
-        rows, cut = sum(sizes), sum(sizes[:count])
-        first, others = (join([Cut(self.columns, start, stop)]) for start, stop in ((0, cut), (cut, rows)))
-        return (
-            Batches(first, self.receipts[:count], self.bytes_read),
-            Batches(others, self.receipts[count:], NOTHING_READ, self.held),
-        )
-
-
-NOTHING_READ = BytesRead()
-
-
-@dataclass(frozen=True, slots=True)
-class StreamEnd:
-    """A stream's last word: a receipt without a batch."""
-
-    receipt: Receipt
-    bytes_read: BytesRead
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,27 +69,6 @@ class _Step:
     number: int
     whole: bool
     size: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    """Converted rows of one piece.
-
-    Attributes:
-        position: Index of the piece in the stream's pieces.
-        first: The shard's delivered rows before the first of these.
-        rows: Number of rows.
-        ends: Whether the piece has no rows after these.
-        columns: The rows.
-        held: The room that they take.
-    """
-
-    position: int
-    first: int
-    rows: int
-    ends: bool
-    columns: Columns
-    held: int
 
 
 def check_columns(source: ParquetSource, options: ReadOptions) -> None:
@@ -231,7 +136,7 @@ class _Walk:
         self._room = room
         self._bytes_read = BytesRead()
 
-    def chunks(self) -> Iterator[_Chunk]:
+    def chunks(self) -> Iterator[Chunk]:
         """Yield the rows of every piece; the last chunk of each says so, also when it holds no rows."""
         if self._options.mixing_seed is not None:
             return self._mixed_chunks()
@@ -242,7 +147,7 @@ class _Walk:
         taken, self._bytes_read = self._bytes_read, BytesRead()
         return taken
 
-    def _chunks_in_order(self) -> Iterator[_Chunk]:
+    def _chunks_in_order(self) -> Iterator[Chunk]:
         """Yield row groups as they follow one another, without the rows that were delivered before a resume."""
         first = 0  # delivered rows of the shard before the table
         for step in self._asked_for(self._steps_in_order()):
@@ -252,11 +157,11 @@ class _Walk:
                 skip = min(table.num_rows, max(0, step.piece.start - first))
                 rows = table.num_rows - skip
                 columns = convert(table.slice(skip), self._options.output_format)
-                yield _Chunk(step.position, first + skip, rows, step.last and last, columns, table.nbytes)
+                yield Chunk(step.position, first + skip, rows, step.last and last, columns, table.nbytes)
                 first += table.num_rows
                 del table, columns
 
-    def _mixed_chunks(self) -> Iterator[_Chunk]:
+    def _mixed_chunks(self) -> Iterator[Chunk]:
         """Yield whole shards, their rows in their shuffled order, without those delivered before a resume."""
         tables: dict[int, pa.Table] = {}
         taken = 0
@@ -270,7 +175,7 @@ class _Walk:
                 taken = 0
                 yield chunks.pop()  # not to keep what it holds
 
-    def _mixed(self, step: _Step, whole: list[pa.Table], taken: int) -> _Chunk:
+    def _mixed(self, step: _Step, whole: list[pa.Table], taken: int) -> Chunk:
         """Permute a shard's rows column by column, so that it is in memory once; take it out of the list it is in."""
         table = whole.pop()
         seed = self._options.mixing_seed
@@ -283,7 +188,7 @@ class _Walk:
         held = self._half_at_least(mixed.nbytes)
         self._room.give_back(taken - held)
         converted = convert(mixed, self._options.output_format)
-        return _Chunk(step.position, step.piece.start, len(order), ends=True, columns=converted, held=held)
+        return Chunk(step.position, step.piece.start, len(order), ends=True, columns=converted, held=held)
 
     def _half_at_least(self, size: int) -> int:
         """Return the room for a shard of mixed rows: so much that there are never more than two."""
@@ -392,7 +297,7 @@ class _Walk:
 
 def _cut(walk: _Walk, assignment: Assignment, options: ReadOptions, room: Room) -> Iterator[Batches | StreamEnd]:
     """Cut chunks into batches that span row groups, shards and files."""
-    cutter = _Cutter(assignment.stream, options.batch_size)
+    cutter = Cutter(assignment.stream, options.batch_size)
     for chunk in walk.chunks():
         cutter.add(chunk)
         held = chunk.held
@@ -408,80 +313,3 @@ def _cut(walk: _Walk, assignment: Assignment, options: ReadOptions, room: Room) 
         yield Batches(join(cut.cuts), cut.receipts, walk.take_bytes_read())
     end = Receipt(assignment.stream, len(assignment.pieces), 0, rows=0, rows_dropped=cutter.rows)
     yield StreamEnd(end, walk.take_bytes_read())
-
-
-@dataclass(frozen=True, slots=True)
-class _CutOut:
-    """Rows for one batch out of several chunks, or for several batches out of one."""
-
-    cuts: list[Cut]
-    receipts: tuple[Receipt, ...]
-
-
-class _Cutter:
-    """Holds chunks that are read and not yet cut."""
-
-    def __init__(self, stream: int, batch_size: int) -> None:
-        self._stream = stream
-        self._batch_size = batch_size
-        self._chunks: deque[_Chunk] = deque()
-        self._start = 0
-        self.rows = 0
-
-    def add(self, chunk: _Chunk) -> None:
-        """Hold the rows of a chunk."""
-        if chunk.rows:
-            self._chunks.append(chunk)
-            self.rows += chunk.rows
-
-    def full_batches(self) -> Iterator[_CutOut]:
-        """Cut off what makes full batches; few rows are left, and they keep no chunk in memory."""
-        if self.rows < self._batch_size:
-            return
-        if len(self._chunks) > 1:
-            yield self.take(self._batch_size)
-        if self.rows >= self._batch_size:
-            yield self._take_many()
-        self._compact()
-
-    def take(self, count: int) -> _CutOut:
-        """Cut off a batch of the next rows."""
-        cuts = []
-        wanted = count
-        while wanted:
-            chunk, start = self._chunks[0], self._start
-            stop = min(chunk.rows, start + wanted)
-            cuts.append(Cut(chunk.columns, start, stop))
-            wanted -= stop - start
-            receipt = self._receipt(chunk, stop, count)
-            self._advance(stop)
-        return _CutOut(cuts, (receipt,))
-
-    def _take_many(self) -> _CutOut:
-        """Cut off as many full batches as the only chunk has."""
-        chunk, start, size = self._chunks[0], self._start, self._batch_size
-        stops = range(start + size, chunk.rows + 1, size)
-        receipts = tuple(self._receipt(chunk, stop, size) for stop in stops)
-        cut = Cut(chunk.columns, start, stops[-1])
-        self._advance(stops[-1])
-        return _CutOut([cut], receipts)
-
-    def _advance(self, stop: int) -> None:
-        self.rows -= stop - self._start
-        self._start = stop
-        if stop == self._chunks[0].rows:
-            self._chunks.popleft()
-            self._start = 0
-
-    def _receipt(self, chunk: _Chunk, stop: int, rows: int) -> Receipt:
-        if chunk.ends and stop == chunk.rows:
-            return Receipt(self._stream, chunk.position + 1, 0, rows)
-        return Receipt(self._stream, chunk.position, chunk.first + stop, rows)
-
-    def _compact(self) -> None:
-        """Copy the few rows that are left of a chunk, so that they do not keep all of it in memory."""
-        if self._chunks:
-            chunk, start = self._chunks.pop(), self._start
-            columns = copy_rows(Cut(chunk.columns, start, chunk.rows))
-            self._chunks.append(_Chunk(chunk.position, chunk.first + start, self.rows, chunk.ends, columns, 0))
-            self._start = 0

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_dataloader_utils.convert import together, with_lists
+from torch_dataloader_utils.cutting import Batch, Batches, StreamEnd
 from torch_dataloader_utils.formats.parquet import ParquetSource
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.readahead import ReadAhead, Room
-from torch_dataloader_utils.reading import Batch, Batches, ReadOptions, StreamEnd, read_stream
+from torch_dataloader_utils.reading import ReadOptions, read_stream
 from torch_dataloader_utils.transport import Content, Parcel, Post, pinned
 
 __all__ = ["Stream"]
