@@ -47,7 +47,7 @@ from torch_dataloader_utils.planning import PlanOptions, make_plan
 from torch_dataloader_utils.progress import Progress
 from torch_dataloader_utils.reading import ReadOptions, check_columns
 from torch_dataloader_utils.saved import parse_state
-from torch_dataloader_utils.sharing import Marks, is_being_sent_to_a_process
+from torch_dataloader_utils.sharing import Copies, is_being_sent_to_a_process
 from torch_dataloader_utils.state import Run, dump_state, restore_progress, shorten, touched_files
 from torch_dataloader_utils.storage import Storage
 from torch_dataloader_utils.streams import Stream
@@ -95,8 +95,7 @@ class StructuredDataset(IterableDataset[Any]):
         self._iteration: Iteration | None = None
         self._iterations = 0
         self._post: Post | None = None
-        self._marks = Marks()
-        self._seen_generation = self._marks.publish(self._epoch, waiting=False)
+        self._copies = Copies()
         self._warned_of_uneven_ranks = False
         self._warn_of_uneven_ranks()
 
@@ -318,7 +317,7 @@ class StructuredDataset(IterableDataset[Any]):
         Raises:
             ProgressUnknownError: If a plain DataLoader's workers delivered batches, which cannot be counted here.
         """
-        if get_worker_info() is None and self._marks.walked:
+        if get_worker_info() is None and self._copies.have_delivered:
             msg = (
                 "the progress is not known: worker processes of a plain DataLoader deliver batches without telling "
                 "this process; use the loader that create_dataloader returns, or num_workers=0"
@@ -427,9 +426,7 @@ class StructuredDataset(IterableDataset[Any]):
         self._iteration = None
         self._loaded = loaded
         if get_worker_info() is None:
-            if not self._marks.is_own:
-                self._marks = Marks()
-            self._seen_generation = self._marks.publish(self._epoch, waiting=loaded is not None)
+            self._copies.publish(self._epoch, waiting=loaded is not None)
 
     def _run(self) -> Run:
         worker = get_worker_info()
@@ -467,32 +464,13 @@ class StructuredDataset(IterableDataset[Any]):
 
     def _deliver_in_plain_worker(self, worker: int, num_workers: int, loader_seed: int) -> Iterator[Any]:
         """Deliver one stream, in a worker of a plain DataLoader; what is wrong is raised with the first batch."""
-        self._join_plain_loader(loader_seed, num_workers)
+        saved = None if self._loaded is None else len(self._loaded.streams)
+        self._epoch, continues = self._copies.join(self._epoch, saved, num_workers=num_workers, loader_seed=loader_seed)
+        self._loaded = self._loaded if continues else None
+        self._num_workers = num_workers
         iteration = self.begin_iteration()
         own = list(iteration.assignments())[worker]  # by turn: a plain loader asks its first worker first
         yield from Handover(iteration, self.batches(own), streams={own.stream})
-
-    def _join_plain_loader(self, loader_seed: int, num_workers: int) -> None:
-        """Bring this copy, in a worker of a plain DataLoader, to where the training process stands."""
-        if self._seen_generation != self._marks.generation:
-            if self._marks.waiting:
-                msg = (
-                    "a state was loaded after this plain DataLoader started its persistent workers, and cannot reach "
-                    "them: make the DataLoader anew, or use the loader that create_dataloader returns"
-                )
-                raise ProgressUnknownError(msg)
-            self._epoch, self._loaded = self._marks.epoch, None
-            self._seen_generation = self._marks.generation
-        if self._loaded is not None and self._marks.waiting and not self._marks.consume(loader_seed):
-            self._loaded = None
-        self._marks.mark_walked()
-        if self._loaded is not None and len(self._loaded.streams) != num_workers:
-            msg = (
-                f"the loaded state was saved under {len(self._loaded.streams)} workers, this plain DataLoader has "
-                f"{num_workers}: give it num_workers={len(self._loaded.streams)}"
-            )
-            raise ProgressUnknownError(msg)
-        self._num_workers = num_workers
 
     def _warn_of_uneven_ranks(self) -> None:
         if self._warned_of_uneven_ranks or self.num_ranks == 1:
@@ -515,14 +493,13 @@ class StructuredDataset(IterableDataset[Any]):
         """Leave behind what belongs to this process: the iteration, and shared memory unless a process is started."""
         state = {**self.__dict__, "_iteration": None, "_plan": None}
         if not is_being_sent_to_a_process():
-            del state["_marks"]
+            del state["_copies"]
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        if "_marks" not in state:
-            self._marks = Marks()
-            self._seen_generation = self._marks.publish(self._epoch, waiting=self._loaded is not None)
+        if "_copies" not in state:
+            self._copies = Copies(self._epoch, waiting=self._loaded is not None)
 
 
 def _process_group() -> tuple[int, int] | None:

@@ -11,7 +11,9 @@ import os
 from multiprocessing import sharedctypes
 from multiprocessing.context import get_spawning_popen
 
-__all__ = ["Marks", "is_being_sent_to_a_process"]
+from torch_dataloader_utils.errors import ProgressUnknownError
+
+__all__ = ["Copies", "is_being_sent_to_a_process"]
 
 _GENERATION, _EPOCH, _WAITING, _WALKED, _CONSUMER = range(5)
 
@@ -73,6 +75,61 @@ class Marks:
         if self._values[_CONSUMER] == 0:
             self._values[_CONSUMER] = loader_seed
         return bool(self._values[_CONSUMER] == loader_seed)
+
+
+class Copies:
+    """What a dataset knows of its copies in workers of plain loaders, and such a copy of the dataset it was made of."""
+
+    def __init__(self, epoch: int = 0, *, waiting: bool = False) -> None:
+        self._marks = Marks()
+        self._seen = self._marks.publish(epoch, waiting=waiting)
+
+    def publish(self, epoch: int, *, waiting: bool) -> None:
+        """Note that the dataset changed in the training process."""
+        if not self._marks.is_own:
+            self._marks = Marks()
+        self._seen = self._marks.publish(epoch, waiting=waiting)
+
+    @property
+    def have_delivered(self) -> bool:
+        """Whether copies have delivered batches since the dataset changed last, where nobody counts them."""
+        return self._marks.walked
+
+    def join(self, epoch: int, workers_of_state: int | None, *, num_workers: int, loader_seed: int) -> tuple[int, bool]:
+        """Bring a copy, as a worker begins an iteration, to where the training process stands.
+
+        Args:
+            epoch: The copy's epoch.
+            workers_of_state: The number of workers of the state that it was loaded with, or None.
+            num_workers: The plain loader's.
+            loader_seed: The base seed of its iterator.
+
+        Returns:
+            The epoch, and whether this iteration continues from the loaded state.
+
+        Raises:
+            ProgressUnknownError: If the copy cannot know where it stands, or the state has another number of workers.
+        """
+        continues = workers_of_state is not None
+        if self._seen != self._marks.generation:
+            if self._marks.waiting:
+                msg = (
+                    "a state was loaded after this plain DataLoader started its persistent workers, and cannot reach "
+                    "them: make the DataLoader anew, or use the loader that create_dataloader returns"
+                )
+                raise ProgressUnknownError(msg)
+            epoch, continues = self._marks.epoch, False
+            self._seen = self._marks.generation
+        if continues and self._marks.waiting and not self._marks.consume(loader_seed):
+            continues = False
+        self._marks.mark_walked()
+        if continues and workers_of_state != num_workers:
+            msg = (
+                f"the loaded state was saved under {workers_of_state} workers, this plain DataLoader has "
+                f"{num_workers}: give it num_workers={workers_of_state}"
+            )
+            raise ProgressUnknownError(msg)
+        return epoch, continues
 
 
 def is_being_sent_to_a_process() -> bool:
