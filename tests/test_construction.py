@@ -769,3 +769,11 @@ def test_a_file_written_anew_in_the_same_size_is_an_error_that_names_it(tmp_path
     with pytest.raises(UnreadableFileError, match="was written anew since it was listed") as raised:
         rows_in(loader)
     assert str(path) in str(raised.value)
+
+
+def test_no_column_but_the_row_ids_can_be_asked_for(tmp_path):
+    rows = write_dataset(tmp_path)
+    loader, _ = open_loader(tmp_path, columns=[])
+    batches = list(loader)
+    assert [row for batch in batches for row in batch["row"].tolist()] == list(range(rows))
+    assert all(batch.keys() == {"row"} for batch in batches)

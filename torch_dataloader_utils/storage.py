@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import pickle
 import threading
@@ -60,12 +61,27 @@ class LocalFile:
     def __init__(self, path: str) -> None:
         self._path = path
         self._version = self._stat()
-        self.file = pa.memory_map(path)
+        with open(path, "rb") as file:  # noqa: PTH123 - the same path that fsspec and os.stat take
+            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.file = pa.BufferReader(pa.py_buffer(self._mapped))
 
     @property
     def size(self) -> int:
         """Its size in bytes when it was opened."""
         return self._version[0]
+
+    def will_need(self, start: int, stop: int) -> None:
+        """Let the system read a range from disk, as far as it is not in memory."""
+        self._advise(mmap.MADV_WILLNEED, start, stop)
+
+    def forget(self, start: int, stop: int) -> None:
+        """Let go of the pages of a range: as long as they are mapped they count as this process's memory."""
+        self._advise(mmap.MADV_DONTNEED, start, stop)
+
+    def _advise(self, advice: int, start: int, stop: int) -> None:
+        first = start - start % mmap.PAGESIZE
+        if stop > first:
+            self._mapped.madvise(advice, first, stop - first)
 
     def require_unchanged(self) -> None:
         """Raise an OSError if it was written since it was opened: then what was read may be neither old nor new."""

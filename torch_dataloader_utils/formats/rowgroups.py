@@ -240,12 +240,15 @@ class ParquetReader:
         try:
             opened = self._opened(path)
             opened.require_unchanged()
+            extent = self._layout(path).extent(place.number)
+            if opened.local is not None:
+                opened.local.will_need(*extent)
             if not self._source.storage.is_local and (path, place.number) not in self._asked:  # another attempt
                 self._ask_storage(path, place)
             for start, fetched in self._asked.pop((path, place.number), ()):
                 opened.add(start, fetched.result())
             yield opened
-            opened.forget()
+            opened.forget(extent)
         except BaseException:
             self._open.pop(path, None)
             self._remotes.pop(path, None)
@@ -331,6 +334,11 @@ class _Layout:
         group = self.metadata.row_group(number)
         return [group.column(leaf) for leaf in self._variable]
 
+    def extent(self, number: int) -> tuple[int, int]:
+        """Return from where to where they lie, all together; columns need not be any."""
+        ranges = self.ranges(number)
+        return min((start for start, _ in ranges), default=0), max((stop for _, stop in ranges), default=0)
+
     def ranges(self, number: int) -> list[tuple[int, int]]:
         """Return where in the file the needed chunks lie."""
         return [_range(chunk) for chunk in self.chunks(number)]
@@ -359,7 +367,9 @@ class _OpenFile:
         if self.sparse is not None:
             self.sparse.add(start, content)
 
-    def forget(self) -> None:
+    def forget(self, extent: tuple[int, int]) -> None:
+        if self.local is not None:
+            self.local.forget(*extent)
         if self.sparse is not None:
             self.sparse.clear()
 
