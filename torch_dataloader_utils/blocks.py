@@ -27,6 +27,9 @@ FLAGS_BYTES = mmap.ALLOCATIONGRANULARITY
 SPACING = 1 << 36
 """Bytes from the beginning of one block to that of the next: none is as large, and what is not used takes no memory."""
 
+MOST_BLOCKS = 64
+"""What does not find a free block travels as bytes."""
+
 GROWTH = 1 << 20
 """Blocks grow by multiples of this many bytes."""
 
@@ -44,14 +47,25 @@ class Blocks:
         count: How many.
     """
 
-    are_possible = hasattr(os, "memfd_create")
-    """Whether this system has such memory; Linux has."""
-
     def __init__(self, count: int) -> None:
         fd = os.memfd_create("torch_dataloader_utils", os.MFD_CLOEXEC)
-        os.ftruncate(fd, FLAGS_BYTES + count * SPACING)
+        try:
+            os.ftruncate(fd, FLAGS_BYTES + count * SPACING)
+        except OSError:
+            os.close(fd)
+            raise
         self._prepare(count, fd, next(_keys))
         _by_key[self.key] = self
+
+    @classmethod
+    def if_possible(cls, count: int) -> Blocks | None:
+        """Return blocks, at most `MOST_BLOCKS`; None where the system has or grants no such memory."""
+        if not hasattr(os, "memfd_create"):  # Linux has it
+            return None
+        try:
+            return cls(min(count, MOST_BLOCKS))
+        except OSError:  # a limit on the size of files, or a sandbox
+            return None
 
     def _prepare(self, count: int, fd: int, key: int) -> None:
         self._count, self._fd, self.key = count, fd, key
@@ -90,7 +104,7 @@ class Blocks:
         """Return a block's first bytes, in the training process; it is free when the last view of them has died."""
         memory = self.memory(block, size)
         self._held.add(block)
-        weakref.finalize(memory, _free, self._flags, self._held, block).atexit = False
+        weakref.finalize(memory, _free, self._flags, self._held, block, os.getpid()).atexit = False
         return memory
 
     def free_all_but_held(self) -> None:
@@ -103,9 +117,10 @@ class Blocks:
         return _rebuilt, (self._count, reduction.DupFd(self._fd), self.key)
 
 
-def _free(flags: mmap.mmap, held: set[int], block: int) -> None:
-    held.discard(block)
-    flags[block] = 0
+def _free(flags: mmap.mmap, held: set[int], block: int, owner: int) -> None:
+    if os.getpid() == owner:  # a forked copy of a batch says nothing of the batch itself
+        held.discard(block)
+        flags[block] = 0
 
 
 def _rebuilt(count: int, fd: Any, key: int) -> Blocks:

@@ -23,12 +23,14 @@ __all__ = [
     "Columns",
     "Cut",
     "OutputFormat",
+    "UncopyableError",
     "convert",
     "copy_rows",
     "find_nulls",
     "join",
     "null_message",
     "refuses_nulls",
+    "snapshot",
     "split",
     "together",
     "with_lists",
@@ -163,6 +165,32 @@ def together(batches: Sequence[Any], sizes: Sequence[int]) -> Columns | None:
         if [_kind(batch[name], size) for name in first] != kinds:
             return None
     return {name: torch.cat([batch[name] for batch in batches]) for name in first}
+
+
+def snapshot(value: Any) -> Any:
+    """Return a copy of what a `collate_fn` returned, which may fill the same memory again for the next batch.
+
+    Args:
+        value: Tensors and arrays in dictionaries, lists and tuples, with numbers and texts between them.
+
+    Raises:
+        UncopyableError: If there is anything else in it.
+    """
+    if type(value) is torch.Tensor and value.layout == torch.strided and not value.requires_grad:
+        return value.clone()
+    if type(value) is np.ndarray and not value.dtype.hasobject:
+        return value.copy()
+    if type(value) is dict:
+        return {key: snapshot(inner) for key, inner in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(snapshot, value))
+    if value is None or type(value) in (bool, int, float, complex, str, bytes):
+        return value
+    raise UncopyableError
+
+
+class UncopyableError(Exception):
+    """Nobody knows how to copy this."""
 
 
 def _kind(value: Any, rows: int) -> tuple[torch.dtype, torch.Size] | None:

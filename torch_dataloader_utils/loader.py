@@ -180,7 +180,7 @@ class StructuredDataLoader(DataLoader[Any]):
         ahead = self.prefetch_factor or 1
         pace = Pace(ahead)
         count = ahead * self.num_workers + MOST_HELD + 1  # all that is on its way may be one worker's
-        blocks = [Blocks(count) if Blocks.are_possible else None for _ in range(self.num_workers)]
+        blocks = [Blocks.if_possible(count) for _ in range(self.num_workers)]
         return [Post(Inbox(context), pace, one) for one in blocks]
 
     def _torch_iterator(self) -> Iterator[Parcel]:

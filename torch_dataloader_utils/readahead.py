@@ -13,6 +13,9 @@ __all__ = ["ReadAhead", "Room"]
 
 T = TypeVar("T")
 
+READING_THREADS = ("read_ahead", "decode", "fetch")
+"""Threads that the reading thread is, or waits for: none of them may wait for it."""
+
 
 class Room:
     """Bytes that a stream may hold in memory, read and not yet handed over.
@@ -151,6 +154,8 @@ def _fill(shelf: _Shelf[T], read: Callable[[Room], Iterator[T]]) -> None:
 
 
 def _stop(room: Room, thread: threading.Thread, owner: int) -> None:
-    if os.getpid() == owner and thread is not threading.current_thread():  # a forked copy has no thread to stop
-        room.close()
+    if os.getpid() != owner:  # a forked copy has no thread to stop
+        return
+    room.close()
+    if not threading.current_thread().name.startswith(READING_THREADS):  # where a garbage collection may happen to run
         thread.join()

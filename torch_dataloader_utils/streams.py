@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch_dataloader_utils.convert import together, with_lists
+from torch_dataloader_utils.convert import UncopyableError, snapshot, together, with_lists
 from torch_dataloader_utils.cutting import Batch, Batches, StreamEnd
 from torch_dataloader_utils.formats.parquet import ParquetSource
 from torch_dataloader_utils.model import Assignment
@@ -69,13 +69,16 @@ class Stream:
                 rest = content if isinstance(content, Batches) else None
                 while rest is not None:
                     part, rest = rest.cut(outgoing.space)
-                    for packable in self._packable(part):
+                    for packable in self._packable(part, alone=outgoing.size == 1):
+                        if isinstance(packable, Alone) and outgoing.contents:  # it may be impossible to pack
+                            yield outgoing.pack()
+                            outgoing.begin()
                         outgoing.add(packable)
+                        if outgoing.space <= 0:
+                            yield outgoing.pack()
+                            outgoing.begin()
+                            ahead.release()
                     del part, packable
-                    if not outgoing.space:
-                        yield outgoing.pack()
-                        outgoing.begin()
-                        ahead.release()
                 if isinstance(content, StreamEnd):
                     outgoing.add(content)
                 else:
@@ -101,21 +104,42 @@ class Stream:
     def _collated(self, batch: Batch) -> Batch:
         return batch if self.collate_fn is None else replace(batch, data=self.collate_fn(batch.data))
 
-    def _packable(self, batches: Batches) -> Iterator[Batches | Batch]:
+    def _packable(self, batches: Batches, *, alone: bool) -> Iterator[Batches | Batch | Alone]:
+        """Yield what goes into parcels; `alone` says that each batch is packed before the next one is made."""
         if self.collate_fn is None:
             yield replace(batches, columns=with_lists(batches.columns, batches.sizes))
-            return
-        collated: list[Batch] = []
+        else:
+            yield from map(self._collated, batches) if alone else self._collated_together(batches)
+
+    def _collated_together(self, batches: Batches) -> Iterator[Batches | Batch | Alone]:
+        """Yield collated batches, as one where they are alike; what cannot be copied is to be packed at once."""
+        done: list[Batch] = []
         try:
-            collated.extend(map(self._collated, batches))
+            for batch in batches:
+                collated = self._collated(batch)
+                try:
+                    done.append(replace(collated, data=snapshot(collated.data)))
+                except UncopyableError:
+                    yield from done
+                    done.clear()
+                    yield Alone(collated)
         except Exception:
-            yield from collated  # what was made before the error is delivered before it is raised
+            yield from done  # what was made before the error is delivered before it is raised
             raise
-        columns = together([batch.data for batch in collated], batches.sizes)
+        columns = (
+            together([batch.data for batch in done], batches.sizes) if len(done) == len(batches.receipts) else None
+        )
         if columns is None:
-            yield from collated
+            yield from done
         else:
             yield replace(batches, columns=columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A batch that has to be packed before the next one is made."""
+
+    batch: Batch
 
 
 class _Outgoing:
@@ -132,10 +156,14 @@ class _Outgoing:
         """Begin a parcel."""
         self._began = time.perf_counter()
         self._number += 1
-        self.space = self._post.pace.batches(self._number)
+        self.size = self.space = self._post.pace.batches(self._number)
 
-    def add(self, content: Content) -> None:
+    def add(self, content: Content | Alone) -> None:
         """Put something in."""
+        if isinstance(content, Alone):
+            self.contents.append(content.batch)
+            self.space = 0
+            return
         self.contents.append(content)
         if isinstance(content, Batches):
             self.space -= len(content.receipts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -167,13 +168,25 @@ class Parcel:
 
         A block stays taken while any of them lives. Where many blocks do, this one's bytes are copied instead.
         """
-        memory = self.memory if isinstance(self.memory, torch.Tensor) else torch.from_numpy(self._bytes(MOST_HELD))
+        buffers = list(self._buffers())
+        pickled = buffers.pop()
+        file, waiting = io.BytesIO(pickled.data), iter(buffers)
+        return [pickle.Unpickler(file, buffers=waiting).load() for _ in range(self.count)]  # noqa: S301 - our own worker's
+
+    def _buffers(self) -> Iterator[Any]:
+        """Yield the buffers: tensors as tensors, for pinned ones are theirs, and others as arrays."""
+        if isinstance(self.memory, torch.Tensor):
+            memory, array = self.memory, self.memory.numpy()
+        else:
+            array = self._bytes(MOST_HELD)  # arrays hang on it, not on a tensor, which torch may move (share_memory_)
+            memory = torch.from_numpy(array)
         sizes = [part for length in self.lengths for part in (length, -length % ALIGNMENT)]
         # Not views in autograd's eyes: what is done in place to one batch is not the others' business.
-        *parts, pickled = torch.unsafe_split_with_sizes(memory, sizes)[::2]
-        buffers = [part if flag else part.numpy() for part, flag in zip(parts, self.of_tensors, strict=True)]
-        file, waiting = io.BytesIO(pickled.numpy().data), iter(buffers)
-        return [pickle.Unpickler(file, buffers=waiting).load() for _ in range(self.count)]  # noqa: S301 - our own worker's
+        tensors = torch.unsafe_split_with_sizes(memory, sizes)[::2]
+        start = 0
+        for length, tensor, is_tensor in zip(self.lengths, tensors, [*self.of_tensors, 0], strict=True):
+            yield tensor if is_tensor else array[start : start + length]
+            start += _padded(length)
 
     def pin_memory(self) -> Parcel:
         """Return the same in pinned memory: torch calls this in a thread of its own where its loader pins."""

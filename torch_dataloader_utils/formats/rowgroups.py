@@ -299,12 +299,13 @@ class ParquetReader:
     def _remote(self, path: str) -> Future[RemoteFile]:
         """Open a file of a storage that is not local; its ranges are fetched as soon as it is open."""
         assert self._threads is not None  # noqa: S101 - whoever asks has made them
-        if path not in self._remotes:
-            self._remotes[path] = self._threads.submit(self._source.storage.open_remote, self._source.files[path])
-            if len(self._remotes) > OPEN_FILES:
-                self._remotes.popitem(last=False)
-        self._remotes.move_to_end(path)
-        return self._remotes[path]
+        opened = self._remotes.pop(path, None)
+        if opened is None:
+            opened = self._threads.submit(self._source.storage.open_remote, self._source.files[path])
+        self._remotes[path] = opened
+        if len(self._remotes) > OPEN_FILES:
+            self._remotes.popitem(last=False)
+        return opened
 
     def _fetch(self, opened: Future[RemoteFile], start: int, stop: int) -> bytes:
         file = opened.result()

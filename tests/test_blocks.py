@@ -1,0 +1,307 @@
+"""Batches from workers are made of blocks of shared memory that are used again: nobody may ever notice."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import all_rows_of, open_loader, rows_of, write_dataset
+
+from torch_dataloader_utils import transport
+from torch_dataloader_utils.blocks import Blocks
+from torch_dataloader_utils.cutting import Batch, BytesRead
+from torch_dataloader_utils.model import Receipt
+from torch_dataloader_utils.transport import MOST_HELD, Parcel
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
+
+FILES = ((9000, 1000), (30, 30), (8000, 700))
+ROWS = sum(rows for rows, _ in FILES)
+RECEIPT = Receipt(stream=0, position=1, rows_delivered=2, rows=3)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    directory: Path = tmp_path_factory.mktemp("blocks")
+    write_dataset(directory, FILES)
+    return directory
+
+
+@dataclass
+class Sample:
+    x: torch.Tensor
+    note: str
+
+
+def nested(batch: Any) -> Any:
+    rows = batch["row"]
+    return {
+        "row": rows,
+        "tuples": [(rows * 2, batch["score"].numpy()), (rows.to(torch.bfloat16).reshape(-1, 1), None)],
+        "sample": Sample(batch["score"] * 3, f"from {int(rows[0])}"),
+        "sparse": torch.diag(rows).to_sparse(),
+        "names": np.array(batch["name"]),
+        "empty": np.empty((0, 3)),
+    }
+
+
+def leaves(data: Any) -> list[Any]:
+    """Return all tensors and arrays of a batch, however deep."""
+    if isinstance(data, Sample):
+        return [data.x]
+    if isinstance(data, torch.Tensor) and data.layout == torch.sparse_coo:
+        return [data._indices(), data._values()]
+    if isinstance(data, (dict, list, tuple)):
+        return [leaf for each in (data.values() if isinstance(data, dict) else data) for leaf in leaves(each)]
+    return [data] if isinstance(data, (torch.Tensor, np.ndarray)) else []
+
+
+def image(data: Any) -> list[bytes]:
+    """Return a copy of all bytes of a batch."""
+    return [leaf.contiguous().view(torch.uint8).numpy().tobytes() if isinstance(leaf, torch.Tensor) else leaf.tobytes()
+            for leaf in leaves(data)]  # fmt: skip
+
+
+def wipe(data: Any) -> None:
+    """Write to every byte of a batch."""
+    for leaf in leaves(data):
+        if isinstance(leaf, torch.Tensor):
+            leaf.view(torch.uint8).fill_(0xAB)
+        else:
+            leaf.view(np.uint8).fill(0xAB)
+
+
+def batch_of(data: Any) -> Batch:
+    return Batch(data, RECEIPT, BytesRead())
+
+
+WORKERS = pytest.mark.parametrize(("workers", "start"), [(0, None), (1, "fork"), (2, "fork"), (1, "spawn")])
+KINDS = pytest.mark.parametrize("options", [{}, {"output_format": "numpy"}, {"collate_fn": nested}], ids=str)
+
+
+@WORKERS
+def test_a_whole_epoch_that_is_kept_is_what_was_handed_over(path, workers, start):
+    loader, _ = open_loader(path, num_workers=workers, multiprocessing_context=start)
+    kept, images = [], []
+    for batch in loader:
+        kept.append(batch)
+        images.append(image(batch))
+    assert sorted(all_rows_of(kept)) == list(range(ROWS))
+    assert [image(batch) for batch in kept] == images
+    assert all(batch["score"].tolist() == (batch["row"].double() / 7).tolist() for batch in kept)
+    assert all(batch["name"] == [f"row {row}" for row in rows_of(batch)] for batch in kept)
+
+
+@KINDS
+def test_batches_kept_for_a_while_or_long_are_what_was_handed_over(path, options):
+    loader, _ = open_loader(path, num_workers=2, **options)
+    chance = random.Random(1)
+    kept: list[tuple[Any, list[bytes]]] = []
+    seen = []
+    for _ in range(2):  # the second time out of blocks that were used before
+        for number, batch in enumerate(loader):
+            seen += rows_of(batch)
+            kept.append((batch, image(batch)))
+            while len(kept) > 3 and chance.random() < (0.9 if number % 400 < 300 else 0.1):
+                old, before = kept.pop(chance.randrange(len(kept)))
+                assert image(old) == before
+    assert sorted(seen) == sorted(2 * list(range(ROWS)))
+    assert all(image(old) == before for old, before in kept)
+
+
+def test_batches_kept_from_an_iteration_that_was_left_outlast_the_next(path):
+    loader, _ = open_loader(path, num_workers=2)
+    kept, images = [], []
+    for stop in (3, 40, 300, 2000):
+        for number, batch in enumerate(loader):
+            if number in (0, stop - 1, stop):
+                kept.append(batch)
+                images.append(image(batch))
+            if number == stop:
+                break
+    assert [image(batch) for batch in kept] == images
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@KINDS
+def test_a_write_to_every_byte_of_a_batch_changes_no_other(path, workers, options):
+    untouched, _ = open_loader(path, num_workers=workers, **options)
+    expected = [image(batch) for batch in untouched]
+    loader, _ = open_loader(path, num_workers=workers, **options)
+    kept = []
+    for number, batch in enumerate(loader):
+        if number % 5 == 2:
+            wipe(batch)
+        else:
+            kept.append((number, batch))
+    assert all(image(batch) == expected[number] for number, batch in kept)
+    assert len(expected) > len(kept) > 800
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_in_place_autograd_on_one_batch_is_not_another_batchs_business(path, workers):
+    loader, _ = open_loader(path, num_workers=workers)
+    batches = list(loader)[500:520]
+    weight = torch.ones(16, dtype=torch.float64, requires_grad=True)
+    loss = sum((weight * batch["score"]).sum() for batch in batches[1::2])  # keeps them for the way back
+    for batch in batches[::2]:
+        batch["score"].mul_(2)
+        batch["score"].requires_grad_()
+        batch["score"].mul(3).mul_(5).sum().backward()
+        assert batch["score"].grad.tolist() == [15.0] * len(batch["score"])
+        assert batch["row"]._version == 0
+    assert all(batch["score"]._version == 0 and not batch["score"].requires_grad for batch in batches[1::2])
+    loss.backward()
+    torch.testing.assert_close(weight.grad, sum(batch["score"] for batch in batches[1::2]))
+
+
+def test_nested_outputs_of_a_collate_fn_are_what_one_process_makes_of_them(path):
+    here, _ = open_loader(path, collate_fn=nested, shuffle=True, shuffle_buffer_size=500)
+    there, _ = open_loader(path, collate_fn=nested, shuffle=True, shuffle_buffer_size=500, num_workers=1)
+    for one, other in zip(here, there, strict=True):
+        assert image(one) == image(other)
+        assert one["sample"].note == other["sample"].note
+        assert other["tuples"][1][1] is None
+        assert other["sparse"].layout == torch.sparse_coo
+        assert [leaf.dtype for leaf in leaves(one)] == [leaf.dtype for leaf in leaves(other)]
+        assert [leaf.shape for leaf in leaves(one)] == [leaf.shape for leaf in leaves(other)]
+
+
+CONSTANT = {"mask": torch.zeros(4), "array": np.zeros(4), "list": [0]}
+
+
+def with_constant(batch: Any) -> Any:
+    return {"row": batch["row"], **CONSTANT}
+
+
+def test_what_a_collate_fn_hands_out_with_every_batch_is_a_thing_of_its_own_in_each(path):
+    loader, _ = open_loader(path, num_workers=1, collate_fn=with_constant)
+    for batch in loader:
+        assert batch["mask"].tolist() == batch["array"].tolist() == [0.0] * 4
+        assert batch["list"] == [0]
+        batch["mask"] += 1
+        batch["array"] += 1
+        batch["list"][0] += 1
+
+
+REUSED = np.zeros(16, np.int64)
+
+
+def into_the_same_array(batch: Any) -> Any:
+    REUSED[: len(batch["row"])] = batch["row"]
+    return {"row": REUSED[: len(batch["row"])]}
+
+
+def test_a_collate_fn_may_fill_the_same_array_each_time(path):
+    loader, _ = open_loader(path, num_workers=1, collate_fn=into_the_same_array)
+    assert sorted(all_rows_of(loader)) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_outlast_loader_and_dataset(path, workers):
+    loader, dataset = open_loader(path, num_workers=workers)
+    kept = [batch for number, batch in enumerate(loader) if number % 50 == 0]
+    images = list(map(image, kept))
+    del loader, dataset
+    gc.collect()
+    assert [image(batch) for batch in kept] == images
+    list(map(wipe, kept))
+
+
+# Blocks and parcels by themselves ------------------------------------------------------------------------------------
+
+
+def test_a_parcel_for_which_no_block_is_free_travels_inline():
+    blocks = Blocks(1)
+    data = {"t": torch.arange(5), "n": np.arange(3.0)}
+    first, second = (Parcel.pack(0, 0, [batch_of(data)], blocks) for _ in range(2))
+    assert (first.blocks, first.memory) == (blocks.key, 0)
+    assert second.blocks is None
+    assert [image(content.data) for parcel in (first, second) for content in parcel.unpack()] == [image(data)] * 2
+
+
+def test_a_block_is_free_when_the_last_that_looks_at_it_has_died_and_not_before():
+    blocks = Blocks(1)
+    data = {"t": torch.arange(5), "n": np.arange(3.0), "u": torch.ones(2)}
+    one, two = Parcel.pack(0, 0, [batch_of(data), batch_of({"v": torch.ones(2)})], blocks).unpack()
+    views = [one.data["t"][2:].view(torch.uint8), one.data["n"][1:], one.data["u"].numpy(), two.data["v"].sum(0) * 0]
+    views += [two.data["v"].reshape(2, 1).T]
+    del one, two
+    while views:
+        assert blocks.take() is None
+        assert blocks.held == 1
+        views.pop(0)
+    assert blocks.held == 0
+    assert blocks.take() == 0
+
+
+def test_with_more_blocks_in_use_than_may_be_batches_are_copied_out():
+    blocks = Blocks(20)
+    kept = []
+    for number in range(10):
+        kept += Parcel.pack(0, 0, [batch_of(torch.full((100,), number))], blocks).unpack()
+        assert blocks.held == min(number + 1, MOST_HELD)
+    assert [int(content.data[0]) for content in kept] == list(range(10))
+
+
+def test_the_pool_does_not_grow_with_what_is_kept(path):
+    loader, _ = open_loader(path, num_workers=1, batch_size=200)
+    kept = []
+    for _ in range(3):
+        for batch in loader:
+            kept.append(batch["score"])
+            assert loader._posts[0].blocks.held <= MOST_HELD
+    assert os.fstat(loader._posts[0].blocks._fd).st_blocks * 512 < 2 * 1024**2
+
+
+def test_pinning_frees_the_block_at_once(monkeypatch):
+    monkeypatch.setattr(transport, "_pinned", torch.clone)
+    blocks = Blocks(1)
+    data = {"t": torch.arange(5), "n": np.arange(3.0), "s": ["text"]}
+    parcel = Parcel.pack(0, 0, [batch_of(data)], blocks)
+    assert blocks.take() is None
+    pinned = parcel.pin_memory()
+    assert blocks.take() == 0
+    blocks.memory(0, 4096)[:] = 0xFF
+    (content,) = pinned.unpack()
+    assert image(content.data) == image(data)
+    assert content.data["s"] == ["text"]
+    wipe(content.data)
+
+
+def test_a_parcel_whose_loader_is_gone_is_left_alone_by_pinning(monkeypatch):
+    monkeypatch.setattr(transport, "_pinned", torch.clone)
+    blocks = Blocks(1)
+    parcel = Parcel.pack(0, 0, [batch_of(torch.arange(5))], blocks)
+    del blocks
+    assert parcel.pin_memory() is parcel
+
+
+def test_a_forked_process_that_drops_its_copy_of_a_batch_does_not_free_the_block():
+    blocks = Blocks(2)
+    (kept,) = Parcel.pack(0, 0, [batch_of(torch.zeros(4))], blocks).unpack()
+    child = os.fork()
+    if not child:
+        del kept
+        gc.collect()
+        os._exit(0)
+    os.waitpid(child, 0)
+    (later,) = Parcel.pack(0, 0, [batch_of(torch.ones(4))], blocks).unpack()
+    assert (kept.data.tolist(), later.data.tolist()) == ([0.0] * 4, [1.0] * 4)
+
+
+def test_arrays_stay_what_they_are_when_a_tensor_beside_them_moves_to_shared_memory():
+    blocks = Blocks(2)
+    data = {"t": torch.zeros(4), "n": np.zeros(4)}
+    (kept,) = Parcel.pack(0, 0, [batch_of(data)], blocks).unpack()
+    kept.data["t"].share_memory_()  # as sending it to another process does
+    (later,) = Parcel.pack(0, 0, [batch_of({"t": torch.ones(4), "n": np.ones(4)})], blocks).unpack()
+    assert kept.data["n"].tolist() == [0.0] * 4
+    assert later.data["n"].tolist() == [1.0] * 4

@@ -1,0 +1,134 @@
+"""What batches in shared memory leave behind, however an iteration ends, and what may be scarce."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs.processes import wait_until_none
+from support import all_rows_of, open_loader, rows_of, write_dataset
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
+
+FILES = ((9000, 1000), (30, 30), (8000, 700))
+ROWS = sum(rows for rows, _ in FILES)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    directory: Path = tmp_path_factory.mktemp("blocks")
+    write_dataset(directory, FILES)
+    return directory
+
+
+def open_files() -> list[str]:
+    """Return what this process has open, pipes and the like by their kind."""
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the listing's own
+            links.append(str(entry.readlink()).partition(":")[0])
+    return sorted(links)
+
+
+def fails(batch: Any) -> Any:
+    if rows_of(batch)[0] > 6000:
+        raise ValueError("made up")
+    return batch
+
+
+def leave(loader: Any) -> None:
+    for number, _ in enumerate(loader):
+        if number == 100:
+            break
+
+
+def take_all(loader: Any) -> None:
+    assert len(all_rows_of(loader)) == ROWS
+
+
+def fail(loader: Any) -> None:
+    with pytest.raises(ValueError, match="made up"):
+        all_rows_of(loader)
+
+
+def lose_a_worker(loader: Any) -> None:
+    batches = iter(loader)
+    kept = [next(batches)]
+    os.kill(batches._on_error.__self__._answers()._workers[0].pid, signal.SIGKILL)
+    with pytest.raises(RuntimeError, match=r"killed by signal|exited unexpectedly"):
+        kept += batches
+    assert rows_of(kept[0]) == list(range(16))
+
+
+@pytest.mark.parametrize("end", [leave, take_all, fail, lose_a_worker])
+@pytest.mark.parametrize("persistent", [True, False])
+def test_no_file_stays_open_however_an_iteration_ends(path, end, persistent):
+    options = {"num_workers": 2, "persistent_workers": persistent, "collate_fn": fails if end is fail else None}
+    before = []
+    for _ in range(2):  # the first one starts what the interpreter keeps
+        gc.collect()
+        before = open_files()
+        loader, dataset = open_loader(path, **options)
+        end(loader)
+        del loader, dataset
+    gc.collect()
+    assert not wait_until_none(lambda: open_files() != before, 5), (before, open_files())
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create")
+def test_any_number_of_blocks_can_be_asked_for(path):
+    loader, _ = open_loader(path, num_workers=2, prefetch_factor=2048)
+    assert sorted(all_rows_of(loader)) == list(range(ROWS))
+
+
+def test_a_limit_on_the_size_of_files_is_no_obstacle(path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, limits[1]))
+    try:
+        loader, _ = open_loader(path, num_workers=1)
+        assert sorted(all_rows_of(loader)) == list(range(ROWS))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+TINY = """
+import os, signal, sys
+from support import all_rows_of, open_loader
+if __name__ == "__main__":
+    loader, _ = open_loader(sys.argv[1], num_workers=2, batch_size=3000)
+    rows = 0
+    for batch in loader:
+        rows += len(batch["row"])
+        if sys.argv[2] == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+    print(rows, flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["finish", "kill"])
+def test_shared_memory_of_a_few_pages_is_enough_and_a_killed_job_leaves_nothing_in_it(path, tmp_path, how):
+    mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=256k tmpfs /dev/shm && "$@"', "sh"]
+    if subprocess.run([*mount, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("a /dev/shm of one's own takes the right to mount")
+    program = tmp_path / "program.py"
+    program.write_text(TINY, encoding="utf-8")
+    then = '"$@"; echo "status $?"; sleep 2; ls -A /dev/shm'
+    job = [sys.executable, str(program), str(path), how]
+    done = subprocess.run(
+        [*mount, "sh", "-c", then, "sh", *job],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=50,
+    )
+    expected = {"finish": [str(ROWS), "status 0"], "kill": ["status 137"]}
+    assert done.stdout.splitlines() == expected[how], done.stderr

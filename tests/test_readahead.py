@@ -1,0 +1,384 @@
+"""The thread that reads ahead: it ends with its iterator, holds no more than it may, and changes nothing else."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ranged import RangedFileSystem, ranged
+from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
+
+from torch_dataloader_utils import UnreadableFileError, streams
+from torch_dataloader_utils.readahead import ReadAhead, Room, RoomClosedError
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
+
+ROWS = 3800
+
+THREADS = ("read_ahead", "decode", "fetch")
+
+
+def threads() -> list[str]:
+    """Return the names of the threads that read, of this process."""
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith(THREADS)]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    directory: Path = tmp_path_factory.mktemp("readahead")
+    write_dataset(directory, ((3000, 200), (800, 100)))
+    return directory
+
+
+# The end of the thread -----------------------------------------------------------------------------------------------
+
+
+def leave(loader: Any) -> None:
+    for _ in itertools.islice(loader, 20):
+        assert "read_ahead" in threads()
+
+
+def fail(loader: Any) -> None:
+    def train() -> None:
+        for _ in loader:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train()
+
+
+def finish(loader: Any) -> None:
+    assert len(all_rows_of(loader)) == ROWS
+
+
+def begin_anew(loader: Any) -> None:
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    next(second)
+    assert threads().count("read_ahead") == 1
+
+
+def lie_in_a_ring(loader: Any) -> None:
+    ring: list[Any] = [iter(loader)]
+    next(ring[0])
+    ring.append(ring)
+    del ring
+    gc.collect()
+
+
+@pytest.mark.parametrize("end", [leave, fail, finish, begin_anew, lie_in_a_ring])
+@pytest.mark.parametrize("limit", [10_000, "128MiB"])
+@pytest.mark.parametrize("remote", [False, True])
+def test_no_thread_is_left_however_an_iteration_ends(path, end, limit, remote):
+    loader, _ = open_loader(ranged(path) if remote else path, read_ahead_bytes=limit)
+    end(loader)
+    assert threads() == []
+
+
+def collect(loader: Any, rows: list[int]) -> None:
+    """Add the row ids of every batch to a list."""
+    for batch in loader:
+        rows += rows_of(batch)
+
+
+@pytest.mark.parametrize("remote", [False, True])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_arrives_after_all_that_was_read_before_it_and_leaves_no_thread(tmp_path, remote, workers):
+    write_dataset(tmp_path, ((400, 50), (400, 50)))
+    url = ranged(tmp_path) if remote else tmp_path
+    loader, _ = open_loader(url, num_workers=workers)
+    damaged = tmp_path / "part-001.parquet"
+    group = pq.ParquetFile(damaged).metadata.row_group(3)
+    stamp = damaged.stat()
+    with damaged.open("r+b") as file:
+        file.seek(group.column(0).data_page_offset)
+        file.write(b"\xff" * 20)
+    os.utime(damaged, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    delivered: list[int] = []
+    with pytest.raises(UnreadableFileError, match=r"row group 3 of .*part-001"):
+        collect(loader, delivered)
+    assert delivered == list(range(550 // 16 * 16))
+    assert threads() == []
+
+
+def not_to_be_pickled(batch: Any) -> Any:
+    return threading.Lock() if rows_of(batch)[0] == 16 * 999 else batch
+
+
+def test_what_cannot_be_pickled_is_an_error_after_all_batches_before_it(tmp_path):
+    write_dataset(tmp_path, ((17_000, 1000),))
+    loader, _ = open_loader(tmp_path, num_workers=1, collate_fn=not_to_be_pickled)
+    delivered: list[int] = []
+    with pytest.raises(TypeError, match="cannot pickle"):
+        collect(loader, delivered)
+    assert delivered == list(range(16 * 999))
+
+
+UNFINISHED = """
+import sys
+from ranged import ranged
+from support import open_loader, rows_of
+loader, _ = open_loader(ranged(sys.argv[1]) if sys.argv[2] == "remote" else sys.argv[1], read_ahead_bytes=sys.argv[3])
+batches = iter(loader)
+print(rows_of(next(batches))[-1])
+if len(sys.argv) > 4:
+    raise SystemExit(3)
+"""
+
+
+def run(program: str, *arguments: Any) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", program, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
+    )
+
+
+@pytest.mark.parametrize(("storage", "limit", "status"), [("local", 1, 0), ("local", "1GiB", 3), ("remote", 50_000, 0)])
+def test_an_interpreter_ends_with_an_unfinished_iterator(path, storage, limit, status):
+    ended = run(UNFINISHED, path, storage, limit, *[status] * bool(status))
+    assert (ended.returncode, ended.stdout, ended.stderr) == (status, "15\n", "")
+
+
+COLLECTED = """
+import gc, itertools, os, sys, threading, time
+from ranged import ranged
+from support import open_loader
+
+place, numbers = sys.argv[2], itertools.count()
+arrived, dropped = threading.Event(), threading.Event()
+
+def collect(frame, event, _):  # a collection may happen at any call
+    if event == "call" and frame.f_code.co_name == place and next(numbers) == 6:
+        arrived.set()
+        dropped.wait()
+        gc.collect()
+
+gc.disable()
+threading.setprofile(collect)
+loader, _ = open_loader(ranged(sys.argv[1]), read_ahead_bytes=80_000)
+ring = [iter(loader)]
+ring.append(ring)
+next(ring[0])
+arrived.wait()
+del ring
+dropped.set()
+end, left = time.monotonic() + 5, None
+while left != [] and time.monotonic() < end:
+    time.sleep(0.01)
+    names = [thread.name for thread in threading.enumerate()]
+    left = [name for name in names if name.startswith(("read_ahead", "decode", "fetch"))]
+print(left, flush=True)
+os._exit(0)  # the usual end would hang, if they do
+"""
+
+
+@pytest.mark.parametrize("place", ["convert", "_decoded_whole", "_fetch_range"])
+def test_an_iterator_may_be_garbage_collected_in_any_of_its_own_threads(path, place):
+    ended = run(COLLECTED, path, place)
+    assert (ended.stdout, ended.stderr) == ("[]\n", "")
+
+
+# Room ----------------------------------------------------------------------------------------------------------------
+
+
+def test_room_is_refused_where_it_would_be_exceeded_and_given_to_what_is_larger_once_nothing_is_held():
+    room = Room(10)
+    assert room.take(4, wait=False)
+    assert room.take(6, wait=False)
+    assert not room.take(1, wait=False)
+    assert room.take(0, wait=False)
+    room.give_back(6)
+    assert not room.take(100, wait=False)
+    room.give_back(4)
+    assert room.take(100, wait=False)
+    assert not room.take(1, wait=False)
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("size", [0, 5, 50])
+def test_a_closed_room_has_none(wait, size):
+    room = Room(10)
+    room.take(7)
+    room.close()
+    with pytest.raises(RoomClosedError):
+        room.take(size, wait=wait)
+
+
+def test_closing_wakes_all_who_wait():
+    room = Room(10)
+    room.take(10)
+    ended = []
+
+    def wait() -> None:
+        with pytest.raises(RoomClosedError):
+            room.take(1)
+        ended.append(True)
+
+    waiting = [threading.Thread(target=wait) for _ in range(4)]
+    for thread in waiting:
+        thread.start()
+    while not room.is_short:
+        time.sleep(0.001)
+    room.close()
+    for thread in waiting:
+        thread.join(5)
+    assert len(ended) == 4
+
+
+def test_threads_never_hold_more_than_the_limit_but_for_a_single_thing():
+    room, lock = Room(10), threading.Lock()
+    held: list[int] = []
+    excesses = []
+
+    def work(sizes: list[int]) -> None:
+        for size in sizes:
+            room.take(size)
+            with lock:
+                held.append(size)
+                if sum(held) > 10 and len(held) > 1:
+                    excesses.append(list(held))
+            with lock:
+                held.remove(size)
+            room.give_back(size)
+
+    workers = [threading.Thread(target=work, args=([1 + (7 * n + i) % 13 for i in range(300)],)) for n in range(4)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(20)
+    assert not any(worker.is_alive() for worker in workers)
+    assert excesses == []
+    assert room._held == 0
+
+
+def test_a_generator_is_run_ahead_as_far_as_there_is_room_and_closed_at_the_end():
+    made, ended = [], threading.Event()
+
+    def read(room: Room) -> Iterator[int]:
+        try:
+            for number in itertools.count():
+                room.take(3)
+                made.append(number)
+                yield number
+        finally:
+            ended.set()
+
+    ahead = ReadAhead(read, 10)
+    time.sleep(0.2)
+    assert made == [0, 1, 2]
+    assert [next(ahead) for _ in range(3)] == [0, 1, 2]
+    ahead.retire(3)
+    time.sleep(0.2)
+    assert made == [0, 1, 2]
+    assert next(ahead) == 3  # what was retired is released for it
+    ahead.close()
+    assert ended.is_set()
+    assert threads() == []
+
+
+# The same batches, whatever the room ---------------------------------------------------------------------------------
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> list[tuple[pa.Table, int]]:
+    """One or two files with their row group sizes; texts are much larger than their footer says, or much smaller."""
+    files = []
+    first = 0
+    for _ in range(draw(st.integers(1, 2))):
+        rows = draw(st.integers(0, 300))
+        values = np.arange(first, first + rows)
+        text = pa.array(["x" * draw(st.sampled_from([0, 1, 500]))] * rows, pa.string())
+        files.append((pa.table({"value": values, "text": text}), draw(st.integers(1, 120))))
+        first += rows
+    return files
+
+
+VALUE = pads.field("value")
+LIMITS = st.one_of(st.integers(1, 20_000), st.sampled_from([1, 2, 10**9]))
+
+
+class Recorded(ReadAhead[Any]):
+    """Keeps a list of all that there are."""
+
+    all: list[ReadAhead[Any]]
+
+    def __init__(self, read: Any, limit: int) -> None:
+        super().__init__(read, limit)
+        self.all.append(self)
+
+
+@pytest.mark.parametrize("storage", ["local", "ranged", "memory"])
+@settings(max_examples=20, deadline=None)
+@given(files=tables(), limit=LIMITS, batch_size=st.integers(1, 90), filtered=st.booleans(), mixed=st.booleans(),
+       kind=st.sampled_from(["torch", "arrow", "dict"]), drop_last=st.booleans())  # fmt: skip
+def test_room_of_any_size_gives_the_same_batches_in_the_same_order(
+    *, storage, files, limit, batch_size, filtered, mixed, kind, drop_last
+):
+    options: dict[str, Any] = {"batch_size": batch_size, "drop_last": drop_last, "output_format": kind}
+    if filtered:
+        options["filters"] = ((VALUE > 40) & (VALUE < 90)) | (VALUE > 130)
+    if mixed:
+        options.update(shuffle=True, shuffle_buffer_size=100)
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        directory = Path(name)
+        for number, (table, group) in enumerate(files):
+            pq.write_table(table, directory / f"{number}.parquet", row_group_size=group)
+        url: Any = {"local": directory, "ranged": ranged(directory), "memory": f"memory://{name}"}[storage]
+        if storage == "memory":
+            fsspec.filesystem("memory").put(f"{name}/", f"{name}/", recursive=True)
+        expected = batches_of_rows(open_loader(directory, **options)[0])
+        patch.setattr(streams, "ReadAhead", Recorded)
+        patch.setattr(Recorded, "all", [], raising=False)
+        assert batches_of_rows(open_loader(url, read_ahead_bytes=limit, **options)[0]) == expected
+        assert all(ahead._shelf.room._held == ahead._retired for ahead in Recorded.all)  # of the last batch
+        fsspec.filesystem("memory").store.clear()
+    assert threads() == []
+
+
+def batches_of_rows(loader: Any) -> list[list[int]]:
+    """Return the row ids of every batch of any kind."""
+    return [
+        list(map(int, batch["row"].to_pylist() if isinstance(batch, pa.Table) else batch["row"])) for batch in loader
+    ]
+
+
+@pytest.mark.parametrize("limit", [1, 20_000])
+def test_a_worker_reads_a_storage_that_is_not_local_with_little_room(path, limit):
+    here, _ = open_loader(path)
+    there, _ = open_loader(ranged(path), num_workers=1, read_ahead_bytes=limit)
+    assert batches_of(there) == batches_of(here)
+
+
+def test_a_storage_that_fails_now_and_then_is_asked_again(path, monkeypatch):
+    numbers = itertools.count()
+
+    def fail_at_times(*_: Any) -> None:
+        if next(numbers) % 10 == 5:
+            raise OSError("made up")
+
+    loader, _ = open_loader(ranged(path), read_ahead_bytes=20_000)
+    monkeypatch.setattr(RangedFileSystem, "on_fetch", staticmethod(fail_at_times))
+    assert sorted(all_rows_of(loader)) == list(range(ROWS))
+    assert next(numbers) > 20
