@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,3 +215,15 @@ def test_workers_end_with_a_killed_training_process_whatever_waits_in_the_queue(
     while alive := [pid for pid in workers if Path(f"/proc/{pid}").exists()]:
         assert time.monotonic() < deadline, f"processes {alive} are still there"
         time.sleep(0.1)
+
+
+def test_packing_keeps_nothing_alive_until_a_garbage_collection():
+    array = np.zeros(1000)
+    gone = weakref.ref(array)
+    gc.disable()
+    try:
+        Parcel.pack(0, 0, [Batch([array, torch.zeros(3)], RECEIPT, BytesRead())])
+        del array
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -206,7 +206,11 @@ def _dump_started(manifest: Manifest, piece: Piece, *, by_number: bool) -> dict[
 
 def _dump_splits(manifest: Manifest, shard: Shard) -> list[dict[str, str | int]]:
     return [
-        {"path": manifest.full_paths[one.path], "row_offset": one.row_offset, "row_length": one.row_length}
+        {
+            "path": manifest.full_paths.get(one.path) or manifest.full_path(one.path),
+            "row_offset": one.row_offset,
+            "row_length": one.row_length,
+        }
         for one in shard.splits
     ]
 

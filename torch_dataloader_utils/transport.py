@@ -140,11 +140,12 @@ class Parcel:
             seconds: How long it took to make the contents.
         """
         pickled = io.BytesIO()
-        packer = _Packer(pickled)
+        left_out = _LeftOut()
+        packer = _Packer(pickled, left_out)
         for content in contents:
             packer.clear_memo()  # one tensor in two batches is to arrive as two
             packer.dump(content)
-        buffers = [*packer.buffers, np.frombuffer(pickled.getbuffer(), np.uint8)]
+        buffers = [*left_out.buffers, np.frombuffer(pickled.getvalue(), np.uint8)]
         lengths = tuple(buffer.nbytes for buffer in buffers)
         size = sum(map(_padded, lengths))
         block = None if blocks is None else blocks.take()
@@ -155,8 +156,8 @@ class Parcel:
             memory[start : start + length] = buffer
             start += _padded(length)
         if blocks is None or block is None:
-            return cls(iteration, stream, len(contents), lengths, bytes(packer.of_tensors), None, inline, seconds)
-        return cls(iteration, stream, len(contents), lengths, bytes(packer.of_tensors), blocks.key, block, seconds)
+            return cls(iteration, stream, len(contents), lengths, bytes(left_out.of_tensors), None, inline, seconds)
+        return cls(iteration, stream, len(contents), lengths, bytes(left_out.of_tensors), blocks.key, block, seconds)
 
     @property
     def size(self) -> int:
@@ -219,34 +220,42 @@ def pinned(content: Pinnable) -> Pinnable:
     return replace(content, columns=pin_memory(content.columns))  # type: ignore[no-untyped-call]
 
 
-class _Packer(pickle.Pickler):
-    """Pickles tensors in main memory by their bytes, out of band (PEP 574), and Arrow tables as Arrow IPC.
+class _LeftOut:
+    """Takes the buffers that a pickler leaves out. It does not know the pickler: the two would keep one another alive.
 
     Attributes:
-        buffers: The bytes left out of the pickle.
+        buffers: Their bytes.
         of_tensors: For each 1 if it is a tensor's, else 0.
+        tensor: The bytes of the tensor whose buffer comes next, or None.
     """
 
-    def __init__(self, pickled: io.BytesIO) -> None:
-        super().__init__(pickled, protocol=5, buffer_callback=self._leave_out)
+    def __init__(self) -> None:
         self.buffers: list[Bytes] = []
         self.of_tensors: list[int] = []
-        self._tensor: Bytes | None = None
+        self.tensor: Bytes | None = None
+
+    def __call__(self, buffer: pickle.PickleBuffer) -> None:
+        tensor, self.tensor = self.tensor, None
+        self.of_tensors.append(int(tensor is not None))
+        self.buffers.append(_flat(buffer) if tensor is None else tensor)
+
+
+class _Packer(pickle.Pickler):
+    """Pickles tensors in main memory by their bytes, out of band (PEP 574), and Arrow tables as Arrow IPC."""
+
+    def __init__(self, pickled: io.BytesIO, left_out: _LeftOut) -> None:
+        super().__init__(pickled, protocol=5, buffer_callback=left_out)
+        self._left_out = left_out
 
     def reducer_override(self, value: Any) -> Any:
         if type(value) is torch.Tensor:
             flat = _bytes_of(value)
             if flat is not None:
-                self._tensor = flat
+                self._left_out.tensor = flat
                 return _unpack_tensor, (pickle.PickleBuffer(flat.data), value.dtype, tuple(value.shape))
         if isinstance(value, pa.Table):  # pickled, a slice would carry all that it was cut from
             return _unpack_table, (pickle.PickleBuffer(_ipc(value)),)
         return NotImplemented
-
-    def _leave_out(self, buffer: pickle.PickleBuffer) -> None:
-        tensor, self._tensor = self._tensor, None
-        self.of_tensors.append(int(tensor is not None))
-        self.buffers.append(_flat(buffer) if tensor is None else tensor)
 
 
 def _flat(buffer: pickle.PickleBuffer) -> Bytes:
