@@ -116,14 +116,6 @@ class ParquetReader:
         sizes = [chunk.total_uncompressed_size for chunk in self._layout(path).variable_chunks(place.number)]
         return max(1, int(place.rows * width + sum(sizes) * self._swell))
 
-    def bytes_per_row(self) -> float:
-        """Return how large a row is in memory, by the first row group of all: the same in every worker."""
-        for file in self._source.manifest.files:
-            for place in _places(file):
-                if place.rows:
-                    return self.decoded_bytes(file.path, place) / place.rows
-        return 1
-
     # Reading -------------------------------------------------------------------------------------------------------
 
     def ask_for(self, path: str, place: RowGroupPlace, *, whole: bool) -> None:
