@@ -194,7 +194,7 @@ os._exit(0)  # the usual end would hang, if they do
 """
 
 
-@pytest.mark.parametrize("place", ["convert", "_decoded_whole", "_fetch_range"])
+@pytest.mark.parametrize("place", ["convert", "_decode", "_fetch_range"])
 def test_an_iterator_may_be_garbage_collected_in_any_of_its_own_threads(path, place):
     ended = run(COLLECTED, path, place)
     assert (ended.stdout, ended.stderr) == ("[]\n", "")

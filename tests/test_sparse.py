@@ -15,13 +15,18 @@ from hypothesis import strategies as st
 from ranged import RangedFileSystem, ranged
 from support import all_rows_of, open_loader
 
-from torch_dataloader_utils.formats.rowgroups import LARGEST_GAP
+from torch_dataloader_utils.formats.fetching import LARGEST_GAP
 from torch_dataloader_utils.formats.sparse import SparseFile, coalesced
 
-RANGES = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 40)).map(lambda one: (one[0], one[0] + one[1])))
+
+def ranges_of(least: int) -> st.SearchStrategy[list[tuple[int, int]]]:
+    return st.lists(st.tuples(st.integers(0, 300), st.integers(least, 40)).map(lambda one: (one[0], one[0] + one[1])))
 
 
-@given(RANGES, st.integers(0, 60))
+RANGES = ranges_of(0)
+
+
+@given(ranges_of(1), st.integers(0, 60))
 @example([], 0)
 @example([(0, 10), (2, 3)], 0)
 def test_ranges_are_covered_by_as_few_as_the_gap_allows_rising_and_apart(ranges, gap):

@@ -61,6 +61,7 @@ class Room:
         """Give back room; a negative size corrects what was taken upwards."""
         with self.changed:
             self._held -= size
+            self.is_short = False  # whoever waits will say so again if this is not enough
             self.changed.notify_all()
 
     def close(self) -> None:

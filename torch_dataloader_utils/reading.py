@@ -22,6 +22,9 @@ __all__ = ["ReadOptions", "check_columns", "read_stream"]
 LARGEST_SHARE = 2
 """A row group that takes more than this part (a half) of the room is read in pieces, so that the next is read ahead."""
 
+SCRATCH_SHARE = 4
+"""Decoding takes this part (a quarter) of a table's bytes beside the table, as long as it lasts."""
+
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
@@ -208,9 +211,9 @@ class _Walk:
             for number, (path, place) in enumerate(groups):
                 if self._reader.filters or first + place.rows > piece.start:
                     last = number == len(groups) - 1
-                    fetched, decoded = self._sizes(path, place)
-                    whole = decoded <= self._room.limit // LARGEST_SHARE
-                    size = fetched + decoded if whole else 0
+                    decoding = self._decoding_bytes(path, place)
+                    whole = decoding <= self._room.limit // LARGEST_SHARE
+                    size = self._reader.fetched_bytes(path, place) + decoding if whole else 0
                     yield _Step(position, piece, path, place, first, last, number, whole, size)
                 first += place.rows
 
@@ -218,7 +221,8 @@ class _Walk:
         """Yield all row groups of each piece's shard, file by file, so that each file is opened once."""
         for position, piece in enumerate(self._assignment.pieces):
             groups = self._row_groups(piece)
-            size = self._half_at_least(sum(sum(self._sizes(*group)) for group in groups))
+            sizes = [self._reader.fetched_bytes(*group) + self._reader.decoded_bytes(*group) for group in groups]
+            size = self._half_at_least(sum(sizes))
             in_file_order = sorted(range(len(groups)), key=lambda number: (groups[number][0], groups[number][1].number))
             for number in in_file_order:
                 path, place = groups[number]
@@ -229,8 +233,9 @@ class _Walk:
     def _row_groups(self, piece: Piece) -> list[tuple[str, RowGroupPlace]]:
         return [(split.path, place) for split in piece.shard.splits for place in self._reader.row_groups(split)]
 
-    def _sizes(self, path: str, place: RowGroupPlace) -> tuple[int, int]:
-        return self._reader.fetched_bytes(path, place), self._reader.decoded_bytes(path, place)
+    def _decoding_bytes(self, path: str, place: RowGroupPlace) -> int:
+        decoded = self._reader.decoded_bytes(path, place)
+        return decoded + decoded // SCRATCH_SHARE
 
     # Reading it ----------------------------------------------------------------------------------------------------
 

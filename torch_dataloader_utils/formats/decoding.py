@@ -1,0 +1,161 @@
+"""Row groups decoded by Arrow: local ones out of mapped files, others out of the ranges that were fetched."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.formats.fetching import Fetcher
+from torch_dataloader_utils.formats.layout import Layout
+from torch_dataloader_utils.formats.parquet import ParquetSource
+from torch_dataloader_utils.formats.sparse import SparseFile
+from torch_dataloader_utils.storage import LocalFile
+
+__all__ = ["OPEN_FILES", "Decoder"]
+
+OPEN_FILES = 16
+"""How many files a decoder keeps open."""
+
+
+class Decoder:
+    """A thread that decodes row groups, one after the other, and the files that it alone has open.
+
+    Args:
+        source: The data files.
+        columns: Names of the columns to decode.
+        layout: Tells where in a file, by path, these lie.
+        fetcher: Fetches their bytes; None if the files are local.
+    """
+
+    def __init__(
+        self, source: ParquetSource, columns: Sequence[str], layout: Callable[[str], Layout], fetcher: Fetcher | None
+    ) -> None:
+        self._source = source
+        self._columns = list(columns)
+        self._layout = layout
+        self._fetcher = fetcher
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode")
+
+    def whole(self, path: str, number: int) -> Future[pa.Table]:
+        """Decode a row group as one table, when those before it are done."""
+        return self._thread.submit(self._source.storage.attempt, partial(self._decode, path, number))
+
+    def pieces(self, path: str, number: int, rows: int) -> Iterator[pa.Table]:
+        """Decode a row group in tables of some rows, each when it is asked for."""
+        tables: Iterator[pa.Table] | None = None
+        done = 0
+
+        def next_table() -> pa.Table | None:
+            nonlocal tables
+            tables = tables or self._decode_from(path, number, rows, done)
+            try:
+                return next(tables, None)
+            except BaseException:
+                tables = None  # another attempt begins with what has not been yielded
+                raise
+
+        while (table := self._thread.submit(self._source.storage.attempt, next_table).result()) is not None:
+            done += table.num_rows
+            yield table
+
+    def close(self) -> None:
+        """Decode nothing more and close the files; what is being decoded is waited for."""
+        self._thread.shutdown(cancel_futures=True)
+        while self._open:
+            self._open.popitem()[1].close()
+
+    # In the thread ---------------------------------------------------------------------------------------------------
+
+    def _decode(self, path: str, number: int) -> pa.Table:
+        with self._at_hand(path, number) as opened:
+            table = opened.parquet.read_row_group(number, columns=self._columns)
+            opened.require_unchanged()
+        return table
+
+    def _decode_from(self, path: str, number: int, rows: int, first: int) -> Iterator[pa.Table]:
+        with self._at_hand(path, number) as opened:
+            for batch in opened.parquet.iter_batches(rows, row_groups=[number], columns=self._columns):
+                opened.require_unchanged()
+                if batch.num_rows > first:
+                    yield pa.Table.from_batches([batch.slice(first)])
+                first = max(0, first - batch.num_rows)
+
+    @contextmanager
+    def _at_hand(self, path: str, number: int) -> Iterator[_OpenFile]:
+        """Have a file open with a row group's bytes in it; after an error the next attempt opens it anew."""
+        try:
+            opened = self._opened(path)
+            opened.require_unchanged()
+            extent = self._layout(path).extent(number)
+            if opened.local is not None:
+                opened.local.will_need(*extent)
+            if self._fetcher is not None:
+                for start, content in self._fetcher.take(path, number):
+                    opened.add(start, content)
+            yield opened
+            opened.forget(extent)
+        except BaseException:
+            self._open.pop(path, None)
+            if self._fetcher is not None:
+                self._fetcher.forget(path)
+            raise
+
+    def _opened(self, path: str) -> _OpenFile:
+        if path in self._open:
+            self._open.move_to_end(path)
+            return self._open[path]
+        while len(self._open) >= OPEN_FILES:
+            self._open.popitem(last=False)[1].close()
+        metadata = self._layout(path).metadata
+        if self._source.storage.is_local:
+            local = self._source.storage.open_local(self._source.files[path])
+            self._check_footer(path, local)
+            opened = _OpenFile(pq.ParquetFile(local.file, metadata=metadata, pre_buffer=False), local=local)
+        else:
+            sparse = SparseFile(self._source.files[path].size)
+            parquet = pq.ParquetFile(pa.PythonFile(sparse, mode="r"), metadata=metadata, pre_buffer=False)
+            opened = _OpenFile(parquet, sparse=sparse)
+        self._open[path] = opened
+        return opened
+
+    def _check_footer(self, path: str, local: LocalFile) -> None:
+        footer = self._source.footers[path]
+        local.file.seek(local.size - len(footer))
+        if local.file.read(len(footer)) != footer:
+            msg = f"{self._source.manifest.full_path(path)} was written anew since it was listed"
+            raise UnreadableFileError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFile:
+    """A file that is open for reading row groups: a local one, or what was fetched of another."""
+
+    parquet: pq.ParquetFile
+    local: LocalFile | None = None
+    sparse: SparseFile | None = None
+
+    def require_unchanged(self) -> None:
+        if self.local is not None:
+            self.local.require_unchanged()
+
+    def add(self, start: int, content: bytes) -> None:
+        if self.sparse is not None:
+            self.sparse.add(start, content)
+
+    def forget(self, extent: tuple[int, int]) -> None:
+        if self.local is not None:
+            self.local.forget(*extent)
+        if self.sparse is not None:
+            self.sparse.clear()
+
+    def close(self) -> None:
+        self.parquet.close(force=True)
