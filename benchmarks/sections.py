@@ -25,7 +25,7 @@ TITLES = {
     "uneven": "Files of very different sizes",
     "s3": "S3, all columns",
     "s3_projected": "S3, few of many columns",
-    "s3_clients": "S3 clients that fetch the same ranges",
+    "s3_clients": "Three S3 clients behind the loader",
     "collate_1ms": "A collate_fn that takes 1 ms of CPU a batch",
     "shuffle": "Shuffling",
 }

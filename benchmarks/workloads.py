@@ -256,19 +256,22 @@ def _s3(name: str, columns: list[str] | None) -> Callable[[Settings], Results]:
 
 
 def _s3_clients(settings: Settings) -> Results:
-    """Fetch the same ranges by three S3 clients, which is what the loader's choice of one rests on."""
+    """Read by three S3 clients, each in its turn behind the loader, which is what the choice of one rests on."""
     data = make("s3", settings.scale)
     with _served(data) as server:
         contenders = [
             Contender(
-                client,
+                f"{client}, {how}",
                 "s3_clients.py",
-                replace(job_of(data, client=client), path=s3.url_of(data), s3=server.access),
+                replace(job_of(data, workers, client=client), path=s3.url_of(data), s3=server.access),
+                checksum=data.checksum,
                 rows=data.rows,
             )
+            for workers, how in ((0, "in process"), (2, "2 workers"))
             for client in ("s3fs", "pyarrow", "obstore")
         ]
-        return _compare(settings, data, contenders, baseline="s3fs", hooks=server.hooks(data), delay_ms=s3.DELAY_MS)
+        hooks = server.hooks(data)
+        return _compare(settings, data, contenders, baseline="s3fs, in process", hooks=hooks, delay_ms=s3.DELAY_MS)
 
 
 WORKLOADS: dict[str, Callable[[Settings], Results]] = {

@@ -60,8 +60,9 @@ def list_files(storage: Storage, locations: Sequence[str], suffixes: Sequence[st
         bases.append(base)
         found += infos
     root = bases[0] if len(bases) == 1 else _common_directory(bases)
+    found.sort(key=lambda info: str(info["name"]))
+    _refuse_twice(storage, found)
     files = sorted((_stored(storage, info, root) for info in found), key=lambda file: file.path)
-    _refuse_twice(storage, files)
     return Listing(_shown_root(storage, root), tuple(files))
 
 
@@ -122,6 +123,10 @@ class _Walk:
 class _LocalWalk(_Walk):
     """Finds local files, through links too, where fsspec would pass over linked and unreadable directories."""
 
+    def __init__(self, storage: Storage) -> None:
+        super().__init__(storage)
+        self._links: set[str] = set()
+
     def directory(self, location: str) -> list[str]:
         return list(self._matches(location, ["**"], ()))
 
@@ -131,7 +136,7 @@ class _LocalWalk(_Walk):
 
     def info(self, path: str) -> Mapping[str, Any]:
         status = os.stat(path)  # noqa: PTH116 - a tenth of the time, for each of many files
-        return {"name": path, "size": status.st_size, "mtime": status.st_mtime}
+        return {"name": path, "size": status.st_size, "mtime": status.st_mtime, "islink": path in self._links}
 
     def _matches(self, directory: str, segments: list[str], above: tuple[str, ...]) -> Iterator[str]:
         """Yield the files that a pattern matches below a directory, and those in directories that it matches.
@@ -153,6 +158,8 @@ class _LocalWalk(_Walk):
                 if head != "**" and not _fits(entry.name, head):
                     continue
                 if not entry.is_dir():
+                    if entry.is_symlink():
+                        self._links.add(entry.path)
                     yield from [] if rest else [entry.path]
                 elif not _is_closed(entry.name) or entry.name == head:
                     below = segments if head == "**" else rest or ["**"]
@@ -164,22 +171,23 @@ def _fits(name: str, pattern: str) -> bool:
     return fnmatch.fnmatchcase(name, pattern) and (not name.startswith(".") or pattern.startswith("."))
 
 
-def _refuse_twice(storage: Storage, files: Sequence[StoredFile]) -> None:
+def _refuse_twice(storage: Storage, found: Iterable[Mapping[str, Any]]) -> None:
     """Raise if a file is there twice, by one name or, through a link, by two."""
-    seen: dict[str, StoredFile] = {}
+    seen: dict[str, str] = {}
     real_directory = cache(os.path.realpath)
-    for file in files:
-        name = file.path
-        if storage.is_local:
-            directory, own_name = posixpath.split(file.location)
-            is_link = os.path.islink(file.location)  # noqa: PTH114 - once for each of many files
-            name = os.path.realpath(file.location) if is_link else f"{real_directory(directory)}/{own_name}"
+    for info in found:
+        location = name = str(info["name"])
+        if storage.is_local and info["islink"]:
+            name = os.path.realpath(location)
+        elif storage.is_local:
+            directory, own_name = posixpath.split(location)
+            name = f"{real_directory(directory)}/{own_name}"
         if name in seen:
-            one, other = storage.display(seen[name].location), storage.display(file.location)
+            one, other = storage.display(seen[name]), storage.display(location)
             also = "" if one == other else f", also as {one!r}"
             msg = f"the file {other!r} is named twice{also}"
             raise ValueError(msg)
-        seen[name] = file
+        seen[name] = location
 
 
 def _stored(storage: Storage, info: Mapping[str, Any], root: str) -> StoredFile:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -98,9 +99,9 @@ class Manifest:
         return [_entry(file) for file in self.files]
 
     @cached_property
-    def full_paths(self) -> dict[str, str]:
-        """Each file's path under the root, by relative path: for people and for states, never for opening."""
-        return {file.path: self.full_path(file.path) for file in self.files}
+    def written_lengths(self) -> dict[str, int]:
+        """How many characters each file's path under the root takes in JSON, by relative path."""
+        return {file.path: len(json.dumps(self.full_path(file.path))) for file in self.files}
 
     @cached_property
     def rows(self) -> int:

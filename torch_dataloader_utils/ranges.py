@@ -6,10 +6,11 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
+from operator import add
 
 from torch_dataloader_utils.model import Manifest, Shard, Split
 
-__all__ = ["Coverage", "merged", "row_numbers", "splits_of_rows"]
+__all__ = ["Coverage", "merged_row_numbers", "row_numbers", "splits_of_rows"]
 
 
 def row_numbers(manifest: Manifest, splits: Iterable[Split]) -> list[int]:
@@ -22,15 +23,13 @@ def row_numbers(manifest: Manifest, splits: Iterable[Split]) -> list[int]:
     return rows
 
 
-def merged(rows: Sequence[int]) -> list[int]:
-    """Return row numbers sorted, with neighbouring ranges made one."""
-    joined: list[int] = []
-    for start, stop in sorted(zip(rows[::2], rows[1::2], strict=True)):
-        if joined and joined[-1] == start:
-            joined[-1] = stop
-        else:
-            joined += [start, stop]
-    return joined
+def merged_row_numbers(manifest: Manifest, splits: Iterable[Split]) -> list[int]:
+    """Return splits that do not overlap as row numbers, sorted, with neighbouring ranges made one."""
+    first = manifest.first_rows
+    splits = list(splits)
+    starts = [first[split.path] + split.row_offset for split in splits]
+    stops = map(add, starts, [split.row_length for split in splits])
+    return sorted(set(starts).symmetric_difference(stops))  # where one ends and the next begins is no bound
 
 
 def splits_of_rows(manifest: Manifest, rows: Sequence[int]) -> Iterator[Split]:

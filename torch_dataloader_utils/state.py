@@ -6,8 +6,6 @@ plan still holds what the checkpoint speaks of.
 
 from __future__ import annotations
 
-import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,7 +14,7 @@ from torch_dataloader_utils.errors import CheckpointMismatchError, Difference
 from torch_dataloader_utils.model import DataFile, Manifest, Piece, Plan, Shard, Split
 from torch_dataloader_utils.planning import PLAN_ALGORITHM, PlanOptions
 from torch_dataloader_utils.progress import Progress, StreamProgress
-from torch_dataloader_utils.ranges import Coverage, merged, row_numbers, splits_of_rows
+from torch_dataloader_utils.ranges import Coverage, merged_row_numbers, row_numbers, splits_of_rows
 from torch_dataloader_utils.saved import STATE_VERSION, SavedFile, SavedState
 
 __all__ = ["Run", "dump_state", "restore_progress", "shorten", "touched_files"]
@@ -89,7 +87,7 @@ def dump_state(run: Run, epoch: int, progress: Progress) -> dict[str, Any]:
     by_number = _is_long(manifest, [*done, *(piece.shard for piece in started)])
     done_ranges: dict[str, Any] = {"completed_shards": []}
     if by_number:
-        done_ranges["completed_rows"] = merged(row_numbers(manifest, _splits(done)))
+        done_ranges["completed_rows"] = merged_row_numbers(manifest, _splits(done))
     else:
         done_ranges["completed_shards"] = [{"splits": _dump_splits(manifest, shard)} for shard in done]
     return {
@@ -189,12 +187,8 @@ def _splits(shards: Iterable[Shard]) -> Iterator[Split]:
 
 def _is_long(manifest: Manifest, shards: Sequence[Shard]) -> bool:
     """Whether the shards' ranges may take more bytes of JSON than a state has for them when they are written out."""
-    if len(shards) * BYTES_OF_A_RANGE > MOST_BYTES:  # whatever they hold
-        return True
-    splits = sum(len(shard.splits) for shard in shards)
-    counts = Counter(split.path for split in _splits(shards))
-    paths = sum(count * len(json.dumps(manifest.full_paths[path])) for path, count in counts.items())
-    return splits * BYTES_OF_A_RANGE + paths > MOST_BYTES
+    room = MOST_BYTES - BYTES_OF_A_RANGE * sum([len(shard.splits) for shard in shards])
+    return room < 0 or sum(manifest.written_lengths[split.path] for split in _splits(shards)) > room
 
 
 def _dump_started(manifest: Manifest, piece: Piece, *, by_number: bool) -> dict[str, Any]:
@@ -207,7 +201,7 @@ def _dump_started(manifest: Manifest, piece: Piece, *, by_number: bool) -> dict[
 def _dump_splits(manifest: Manifest, shard: Shard) -> list[dict[str, str | int]]:
     return [
         {
-            "path": manifest.full_paths.get(one.path) or manifest.full_path(one.path),
+            "path": manifest.full_path(one.path),
             "row_offset": one.row_offset,
             "row_length": one.row_length,
         }

@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -95,7 +96,7 @@ class LocalFile:
 
 
 class RemoteFile:
-    """A file of a storage that is not local, to be read by ranges from several threads.
+    """A file of a storage that is not local, to be read by ranges from several threads. Closed when nobody needs it.
 
     Args:
         opened: fsspec's open file. One of s3fs reads only the version of the object that it was opened on.
@@ -106,6 +107,7 @@ class RemoteFile:
         self._opened = opened
         self._by_ranges = by_ranges
         self._one_at_a_time = threading.Lock()
+        weakref.finalize(self, opened.close).atexit = False
 
     def read(self, start: int, stop: int) -> bytes:
         """Read a range; an OSError where it comes back short."""

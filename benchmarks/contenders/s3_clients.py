@@ -1,97 +1,87 @@
-"""Three S3 clients that fetch the same byte ranges, those of every row group, with as many requests in flight."""
+"""This library's loader with another S3 client in the place where it opens remote files: s3fs, Arrow's, or obstore.
+
+Everything else stays: listing and footers by s3fs, the same ranges, as many in flight.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+import os
+from collections.abc import Callable
+from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
-import pyarrow.parquet as pq
+from batches import kind_of, rows_of, sum_of
 from harness import Job, deliver, read_job
-from pyarrow import fs
+from loader import loader_of
 
-IN_FLIGHT = 32
-"""Requests at once, as many as the loader makes."""
+from torch_dataloader_utils.storage import Storage, StoredFile
 
-Fetch = Callable[[str, int, int], Any]
-
-
-def s3fs_client(job: Job) -> Fetch:
-    """Return what fetches a range by s3fs, as the loader does: sync calls of threads, one event loop beneath."""
-    import s3fs  # noqa: PLC0415 - what it takes to load a client is part of its start
-
-    assert job.s3 is not None
-    endpoint = {"endpoint_url": job.s3["endpoint"], "region_name": job.s3["region"]}
-    files = s3fs.S3FileSystem(key=job.s3["key"], secret=job.s3["secret"], client_kwargs=endpoint)
-    return lambda path, start, stop: files.cat_file(path, start=start, end=stop)
+Open = Callable[[Storage, StoredFile], Any]
 
 
-def pyarrow_client(job: Job) -> Fetch:
-    """Return what fetches a range by Arrow's own client."""
-    assert job.s3 is not None
-    files = fs.S3FileSystem(
-        access_key=job.s3["key"],
-        secret_key=job.s3["secret"],
-        endpoint_override=job.s3["endpoint"].removeprefix("http://"),
-        scheme="http",
-        region=job.s3["region"],
-    )
+def pyarrow_client(access: dict[str, str]) -> Open:
+    """Return what opens files by Arrow's client, which asks for the size of each."""
+    from pyarrow import fs  # noqa: PLC0415 - what it takes to load a client is part of its start
 
-    def fetch(path: str, start: int, stop: int) -> Any:
-        with files.open_input_file(path) as file:
-            return file.read_at(stop - start, start)
+    @cache
+    def client(_process: int) -> fs.S3FileSystem:
+        return fs.S3FileSystem(
+            access_key=access["key"],
+            secret_key=access["secret"],
+            endpoint_override=access["endpoint"].removeprefix("http://"),
+            scheme="http",
+            region=access["region"],
+        )
 
-    return fetch
+    def opened(_storage: Storage, file: StoredFile) -> Any:
+        remote = client(os.getpid()).open_input_file(file.location)
+        return SimpleNamespace(read=lambda start, stop: remote.read_at(stop - start, start))
+
+    return opened
 
 
-def obstore_client(job: Job) -> Fetch:
-    """Return what fetches a range by obstore, which is written in Rust."""
+def obstore_client(access: dict[str, str]) -> Open:
+    """Return what opens files by obstore, written in Rust: reads are bound to the listed version, as s3fs's are."""
     import obstore  # noqa: PLC0415
     from obstore.store import S3Store  # noqa: PLC0415
 
-    assert job.s3 is not None
-    bucket = job.path.removeprefix("s3://").split("/")[0]
-    store = S3Store(
-        bucket,
-        endpoint=job.s3["endpoint"],
-        access_key_id=job.s3["key"],
-        secret_access_key=job.s3["secret"],
-        region=job.s3["region"],
-        virtual_hosted_style_request=False,
-        client_options={"allow_http": True},
-    )
-    return lambda path, start, stop: obstore.get_range(store, path.split("/", 1)[1], start=start, end=stop)
+    @cache
+    def store(_process: int, bucket: str) -> S3Store:
+        return S3Store(
+            bucket,
+            endpoint=access["endpoint"],
+            access_key_id=access["key"],
+            secret_access_key=access["secret"],
+            region=access["region"],
+            virtual_hosted_style_request=False,
+            client_options={"allow_http": True},
+        )
+
+    def opened(_storage: Storage, file: StoredFile) -> Any:
+        bucket, key = file.location.split("/", 1)
+
+        def read(start: int, stop: int) -> Any:
+            options: Any = {"range": (start, stop), "if_match": f'"{file.etag}"'}
+            return obstore.get(store(os.getpid(), bucket), key, options=options).bytes()
+
+        return SimpleNamespace(read=read)
+
+    return opened
 
 
-CLIENTS = {"s3fs": s3fs_client, "pyarrow": pyarrow_client, "obstore": obstore_client}
+CLIENTS = {"pyarrow": pyarrow_client, "obstore": obstore_client}
 
 
-def ranges(job: Job) -> Iterator[tuple[str, int, int, int]]:
-    """Yield path, start, stop and rows of each row group; footers are read from the local copy."""
-    for path in job.files:
-        metadata = pq.read_metadata(path)
-        for number in range(metadata.num_row_groups):
-            group = metadata.row_group(number)
-            chunks = [group.column(place) for place in range(group.num_columns)]
-            starts = [chunk.dictionary_page_offset or chunk.data_page_offset for chunk in chunks]
-            stops = [start + chunk.total_compressed_size for start, chunk in zip(starts, chunks, strict=True)]
-            name = path.rsplit("/", 1)[1]
-            yield f"{job.path.removeprefix('s3://')}/{name}", min(starts), max(stops), group.num_rows
-
-
-def fetched(job: Job) -> Iterator[int]:
-    """Fetch all ranges and yield the rows in each, in order."""
-    fetch = CLIENTS[job.options["client"]](job)
-    with ThreadPoolExecutor(IN_FLIGHT) as threads:
-
-        def one(path: str, start: int, stop: int, rows: int) -> int:
-            assert len(fetch(path, start, stop)) == stop - start
-            return rows
-
-        yield from threads.map(lambda place: one(*place), list(ranges(job)))
+def loader_with_client(job: Job) -> Any:
+    """Make the loader, and let it open remote files by the client that the job names."""
+    client = job.options.pop("client")
+    if client != "s3fs":
+        assert job.s3 is not None
+        Storage.open_remote = CLIENTS[client](job.s3)  # type: ignore[assignment,method-assign]
+    return loader_of(job)
 
 
 if __name__ == "__main__":
     job = read_job()
-    deliver(job, partial(fetched, job), lambda rows: rows, lambda _rows, _column: 0)
+    deliver(job, lambda: loader_with_client(job), rows_of, sum_of, kind_of)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ SUFFIXES = (".parquet", ".parq", ".pq")
 FOOTER_THREADS = 16
 FOOTERS_IN_A_ROW = 50
 QUICK_SEC = 0.0005
-"""A footer that takes longer than this, on an average of some, waits for its storage."""
+"""Where the median of some footers takes longer than this, they wait for their storage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,13 +142,17 @@ def _each(read: Callable[[StoredFile], Footer], files: Sequence[StoredFile], *, 
         at_once: Whether to try that.
     """
     start = 0
-    with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="footers") as threads:
-        while start < len(files):
-            some = files[start : start + (FOOTERS_IN_A_ROW if at_once else len(files))]
+    while at_once and start < len(files):
+        seconds = []
+        for file in files[start : start + FOOTERS_IN_A_ROW]:
             began = time.perf_counter()
-            yield from map(read, some) if at_once else threads.map(read, some)
-            at_once = at_once and time.perf_counter() - began < QUICK_SEC * len(some)
-            start += len(some)
+            yield read(file)
+            seconds.append(time.perf_counter() - began)
+        at_once = statistics.median(seconds) < QUICK_SEC
+        start += FOOTERS_IN_A_ROW
+    if start < len(files):
+        with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="footers") as threads:
+            yield from threads.map(read, files[start:])
 
 
 def _announced_nulls(
