@@ -22,7 +22,7 @@ from torch_dataloader_utils.errors import (
     warn_user,
 )
 from torch_dataloader_utils.formats.manifests import dump_manifest, load_manifest
-from torch_dataloader_utils.formats.parquet import SUFFIXES, ParquetSource, open_parquet
+from torch_dataloader_utils.formats.parquet import SUFFIXES, KnownFooters, ParquetSource, open_parquet
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
 from torch_dataloader_utils.listing import list_files
 from torch_dataloader_utils.loader import StructuredDataLoader
@@ -129,8 +129,8 @@ class StructuredDataset(IterableDataset[Any]):
     ) -> tuple[StructuredDataLoader, StructuredDataset]:
         """Open a dataset and make the loader of this rank's batches.
 
-        Every footer is read once, here. Nothing calls ``torch.distributed``; an initialised process group is only
-        asked for its size and rank.
+        Every footer is read once, here, or the file `_metadata` instead where a directory has one. Nothing calls
+        ``torch.distributed``; an initialised process group is only asked for its size and rank.
 
         Args:
             path: A file, a directory (searched in depth), a glob, or a list of them; any URL that fsspec knows.
@@ -221,13 +221,13 @@ class StructuredDataset(IterableDataset[Any]):
         num_ranks, rank = resolve_rank(num_ranks, rank, _process_group())
         storage, locations = Storage.for_urls(urls, storage_options)
         if manifest is None:
-            listing, footers = list_files(storage, locations, SUFFIXES), None
+            listing, known = list_files(storage, locations, SUFFIXES), None
         else:
-            listing, footers = load_manifest(manifest, storage, locations)
+            listing, known = load_manifest(manifest, storage, locations)
         source = open_parquet(
             storage,
             listing,
-            known=footers,
+            known=known,
             columns=wanted,
             filters=filters,
             refuses_nulls=partial(refuses_nulls, output_format=output_format),
@@ -362,7 +362,8 @@ class StructuredDataset(IterableDataset[Any]):
             ValueError: If a file's URL has a query, without which it would not be found.
         """
         source = self._source
-        return dump_manifest(source.manifest.root, tuple(source.files.values()), source.footers)
+        known = KnownFooters(source.footers, source.sidecar)
+        return dump_manifest(source.manifest.root, tuple(source.files.values()), known)
 
     def get_metrics(self) -> dict[str, int]:
         """Return counters of the newest iteration in this process.

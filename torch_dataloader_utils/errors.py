@@ -34,6 +34,7 @@ __all__ = [
     "DatasetError",
     "Difference",
     "IterationEndedError",
+    "MetadataFileWarning",
     "ProgressUnknownError",
     "RankMismatchError",
     "UnevenRanksWarning",
@@ -123,6 +124,10 @@ class CheckpointMismatchError(DatasetError, ValueError):
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle with the attributes, so that the error crosses process borders whole."""
         return type(self), self.args, self.__dict__
+
+
+class MetadataFileWarning(UserWarning):
+    """A `_metadata` file does not describe the files beside it, and is not used."""
 
 
 def warn_user(message: str, category: type[UserWarning]) -> None:

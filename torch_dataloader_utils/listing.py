@@ -23,13 +23,23 @@ __all__ = ["GLOB", "Listing", "list_files"]
 GLOB = r"[*?\[]"
 """What begins the pattern in a path."""
 
+SIDECAR = "_metadata"
+"""Name of the file that holds the footers of all files of a directory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files that paths stand for, sorted, and what their own paths are relative to."""
+    """The files that paths stand for, sorted, and what their own paths are relative to.
+
+    Attributes:
+        root: What the paths are relative to, for people.
+        files: The files.
+        sidecar: The file `_metadata` of the one directory that was listed, if it has one.
+    """
 
     root: str
     files: tuple[StoredFile, ...]
+    sidecar: StoredFile | None = None
 
 
 def list_files(storage: Storage, locations: Sequence[str], suffixes: Sequence[str]) -> Listing:
@@ -52,22 +62,30 @@ def list_files(storage: Storage, locations: Sequence[str], suffixes: Sequence[st
         ValueError: If a file is there twice, through a link too, or a link leads back to a directory that holds it.
     """
     storage.fs.invalidate_cache()
-    found: list[Mapping[str, Any]] = []
-    bases = []
+    places = []
     for location in locations:
         with storage.errors(location, ValueError):
-            base, infos = _list_one(storage, location, suffixes)
-        bases.append(base)
-        found += infos
-    root = bases[0] if len(bases) == 1 else _common_directory(bases)
-    found.sort(key=lambda info: str(info["name"]))
+            places.append(_list_one(storage, location, suffixes))
+    only = places[0] if len(places) == 1 else None
+    root = only.base if only else _common_directory(place.base for place in places)
+    found = sorted((info for place in places for info in place.files), key=lambda info: str(info["name"]))
     _refuse_twice(storage, found)
     files = sorted((_stored(storage, info, root) for info in found), key=lambda file: file.path)
-    return Listing(_shown_root(storage, root), tuple(files))
+    sidecar = _stored(storage, only.sidecar, root) if only and only.sidecar else None
+    return Listing(_shown_root(storage, root), tuple(files), sidecar)
 
 
-def _list_one(storage: Storage, location: str, suffixes: Sequence[str]) -> tuple[str, list[Mapping[str, Any]]]:
-    """Return a location's own root and the files it stands for."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """What a location stands for: its own root, the files, and the `_metadata` file if it is a directory with one."""
+
+    base: str
+    files: Sequence[Mapping[str, Any]]
+    sidecar: Mapping[str, Any] | None = None
+
+
+def _list_one(storage: Storage, location: str, suffixes: Sequence[str]) -> _Place:
+    """Return what a location stands for."""
     if storage.is_local:
         location = posixpath.normpath(location)  # one name for one file
     walk = _LocalWalk(storage) if storage.is_local else _Walk(storage)
@@ -76,9 +94,11 @@ def _list_one(storage: Storage, location: str, suffixes: Sequence[str]) -> tuple
     except FileNotFoundError:
         info = None
     if info and info["type"] == "file":
-        return posixpath.dirname(location), [info]
+        return _Place(posixpath.dirname(location), [info])
+    sidecar = None
     if info:
         found, base = walk.directory(location), location
+        sidecar = next((walk.info(path) for path in found if _relative(path, base) == SIDECAR), None)
     elif len(plain := re.split(r"[*\[]" if is_http(location) else GLOB, location, maxsplit=1)) > 1:
         found, base = walk.glob(location), posixpath.dirname(plain[0])
     else:
@@ -90,7 +110,7 @@ def _list_one(storage: Storage, location: str, suffixes: Sequence[str]) -> tuple
         others = f", only {len(found)} others, such as {storage.display(example)!r}" if example else ""
         msg = f"found no {' or '.join(suffixes)} file at {storage.display(location)!r}{others}"
         raise FileNotFoundError(msg)
-    return base, wanted
+    return _Place(base, wanted, sidecar)
 
 
 class _Walk:

@@ -9,6 +9,7 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 
 __all__ = [
+    "DESCRIBED",
     "Assignment",
     "DataFile",
     "Manifest",
@@ -20,6 +21,10 @@ __all__ = [
     "Split",
     "root_prefix",
 ]
+
+
+DESCRIBED = "_metadata:"
+"""What begins the digest of a file whose footer was not read, because a `_metadata` file describes it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +47,7 @@ class DataFile:
     Attributes:
         path: Path relative to the dataset's root, with forward slashes.
         size: Size in bytes.
-        digest: Digest of the footer, 16 hexadecimal characters.
+        digest: Digest of the footer, 16 hexadecimal characters; or, behind `DESCRIBED`, of what `_metadata` says.
         row_groups: The row groups in file order.
         etag: What the storage calls this version of the object, where it says.
         modified: Modification time as seconds since 1970, where the storage says.

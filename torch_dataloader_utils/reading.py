@@ -206,7 +206,7 @@ class _Walk:
         reading tells how many rows the filter leaves.
         """
         for position, piece in enumerate(self._assignment.pieces):
-            groups = self._row_groups(piece)
+            groups = self._row_groups(position)
             first = 0
             for number, (path, place) in enumerate(groups):
                 if self._reader.filters or first + place.rows > piece.start:
@@ -220,7 +220,7 @@ class _Walk:
     def _mixed_steps(self) -> Iterator[_Step]:
         """Yield all row groups of each piece's shard, file by file, so that each file is opened once."""
         for position, piece in enumerate(self._assignment.pieces):
-            groups = self._row_groups(piece)
+            groups = self._row_groups(position)
             sizes = [self._reader.fetched_bytes(*group) + self._reader.decoded_bytes(*group) for group in groups]
             size = self._half_at_least(sum(sizes))
             in_file_order = sorted(range(len(groups)), key=lambda number: (groups[number][0], groups[number][1].number))
@@ -230,7 +230,12 @@ class _Walk:
                 yield _Step(position, piece, path, place, 0, last, number, whole=True, size=size)
                 size = 0  # the first of them takes room for all
 
-    def _row_groups(self, piece: Piece) -> list[tuple[str, RowGroupPlace]]:
+    def _row_groups(self, position: int) -> list[tuple[str, RowGroupPlace]]:
+        """Return the row groups of a piece's shard, and let the reader prepare for them and the next ones."""
+        pieces = self._assignment.pieces
+        for piece in pieces[position : position + 2]:
+            self._reader.expect(piece.shard.splits)
+        piece = pieces[position]
         return [(split.path, place) for split in piece.shard.splits for place in self._reader.row_groups(split)]
 
     def _decoding_bytes(self, path: str, place: RowGroupPlace) -> int:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_dataloader_utils.errors import CheckpointMismatchError, Difference
-from torch_dataloader_utils.model import DataFile, Manifest, Piece, Plan, Shard, Split
+from torch_dataloader_utils.model import DESCRIBED, DataFile, Manifest, Piece, Plan, Shard, Split
 from torch_dataloader_utils.planning import PLAN_ALGORITHM, PlanOptions
 from torch_dataloader_utils.progress import Progress, StreamProgress
 from torch_dataloader_utils.ranges import Coverage, merged_row_numbers, row_numbers, splits_of_rows
@@ -252,6 +252,7 @@ class _FileChanges:
     removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     fingerprints: tuple[str, str] | None = None
+    described: tuple[bool, bool] = (False, False)  # by `_metadata`: then, and now
 
     def __bool__(self) -> bool:
         return bool(self.added or self.removed or self.changed or self.fingerprints)
@@ -270,7 +271,12 @@ def _compare_files(saved: SavedState, manifest: Manifest) -> _FileChanges:
         removed=tuple(path for path in before if path not in now),
         changed=tuple(path for path in now if path in before and _differs(before[path], now[path])),
         fingerprints=fingerprints,
+        described=(any(map(_is_described, saved.files)), any(map(_is_described, manifest.files))),
     )
+
+
+def _is_described(file: SavedFile | DataFile) -> bool:
+    return file.digest.startswith(DESCRIBED)
 
 
 def _differs(before: SavedFile, now: DataFile) -> bool:
@@ -293,6 +299,10 @@ def _mismatch(
     for verb, paths in (("added", files.added), ("removed", files.removed), ("changed", files.changed)):
         if paths:
             lines.append(f"  - files {verb} since the checkpoint: {shorten(paths)}")
+    if files.changed and files.described == (True, False):
+        lines.append("  - `_metadata` described the files then and does not now, so that they cannot be compared")
+    elif files.changed and files.described == (False, True):
+        lines.append("  - `_metadata` describes the files now and did not then, so that they cannot be compared")
     if files.fingerprints and not (files.added or files.removed or files.changed):
         before, now = files.fingerprints
         lines.append(f"  - the file list changed: checkpoint={before!r}, current={now!r} (fingerprints)")

@@ -16,6 +16,7 @@ from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.fetching import Fetcher
 from torch_dataloader_utils.formats.layout import Layout
 from torch_dataloader_utils.formats.parquet import ParquetSource
+from torch_dataloader_utils.formats.sidecar import Footers
 from torch_dataloader_utils.formats.sparse import SparseFile
 from torch_dataloader_utils.storage import LocalFile
 
@@ -31,15 +32,22 @@ class Decoder:
     Args:
         source: The data files.
         columns: Names of the columns to decode.
+        footers: The files' footers.
         layout: Tells where in a file, by path, these lie.
         fetcher: Fetches their bytes; None if the files are local.
     """
 
     def __init__(
-        self, source: ParquetSource, columns: Sequence[str], layout: Callable[[str], Layout], fetcher: Fetcher | None
+        self,
+        source: ParquetSource,
+        columns: Sequence[str],
+        footers: Footers,
+        layout: Callable[[str], Layout],
+        fetcher: Fetcher | None,
     ) -> None:
         self._source = source
         self._columns = list(columns)
+        self._footers = footers
         self._layout = layout
         self._fetcher = fetcher
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
@@ -128,7 +136,7 @@ class Decoder:
         return opened
 
     def _check_footer(self, path: str, local: LocalFile) -> None:
-        footer = self._source.footers[path]
+        footer = self._footers[path]
         local.file.seek(local.size - len(footer))
         if local.file.read(len(footer)) != footer:
             msg = f"{self._source.manifest.full_path(path)} was written anew since it was listed"

@@ -17,7 +17,7 @@ from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.model import DataFile, RowGroup
 from torch_dataloader_utils.storage import Storage, StoredFile
 
-__all__ = ["MAGIC", "Footer", "FooterReader", "NullCount", "leaves_of", "parse_footer"]
+__all__ = ["MAGIC", "Columns", "Footer", "FooterReader", "NullCount", "leaves_of", "parse_footer"]
 
 MAGIC = b"PAR1"
 TAIL_BYTES = 64 * 1024
@@ -41,13 +41,13 @@ class Footer:
         file: The file by content.
         schema: Its columns.
         nulls: The nulls it announces in the columns that were asked for.
-        content: The footer's bytes, with their length and the magic.
+        content: The footer's bytes, with their length and the magic; None where another file told what it says.
     """
 
     file: DataFile
     schema: pa.Schema
     nulls: tuple[NullCount, ...]
-    content: bytes
+    content: bytes | None
 
 
 class FooterReader:
@@ -58,10 +58,10 @@ class FooterReader:
         counts_nulls: Says of a column whether its nulls matter.
     """
 
-    def __init__(self, storage: Storage, counts_nulls: Callable[[pa.Field], bool]) -> None:
+    def __init__(self, storage: Storage, counts_nulls: Callable[[pa.Field], bool] = lambda _: False) -> None:
         self._storage = storage
         self._counts_nulls = counts_nulls
-        self._last: _Columns | None = None
+        self._last: Columns | None = None
 
     def read(self, file: StoredFile) -> Footer:
         """Read and parse a file's footer.
@@ -69,20 +69,28 @@ class FooterReader:
         Raises:
             UnreadableFileError: If the file is no Parquet file, or damaged; the message names it.
         """
-        return self.parse(file, _read(self._storage, file))
+        return self.parse(file, self.content(file))
+
+    def content(self, file: StoredFile) -> bytes:
+        """Return a file's footer as bytes, with their length and the magic.
+
+        Raises:
+            UnreadableFileError: If the file is no Parquet file, or damaged; the message names it.
+        """
+        return _read(self._storage, file)
 
     def parse(self, file: StoredFile, content: bytes) -> Footer:
         """Parse a footer that was read before: its bytes, with their length and the magic."""
         try:
             metadata = parse_footer(content)
-            columns = self._columns(metadata)
+            columns = self.columns(metadata)
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
             row_groups = tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups)
             rows = [group.rows for group in row_groups]
             if sum(rows) != metadata.num_rows or min(rows, default=0) < 0:
                 msg = f"its row groups do not add up to {metadata.num_rows} rows"
                 raise pa.ArrowInvalid(msg)
-            nulls = tuple(_announced_nulls(groups, columns.counted))
+            nulls = tuple(columns.announced_nulls(groups))
         except (pa.ArrowException, OSError, ValueError) as error:
             msg = f"cannot read the footer of {self._storage.display(file.location)}: {error}"
             raise UnreadableFileError(msg) from None
@@ -90,25 +98,34 @@ class FooterReader:
         described = DataFile(file.path, file.size, digest, row_groups, file.etag, file.modified)
         return Footer(described, columns.schema, nulls, content)
 
-    def _columns(self, metadata: pq.FileMetaData) -> _Columns:
+    def columns(self, metadata: pq.FileMetaData) -> Columns:
+        """Return a file's columns."""
         arrow = (metadata.metadata or {}).get(b"ARROW:schema")  # Arrow's types are kept there
         last = self._last
         if last is None or last.arrow != arrow or not last.stored.equals(metadata.schema):
             schema = metadata.schema.to_arrow_schema().remove_metadata()
             leaves = leaves_of(schema)
             counted = tuple((column.name, leaves[column.name][0]) for column in schema if self._counts_nulls(column))
-            last = self._last = _Columns(metadata.schema, arrow, schema, counted)
+            last = self._last = Columns(metadata.schema, arrow, schema, counted)
         return last
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class Columns:
     """A file's columns as Parquet and Arrow note them, as a schema, and the first leaves of those to count nulls of."""
 
     stored: pq.ParquetSchema
     arrow: bytes | None
     schema: pa.Schema
     counted: tuple[tuple[str, int], ...]
+
+    def announced_nulls(self, groups: Sequence[pq.RowGroupMetaData]) -> Iterator[NullCount]:
+        """Yield the nulls that row groups announce in the columns to count them in."""
+        for number, group in enumerate(groups):
+            for name, leaf in self.counted:
+                statistics = group.column(leaf).statistics
+                if statistics is not None and statistics.has_null_count and statistics.null_count:
+                    yield NullCount(name, number, statistics.null_count)
 
 
 def parse_footer(footer: bytes) -> pq.FileMetaData:
@@ -138,14 +155,6 @@ def _leaf_count(kind: pa.DataType) -> int:
     if pa.types.is_dictionary(kind) or not pa.types.is_nested(kind):
         return 1
     return sum(_leaf_count(kind.field(number).type) for number in range(kind.num_fields))
-
-
-def _announced_nulls(groups: Sequence[pq.RowGroupMetaData], counted: Sequence[tuple[str, int]]) -> Iterator[NullCount]:
-    for number, group in enumerate(groups):
-        for name, leaf in counted:
-            statistics = group.column(leaf).statistics
-            if statistics is not None and statistics.has_null_count and statistics.null_count:
-                yield NullCount(name, number, statistics.null_count)
 
 
 def _read(storage: Storage, file: StoredFile) -> bytes:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pyarrow as pa
 
+from torch_dataloader_utils.formats.parquet import KnownFooters
 from torch_dataloader_utils.listing import GLOB, Listing
 from torch_dataloader_utils.storage import Storage, StoredFile
 
@@ -15,6 +16,7 @@ __all__ = ["dump_manifest", "load_manifest"]
 
 VERSION = 1
 KEY = b"torch_dataloader_utils"
+SIDECAR_KEY = b"torch_dataloader_utils:_metadata"
 
 SCHEMA = pa.schema(
     {
@@ -28,13 +30,13 @@ SCHEMA = pa.schema(
 )
 
 
-def dump_manifest(root: str, files: Sequence[StoredFile], footers: Mapping[str, bytes]) -> bytes:
+def dump_manifest(root: str, files: Sequence[StoredFile], known: KnownFooters) -> bytes:
     """Return files and footers as an Arrow IPC stream, compressed.
 
     Args:
         root: What the files' paths are relative to, without credentials.
         files: The files.
-        footers: Each file's footer, by path.
+        known: Their footers.
 
     Raises:
         ValueError: If a URL has a query: it may hold credentials, and without it the file is not found.
@@ -49,17 +51,19 @@ def dump_manifest(root: str, files: Sequence[StoredFile], footers: Mapping[str, 
         "size": [file.size for file in files],
         "etag": [file.etag for file in files],
         "modified": [file.modified for file in files],
-        "footer": [footers[file.path] for file in files],
+        "footer": [None if known.sidecar else known.footers[file.path] for file in files],
     }
-    about = json.dumps({"version": VERSION, "root": root})
+    about = {KEY: json.dumps({"version": VERSION, "root": root}).encode()}
+    if known.sidecar:
+        about[SIDECAR_KEY] = known.sidecar
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
-    with pa.ipc.new_stream(sink, SCHEMA.with_metadata({KEY: about}), options=options) as stream:
+    with pa.ipc.new_stream(sink, SCHEMA.with_metadata(about), options=options) as stream:
         stream.write_table(pa.table(columns, schema=SCHEMA))
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
-def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) -> tuple[Listing, dict[str, bytes]]:
+def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) -> tuple[Listing, KnownFooters]:
     """Return the files and footers that a manifest holds. Nothing is asked of the storage.
 
     Args:
@@ -83,10 +87,16 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
     prefixes = tuple(re.split(GLOB, location, maxsplit=1)[0] for location in locations)
     files, footers = [], {}
     for row in table.to_pylist():
-        footers[row["path"]] = row.pop("footer")
+        footer = row.pop("footer")
+        if footer is not None:
+            footers[row["path"]] = footer
         files.append(StoredFile(**row))
         if not row["location"].startswith(prefixes):
             shown = " and ".join(map(storage.display, locations))
             msg = f"the manifest holds {storage.display(row['location'])}, which does not lie at {shown}"
             raise ValueError(msg)
-    return Listing(about["root"], tuple(files)), footers
+    sidecar = table.schema.metadata.get(SIDECAR_KEY)
+    if sidecar is None and len(footers) < len(files):
+        msg = "the manifest lacks footers"
+        raise ValueError(msg)
+    return Listing(about["root"], tuple(files)), KnownFooters(footers, sidecar)

@@ -16,11 +16,12 @@ import pyarrow.compute as pc
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.footers import Footer, FooterReader, NullCount
 from torch_dataloader_utils.formats.pruning import filter_columns, require_column, select_row_groups, takes_nulls
+from torch_dataloader_utils.formats.sidecar import Footers, Sidecar, read_sidecar
 from torch_dataloader_utils.listing import Listing
 from torch_dataloader_utils.model import Manifest
 from torch_dataloader_utils.storage import Storage, StoredFile
 
-__all__ = ["SUFFIXES", "AnnouncedNulls", "ParquetSource", "delivered_type", "open_parquet"]
+__all__ = ["SUFFIXES", "AnnouncedNulls", "KnownFooters", "ParquetSource", "delivered_type", "open_parquet"]
 
 SUFFIXES = (".parquet", ".parq", ".pq")
 """Endings of the names of Parquet files."""
@@ -51,6 +52,9 @@ class ParquetSource:
         filter_columns: The columns that the filter needs.
         selection: For each file the row groups that may hold such rows, by their statistics; None if that is all.
         announced_nulls: Where the footers announce nulls that cannot be delivered, and the filter does not take.
+        files: The files as the storage lists them, by path.
+        footers: Their footers by path, as far as they were read.
+        sidecar: The footer of the `_metadata` file that described them, if one did.
     """
 
     storage: Storage
@@ -62,6 +66,7 @@ class ParquetSource:
     announced_nulls: tuple[AnnouncedNulls, ...]
     files: dict[str, StoredFile] = field(repr=False)
     footers: dict[str, bytes] = field(repr=False)
+    sidecar: bytes | None = field(repr=False)
 
     @cached_property
     def filter_digest(self) -> str | None:
@@ -71,6 +76,18 @@ class ParquetSource:
         serialised = self.filter.__reduce__()[1][0]
         return hashlib.blake2b(bytes(serialised), digest_size=8).hexdigest()
 
+    def reading_footers(self) -> Footers:
+        """Return the files' footers, those that are not known read and checked when they are first needed."""
+        return Footers(self.storage, self.files, {file.path: file for file in self.manifest.files}, self.footers)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFooters:
+    """Footers that were read before: each file's, by path, or that of the `_metadata` file that describes them all."""
+
+    footers: Mapping[str, bytes]
+    sidecar: bytes | None = None
+
 
 def open_parquet(
     storage: Storage,
@@ -79,14 +96,14 @@ def open_parquet(
     columns: Sequence[str] | None = None,
     filters: pc.Expression | None = None,
     refuses_nulls: Callable[[pa.DataType], bool] = lambda _: False,
-    known: Mapping[str, bytes] | None = None,
+    known: KnownFooters | None = None,
 ) -> ParquetSource:
-    """Read every file's footer, once, and check columns and filter against them.
+    """Read every file's footer, once, or `_metadata` if there is one, and check columns and filter against them.
 
     Args:
         storage: Where the files lie.
         listing: The files.
-        known: Each file's footer by path where they are known; then none is read.
+        known: What another source read, so that nothing has to be; or None.
         columns: The columns to deliver; None for all.
         filters: Which rows to deliver; None for all.
         refuses_nulls: The types that cannot be delivered with nulls.
@@ -104,10 +121,17 @@ def open_parquet(
         return (columns is None or column.name in columns) and refuses_nulls(column.type)
 
     reader = FooterReader(storage, counts_nulls)
-    if known is None:
-        footers = list(_each(reader.read, listing.files, at_once=storage.is_local))
+    sidecar = None
+    if known is not None and known.sidecar is not None:
+        sidecar = Sidecar(known.sidecar)
+    elif known is None and listing.sidecar is not None:
+        sidecar = read_sidecar(storage, listing.sidecar, listing.files)
+    if sidecar is not None:
+        footers = list(sidecar.describe(listing.files, reader))
+    elif known is not None:
+        footers = [reader.parse(file, known.footers[file.path]) for file in listing.files]
     else:
-        footers = [reader.parse(file, known[file.path]) for file in listing.files]
+        footers = list(_each(reader.read, listing.files, at_once=storage.is_local))
     manifest = Manifest(listing.root, tuple(footer.file for footer in footers))
     whole = footers[0].schema
     filtering = () if filters is None else filter_columns(filters, whole)
@@ -117,8 +141,12 @@ def open_parquet(
     needed = list(dict.fromkeys([*delivered, *filtering]))
     for footer in footers[1:]:
         _require_same(manifest, footer.file.path, footer.schema, whole, needed, all_columns=columns is None)
-    contents = [footer.content for footer in footers]
-    selection = None if filters is None else select_row_groups(contents, filters, whole, filtering)
+    contents = {footer.file.path: footer.content for footer in footers if footer.content is not None}
+    selection = None
+    if filters is not None and sidecar is not None:
+        selection = sidecar.select_row_groups([file.path for file in listing.files], filters, whole, filtering)
+    elif filters is not None:
+        selection = select_row_groups(contents.values(), filters, whole, filtering)
     taken = {name for name in filtering if filters is not None and takes_nulls(filters, whole, filtering, name)}
     return ParquetSource(
         storage=storage,
@@ -129,7 +157,8 @@ def open_parquet(
         selection=selection,
         announced_nulls=tuple(_announced_nulls(manifest, footers, selection, set(delivered) - taken)),
         files={file.path: file for file in listing.files},
-        footers={footer.file.path: footer.content for footer in footers},
+        footers=contents,
+        sidecar=None if sidecar is None else sidecar.content,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -63,11 +63,11 @@ class ParquetReader:
         self._swell = 1.0
 
         columns = list(dict.fromkeys([*source.schema.names, *source.filter_columns]))
-        layout = lru_cache(OPEN_FILES)(lambda path: Layout(parse_footer(source.footers[path]), columns))
-        self._layout = layout
+        footers = self._footers = source.reading_footers()
+        layout = self._layout = lru_cache(OPEN_FILES)(lambda path: Layout(parse_footer(footers[path]), columns))
         self._fetcher = None if source.storage.is_local else Fetcher(source.storage, source.files, layout)
         count = min(MOST_DECODERS, pa.cpu_count())
-        self._decoders = [Decoder(source, columns, layout, self._fetcher) for _ in range(count)]
+        self._decoders = [Decoder(source, columns, footers, layout, self._fetcher) for _ in range(count)]
         self._decoded: dict[tuple[str, int], Future[pa.Table]] = {}
 
     @property
@@ -79,6 +79,10 @@ class ParquetReader:
     def most_asked(self) -> int:
         """How many row groups to ask for ahead: those to decode while another is worked on, or many to fetch."""
         return FETCHES if self._fetcher is not None else len(self._decoders) + 1
+
+    def expect(self, splits: Iterable[Split]) -> None:
+        """Begin to read what is needed to know of files before any of their row groups can be asked for."""
+        self._footers.expect(split.path for split in splits)
 
     def row_groups(self, split: Split) -> list[RowGroupPlace]:
         """Return the row groups that make up a split, in order."""
@@ -166,6 +170,7 @@ class ParquetReader:
             self._fetcher.close()
         for decoder in self._decoders:
             decoder.close()
+        self._footers.close()
 
     def _next_decoder(self) -> Decoder:
         """Return the decoder whose turn it is: they take turns, as row groups are read in turn."""

@@ -1,0 +1,165 @@
+"""A `_metadata` file: the row groups of all data files of a directory, written beside them.
+
+What it is: https://arrow.apache.org/docs/python/parquet.html#writing-metadata-and-common-metadata-files. With it a plan
+needs no other footer. It may be older than the files, and reading by it would then give other rows than it says. So
+each file's own footer is read before its rows are, and held against it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from torch_dataloader_utils.errors import MetadataFileWarning, UnreadableFileError, warn_user
+from torch_dataloader_utils.formats.footers import Footer, FooterReader, parse_footer
+from torch_dataloader_utils.formats.pruning import select_row_groups
+from torch_dataloader_utils.model import DESCRIBED, DataFile, RowGroup
+from torch_dataloader_utils.storage import Storage, StoredFile
+
+__all__ = ["Footers", "Sidecar", "read_sidecar"]
+
+FOOTER_THREADS = 16
+SHOWN = 3
+
+
+class Sidecar:
+    """What a `_metadata` file says of the files beside it.
+
+    Args:
+        content: Its footer, with length and magic; it has nothing else.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.metadata = parse_footer(content)
+        self._numbers: dict[str, list[int]] = defaultdict(list)
+        for number in range(self.metadata.num_row_groups):
+            self._numbers[self.metadata.row_group(number).column(0).file_path].append(number)
+
+    @property
+    def paths(self) -> set[str]:
+        """The files that it describes, by their paths relative to its own directory."""
+        return set(self._numbers)
+
+    def describe(self, files: Iterable[StoredFile], reader: FooterReader) -> Iterator[Footer]:
+        """Yield, for each file, what its footer would say; its bytes are not known."""
+        columns = reader.columns(self.metadata)
+        for file in files:
+            groups = [self.metadata.row_group(number) for number in self._numbers[file.path]]
+            row_groups = tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups)
+            described = DataFile(file.path, file.size, layout_digest(groups), row_groups, file.etag, file.modified)
+            yield Footer(described, columns.schema, tuple(columns.announced_nulls(groups)), None)
+
+    def select_row_groups(
+        self, files: Sequence[str], filters: pc.Expression, schema: pa.Schema, columns: Sequence[str]
+    ) -> tuple[tuple[int, ...], ...] | None:
+        """Return what `pruning.select_row_groups` would with the files' own footers."""
+        found = select_row_groups([self.content], filters, schema, columns)
+        if found is None:
+            return None
+        selected = frozenset(found[0])
+        return tuple(
+            tuple(place for place, number in enumerate(self._numbers[path]) if number in selected) for path in files
+        )
+
+
+def read_sidecar(storage: Storage, file: StoredFile, files: Sequence[StoredFile]) -> Sidecar | None:
+    """Read a `_metadata` file; warn and return None if it does not describe just these files.
+
+    Args:
+        storage: Where it lies.
+        file: The `_metadata` file.
+        files: The data files in its directory.
+    """
+    name = storage.display(file.location)
+    try:
+        sidecar = Sidecar(FooterReader(storage).content(file))
+    except (OSError, pa.ArrowException, UnreadableFileError) as error:
+        warn_user(f"{name} is not used, all footers are read instead: {error}", MetadataFileWarning)
+        return None
+    here = {one.path for one in files}
+    if sidecar.paths != here:
+        lacking, surplus = sorted(here - sidecar.paths), sorted(sidecar.paths - here)
+        parts = [
+            f"{text} {', '.join(paths[:SHOWN])}" + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
+            for text, paths in (("it does not describe", lacking), ("it describes missing", surplus))
+            if paths
+        ]
+        text = f"{name} is not used, all footers are read instead: {'; '.join(parts)}. Write it anew, or remove it"
+        warn_user(text, MetadataFileWarning)
+        return None
+    return sidecar
+
+
+def layout_digest(groups: Iterable[pq.RowGroupMetaData]) -> str:
+    """Return a digest of where the row groups of a file lie and how large they are: the same by its own footer."""
+    digest = hashlib.blake2b(digest_size=8)
+    for group in groups:
+        chunks = [group.column(number) for number in range(group.num_columns)]
+        places = [(chunk.data_page_offset, chunk.total_compressed_size) for chunk in chunks]
+        digest.update(f"{group.num_rows} {group.total_byte_size} {places}\n".encode())
+    return DESCRIBED + digest.hexdigest()
+
+
+class Footers:
+    """The files' footers as bytes: those that are known, and those that are read when they are first needed.
+
+    Args:
+        storage: Where the files lie.
+        files: The files, by path.
+        described: The same as the plan knows them.
+        known: Footers by path; what is read is added to them.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        files: Mapping[str, StoredFile],
+        described: Mapping[str, DataFile],
+        known: dict[str, bytes],
+    ) -> None:
+        self._storage = storage
+        self._files = files
+        self._described = described
+        self._known = known
+        self._asked: dict[str, Future[bytes]] = {}
+        self._threads: ThreadPoolExecutor | None = None
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """Begin to read footers that are needed soon, unless the storage is local and answers at once."""
+        if self._storage.is_local:
+            return
+        for path in paths:
+            if path not in self._known and path not in self._asked:
+                if self._threads is None:
+                    self._threads = ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="fetch_footers")
+                self._asked[path] = self._threads.submit(self._read, path)
+
+    def __getitem__(self, path: str) -> bytes:
+        content = self._known.get(path)
+        if content is None:
+            asked = self._asked.pop(path, None)
+            content = self._known[path] = self._read(path) if asked is None else asked.result()
+        return content
+
+    def close(self) -> None:
+        """Read no more; what is being read is waited for."""
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+
+    def _read(self, path: str) -> bytes:
+        content = FooterReader(self._storage).content(self._files[path])
+        name = self._storage.display(self._files[path].location)
+        with self._storage.errors_at(f"the footer of {name}"):
+            metadata = parse_footer(content)
+            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            if layout_digest(groups) != self._described[path].digest:
+                msg = f"{name} is not the file that `_metadata` describes: write `_metadata` anew, or remove it"
+                raise UnreadableFileError(msg)
+        return content
