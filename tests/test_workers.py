@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 import time
 
 import pytest
 import torch
-from support import all_rows_of, open_loader, write_dataset
+from support import all_rows_of, batches_of, open_loader, write_dataset
 
 import torch_dataloader_utils.loader as loader_module
 from torch_dataloader_utils import IterationEndedError
+from torch_dataloader_utils.model import Assignment
+from torch_dataloader_utils.transport import Inbox
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -97,3 +100,35 @@ def test_a_worker_that_dies_at_its_start_is_torchs_error_at_once(tmp_path):
 def die(worker: int) -> None:
     if worker:
         os._exit(3)
+
+
+def test_a_worker_that_is_not_forked_is_sent_the_footers_of_its_own_files_once(tmp_path, monkeypatch):
+    write_dataset(tmp_path, ((30, 10),) * 12)
+
+    def epochs(start: str) -> list[list[list[int]]]:
+        loader, dataset = open_loader(tmp_path, num_workers=2, shuffle=True, multiprocessing_context=start)
+        found = []
+        for epoch in range(3):
+            dataset.set_epoch(epoch)
+            found.append(batches_of(loader))
+        return found
+
+    expected = epochs("fork")
+    sent: list[tuple[int, Assignment]] = []
+    send = Inbox.send
+    monkeypatch.setattr(Inbox, "send", lambda inbox, one: (sent.append((id(inbox), one)), send(inbox, one)))
+    assert epochs("spawn") == expected
+    footers = {file.name: file.read_bytes()[-100:] for file in tmp_path.iterdir()}
+    of_worker: dict[int, list[str]] = {}
+    for inbox, assignment in sent:
+        known = of_worker.setdefault(inbox, [])
+        known.extend(assignment.footers)
+        assert {split.path for piece in assignment.pieces for split in piece.shard.splits} <= set(known)
+        assert all(content.endswith(footers[path]) for path, content in assignment.footers.items())
+    assert len(of_worker) == 2
+    assert all(len(known) == len(set(known)) for known in of_worker.values())
+    _, dataset = open_loader(tmp_path)
+    with dataset.lean():
+        content = pickle.dumps(dataset)
+    assert not any(end in content for end in footers.values())
+    assert any(end in pickle.dumps(dataset) for end in footers.values())

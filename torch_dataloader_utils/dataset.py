@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, Literal
@@ -95,6 +96,7 @@ class StructuredDataset(IterableDataset[Any]):
         self._iteration: Iteration | None = None
         self._iterations = 0
         self._post: Post | None = None
+        self._is_lean = False
         self._copies = Copies()
         self._warned_of_uneven_ranks = False
         self._warn_of_uneven_ranks()
@@ -408,6 +410,22 @@ class StructuredDataset(IterableDataset[Any]):
         """Make this copy, in a worker, answer the assignments that come by post."""
         self._post = post
 
+    @contextmanager
+    def lean(self) -> Iterator[None]:
+        """Let copies that are sent to processes have nothing that assignments bring along."""
+        self._is_lean = True
+        try:
+            yield
+        finally:
+            self._is_lean = False
+
+    def equipped(self, assignment: Assignment, known: Collection[str]) -> Assignment:
+        """Add to an assignment the footers that a lean copy needs for it and does not know."""
+        footers = self._source.footers
+        needed = {split.path for piece in assignment.pieces for split in piece.shard.splits}
+        new = sorted(needed.difference(known).intersection(footers))
+        return replace(assignment, footers={path: footers[path] for path in new})
+
     # Within ----------------------------------------------------------------------------------------------------------
 
     @property
@@ -493,6 +511,9 @@ class StructuredDataset(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to this process: the iteration, and shared memory unless a process is started."""
         state = {**self.__dict__, "_iteration": None, "_plan": None}
+        if self._is_lean:
+            stream = self._stream.without_footers()
+            state |= {"_stream": stream, "_source": stream.source, "_loaded": None}
         if not is_being_sent_to_a_process():
             del state["_copies"]
         return state

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Protocol
 
@@ -51,6 +52,14 @@ class IterationSource(Protocol):
 
     def attach_post(self, post: Post) -> None:
         """Make a worker's copy answer the assignments that come by post."""
+        ...
+
+    def lean(self) -> AbstractContextManager[None]:
+        """Let copies that are sent to processes have nothing that assignments bring along."""
+        ...
+
+    def equipped(self, assignment: Assignment, known: Collection[str]) -> Assignment:
+        """Add to an assignment what such a copy needs for it and does not know."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,7 +154,8 @@ class StructuredDataLoader(DataLoader[Any]):
             answers = self._ask_workers()
             iteration = self._source.begin_iteration()
             for post, assignment in zip(self._posts, iteration.assignments(), strict=True):
-                post.send(assignment)
+                knows_all = self._context().get_start_method() == "fork"  # it was made of this process
+                post.send(assignment if knows_all else self._source.equipped(assignment, post.known))
         except BaseException:
             self._forget_workers()
             raise
@@ -156,7 +166,7 @@ class StructuredDataLoader(DataLoader[Any]):
         """Let torch start workers, or ask persistent ones anew; start them again where one hangs since its fork."""
         if self.persistent_workers and self._posts:
             return self._torch_iterator()
-        context: Any = self.multiprocessing_context or torch.multiprocessing
+        context = self._context()
         for _ in range(FORK_ATTEMPTS):
             roll_call = RollCall(context)
             self._posts = self._new_posts(context)
@@ -175,6 +185,9 @@ class StructuredDataLoader(DataLoader[Any]):
         )
         raise RuntimeError(msg)
 
+    def _context(self) -> Any:
+        return self.multiprocessing_context or torch.multiprocessing
+
     def _new_posts(self, context: Any) -> list[Post]:
         """Return posts with blocks for all that may be on its way to this process or in use in it at a time."""
         ahead = self.prefetch_factor or 1
@@ -184,7 +197,8 @@ class StructuredDataLoader(DataLoader[Any]):
         return [Post(Inbox(context), pace, one) for one in blocks]
 
     def _torch_iterator(self) -> Iterator[Parcel]:
-        answers = super().__iter__()
+        with self._source.lean():
+            answers = super().__iter__()
         self._answers = weakref.ref(answers)
         return answers
 

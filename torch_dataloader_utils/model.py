@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
+from typing import Any
 
 __all__ = [
     "DESCRIBED",
@@ -83,6 +85,10 @@ class Manifest:
         if any(one >= other for one, other in pairwise(paths)):
             msg = "a manifest's files are sorted by path, each path once"
             raise ValueError(msg)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what can be worked out again."""
+        return {"root": self.root, "files": self.files}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -239,9 +245,11 @@ class Assignment:
         stream: The stream that the worker walks.
         epoch: The epoch, which keys the shuffle inside shards.
         pieces: The pieces to walk, in order.
+        footers: Footers of the files that they lie in, by path, which the worker does not have yet.
     """
 
     iteration: int
     stream: int
     epoch: int
     pieces: tuple[Piece, ...]
+    footers: Mapping[str, bytes] = field(default_factory=dict, repr=False)

@@ -32,6 +32,10 @@ class Stream:
     options: ReadOptions
     collate_fn: Callable[[Any], Any] | None
 
+    def without_footers(self) -> Stream:
+        """Return the same for a process that gets footers with its assignments."""
+        return replace(self, source=replace(self.source, footers={}, sidecar=None))
+
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
         """Yield a stream's batches one by one, for this process.
 
@@ -62,6 +66,7 @@ class Stream:
             assignment: What to read.
             post: How this worker is connected with the training process.
         """
+        self.source.footers.update(assignment.footers)
         outgoing = _Outgoing(assignment, post)
         ahead = self._ahead(assignment)
         try:

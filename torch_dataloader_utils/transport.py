@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -81,15 +81,18 @@ class Post:
         inbox: Where it finds its assignments.
         pace: How many batches it puts into a parcel.
         blocks: Shared memory to pack them into, or None where the system has none.
+        known: The files whose footers were sent.
     """
 
     inbox: Inbox
     pace: Pace
     blocks: Blocks | None
+    known: set[str] = field(default_factory=set)
 
     def send(self, assignment: Assignment) -> None:
         """Send the assignment of the next iteration; whatever the worker sent for another one has arrived by now."""
         self.pace.reset()
+        self.known.update(assignment.footers)
         if self.blocks is not None:
             self.blocks.free_all_but_held()
         self.inbox.send(assignment)
