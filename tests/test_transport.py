@@ -21,7 +21,8 @@ import torch
 from support import open_loader, write_dataset
 
 from torch_dataloader_utils.blocks import Blocks
-from torch_dataloader_utils.convert import split, together
+from torch_dataloader_utils.collating import Gathered
+from torch_dataloader_utils.convert import split
 from torch_dataloader_utils.cutting import Batch, BytesRead, StreamEnd
 from torch_dataloader_utils.model import Receipt
 from torch_dataloader_utils.transport import ALIGNMENT, Parcel
@@ -151,21 +152,38 @@ ODD = {
 def test_batches_that_are_not_alike_are_not_put_together(odd, place):
     batches: list[Any] = [{"a": torch.zeros(3)}]
     batches.insert(place, ODD[odd])
-    assert together(batches, [3, 3]) is None
+    gathered = Gathered([3, 3])
+    taken = [gathered.take(batch) is not None for batch in batches]
+    assert not taken[1] or not taken[0]
+    assert not gathered.is_complete
 
 
 def test_batches_that_are_alike_are_put_together_and_cut_apart_as_they_were():
     batches = [{"a": torch.arange(rows * 2.0).reshape(rows, 2), "b": torch.arange(rows)} for rows in (3, 4, 1)]
-    columns = together(batches, [3, 4, 1])
-    assert columns is not None
-    for cut, batch in zip(split(columns, [3, 4, 1]), batches, strict=True):
-        assert cut.keys() == batch.keys()
-        assert all(torch.equal(cut[name], batch[name]) for name in batch)
+    gathered = Gathered([3, 4, 1])
+    copies = [gathered.take({name: tensor.clone() for name, tensor in batch.items()}) for batch in batches]
+    assert gathered.is_complete
+    for found in (copies, list(split(gathered.columns, [3, 4, 1]))):
+        for cut, batch in zip(found, batches, strict=True):
+            assert cut is not None
+            assert cut.keys() == batch.keys()
+            assert all(torch.equal(cut[name], batch[name]) for name in batch)
+
+
+def test_what_was_put_together_is_not_changed_by_the_next_batch_in_the_same_memory():
+    gathered = Gathered([2, 2])
+    memory = {"a": torch.zeros(2)}
+    first = gathered.take(memory)
+    memory["a"].fill_(1)
+    second = gathered.take(memory)
+    assert first is not None
+    assert second is not None
+    assert (first["a"].tolist(), second["a"].tolist()) == ([0, 0], [1, 1])
 
 
 def test_one_tensor_by_two_names_stays_one():
     tensor = torch.zeros(3)
-    assert together([{"a": tensor, "b": tensor}] * 2, [3, 3]) is None
+    assert Gathered([3, 3]).take({"a": tensor, "b": tensor}) is None
 
 
 def unpicklable(batch):

@@ -23,16 +23,13 @@ __all__ = [
     "Columns",
     "Cut",
     "OutputFormat",
-    "UncopyableError",
     "convert",
     "copy_rows",
     "find_nulls",
     "join",
     "null_message",
     "refuses_nulls",
-    "snapshot",
     "split",
-    "together",
     "with_lists",
 ]
 
@@ -146,60 +143,6 @@ def split(columns: Columns, sizes: Sequence[int]) -> Iterator[Any]:
     names = tuple(columns)
     for _, *values in zip(sizes, *(_split_column(name, columns[name], sizes) for name in names), strict=True):
         yield dict(zip(names, values, strict=True))
-
-
-def together(batches: Sequence[Any], sizes: Sequence[int]) -> Columns | None:
-    """Return batches as the columns that `split` would cut into them again; None where they are not of that kind.
-
-    Args:
-        batches: What a `collate_fn` returned; dictionaries of tensors of one kind can be put together.
-        sizes: The rows of each batch.
-    """
-    first = batches[0]
-    if len(batches) == 1 or not all(type(batch) is dict and batch.keys() == first.keys() for batch in batches):
-        return None
-    kinds = [_kind(value, sizes[0]) for value in first.values()]
-    if None in kinds or len(set(map(id, first.values()))) < len(first):
-        return None
-    for batch, size in zip(batches, sizes, strict=True):
-        if [_kind(batch[name], size) for name in first] != kinds:
-            return None
-    return {name: torch.cat([batch[name] for batch in batches]) for name in first}
-
-
-def snapshot(value: Any) -> Any:
-    """Return a copy of what a `collate_fn` returned, which may fill the same memory again for the next batch.
-
-    Args:
-        value: Tensors and arrays in dictionaries, lists and tuples, with numbers and texts between them.
-
-    Raises:
-        UncopyableError: If there is anything else in it.
-    """
-    if type(value) is torch.Tensor and value.layout == torch.strided and not value.requires_grad:
-        return value.clone()
-    if type(value) is np.ndarray and not value.dtype.hasobject:
-        return value.copy()
-    if type(value) is dict:
-        return {key: snapshot(inner) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(map(snapshot, value))
-    if value is None or type(value) in (bool, int, float, complex, str, bytes):
-        return value
-    raise UncopyableError
-
-
-class UncopyableError(Exception):
-    """Nobody knows how to copy this."""
-
-
-def _kind(value: Any, rows: int) -> tuple[torch.dtype, torch.Size] | None:
-    """Return what tensors must have in common to be one column; None if a value is no tensor with a row for each."""
-    if type(value) is not torch.Tensor or not value.dim() or len(value) != rows:
-        return None
-    if value.layout != torch.strided or not value.is_cpu or value.requires_grad or value.is_quantized:
-        return None
-    return value.dtype, value.shape[1:]
 
 
 def with_lists(columns: Columns, sizes: Sequence[int]) -> Columns:

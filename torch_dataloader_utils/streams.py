@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torch_dataloader_utils.convert import UncopyableError, snapshot, together, with_lists
+from torch_dataloader_utils.collating import Gathered, UncopyableError, snapshot
+from torch_dataloader_utils.convert import with_lists
 from torch_dataloader_utils.cutting import Batch, Batches, StreamEnd
 from torch_dataloader_utils.formats.parquet import ParquetSource
 from torch_dataloader_utils.model import Assignment
@@ -118,12 +119,14 @@ class Stream:
 
     def _collated_together(self, batches: Batches) -> Iterator[Batches | Batch | Alone]:
         """Yield collated batches, as one where they are alike; what cannot be copied is to be packed at once."""
+        gathered = Gathered(batches.sizes)
         done: list[Batch] = []
         try:
-            for batch in batches:
+            for number, batch in enumerate(batches):
                 collated = self._collated(batch)
+                copy = gathered.take(collated.data) if number == gathered.count else None
                 try:
-                    done.append(replace(collated, data=snapshot(collated.data)))
+                    done.append(replace(collated, data=snapshot(collated.data) if copy is None else copy))
                 except UncopyableError:
                     yield from done
                     done.clear()
@@ -131,13 +134,10 @@ class Stream:
         except Exception:
             yield from done  # what was made before the error is delivered before it is raised
             raise
-        columns = (
-            together([batch.data for batch in done], batches.sizes) if len(done) == len(batches.receipts) else None
-        )
-        if columns is None:
-            yield from done
+        if gathered.is_complete:
+            yield replace(batches, columns=gathered.columns)
         else:
-            yield replace(batches, columns=columns)
+            yield from done
 
 
 @dataclass(frozen=True, slots=True)

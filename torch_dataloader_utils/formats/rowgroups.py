@@ -171,6 +171,7 @@ class ParquetReader:
         for decoder in self._decoders:
             decoder.close()
         self._footers.close()
+        pa.default_memory_pool().release_unused()  # what threads that ended leave behind would pile up over epochs
 
     def _next_decoder(self) -> Decoder:
         """Return the decoder whose turn it is: they take turns, as row groups are read in turn."""
