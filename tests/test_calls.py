@@ -999,7 +999,7 @@ def batches_of_plan(dataset: Any, size: int, *, drop_last: bool) -> tuple[list[l
     first = dataset._source.manifest.first_rows
     streams = []
     dropped = 0
-    for shards in dataset._plan_of(dataset.epoch).rank_streams(dataset.rank):
+    for shards in dataset._course.plan.rank_streams(dataset.rank):
         splits = [split for shard in shards for split in shard.splits]
         rows = [first[one.path] + one.row_offset + row for one in splits for row in range(one.row_length)]
         stop = len(rows) // size * size if drop_last else len(rows)

@@ -1,8 +1,8 @@
-"""StructuredDataset: the public face that ties the layers together and owns the progress."""
+"""StructuredDataset: the public face that ties the layers together."""
 
 from __future__ import annotations
 
-import hashlib
+import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -15,20 +15,16 @@ import torch.distributed as dist
 from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_dataloader_utils.convert import OUTPUT_FORMATS, OutputFormat, refuses_nulls
+from torch_dataloader_utils.course import Course
 from torch_dataloader_utils.cutting import Batch, StreamEnd
-from torch_dataloader_utils.errors import (
-    ChangedFilesWarning,
-    ProgressUnknownError,
-    UnevenRanksWarning,
-    warn_user,
-)
+from torch_dataloader_utils.errors import ProgressUnknownError
 from torch_dataloader_utils.formats.manifests import dump_manifest, load_manifest
 from torch_dataloader_utils.formats.parquet import SUFFIXES, KnownFooters, ParquetSource, open_parquet
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
 from torch_dataloader_utils.listing import list_files
 from torch_dataloader_utils.loader import StructuredDataLoader
-from torch_dataloader_utils.metrics import Metrics, ProgressLine
-from torch_dataloader_utils.model import Assignment, Plan
+from torch_dataloader_utils.metrics import Metrics
+from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.options import (
     PathLike,
     default_num_workers,
@@ -44,12 +40,8 @@ from torch_dataloader_utils.options import (
     require_seconds,
     resolve_rank,
 )
-from torch_dataloader_utils.planning import PlanOptions, make_plan
-from torch_dataloader_utils.progress import Progress
+from torch_dataloader_utils.planning import PlanOptions
 from torch_dataloader_utils.reading import ReadOptions, check_columns
-from torch_dataloader_utils.saved import parse_state
-from torch_dataloader_utils.sharing import Copies, is_being_sent_to_a_process
-from torch_dataloader_utils.state import Run, dump_state, restore_progress, shorten, touched_files
 from torch_dataloader_utils.storage import Storage
 from torch_dataloader_utils.streams import Stream
 from torch_dataloader_utils.transport import Parcel, Post
@@ -67,39 +59,14 @@ class StructuredDataset(IterableDataset[Any]):
     """
 
     def __init__(
-        self,
-        source: ParquetSource,
-        plan_options: PlanOptions,
-        read_options: ReadOptions,
-        *,
-        num_workers: int,
-        adopts_num_workers: bool,
-        num_ranks: int,
-        rank: int,
-        collate_fn: Callable[[Any], Any] | None,
-        progress_interval_sec: float | None,
+        self, source: ParquetSource, course: Course, read_options: ReadOptions, collate_fn: Callable[[Any], Any] | None
     ) -> None:
         super().__init__()
-        self.num_ranks = num_ranks
-        self.rank = rank
         self._source = source
-        self._plan_options = plan_options
-        self._read_options = read_options
-        self._num_workers = num_workers
-        self._adopts_num_workers = adopts_num_workers
+        self._course = course
         self._stream = Stream(source, read_options, collate_fn)
-        self._progress_interval_sec = progress_interval_sec
-
-        self._epoch = 0
-        self._plan: Plan | None = None
-        self._loaded: Progress | None = None
-        self._iteration: Iteration | None = None
-        self._iterations = 0
         self._post: Post | None = None
         self._is_lean = False
-        self._copies = Copies()
-        self._warned_of_uneven_ranks = False
-        self._warn_of_uneven_ranks()
 
     @classmethod
     def create_dataloader(
@@ -235,7 +202,7 @@ class StructuredDataset(IterableDataset[Any]):
             refuses_nulls=partial(refuses_nulls, output_format=output_format),
         )
         check_columns(source, read_options)
-        dataset = cls(
+        course = Course(
             source,
             plan_options,
             read_options,
@@ -243,9 +210,9 @@ class StructuredDataset(IterableDataset[Any]):
             adopts_num_workers=num_workers is None,
             num_ranks=num_ranks,
             rank=rank,
-            collate_fn=collate_fn,
             progress_interval_sec=interval if show_progress else None,
         )
+        dataset = cls(source, course, read_options, collate_fn)
         return StructuredDataLoader(dataset, **dataloader_kwargs), dataset
 
     # What users call -------------------------------------------------------------------------------------------------
@@ -253,12 +220,22 @@ class StructuredDataset(IterableDataset[Any]):
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration delivers, or continues."""
-        return self._epoch
+        return self._course.epoch
 
     @property
     def num_workers(self) -> int:
         """Number of worker processes; 0 means this process."""
-        return self._num_workers
+        return self._course.num_workers
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks that share the rows."""
+        return self._course.num_ranks
+
+    @property
+    def rank(self) -> int:
+        """This rank."""
+        return self._course.rank
 
     @property
     def schema(self) -> pa.Schema:
@@ -272,10 +249,7 @@ class StructuredDataset(IterableDataset[Any]):
         Raises:
             TypeError: If a filter makes it unknowable.
         """
-        if self._source.filter is not None:
-            msg = "the number of batches is not known ahead: only reading tells how many rows the filter leaves"
-            raise TypeError(msg)
-        return self._batches(self._progress)
+        return self._course.num_batches
 
     @property
     def plan_digest(self) -> str:
@@ -283,15 +257,7 @@ class StructuredDataset(IterableDataset[Any]):
 
         Beside the plan it covers the files' content (as far as footers tell), the filter, the seed and the batch size.
         """
-        parts = (
-            self._plan_of(self._epoch).digest,
-            self._source.manifest.fingerprint,
-            self._source.filter_digest,
-            self._plan_options,
-            self._read_options.batch_size,
-            self._read_options.drop_last,
-        )
-        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+        return self._course.plan_digest
 
     def set_epoch(self, epoch: int) -> None:
         """Plan an epoch and forget the progress of the one before.
@@ -302,12 +268,7 @@ class StructuredDataset(IterableDataset[Any]):
         Args:
             epoch: The epoch, from 0.
         """
-        epoch = require_count(epoch, "epoch", least=0)
-        if self._loaded is not None and epoch == self._epoch:
-            return
-        self._epoch = epoch
-        self._take_over("set_epoch", None)
-        self._warn_of_uneven_ranks()
+        self._course.set_epoch(require_count(epoch, "epoch", least=0))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as plain values: what has been handed over, to the row. Changes nothing.
@@ -319,13 +280,13 @@ class StructuredDataset(IterableDataset[Any]):
         Raises:
             ProgressUnknownError: If a plain DataLoader's workers delivered batches, which cannot be counted here.
         """
-        if get_worker_info() is None and self._copies.have_delivered:
+        if get_worker_info() is None and self._course.copies.have_delivered:
             msg = (
                 "the progress is not known: worker processes of a plain DataLoader deliver batches without telling "
                 "this process; use the loader that create_dataloader returns, or num_workers=0"
             )
             raise ProgressUnknownError(msg)
-        return dump_state(self._run(), self._epoch, self._progress)
+        return self._course.state_dict()
 
     def load_state_dict(self, state: Any) -> None:
         """Take over a state: its epoch and its progress. The next iteration continues there, once.
@@ -337,22 +298,7 @@ class StructuredDataset(IterableDataset[Any]):
             CheckpointMismatchError: If the state was saved under another plan; nothing has changed then.
             ValueError: If it is no such state; nothing has changed then.
         """
-        saved = parse_state(state)
-        worker = get_worker_info()
-        run = self._run()
-        if worker is None and self._adopts_num_workers:
-            run = replace(run, num_workers=saved.num_workers)
-        progress = restore_progress(saved, run, lambda epoch: self._make_plan(epoch, run.num_workers))
-        touched = touched_files(saved, self._source.manifest)
-        if touched:
-            text = "files have a new modification time since the checkpoint, with the same size and footer"
-            advice = "if their rows were changed, begin the epoch without the state"
-            warn_user(f"{text}: {shorten(touched)}; {advice}", ChangedFilesWarning)
-        if worker is not None:  # a loader that loads states in its workers also knows whose turn it is
-            progress = replace(progress, next_stream=0)
-        self._num_workers = run.num_workers
-        self._epoch = saved.epoch
-        self._take_over("load_state_dict", progress)
+        self._course.load_state_dict(state)
 
     def dump_manifest(self) -> bytes:
         """Return the files and their footers, for `create_dataloader` of another rank or a later run.
@@ -375,8 +321,8 @@ class StructuredDataset(IterableDataset[Any]):
             `drop_last`; ``bytes_read``, the compressed bytes of the row groups read, and ``bytes_read_again``, those
             of them in row groups that hold rows delivered before a resume.
         """
-        metrics = self._iteration.metrics if self._iteration else Metrics()
-        return {"epoch": self._epoch, **asdict(metrics)}
+        iteration = self._course.iteration
+        return {"epoch": self.epoch, **asdict(iteration.metrics if iteration else Metrics())}
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the epoch anew, or continue from a loaded state, and deliver the batches in this process."""
@@ -392,15 +338,7 @@ class StructuredDataset(IterableDataset[Any]):
 
     def begin_iteration(self) -> Iteration:
         """Begin an iteration: the epoch anew, or what a state that was loaded since the last one left."""
-        progress = self._loaded if self._loaded is not None else self._fresh_progress()
-        self._take_over("iter", None)
-        self._iterations += 1
-        line = None
-        if self._progress_interval_sec is not None:
-            total = None if self._source.filter is not None else self._batches(progress)
-            line = ProgressLine(self._progress_interval_sec, total)
-        self._iteration = Iteration(self._iterations, self._epoch, progress, line)
-        return self._iteration
+        return self._course.begin_iteration()
 
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
         """Read one stream in this process."""
@@ -428,100 +366,28 @@ class StructuredDataset(IterableDataset[Any]):
 
     # Within ----------------------------------------------------------------------------------------------------------
 
-    @property
-    def _progress(self) -> Progress:
-        """The progress as it stands: of the newest iteration, else loaded, else none."""
-        if self._iteration is not None:
-            return self._iteration.progress
-        return self._loaded if self._loaded is not None else self._fresh_progress()
-
-    def _fresh_progress(self) -> Progress:
-        return Progress.fresh(self._plan_of(self._epoch).rank_streams(self.rank))
-
-    def _take_over(self, by: str, loaded: Progress | None) -> None:
-        """Let a call take the progress from the iteration that owned it."""
-        if self._iteration is not None:
-            self._iteration.replace(by)
-        self._iteration = None
-        self._loaded = loaded
-        if get_worker_info() is None:
-            self._copies.publish(self._epoch, waiting=loaded is not None)
-
-    def _run(self) -> Run:
-        worker = get_worker_info()
-        return Run(
-            manifest=self._source.manifest,
-            options=self._plan_options,
-            filter_digest=self._source.filter_digest,
-            num_workers=self._num_workers if worker is None else worker.num_workers,
-            num_ranks=self.num_ranks,
-            rank=self.rank,
-        )
-
-    def _plan_of(self, epoch: int) -> Plan:
-        plan = self._plan
-        if plan is None or (plan.epoch, plan.num_workers) != (epoch, self._num_workers):
-            plan = self._plan = self._make_plan(epoch, self._num_workers)
-        return plan
-
-    def _make_plan(self, epoch: int, num_workers: int) -> Plan:
-        return make_plan(
-            self._source.manifest,
-            self._plan_options,
-            epoch=epoch,
-            num_ranks=self.num_ranks,
-            num_workers=num_workers,
-            selection=self._source.selection,
-        )
-
-    def _batches(self, progress: Progress) -> int:
-        return progress.batches(self._read_options.batch_size, drop_last=self._read_options.drop_last)
-
     def _answer(self, post: Post, number: int) -> Iterator[Parcel]:
         """Read, in a worker of this package's own loader, what its assignment says."""
         yield from self._stream.parcels(post.inbox.receive(number), post)
 
     def _deliver_in_plain_worker(self, worker: int, num_workers: int, loader_seed: int) -> Iterator[Any]:
         """Deliver one stream, in a worker of a plain DataLoader; what is wrong is raised with the first batch."""
-        saved = None if self._loaded is None else len(self._loaded.streams)
-        self._epoch, continues = self._copies.join(self._epoch, saved, num_workers=num_workers, loader_seed=loader_seed)
-        self._loaded = self._loaded if continues else None
-        self._num_workers = num_workers
+        self._course.join_plain_loader(num_workers, loader_seed)
         iteration = self.begin_iteration()
         own = list(iteration.assignments())[worker]  # by turn: a plain loader asks its first worker first
         yield from Handover(iteration, self.batches(own), streams={own.stream})
 
-    def _warn_of_uneven_ranks(self) -> None:
-        if self._warned_of_uneven_ranks or self.num_ranks == 1:
-            return
-        if self._source.filter is not None:
-            text = "a filter leaves each rank a number of batches that is not known ahead"
-        else:
-            streams = map(self._plan_of(self._epoch).rank_streams, range(self.num_ranks))
-            ranks = list(map(Progress.fresh, streams))
-            batches = [self._batches(rank) for rank in ranks]
-            if len(set(batches)) == 1:
-                return
-            rows = [rank.rows_left for rank in ranks]
-            text = f"ranks make different numbers of steps in epoch {self._epoch}: batches {batches}, rows {rows}"
-        self._warned_of_uneven_ranks = True
-        advice = "a DDP loop needs join(), or ranks that agree on a number of steps; else ranks wait for one another"
-        warn_user(f"{text}; {advice}", UnevenRanksWarning)
-
     def __getstate__(self) -> dict[str, Any]:
-        """Leave behind what belongs to this process: the iteration, and shared memory unless a process is started."""
-        state = {**self.__dict__, "_iteration": None, "_plan": None}
-        if self._is_lean:
-            stream = self._stream.without_footers()
-            state |= {"_stream": stream, "_source": stream.source, "_loaded": None}
-        if not is_being_sent_to_a_process():
-            del state["_copies"]
-        return state
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        if "_copies" not in state:
-            self._copies = Copies(self._epoch, waiting=self._loaded is not None)
+        """Let a copy stand on its own, and leave behind, where that is wanted, what assignments bring along."""
+        if not self._is_lean:
+            return self.__dict__ | {"_course": copy.copy(self._course)}
+        stream = self._stream.without_footers()
+        return {
+            **self.__dict__,
+            "_stream": stream,
+            "_source": stream.source,
+            "_course": self._course.lean(stream.source),
+        }
 
 
 def _process_group() -> tuple[int, int] | None:
