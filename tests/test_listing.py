@@ -179,6 +179,7 @@ PASSED_OVER = (
 )
 
 
+@pytest.mark.filterwarnings("ignore::torch_dataloader_utils.MetadataFileWarning")  # one of them is named like it
 @pytest.mark.parametrize("path", ["", "*", "**", "**/*", "[a-z_.]*"])
 def test_what_is_no_data_is_passed_over(tmp_path, path):
     for name in PASSED_OVER:
