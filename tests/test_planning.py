@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support import manifest_of, manifests, plan_options, row_ids
 
 from torch_dataloader_utils.model import DataFile, Manifest, Plan, RowGroup, Shard, Split
-from torch_dataloader_utils.planning import PLAN_ALGORITHM, PlanOptions, make_plan, permutation
+from torch_dataloader_utils.planning import PLAN_ALGORITHM, PlanOptions, make_plan, permutation, stable_argsort
 
 EVEN = manifest_of([(10, 100)] * 40, [(10, 100)] * 24)
 """64 equal row groups in two files."""
@@ -276,6 +276,12 @@ def test_every_rank_computes_the_same_plan_from_a_manifest_of_its_own(case):
     plans = [case.plan(manifest=rebuilt(case.manifest)) for _ in range(case.num_ranks)]
     assert all(plan == case.plan() for plan in plans)
     assert {plan.digest for plan in plans} == {case.plan().digest}
+
+
+@given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 3), max_size=200))
+def test_equal_values_are_sorted_as_they_stand(values):
+    bits = np.array(values, np.uint64)
+    assert stable_argsort(bits).tolist() == sorted(range(len(values)), key=values.__getitem__)
 
 
 @given(cases())

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils.model import DataFile, Manifest, Plan, Shard, Split
 
-__all__ = ["PLAN_ALGORITHM", "PlanOptions", "make_plan", "permutation"]
+__all__ = ["PLAN_ALGORITHM", "PlanOptions", "make_plan", "permutation", "stable_argsort"]
 
 PLAN_ALGORITHM = 1
 """Number of the algorithm below. Any change that can change a plan or a permutation raises it."""
@@ -125,8 +125,14 @@ def permutation(rows: int, *, seed: int, epoch: int, shard: Shard) -> npt.NDArra
         int64 of shape ``(rows,)``: a permutation of ``0..rows-1``.
     """
     key = hashlib.blake2b(shard.content(), key=_key("rows", seed, epoch), digest_size=16).digest()
-    philox = numpy.random.Philox(key=int.from_bytes(key, "little"))
-    return np.argsort(philox.random_raw(rows), kind="stable")
+    return stable_argsort(numpy.random.Philox(key=int.from_bytes(key, "little")).random_raw(rows))
+
+
+def stable_argsort(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+    """Return NumPy's stable argsort of values that are hardly ever equal, in a fraction of its time."""
+    order = np.argsort(values)  # the same unless there are equal values
+    ordered = values[order]
+    return np.argsort(values, kind="stable") if np.any(ordered[1:] == ordered[:-1]) else order
 
 
 def _row_groups(manifest: Manifest, selection: Sequence[Sequence[int]] | None) -> Iterator[_Range]:
