@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import batches_of, open_loader, rows_of, write_dataset
 
-from torch_dataloader_utils.pace import FACTOR, LARGE_BYTES, QUICK_SEC, SINGLE, STEPS, Pace
+from torch_dataloader_utils.pace import CHANGES, FACTOR, LARGE_BYTES, MOST_BATCHES, QUICK_SEC, SINGLE, Pace
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -22,14 +22,14 @@ FILES = ((2400, 2400), (10, 10), (1500, 100), (400, 400), (9, 3), (1200, 1200))
 
 NOTES = st.tuples(
     st.integers(0, 3),
-    st.one_of(st.integers(0, LARGE_BYTES // FACTOR), st.integers(0, 2 * LARGE_BYTES)),
+    st.one_of(st.integers(0, LARGE_BYTES // FACTOR), st.integers(0, 2 * LARGE_BYTES), st.integers(0, 99 * LARGE_BYTES)),
     st.one_of(st.just(0.0), st.floats(0, 2 * QUICK_SEC)),
 )
 """How many numbers a parcel is after the one before, its bytes, and how long it took."""
 
 
 @given(st.integers(1, 8), st.lists(NOTES, max_size=150))
-def test_counts_rise_in_steps_of_four_after_sixteen_single_ones_and_only_for_parcels_not_begun(most_begun, notes):
+def test_counts_change_in_steps_of_four_after_sixteen_single_ones_and_only_for_parcels_not_begun(most_begun, notes):
     pace = Pace(most_begun)
     number = 0
     for further, size, seconds in notes:
@@ -40,11 +40,13 @@ def test_counts_rise_in_steps_of_four_after_sixteen_single_ones_and_only_for_par
         begun = number + most_begun + 1
         assert after[:begun] == before[:begun]
         assert set(after[:SINGLE]) == {1}
-        assert after == sorted(after)
         assert set(after) <= {1, 4, 16, 64}
-        if size * FACTOR > LARGE_BYTES or seconds > QUICK_SEC:
+        if LARGE_BYTES < size * FACTOR <= 2 * FACTOR * LARGE_BYTES or (seconds > QUICK_SEC and size <= 2 * LARGE_BYTES):
             assert after == before
-        assert max(after) in (max(before), FACTOR * max(before))
+        if size > 2 * LARGE_BYTES:
+            assert after[-1] <= before[-1]
+        else:
+            assert after[-1] in (before[-1], FACTOR * before[-1])
 
 
 def test_small_and_quick_parcels_grow_to_the_most_batches_and_a_reset_begins_anew():
@@ -52,9 +54,27 @@ def test_small_and_quick_parcels_grow_to_the_most_batches_and_a_reset_begins_ane
     for _ in range(2):
         for number in range(100):
             pace.note(number, 1000, 0.001)
-        assert [pace.batches(number) for number in (0, 15, 16, 1000)] == [1, 1, FACTOR, FACTOR**STEPS]
+        assert [pace.batches(number) for number in (0, 15, 16, 1000)] == [1, 1, FACTOR, MOST_BATCHES]
         pace.reset()
         assert pace.batches(1000) == 1
+
+
+@pytest.mark.parametrize(("size", "count"), [(3, 16), (9, 4), (60, 1), (10_000, 1)])
+def test_parcels_of_batches_that_have_grown_become_as_small_as_they_should_be(size, count):
+    pace = Pace(2)
+    for number in range(100):
+        pace.note(number, 1000, 0.001)
+    assert pace.batches(100) == MOST_BATCHES
+    pace.note(100, size * LARGE_BYTES, 1.0)
+    assert [pace.batches(number) for number in (103, 104)] == [MOST_BATCHES, count]
+
+
+def test_the_last_change_of_many_makes_parcels_smaller():
+    pace = Pace(0)
+    for number in range(0, 100_000, 4):
+        pace.note(number, 1000 if pace.batches(number) == 1 else 100 * LARGE_BYTES, 0.0)
+    assert len(pace._made()) in (CHANGES, CHANGES - 1)
+    assert pace.batches(10**6) == 1
 
 
 def test_a_parcel_made_before_the_last_step_says_nothing_about_the_next():
@@ -140,7 +160,7 @@ def test_all_workers_put_the_same_number_of_batches_into_parcels_of_the_same_num
         if number < 200:
             time.sleep(0.004)  # so that workers come as far ahead as they can
     pace = loader._posts[0].pace
-    assert pace.batches(10**6) == FACTOR**STEPS
+    assert pace.batches(10**6) == MOST_BATCHES
     for counts in diary.counts:
         made = [count for count in counts if count]
         assert len(made) > 5
