@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from ranged import ranged
 
 ROWS = 800_000
 COLUMNS = 10
@@ -21,16 +24,25 @@ PAGE = 1 << 20
 
 READ = """
 import sys
+import time
 import pyarrow as pa
+import pyarrow.compute as pc
+import ranged
 from torch_dataloader_utils import StructuredDataset
 
-options = {"shuffle": True, "shuffle_buffer_size": int(sys.argv[2])} if sys.argv[2] != "None" else {}
-loader, _ = StructuredDataset.create_dataloader(
-    sys.argv[1], num_workers=0, batch_size=3000, output_format=sys.argv[3], read_ahead_bytes=int(sys.argv[4]), **options
-)
-rows = sum(len(batch["c0"]) for batch in loader)
+loader, _ = StructuredDataset.create_dataloader(sys.argv[1], num_workers=0, batch_size=3000, **eval(sys.argv[2]))
+rows = 0
+for batch in loader:
+    if not rows:
+        time.sleep(0.3)  # until as much is read ahead as may be
+    rows += len(batch["c0"])
 print(rows, pa.default_memory_pool().max_memory())
 """
+
+
+LIMIT = 16_000_000
+TEXT_ROWS = 8000
+"""Rows that take 8 MB in memory, and so little in a file that its footer speaks of some ten kB."""
 
 
 @pytest.fixture(scope="module")
@@ -40,30 +52,66 @@ def path(tmp_path_factory) -> Path:
     table = pa.table({f"c{number}": chance.random(ROWS) for number in range(COLUMNS)})
     pq.write_table(table, directory / "a.parquet", row_group_size=GROUP, use_dictionary=False)
     pq.write_table(table, directory / "large", row_group_size=ROWS, use_dictionary=False)
+    words = pa.array([f"{number:04}" * 250 for number in range(50)])
+    texts = pa.table({"c0": words.take(pa.array(chance.integers(0, 50, TEXT_ROWS)))})
+    with pq.ParquetWriter(directory / "texts", texts.schema) as writer:
+        for _ in range(20):
+            writer.write_table(texts)
+    pq.write_table(pa.concat_tables([texts] * 20), directory / "large_texts", row_group_size=20 * TEXT_ROWS)
     return directory
 
 
-def peak_of(path: Path, buffer: int | None, output_format: str, read_ahead_bytes: int) -> int:
+def peak_of(path: Path | str, rows: int = ROWS, **options: Any) -> int:
     """Return the most bytes that Arrow held in a process that reads an epoch."""
-    command = [sys.executable, "-c", READ, str(path), str(buffer), output_format, str(read_ahead_bytes)]
-    rows, peak = map(int, subprocess.check_output(command).split())
-    assert rows == ROWS
+    shown = ", ".join(
+        f"{name!r}: {value}" if name == "filters" else f"{name!r}: {value!r}" for name, value in options.items()
+    )
+    command = [sys.executable, "-c", READ, str(path), f"{{{shown}}}"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    found, peak = map(int, subprocess.check_output(command, env=environment).split())
+    assert found == rows
     return peak
 
 
 @pytest.mark.parametrize("output_format", ["torch", "arrow"])
 def test_two_shards_of_mixed_rows_are_in_memory_and_a_column_or_so_on_its_way(path, output_format):
-    assert peak_of(path / "a.parquet", BUFFER, output_format, 1 << 30) < 2.3 * BUFFER * WIDTH + 2e6
+    options = {"shuffle": True, "shuffle_buffer_size": BUFFER, "output_format": output_format}
+    assert peak_of(path / "a.parquet", read_ahead_bytes=1 << 30, **options) < 2.3 * BUFFER * WIDTH + 2e6
 
 
 @pytest.mark.parametrize("output_format", ["torch", "arrow"])
 @pytest.mark.parametrize("groups", [4, 12])
 def test_no_more_than_read_ahead_bytes_is_in_memory(path, groups, output_format):
     limit = groups * GROUP * WIDTH
-    assert peak_of(path / "a.parquet", None, output_format, limit) < 1.1 * limit
+    assert peak_of(path / "a.parquet", output_format=output_format, read_ahead_bytes=limit) < 1.1 * limit
 
 
 @pytest.mark.parametrize("output_format", ["torch", "arrow"])
 def test_a_row_group_that_is_larger_is_read_in_pieces_with_a_page_of_each_column_beside_them(path, output_format):
-    limit = 16_000_000
-    assert peak_of(path / "large", None, output_format, limit) < 1.1 * limit + COLUMNS * PAGE
+    peak = peak_of(path / "large", output_format=output_format, read_ahead_bytes=LIMIT)
+    assert peak < 1.1 * LIMIT + COLUMNS * PAGE
+
+
+@pytest.mark.parametrize("name", ["texts", "large_texts"])
+@pytest.mark.parametrize("storage", [str, ranged])
+def test_texts_that_are_much_longer_than_their_footer_says_are_held_to_it_too(path, name, storage):
+    assert pq.read_metadata(path / "texts").row_group(0).total_byte_size < 100_000
+    peak = peak_of(storage(path / name), 20 * TEXT_ROWS, output_format="arrow", read_ahead_bytes=LIMIT)
+    assert peak < 1.1 * LIMIT + PAGE
+
+
+def test_columns_that_only_the_filter_needs_count(path):
+    every = " + ".join(f"pc.field('c{number}')" for number in range(COLUMNS))
+    peak = peak_of(path / "large", columns=["c0"], filters=f"{every} >= 0", read_ahead_bytes=LIMIT)
+    assert peak < 1.1 * LIMIT + COLUMNS * PAGE
+
+
+def test_booleans_count_as_the_bytes_that_they_become(tmp_path):
+    rows, columns = 20_000, 20
+    flags = np.random.default_rng(0).random((columns, rows)) < 0.5
+    table = pa.table({f"c{number}": column for number, column in enumerate(flags)})
+    with pq.ParquetWriter(tmp_path / "flags", table.schema) as writer:
+        for _ in range(100):
+            writer.write_table(table)
+    limit = 4 * rows * columns
+    assert peak_of(tmp_path / "flags", 100 * rows, read_ahead_bytes=limit) < 1.1 * limit

@@ -29,6 +29,7 @@ class Room:
         self.changed = threading.Condition()
         self.is_short = False  # whether somebody waits for room
         self._held = 0
+        self._kept = 0
         self._closed = False
 
     def take(self, size: int, *, wait: bool = True) -> bool:
@@ -45,7 +46,7 @@ class Room:
             RoomClosedError: If nobody wants to read any more.
         """
         with self.changed:
-            while not self._closed and size and self._held and self._held + size > self.limit:
+            while not self._closed and size and self._held > self._kept and self._held + size > self.limit:
                 if not wait:
                     return False
                 self.is_short = True
@@ -63,6 +64,11 @@ class Room:
             self._held -= size
             self.is_short = False  # whoever waits will say so again if this is not enough
             self.changed.notify_all()
+
+    def keep(self, size: int) -> None:
+        """Say how much of what is held nobody can give back before more is read: nobody waits for that."""
+        with self.changed:
+            self._kept = size
 
     def close(self) -> None:
         """Let whoever reads, or waits for room, come to an end."""

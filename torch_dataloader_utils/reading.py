@@ -22,6 +22,9 @@ __all__ = ["ReadOptions", "check_columns", "read_stream"]
 LARGEST_SHARE = 2
 """A row group that takes more than this part (a half) of the room is read in pieces, so that the next is read ahead."""
 
+FIRST_ROWS = 1024
+"""Rows of a piece as long as nobody knows how large they are."""
+
 SCRATCH_SHARE = 4
 """Decoding takes this part (a quarter) of a table's bytes beside the table, as long as it lasts."""
 
@@ -160,7 +163,8 @@ class _Walk:
                 skip = min(table.num_rows, max(0, step.piece.start - first))
                 rows = table.num_rows - skip
                 columns = convert(table.slice(skip), self._options.output_format)
-                yield Chunk(step.position, first + skip, rows, step.last and last, columns, table.nbytes)
+                held = self._reader.held_bytes(table)
+                yield Chunk(step.position, first + skip, rows, step.last and last, columns, held)
                 first += table.num_rows
                 del table, columns
 
@@ -212,7 +216,8 @@ class _Walk:
                 if self._reader.filters or first + place.rows > piece.start:
                     last = number == len(groups) - 1
                     decoding = self._decoding_bytes(path, place)
-                    whole = decoding <= self._room.limit // LARGEST_SHARE
+                    fits = decoding <= self._room.limit // LARGEST_SHARE
+                    whole = fits and self._reader.knows_sizes(path)
                     size = self._reader.fetched_bytes(path, place) + decoding if whole else 0
                     yield _Step(position, piece, path, place, first, last, number, whole, size)
                 first += place.rows
@@ -275,16 +280,18 @@ class _Walk:
         self._count(step, again=step.first < step.piece.start)
         if step.whole:
             table = self._checked(step, self._reader.read(step.path, step.place))
-            self._room.give_back(step.size - table.nbytes)
+            self._room.give_back(step.size - self._reader.held_bytes(table))
             yield table, True
             return
         share = max(1, self._room.limit // (2 * LARGEST_SHARE))
         rows = max(1, step.place.rows * share // self._reader.decoded_bytes(step.path, step.place))
+        if not self._reader.knows_sizes(step.path):
+            rows = min(rows, FIRST_ROWS)
         left = step.place.rows
         self._room.take(share)
         for table, count in self._reader.read_in_pieces(step.path, step.place, rows):
             left -= count
-            self._room.give_back(share - table.nbytes)
+            self._room.give_back(share - self._reader.held_bytes(table))
             yield self._checked(step, table), left == 0
             del table
             if left:
@@ -308,18 +315,20 @@ class _Walk:
 def _cut(walk: _Walk, assignment: Assignment, options: ReadOptions, room: Room) -> Iterator[Batches | StreamEnd]:
     """Cut chunks into batches that span row groups, shards and files."""
     cutter = Cutter(assignment.stream, options.batch_size)
+    held = 0
     for chunk in walk.chunks():
         cutter.add(chunk)
-        held = chunk.held
+        held += chunk.held
         del chunk  # it must be gone before the next one is read
         for cut in cutter.full_batches():
             is_last = cutter.rows < options.batch_size
             yield Batches(join(cut.cuts), cut.receipts, walk.take_bytes_read(), held if is_last else 0)
             held = 0 if is_last else held
-        if held:  # no batch is full yet: what it needs beyond the room has to be read all the same
-            room.give_back(held)
+        room.keep(held)  # no batch is full yet: what it needs beyond the room has to be read all the same
     if cutter.rows and not options.drop_last:
         cut = cutter.take(cutter.rows)
-        yield Batches(join(cut.cuts), cut.receipts, walk.take_bytes_read())
+        yield Batches(join(cut.cuts), cut.receipts, walk.take_bytes_read(), held)
+    else:
+        room.give_back(held)
     end = Receipt(assignment.stream, len(assignment.pieces), 0, rows=0, rows_dropped=cutter.rows)
     yield StreamEnd(end, walk.take_bytes_read())

@@ -25,8 +25,8 @@ __all__ = ["OPEN_FILES", "Decoder"]
 OPEN_FILES = 16
 """How many files a decoder keeps open."""
 
-PAGE_BYTES = 1 << 20
-"""How much of a column is read at once where a row group is read in pieces."""
+BUFFER_BYTES = 64 * 1024
+"""How much of a column is read at once, unless a page is larger, where a row group is read in pieces."""
 
 
 class Decoder:
@@ -166,7 +166,7 @@ class _OpenFile:
         if self.local is None:
             return self.parquet
         metadata = self.parquet.metadata
-        return pq.ParquetFile(self.local.file, metadata=metadata, pre_buffer=False, buffer_size=PAGE_BYTES)
+        return pq.ParquetFile(self.local.file, metadata=metadata, pre_buffer=False, buffer_size=BUFFER_BYTES)
 
     def forget(self) -> None:
         if self.sparse is not None:

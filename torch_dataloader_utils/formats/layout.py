@@ -18,6 +18,11 @@ class Layout:
     Args:
         metadata: The footer.
         columns: Names of the columns that are needed.
+
+    Attributes:
+        metadata: The footer.
+        row_bytes: What a row takes in memory, columns of no fixed width left out.
+        variable: The leaves of those that have none, by column.
     """
 
     def __init__(self, metadata: pq.FileMetaData, columns: Sequence[str]) -> None:
@@ -25,15 +30,17 @@ class Layout:
         leaves = leaves_of(schema)
         self.metadata = metadata
         self._leaves = [leaf for name in columns for leaf in leaves[name]]
-        self._variable = [leaf for name in columns if not width(schema.field(name).type) for leaf in leaves[name]]
+        widths = {name: width(schema.field(name).type) for name in columns}
+        self.row_bytes = sum(widths.values())
+        self.variable = {name: leaves[name] for name in columns if not widths[name]}
 
     def stored_bytes(self, number: int) -> int:
         """Return the compressed bytes of the needed columns in a row group."""
         return sum(chunk.total_compressed_size for chunk in self._chunks(number, self._leaves))
 
-    def variable_bytes(self, number: int) -> int:
-        """Return the uncompressed bytes of those that have no fixed width."""
-        return sum(chunk.total_uncompressed_size for chunk in self._chunks(number, self._variable))
+    def uncompressed_bytes(self, number: int, leaves: Sequence[int]) -> int:
+        """Return the uncompressed bytes of some leaves in a row group; those of a dictionary count once."""
+        return sum(chunk.total_uncompressed_size for chunk in self._chunks(number, leaves))
 
     def ranges(self, number: int) -> list[tuple[int, int]]:
         """Return where in the file the needed chunks lie."""
@@ -57,7 +64,12 @@ def _range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
 
 
 def width(kind: pa.DataType) -> float:
-    """Return the bytes that a value of a type takes in memory; 0 where that differs from value to value."""
+    """Return the bytes that a value of a type takes in memory; 0 where that differs from value to value.
+
+    Booleans, bits in Arrow, take a byte as they are decoded, and one in tensors and arrays.
+    """
+    if pa.types.is_boolean(kind):
+        return 1
     if pa.types.is_fixed_size_list(kind):
         size: int = kind.list_size
         return size * width(kind.value_type)

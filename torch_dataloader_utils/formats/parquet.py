@@ -55,6 +55,8 @@ class ParquetSource:
         files: The files as the storage lists them, by path.
         footers: Their footers by path, as far as they were read.
         sidecar: The footer of the `_metadata` file that described them, if one did.
+        row_bytes: The most that a row has taken in memory, by column, of those that have no fixed width: filled by
+            whoever reads.
     """
 
     storage: Storage
@@ -67,6 +69,7 @@ class ParquetSource:
     files: dict[str, StoredFile] = field(repr=False)
     footers: dict[str, bytes] = field(repr=False)
     sidecar: bytes | None = field(repr=False)
+    row_bytes: dict[str, float] = field(default_factory=dict, repr=False)
 
     @cached_property
     def filter_digest(self) -> str | None:

@@ -24,6 +24,8 @@ from torch_dataloader_utils.model import DataFile, Split
 
 __all__ = ["ParquetReader", "RowGroupPlace"]
 
+ROW_ID_BYTES = 8
+
 MOST_DECODERS = 4
 """Row groups that are decoded at once, if there are processors for it: a row group of few columns keeps few busy."""
 
@@ -60,7 +62,6 @@ class ParquetReader:
         self._places: dict[str, tuple[RowGroupPlace, ...]] = {}
         self._first_rows = source.manifest.first_rows
         self._files = {file.path: file for file in source.manifest.files}
-        self._swell = 1.0
 
         columns = list(dict.fromkeys([*source.schema.names, *source.filter_columns]))
         footers = self._footers = source.reading_footers()
@@ -107,10 +108,23 @@ class ParquetReader:
         """Return the bytes that are in memory before a row group is decoded."""
         return 0 if self._fetcher is None else self.stored_bytes(path, place)
 
+    def knows_sizes(self, path: str) -> bool:
+        """Whether something was decoded of all columns that have no fixed width: their footers tell too little."""
+        return all(name in self._source.row_bytes for name in self._layout(path).variable)
+
     def decoded_bytes(self, path: str, place: RowGroupPlace) -> int:
         """Return how large a row group will be in memory: exactly for numbers, by what others came to for the rest."""
-        fixed = place.rows * sum(width(column.type) for column in self._schema)
-        return max(1, int(fixed + self._layout(path).variable_bytes(place.number) * self._swell))
+        layout = self._layout(path)
+        size = place.rows * (layout.row_bytes + (0 if self._row_id_column is None else ROW_ID_BYTES))
+        for name, leaves in layout.variable.items():
+            known = place.rows * self._source.row_bytes.get(name, 0)
+            size += max(known, layout.uncompressed_bytes(place.number, leaves))
+        return max(1, int(size))
+
+    def held_bytes(self, table: pa.Table) -> int:
+        """Return how large a table will be once it is converted."""
+        booleans = sum(pa.types.is_boolean(column.type) for column in table.schema)
+        return int(table.nbytes + len(table) * booleans)
 
     # Reading -------------------------------------------------------------------------------------------------------
 
@@ -138,7 +152,7 @@ class ParquetReader:
         with self._errors(path, place):
             table = self._decoded.pop((path, place.number)).result()
             self._require_all(path, place, table.num_rows)
-            self._learn(path, place, table)
+            self._learn(table)
             return self._finished(table, self._first_rows[path] + place.first_row)
 
     def read_in_pieces(self, path: str, place: RowGroupPlace, rows: int) -> Iterator[tuple[pa.Table, int]]:
@@ -160,6 +174,7 @@ class ParquetReader:
             first = self._first_rows[path] + place.first_row
             done = 0
             for table in self._next_decoder().pieces(path, place.number, rows):
+                self._learn(table)
                 yield self._finished(table, first + done), table.num_rows
                 done += table.num_rows
             self._require_all(path, place, done)
@@ -195,12 +210,12 @@ class ParquetReader:
             table = table.filter(_mask(table, self._source.filter))
         return pa.table([table[name] for name in self._schema.names], schema=self._schema)
 
-    def _learn(self, path: str, place: RowGroupPlace, table: pa.Table) -> None:
-        """Learn how much larger columns of no fixed width become than their footer says."""
-        said = self._layout(path).variable_bytes(place.number)
-        if said:
-            names = [column.name for column in table.schema if not width(column.type)]
-            self._swell = max(1.0, table.select(names).nbytes / said)
+    def _learn(self, table: pa.Table) -> None:
+        """Learn how much rows take in columns of no fixed width."""
+        known = self._source.row_bytes
+        for name in table.column_names if len(table) else ():
+            if not width(table.schema.field(name).type):
+                known[name] = max(known.get(name, 0), table[name].nbytes / len(table))
 
 
 def _places(file: DataFile) -> Iterator[RowGroupPlace]:
