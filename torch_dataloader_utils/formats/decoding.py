@@ -1,4 +1,4 @@
-"""Row groups decoded by Arrow: local ones out of files, others out of the ranges that were fetched."""
+"""Row groups decoded by Arrow: local ones out of mapped files, others out of the ranges that were fetched."""
 
 from __future__ import annotations
 
@@ -24,9 +24,6 @@ __all__ = ["OPEN_FILES", "Decoder"]
 
 OPEN_FILES = 16
 """How many files a decoder keeps open."""
-
-BUFFER_BYTES = 64 * 1024
-"""How much of a column is read at once, unless a page is larger, where a row group is read in pieces."""
 
 
 class Decoder:
@@ -94,7 +91,7 @@ class Decoder:
 
     def _decode_from(self, path: str, number: int, rows: int, first: int) -> Iterator[pa.Table]:
         with self._at_hand(path, number) as opened:
-            for batch in opened.buffered().iter_batches(rows, row_groups=[number], columns=self._columns):
+            for batch in opened.parquet.iter_batches(rows, row_groups=[number], columns=self._columns):
                 opened.require_unchanged()
                 if batch.num_rows > first:
                     yield pa.Table.from_batches([batch.slice(first)])
@@ -106,13 +103,14 @@ class Decoder:
         try:
             opened = self._opened(path)
             opened.require_unchanged()
+            extent = self._layout(path).extent(number)
             if opened.local is not None:
-                opened.local.will_need(*self._layout(path).extent(number))
+                opened.local.will_need(*extent)
             if self._fetcher is not None:
                 for start, content in self._fetcher.take(path, number):
                     opened.add(start, content)
             yield opened
-            opened.forget()
+            opened.forget(extent)
         except BaseException:
             self._open.pop(path, None)
             if self._fetcher is not None:
@@ -161,14 +159,9 @@ class _OpenFile:
         if self.sparse is not None:
             self.sparse.add(start, content)
 
-    def buffered(self) -> pq.ParquetFile:
-        """Return the file to be read in pieces: page by page, where otherwise columns are read whole."""
-        if self.local is None:
-            return self.parquet
-        metadata = self.parquet.metadata
-        return pq.ParquetFile(self.local.file, metadata=metadata, pre_buffer=False, buffer_size=BUFFER_BYTES)
-
-    def forget(self) -> None:
+    def forget(self, extent: tuple[int, int]) -> None:
+        if self.local is not None:
+            self.local.forget(*extent)
         if self.sparse is not None:
             self.sparse.clear()
 
