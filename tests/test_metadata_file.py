@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -201,6 +202,35 @@ def test_a_file_that_is_newer_is_an_error_before_any_of_its_rows(described, logg
     with pytest.raises(UnreadableFileError, match=r"part-001\.parquet is not the file that `_metadata` describes"):
         delivered.extend(row for batch in loader for row in batch["row"].tolist())
     assert not set(delivered) & set(range(130, 170))
+
+
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_file_that_a_filter_rules_out_by_it_is_looked_at_all_the_same(described, logged, remote):
+    table = pq.read_table(described / "part-003.parquet")
+    matching = pa.array(np.zeros(len(table), np.int64))
+    pq.write_table(table.set_column(0, "value", matching), described / "part-003.parquet", row_group_size=30)
+    path = f"logged://{described}" if remote else described
+    options = logged.options if remote else {}
+    with pytest.raises(UnreadableFileError, match=r"part-003\.parquet is not the file that `_metadata` describes"):
+        open_loader(path, filters=pc.field("value") < 10, **options)
+    write_metadata(described)
+    loader, _ = open_loader(path, filters=pc.field("value") < 10, **options)
+    assert len(all_rows_of(loader)) == 10 + len(table)
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+def test_another_type_and_other_statistics_in_the_same_place_are_noticed(tmp_path, statistics):
+    numbers = np.arange(50)
+    plain = {"use_dictionary": False, "compression": "none", "write_statistics": statistics, "store_schema": False}
+    pq.write_table(pa.table({"x": numbers}), tmp_path / "a.parquet", **plain)
+    write_metadata(tmp_path)
+    other = numbers + 1000 if statistics else numbers.astype(float)
+    before = (tmp_path / "a.parquet").stat().st_size
+    pq.write_table(pa.table({"x": other}), tmp_path / "a.parquet", **plain)
+    assert (tmp_path / "a.parquet").stat().st_size == before
+    loader, _ = open_loader(tmp_path)
+    with pytest.raises(UnreadableFileError, match="not the file that `_metadata` describes"):
+        next(iter(loader))
 
 
 def added(directory: Path) -> None:

@@ -17,7 +17,7 @@ from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.model import DataFile, RowGroup
 from torch_dataloader_utils.storage import Storage, StoredFile
 
-__all__ = ["MAGIC", "Columns", "Footer", "FooterReader", "NullCount", "leaves_of", "parse_footer"]
+__all__ = ["MAGIC", "Columns", "Footer", "FooterReader", "NotParquetError", "NullCount", "leaves_of", "parse_footer"]
 
 MAGIC = b"PAR1"
 TAIL_BYTES = 64 * 1024
@@ -128,6 +128,10 @@ class Columns:
                     yield NullCount(name, number, statistics.null_count)
 
 
+class NotParquetError(UnreadableFileError):
+    """A file was read and is no complete Parquet file."""
+
+
 def parse_footer(footer: bytes) -> pq.FileMetaData:
     """Parse a footer: a file of nothing but magic and footer has the same metadata.
 
@@ -161,17 +165,17 @@ def _read(storage: Storage, file: StoredFile) -> bytes:
     """Return a file's footer with its length and magic: one request, or two where it is longer than the first took."""
     if file.size < len(MAGIC) * 2 + 4:
         msg = f"{storage.display(file.location)} is not a Parquet file: it has only {file.size} bytes"
-        raise UnreadableFileError(msg)
+        raise NotParquetError(msg)
     tail = storage.read(file, max(0, file.size - TAIL_BYTES), file.size)
     if tail[-4:] != MAGIC:
         what = "an encrypted" if tail[-4:] == b"PARE" else "no complete"
         msg = f"{storage.display(file.location)} is {what} Parquet file: it ends in {tail[-4:]!r}, not in {MAGIC!r}"
-        raise UnreadableFileError(msg)
+        raise NotParquetError(msg)
     length = int.from_bytes(tail[-8:-4], "little") + 8
     if length + len(MAGIC) > file.size:
         name = storage.display(file.location)
         msg = f"{name} is a damaged Parquet file: its footer would be {length} bytes of {file.size}"
-        raise UnreadableFileError(msg)
+        raise NotParquetError(msg)
     if length > len(tail):
         tail = storage.read(file, file.size - length, file.size - len(tail)) + tail
     return tail[-length:]

@@ -123,18 +123,7 @@ def open_parquet(
     def counts_nulls(column: pa.Field) -> bool:
         return (columns is None or column.name in columns) and refuses_nulls(column.type)
 
-    reader = FooterReader(storage, counts_nulls)
-    sidecar = None
-    if known is not None and known.sidecar is not None:
-        sidecar = Sidecar(known.sidecar)
-    elif known is None and listing.sidecar is not None:
-        sidecar = read_sidecar(storage, listing.sidecar, listing.files)
-    if sidecar is not None:
-        footers = list(sidecar.describe(listing.files, reader))
-    elif known is not None:
-        footers = [reader.parse(file, known.footers[file.path]) for file in listing.files]
-    else:
-        footers = list(_each(reader.read, listing.files, at_once=storage.is_local))
+    footers, sidecar = _footers(FooterReader(storage, counts_nulls), storage, listing, known)
     manifest = Manifest(listing.root, tuple(footer.file for footer in footers))
     whole = footers[0].schema
     filtering = () if filters is None else filter_columns(filters, whole)
@@ -151,7 +140,7 @@ def open_parquet(
     elif filters is not None:
         selection = select_row_groups(contents.values(), filters, whole, filtering)
     taken = {name for name in filtering if filters is not None and takes_nulls(filters, whole, filtering, name)}
-    return ParquetSource(
+    source = ParquetSource(
         storage=storage,
         manifest=manifest,
         schema=pa.schema([pa.field(name, delivered_type(whole.field(name).type)) for name in delivered]),
@@ -163,6 +152,37 @@ def open_parquet(
         footers=contents,
         sidecar=None if sidecar is None else sidecar.content,
     )
+    if sidecar is not None and selection is not None:
+        _require_described(source, selection)
+    return source
+
+
+def _footers(
+    reader: FooterReader, storage: Storage, listing: Listing, known: KnownFooters | None
+) -> tuple[list[Footer], Sidecar | None]:
+    """Return what is known of each file, and the `_metadata` file if it is known by that."""
+    sidecar = None
+    if known is not None and known.sidecar is not None:
+        sidecar = Sidecar(known.sidecar)
+    elif known is None and listing.sidecar is not None:
+        sidecar = read_sidecar(storage, listing.sidecar, listing.files)
+    if sidecar is not None:
+        return list(sidecar.describe(listing.files, reader)), sidecar
+    if known is not None:
+        return [reader.parse(file, known.footers[file.path]) for file in listing.files], None
+    return list(_each(reader.read, listing.files, at_once=storage.is_local)), None
+
+
+def _require_described(source: ParquetSource, selection: Sequence[Sequence[int]]) -> None:
+    """Read the footers of files of which nobody will read a row: what rules them out must be true of them."""
+    footers = source.reading_footers()
+    paths = [file.path for file, selected in zip(source.manifest.files, selection, strict=True) if not selected]
+    try:
+        footers.expect(paths)
+        for path in paths:
+            footers[path]
+    finally:
+        footers.close()
 
 
 def _each(read: Callable[[StoredFile], Footer], files: Sequence[StoredFile], *, at_once: bool) -> Iterator[Footer]:

@@ -208,7 +208,12 @@ class ParquetReader:
             table = table.append_column(self._row_id_column, _row_ids(first, rows))
         if self._source.filter is not None:
             table = table.filter(_mask(table, self._source.filter))
-        return pa.table([table[name] for name in self._schema.names], schema=self._schema)
+        columns = [table[name] for name in self._schema.names]
+        for column, expected in zip(columns, self._schema, strict=True):
+            if column.type != expected.type:  # else it would be cast
+                msg = f"column {expected.name!r} is {column.type}, and was {expected.type} when the file was listed"
+                raise UnreadableFileError(msg)
+        return pa.table(columns, schema=self._schema)
 
     def _learn(self, table: pa.Table) -> None:
         """Learn how much rows take in columns of no fixed width."""

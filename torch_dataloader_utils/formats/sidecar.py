@@ -2,7 +2,8 @@
 
 What it is: https://arrow.apache.org/docs/python/parquet.html#writing-metadata-and-common-metadata-files. With it a plan
 needs no other footer. It may be older than the files, and reading by it would then give other rows than it says. So
-each file's own footer is read before its rows are, and held against it.
+each file's own footer is read before its rows are, and held against it; and at once where a filter rules out all of the
+file, for nobody will read it later.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils.errors import MetadataFileWarning, UnreadableFileError, warn_user
-from torch_dataloader_utils.formats.footers import Footer, FooterReader, parse_footer
+from torch_dataloader_utils.formats.footers import Footer, FooterReader, NotParquetError, parse_footer
 from torch_dataloader_utils.formats.pruning import select_row_groups
 from torch_dataloader_utils.model import DESCRIBED, DataFile, RowGroup
 from torch_dataloader_utils.storage import Storage, StoredFile
@@ -50,10 +52,12 @@ class Sidecar:
     def describe(self, files: Iterable[StoredFile], reader: FooterReader) -> Iterator[Footer]:
         """Yield, for each file, what its footer would say; its bytes are not known."""
         columns = reader.columns(self.metadata)
+        described_by = described_columns(self.metadata.schema)
         for file in files:
             groups = [self.metadata.row_group(number) for number in self._numbers[file.path]]
             row_groups = tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups)
-            described = DataFile(file.path, file.size, layout_digest(groups), row_groups, file.etag, file.modified)
+            digest = description_digest(described_by, groups)
+            described = DataFile(file.path, file.size, digest, row_groups, file.etag, file.modified)
             yield Footer(described, columns.schema, tuple(columns.announced_nulls(groups)), None)
 
     def select_row_groups(
@@ -72,6 +76,8 @@ class Sidecar:
 def read_sidecar(storage: Storage, file: StoredFile, files: Sequence[StoredFile]) -> Sidecar | None:
     """Read a `_metadata` file; warn and return None if it does not describe just these files.
 
+    One that cannot be read is an error: every rank has to do the same.
+
     Args:
         storage: Where it lies.
         file: The `_metadata` file.
@@ -79,8 +85,8 @@ def read_sidecar(storage: Storage, file: StoredFile, files: Sequence[StoredFile]
     """
     name = storage.display(file.location)
     try:
-        sidecar = Sidecar(FooterReader(storage).content(file))
-    except (OSError, pa.ArrowException, UnreadableFileError) as error:
+        sidecar = _parsed(FooterReader(storage).content(file))
+    except (NotParquetError, pa.ArrowException) as error:
         warn_user(f"{name} is not used, all footers are read instead: {error}", MetadataFileWarning)
         return None
     here = {one.path for one in files}
@@ -97,14 +103,42 @@ def read_sidecar(storage: Storage, file: StoredFile, files: Sequence[StoredFile]
     return sidecar
 
 
-def layout_digest(groups: Iterable[pq.RowGroupMetaData]) -> str:
-    """Return a digest of where the row groups of a file lie and how large they are: the same by its own footer."""
-    digest = hashlib.blake2b(digest_size=8)
+def _parsed(content: bytes) -> Sidecar:
+    try:
+        return Sidecar(content)
+    except OSError as error:  # what pyarrow raises for some damage
+        raise NotParquetError(str(error)) from None
+
+
+def description_digest(columns: str, groups: Iterable[pq.RowGroupMetaData]) -> str:
+    """Return a digest of a file's columns, and of each column chunk's place, size and statistics.
+
+    It is the same by the file's own footer and by a `_metadata` file that is as new.
+
+    Args:
+        columns: The columns, as `described_columns` gives them.
+        groups: The row groups.
+    """
+    digest = hashlib.blake2b(columns.encode(), digest_size=8)
     for group in groups:
         chunks = [group.column(number) for number in range(group.num_columns)]
-        places = [(chunk.data_page_offset, chunk.total_compressed_size) for chunk in chunks]
-        digest.update(f"{group.num_rows} {group.total_byte_size} {places}\n".encode())
+        digest.update(f"{group.num_rows} {group.total_byte_size} {list(map(_described, chunks))}\n".encode())
     return DESCRIBED + digest.hexdigest()
+
+
+def described_columns(schema: pq.ParquetSchema) -> str:
+    """Return the names and types of a file's columns as a text."""
+    columns = [schema.column(number) for number in range(len(schema))]
+    return "\n".join(f"{column.path} {column.physical_type} {column.logical_type}" for column in columns)
+
+
+def _described(chunk: pq.ColumnChunkMetaData) -> tuple[Any, ...]:
+    place = (chunk.data_page_offset, chunk.total_compressed_size)
+    statistics = chunk.statistics
+    if statistics is None:
+        return place
+    bounds = (statistics.min_raw, statistics.max_raw) if statistics.has_min_max else ()
+    return (*place, statistics.has_null_count and statistics.null_count, *bounds)
 
 
 class Footers:
@@ -159,7 +193,7 @@ class Footers:
         with self._storage.errors_at(f"the footer of {name}"):
             metadata = parse_footer(content)
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-            if layout_digest(groups) != self._described[path].digest:
+            if description_digest(described_columns(metadata.schema), groups) != self._described[path].digest:
                 msg = f"{name} is not the file that `_metadata` describes: write `_metadata` anew, or remove it"
                 raise UnreadableFileError(msg)
         return content
