@@ -158,6 +158,14 @@ def _set_epoch(workload: Results) -> float:
     return 100 * cost / _median(workload, "torch_dataloader_utils", "construction_s")
 
 
+def _bounded(contender: str) -> Callable[[Results], float]:
+    """Return what takes the peak above the bare import and above raw Arrow's, as a multiple of the bound."""
+    return lambda workload: (
+        workload["contenders"][contender]["checked"]["above_import_anonymous"]
+        / workload["facts"]["bound_bytes"][contender]
+    )
+
+
 def _resume(how: str) -> Callable[[Results], float]:
     return lambda workload: (
         _median(workload, f"resume at 99 %, {how}", "first_batch_s")
@@ -223,6 +231,14 @@ CLAIMS: tuple[Claim, ...] = (
         5,
         at_most=True,
         unit=" ms",
+    ),
+    *(
+        Claim(f"memory, {how}: of the documented bound", "memory", _bounded(name), 1.1, 1.0, at_most=True)
+        for how, name in (
+            *LOADERS.items(),
+            ("rows shuffled, in process", "rows shuffled, in process"),
+            ("rows shuffled, 2 workers", "rows shuffled, 2 workers"),
+        )
     ),
     *(
         Claim(f"resume at 99 %, {how}: first batch, of a fresh start's", "resume", _resume(how), 2.0, 1.0, at_most=True)

@@ -11,6 +11,9 @@ from support import all_rows_of, open_loader, write_dataset
 from test_resume_everywhere import LoggedFileSystem
 
 from torch_dataloader_utils import UnreadableFileError
+from torch_dataloader_utils.formats.manifests import dump_manifest
+from torch_dataloader_utils.formats.parquet import KnownFooters
+from torch_dataloader_utils.storage import StoredFile
 
 
 @pytest.fixture
@@ -41,6 +44,22 @@ def test_a_manifest_serves_other_options_and_their_states_fit(path, options):
     begun = [row for _ in range(3) for row in next(batches)["row"].tolist()]
     known.load_state_dict(plain.state_dict())
     assert begun + all_rows_of(known) == all_rows_of(open_loader(path, batch_size=10, **options)[0])
+
+
+@pytest.mark.parametrize("named", ["v1", "v1/", "v", "v1/part-000.parquet"])
+def test_a_manifest_of_another_directory_is_refused_however_alike_their_names(tmp_path, named):
+    write_dataset(tmp_path / "v10")
+    write_dataset(tmp_path / "v1")
+    manifest = open_loader(tmp_path / "v10")[1].dump_manifest()
+    with pytest.raises(ValueError, match="which does not lie at"):
+        open_loader(f"{tmp_path}/{named}", manifest=manifest)
+    assert all_rows_of(open_loader(f"{tmp_path}/v10/", manifest=manifest)[0])
+
+
+def test_a_manifest_holds_no_urls_with_a_user_in_them():
+    file = StoredFile("a.parquet", "http://user:hunter2@host/a.parquet", 100, None, None)
+    with pytest.raises(ValueError, match="user's name"):
+        dump_manifest("http://host", [file], KnownFooters({"a.parquet": b""}))
 
 
 def test_globs_lists_and_single_files_have_manifests_too(path):

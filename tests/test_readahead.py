@@ -200,6 +200,41 @@ def test_an_iterator_may_be_garbage_collected_in_any_of_its_own_threads(path, pl
     assert (ended.stdout, ended.stderr) == ("[]\n", "")
 
 
+COLLECTED_BY_FSSPEC = """
+import asyncio, gc, sys, time
+from pathlib import Path
+import fsspec.asyn
+import pyarrow as pa
+import pyarrow.parquet as pq
+from ranged import RangedFile, ranged
+from support import open_loader
+
+async def request(path, start, end):
+    await asyncio.sleep(0.05)
+    return Path(path).read_bytes()[start:end]
+
+def fetch(file, start, end):  # as s3fs does: whoever needs bytes waits for fsspec's one event loop
+    return fsspec.asyn.sync(fsspec.asyn.get_loop(), request, file.path, start, end)
+
+RangedFile._fetch_range = fetch
+pq.write_table(pa.table({"x": range(200_000)}), sys.argv[1], row_group_size=2000)
+gc.disable()
+loader, _ = open_loader(ranged(sys.argv[1]), read_ahead_bytes=200_000)
+ring = [iter(loader)]
+ring.append(ring)
+next(ring[0])
+del ring
+fsspec.asyn.get_loop().call_soon_threadsafe(gc.collect)
+time.sleep(0.2)
+print(len(fsspec.asyn.sync(fsspec.asyn.get_loop(), request, sys.executable, 0, 4)))
+"""
+
+
+def test_an_iterator_may_be_garbage_collected_in_the_thread_that_fetches_for_all(tmp_path):
+    ended = run(COLLECTED_BY_FSSPEC, tmp_path / "a.parquet")
+    assert (ended.stdout, ended.stderr) == ("4\n", "")
+
+
 # Room ----------------------------------------------------------------------------------------------------------------
 
 

@@ -137,7 +137,7 @@ class StructuredDataset(IterableDataset[Any]):
                 message or log.
             manifest: What `dump_manifest` of a dataset at the same path returned, so that nothing is listed and no
                 footer is read: one rank does it for all, or one run for the next. A file that has changed since is an
-                error when it is read.
+                error when it is read; one of which a filter rules out all, by what the manifest says, is not looked at.
             row_id_column: Name of an int64 column to add: a row's place among all rows of all files, sorted by path,
                 from 0, filtered rows included.
             show_progress: Whether to write a line about the progress to standard error now and then.
@@ -307,7 +307,7 @@ class StructuredDataset(IterableDataset[Any]):
             Bytes to keep in a file or to send (``broadcast_object_list``). They hold no credentials.
 
         Raises:
-            ValueError: If a file's URL has a query, without which it would not be found.
+            ValueError: If a file's URL has a query or a user's name in it, without which it would not be found.
         """
         source = self._source
         known = KnownFooters(source.footers, source.sidecar)

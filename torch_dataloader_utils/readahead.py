@@ -13,8 +13,12 @@ __all__ = ["ReadAhead", "Room"]
 
 T = TypeVar("T")
 
-READING_THREADS = ("read_ahead", "decode", "fetch")
-"""Threads that the reading thread is, or waits for: none of them may wait for it."""
+READING_THREADS = ("read_ahead", "decode", "fetch", "fsspecIO")
+"""Threads that the reading thread is, or waits for: none of them may wait for it, when it collects garbage."""
+
+JOIN_SEC = 5.0
+"""How long to wait for the thread. As a rule it ends at once; but it may be waiting for a storage that does not answer,
+or for something that whoever waits here holds."""
 
 
 class Room:
@@ -84,8 +88,8 @@ class RoomClosedError(Exception):
 class ReadAhead(Iterator[T], Generic[T]):
     """Runs a generator in a thread, as far ahead as its room allows.
 
-    The thread ends, and is waited for, when the generator does, at `close`, when this object is dropped, and before
-    the interpreter ends.
+    The thread ends, and is waited for a while, when the generator does, at `close`, when this object is dropped, and
+    before the interpreter ends.
 
     Args:
         read: Makes the generator; it takes room before it reads. What it raises is raised by `__next__`.
@@ -165,4 +169,4 @@ def _stop(room: Room, thread: threading.Thread, owner: int) -> None:
         return
     room.close()
     if not threading.current_thread().name.startswith(READING_THREADS):  # where a garbage collection may happen to run
-        thread.join()
+        thread.join(JOIN_SEC)

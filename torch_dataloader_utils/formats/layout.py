@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils.formats.footers import leaves_of
 
-__all__ = ["Layout", "width"]
+__all__ = ["Layout", "Measures", "width"]
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """How large a file's row groups are, in the columns that are needed.
+
+    Attributes:
+        row_bytes: What a row takes in memory, columns of no fixed width left out.
+        stored: The compressed bytes of each row group.
+        variable: The uncompressed bytes in each row group of those columns, by name; a dictionary counts once.
+    """
+
+    row_bytes: float
+    stored: tuple[int, ...]
+    variable: Mapping[str, tuple[int, ...]]
 
 
 class Layout:
@@ -18,11 +34,6 @@ class Layout:
     Args:
         metadata: The footer.
         columns: Names of the columns that are needed.
-
-    Attributes:
-        metadata: The footer.
-        row_bytes: What a row takes in memory, columns of no fixed width left out.
-        variable: The leaves of those that have none, by column.
     """
 
     def __init__(self, metadata: pq.FileMetaData, columns: Sequence[str]) -> None:
@@ -31,16 +42,22 @@ class Layout:
         self.metadata = metadata
         self._leaves = [leaf for name in columns for leaf in leaves[name]]
         widths = {name: width(schema.field(name).type) for name in columns}
-        self.row_bytes = sum(widths.values())
-        self.variable = {name: leaves[name] for name in columns if not widths[name]}
+        self._row_bytes = sum(widths.values())
+        self._variable = {name: leaves[name] for name in columns if not widths[name]}
 
-    def stored_bytes(self, number: int) -> int:
-        """Return the compressed bytes of the needed columns in a row group."""
-        return sum(chunk.total_compressed_size for chunk in self._chunks(number, self._leaves))
-
-    def uncompressed_bytes(self, number: int, leaves: Sequence[int]) -> int:
-        """Return the uncompressed bytes of some leaves in a row group; those of a dictionary count once."""
-        return sum(chunk.total_uncompressed_size for chunk in self._chunks(number, leaves))
+    def measures(self) -> Measures:
+        """Return how large the row groups are."""
+        numbers = range(self.metadata.num_row_groups)
+        stored = [
+            sum(chunk.total_compressed_size for chunk in self._chunks(number, self._leaves)) for number in numbers
+        ]
+        variable = {
+            name: tuple(
+                sum(chunk.total_uncompressed_size for chunk in self._chunks(number, leaves)) for number in numbers
+            )
+            for name, leaves in self._variable.items()
+        }
+        return Measures(self._row_bytes, tuple(stored), variable)
 
     def ranges(self, number: int) -> list[tuple[int, int]]:
         """Return where in the file the needed chunks lie."""

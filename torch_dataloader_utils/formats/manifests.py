@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 
@@ -39,11 +40,12 @@ def dump_manifest(root: str, files: Sequence[StoredFile], known: KnownFooters) -
         known: Their footers.
 
     Raises:
-        ValueError: If a URL has a query: it may hold credentials, and without it the file is not found.
+        ValueError: If a URL has a query or a user's name in it: they may be secret, and without them the file is not
+            found.
     """
     for file in files:
-        if "://" in file.location and "?" in file.location:
-            msg = f"a manifest cannot hold {file.path!r}: its URL has a query, which may be secret"
+        if "://" in file.location and ("?" in file.location or "@" in urlsplit(file.location).netloc):
+            msg = f"a manifest cannot hold {file.path!r}: its URL has a query or a user's name, which may be secret"
             raise ValueError(msg)
     columns = {
         "path": [file.path for file in files],
@@ -84,14 +86,13 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
     if not is_ours:
         msg = f"the manifest is none that dataset.dump_manifest() returned (version {VERSION} of it)"
         raise ValueError(msg)
-    prefixes = tuple(re.split(GLOB, location, maxsplit=1)[0] for location in locations)
     files, footers = [], {}
     for row in table.to_pylist():
         footer = row.pop("footer")
         if footer is not None:
             footers[row["path"]] = footer
         files.append(StoredFile(**row))
-        if not row["location"].startswith(prefixes):
+        if not any(_lies_at(row["location"], location) for location in locations):
             shown = " and ".join(map(storage.display, locations))
             msg = f"the manifest holds {storage.display(row['location'])}, which does not lie at {shown}"
             raise ValueError(msg)
@@ -100,3 +101,9 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
         msg = "the manifest lacks footers"
         raise ValueError(msg)
     return Listing(about["root"], tuple(files)), KnownFooters(footers, sidecar)
+
+
+def _lies_at(location: str, named: str) -> bool:
+    """Whether a file may be one that a path, a directory or a glob stands for."""
+    plain = re.split(GLOB, named, maxsplit=1)[0]
+    return location == named or location.startswith(plain if plain != named else f"{named.rstrip('/')}/")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -66,6 +66,7 @@ class ParquetReader:
         columns = list(dict.fromkeys([*source.schema.names, *source.filter_columns]))
         footers = self._footers = source.reading_footers()
         layout = self._layout = lru_cache(OPEN_FILES)(lambda path: Layout(parse_footer(footers[path]), columns))
+        self._measures = cache(lambda path: layout(path).measures())  # small, and asked for in any order
         self._fetcher = None if source.storage.is_local else Fetcher(source.storage, source.files, layout)
         count = min(MOST_DECODERS, pa.cpu_count())
         self._decoders = [Decoder(source, columns, footers, layout, self._fetcher) for _ in range(count)]
@@ -102,7 +103,7 @@ class ParquetReader:
 
     def stored_bytes(self, path: str, place: RowGroupPlace) -> int:
         """Return the compressed bytes that reading a row group takes from storage."""
-        return self._layout(path).stored_bytes(place.number)
+        return self._measures(path).stored[place.number]
 
     def fetched_bytes(self, path: str, place: RowGroupPlace) -> int:
         """Return the bytes that are in memory before a row group is decoded."""
@@ -110,15 +111,14 @@ class ParquetReader:
 
     def knows_sizes(self, path: str) -> bool:
         """Whether something was decoded of all columns that have no fixed width: their footers tell too little."""
-        return all(name in self._source.row_bytes for name in self._layout(path).variable)
+        return all(name in self._source.row_bytes for name in self._measures(path).variable)
 
     def decoded_bytes(self, path: str, place: RowGroupPlace) -> int:
         """Return how large a row group will be in memory: exactly for numbers, by what others came to for the rest."""
-        layout = self._layout(path)
-        size = place.rows * (layout.row_bytes + (0 if self._row_id_column is None else ROW_ID_BYTES))
-        for name, leaves in layout.variable.items():
-            known = place.rows * self._source.row_bytes.get(name, 0)
-            size += max(known, layout.uncompressed_bytes(place.number, leaves))
+        measures = self._measures(path)
+        size = place.rows * (measures.row_bytes + (0 if self._row_id_column is None else ROW_ID_BYTES))
+        for name, sizes in measures.variable.items():
+            size += max(place.rows * self._source.row_bytes.get(name, 0), sizes[place.number])
         return max(1, int(size))
 
     def held_bytes(self, table: pa.Table) -> int:
