@@ -199,9 +199,20 @@ class Storage:
         caches = isinstance(self._fs, CachingFileSystem)
         options = {} if caches else {"cache_type": "none"}
         with self.errors(file.location):
-            opened = self.attempt(lambda: self.fs.open(file.location, "rb", **options))
-            self._require_version(file, *_version(opened))
+            if self._is_s3 and file.etag is not None:
+                opened = self.fs.open(file.location, "rb", size=file.size, **options)
+                bound = _bind(opened, file)
+            else:
+                opened = self.attempt(lambda: self.fs.open(file.location, "rb", **options))
+                bound = False
+            if not bound:
+                self._require_version(file, *_version(opened))
         return RemoteFile(opened, by_ranges=not caches and isinstance(opened, AbstractBufferedFile))
+
+    @property
+    def _is_s3(self) -> bool:
+        """Whether it is s3fs, which asks S3 for the size and version of each file that it opens without them."""
+        return type(self._fs).__module__.partition(".")[0] == "s3fs" and not self._fs.version_aware
 
     def _require_version(self, file: StoredFile, size: int, etag: str | None) -> None:
         if size != file.size or (etag and file.etag and etag != file.etag):
@@ -256,6 +267,15 @@ def etag_of(info: Mapping[str, Any]) -> str | None:
     """Return what a storage calls a version of a file, where it says."""
     etag = info.get("ETag") or info.get("etag")
     return str(etag).strip('"') if etag else None
+
+
+def _bind(opened: Any, file: StoredFile) -> bool:
+    """Let an open file of s3fs read only the version that was listed; return whether that was possible."""
+    if not isinstance(getattr(opened, "read_kw", None), dict):
+        return False
+    opened.details = {"name": file.location, "size": file.size, "ETag": f'"{file.etag}"', "type": "file"}
+    opened.read_kw = {**opened.read_kw, "IfMatch": f'"{file.etag}"'}
+    return True
 
 
 def _version(opened: Any) -> tuple[int, str | None]:
