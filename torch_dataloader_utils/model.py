@@ -20,6 +20,7 @@ __all__ = [
     "Receipt",
     "RowGroup",
     "Shard",
+    "SizedSplit",
     "Split",
     "root_prefix",
 ]
@@ -68,6 +69,27 @@ class DataFile:
         object.__setattr__(self, "rows", sum(group.rows for group in self.row_groups))
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Split:
+    """A row range of one file, aligned to row groups."""
+
+    path: str
+    row_offset: int
+    row_length: int
+
+    def content(self) -> bytes:
+        """Return the bytes that stand for this range in digests and in shuffle keys."""
+        return f"{self.path}\0{self.row_offset}\0{self.row_length}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class SizedSplit:
+    """A split and its uncompressed bytes."""
+
+    split: Split
+    bytes: int
+
+
 @dataclass(frozen=True)
 class Manifest:
     """A dataset's data files, sorted by relative path.
@@ -105,6 +127,11 @@ class Manifest:
         return {file.path: start for file, start in zip(self.files, starts, strict=False)}
 
     @cached_property
+    def row_group_splits(self) -> list[list[SizedSplit]]:
+        """Each file's row groups as splits of their own; every one counts a byte at least."""
+        return [_row_group_splits(file) for file in self.files]
+
+    @cached_property
     def entries(self) -> list[list[str | int | float | None]]:
         """What states say of each file: path, size, digest, and as far as the storage tells etag and mtime."""
         return [_entry(file) for file in self.files]
@@ -124,6 +151,14 @@ class Manifest:
         return root_prefix(self.root) + path
 
 
+def _row_group_splits(file: DataFile) -> list[SizedSplit]:
+    offsets = accumulate((group.rows for group in file.row_groups), initial=0)
+    return [
+        SizedSplit(Split(file.path, offset, group.rows), max(1, group.bytes))
+        for offset, group in zip(offsets, file.row_groups, strict=False)
+    ]
+
+
 def _entry(file: DataFile) -> list[str | int | float | None]:
     if file.modified is not None:
         return [file.path, file.size, file.digest, file.etag, file.modified]
@@ -133,19 +168,6 @@ def _entry(file: DataFile) -> list[str | int | float | None]:
 def root_prefix(root: str) -> str:
     """Return what stands before a relative path in a full one."""
     return root if root.endswith("/") or not root else f"{root}/"
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Split:
-    """A row range of one file, aligned to row groups."""
-
-    path: str
-    row_offset: int
-    row_length: int
-
-    def content(self) -> bytes:
-        """Return the bytes that stand for this range in digests and in shuffle keys."""
-        return f"{self.path}\0{self.row_offset}\0{self.row_length}".encode()
 
 
 @dataclass(frozen=True, slots=True)

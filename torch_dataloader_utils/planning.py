@@ -13,7 +13,7 @@ import numpy as np
 import numpy.random  # loaded here, for every forked worker would load it anew at its first use
 import numpy.typing as npt
 
-from torch_dataloader_utils.model import DataFile, Manifest, Plan, Shard, Split
+from torch_dataloader_utils.model import Manifest, Plan, Shard, SizedSplit, Split
 
 __all__ = ["PLAN_ALGORITHM", "PlanOptions", "make_plan", "permutation", "stable_argsort"]
 
@@ -47,14 +47,6 @@ class PlanOptions:
     def mixes_rows(self) -> bool:
         """Whether rows are mixed inside a shard."""
         return self.shuffle_buffer_size is not None
-
-
-@dataclass(frozen=True, slots=True)
-class _Range:
-    """A split and its bytes."""
-
-    split: Split
-    bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,21 +127,14 @@ def stable_argsort(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
     return np.argsort(values, kind="stable") if np.any(ordered[1:] == ordered[:-1]) else order
 
 
-def _row_groups(manifest: Manifest, selection: Sequence[Sequence[int]] | None) -> Iterator[_Range]:
-    for number, file in enumerate(manifest.files):
-        selected = None if selection is None else frozenset(selection[number])
-        yield from _file_row_groups(file, selected)
+def _row_groups(manifest: Manifest, selection: Sequence[Sequence[int]] | None) -> Iterator[SizedSplit]:
+    """Yield each selected row group that has rows."""
+    for number, file in enumerate(manifest.row_group_splits):
+        selected = file if selection is None else [file[place] for place in selection[number]]
+        yield from [one for one in selected if one.split.row_length]
 
 
-def _file_row_groups(file: DataFile, selected: frozenset[int] | None) -> Iterator[_Range]:
-    offset = 0
-    for number, group in enumerate(file.row_groups):
-        if group.rows and (selected is None or number in selected):
-            yield _Range(Split(file.path, offset, group.rows), max(1, group.bytes))
-        offset += group.rows
-
-
-def _first_limit(groups: Sequence[_Range], options: PlanOptions, least: int) -> _Limit:
+def _first_limit(groups: Sequence[SizedSplit], options: PlanOptions, least: int) -> _Limit:
     """Lower the maxima so far that `least` shards of equal size would hold everything."""
     share = -(-sum(one.bytes for one in groups) // least)
     rows = options.split_rows
@@ -159,9 +144,9 @@ def _first_limit(groups: Sequence[_Range], options: PlanOptions, least: int) -> 
     return _Limit(min(options.split_bytes, max(1, share)), rows)
 
 
-def _join(groups: Iterable[_Range], limit: _Limit) -> Iterator[_Range]:
+def _join(groups: Iterable[SizedSplit], limit: _Limit) -> Iterator[SizedSplit]:
     """Join neighbouring row groups of a file into splits."""
-    held: _Range | None = None
+    held: SizedSplit | None = None
     for one in groups:
         joined = held and _joined(held, one)
         if joined and limit.holds(joined.bytes, joined.split.row_length):
@@ -174,15 +159,15 @@ def _join(groups: Iterable[_Range], limit: _Limit) -> Iterator[_Range]:
         yield held
 
 
-def _joined(one: _Range, other: _Range) -> _Range | None:
+def _joined(one: SizedSplit, other: SizedSplit) -> SizedSplit | None:
     end = one.split.row_offset + one.split.row_length
     if one.split.path != other.split.path or end != other.split.row_offset:
         return None
     rows = one.split.row_length + other.split.row_length
-    return _Range(Split(one.split.path, one.split.row_offset, rows), one.bytes + other.bytes)
+    return SizedSplit(Split(one.split.path, one.split.row_offset, rows), one.bytes + other.bytes)
 
 
-def _bundle(splits: Iterable[_Range], limit: _Limit) -> Iterator[Shard]:
+def _bundle(splits: Iterable[SizedSplit], limit: _Limit) -> Iterator[Shard]:
     """Bundle neighbouring splits into shards."""
     held: list[Split] = []
     size = rows = 0
