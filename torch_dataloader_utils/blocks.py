@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import threading
 import weakref
 from multiprocessing import reduction
 from typing import Any
@@ -72,6 +73,7 @@ class Blocks:
         self._flags = mmap.mmap(self._fd, FLAGS_BYTES)
         self._maps: dict[int, mmap.mmap] = {}
         self._held: set[int] = set()
+        self._lock = threading.RLock()  # batches may die in any thread, and while this one has the lock
         self.close = weakref.finalize(self, os.close, self._fd)
 
     @property
@@ -103,24 +105,27 @@ class Blocks:
     def hold(self, block: int, size: int) -> Bytes:
         """Return a block's first bytes, in the training process; it is free when the last view of them has died."""
         memory = self.memory(block, size)
-        self._held.add(block)
-        weakref.finalize(memory, _free, self._flags, self._held, block, os.getpid()).atexit = False
+        with self._lock:
+            self._held.add(block)
+        weakref.finalize(memory, _free, self._flags, self._held, self._lock, block, os.getpid()).atexit = False
         return memory
 
     def free_all_but_held(self) -> None:
         """Free, while the worker takes none, the blocks that were filled for nobody."""
-        for block in range(self._count):
-            if block not in self._held:
-                self._flags[block] = 0
+        with self._lock:
+            for block in range(self._count):
+                if block not in self._held:
+                    self._flags[block] = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self._count, reduction.DupFd(self._fd), self.key)
 
 
-def _free(flags: mmap.mmap, held: set[int], block: int, owner: int) -> None:
+def _free(flags: mmap.mmap, held: set[int], lock: Any, block: int, owner: int) -> None:
     if os.getpid() == owner:  # a forked copy of a batch says nothing of the batch itself
-        held.discard(block)
-        flags[block] = 0
+        with lock:  # or the block would be freed a second time, after the worker took it
+            held.discard(block)
+            flags[block] = 0
 
 
 def _rebuilt(count: int, fd: Any, key: int) -> Blocks:

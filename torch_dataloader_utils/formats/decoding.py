@@ -13,17 +13,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.fetching import Fetcher
+from torch_dataloader_utils.formats.fetching import OPEN_FILES, Fetcher
 from torch_dataloader_utils.formats.layout import Layout
 from torch_dataloader_utils.formats.parquet import ParquetSource
 from torch_dataloader_utils.formats.sidecar import Footers
 from torch_dataloader_utils.formats.sparse import SparseFile
 from torch_dataloader_utils.storage import LocalFile
 
-__all__ = ["OPEN_FILES", "Decoder"]
-
-OPEN_FILES = 16
-"""How many files a decoder keeps open."""
+__all__ = ["Decoder"]
 
 
 class Decoder:

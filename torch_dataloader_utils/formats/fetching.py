@@ -12,7 +12,7 @@ from torch_dataloader_utils.formats.layout import Layout
 from torch_dataloader_utils.formats.sparse import coalesced
 from torch_dataloader_utils.storage import RemoteFile, Storage, StoredFile
 
-__all__ = ["FETCHES", "LARGEST_GAP", "Fetcher"]
+__all__ = ["FETCHES", "LARGEST_GAP", "OPEN_FILES", "Fetcher"]
 
 FETCHES = 32
 """How many ranges are fetched from a storage at once: its answers take long, and the network has room for many."""
@@ -21,7 +21,7 @@ LARGEST_GAP = 64 * 1024
 """Bytes between two column chunks that are fetched along rather than left out at the price of another request."""
 
 OPEN_FILES = 16
-"""How many files are kept open."""
+"""How many files whoever reads keeps open."""
 
 
 class Fetcher:

@@ -17,9 +17,22 @@ from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.model import DataFile, RowGroup
 from torch_dataloader_utils.storage import Storage, StoredFile
 
-__all__ = ["MAGIC", "Columns", "Footer", "FooterReader", "NotParquetError", "NullCount", "leaves_of", "parse_footer"]
+__all__ = [
+    "FOOTER_THREADS",
+    "MAGIC",
+    "Columns",
+    "Footer",
+    "FooterReader",
+    "NotParquetError",
+    "NullCount",
+    "leaves_of",
+    "parse_footer",
+]
 
 MAGIC = b"PAR1"
+FOOTER_THREADS = 16
+"""How many footers are read at once from a storage that does not answer at once."""
+
 TAIL_BYTES = 64 * 1024
 """How much of a file's end is read at first: most footers are smaller, and then one request is enough."""
 

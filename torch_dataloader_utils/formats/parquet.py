@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils.errors import ColumnError
-from torch_dataloader_utils.formats.footers import Footer, FooterReader, NullCount
+from torch_dataloader_utils.formats.footers import FOOTER_THREADS, Footer, FooterReader, NullCount
 from torch_dataloader_utils.formats.pruning import filter_columns, require_column, select_row_groups, takes_nulls
 from torch_dataloader_utils.formats.sidecar import Footers, Sidecar, read_sidecar
 from torch_dataloader_utils.listing import Listing
@@ -26,7 +26,6 @@ __all__ = ["SUFFIXES", "AnnouncedNulls", "KnownFooters", "ParquetSource", "deliv
 SUFFIXES = (".parquet", ".parq", ".pq")
 """Endings of the names of Parquet files."""
 
-FOOTER_THREADS = 16
 FOOTERS_IN_A_ROW = 50
 QUICK_SEC = 0.0005
 """Where the median of some footers takes longer than this, they wait for their storage."""

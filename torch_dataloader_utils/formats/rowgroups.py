@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.decoding import OPEN_FILES, Decoder
-from torch_dataloader_utils.formats.fetching import FETCHES, Fetcher
+from torch_dataloader_utils.formats.decoding import Decoder
+from torch_dataloader_utils.formats.fetching import FETCHES, OPEN_FILES, Fetcher
 from torch_dataloader_utils.formats.footers import parse_footer
 from torch_dataloader_utils.formats.layout import Layout, width
 from torch_dataloader_utils.formats.parquet import ParquetSource, delivered_type

@@ -19,14 +19,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils.errors import MetadataFileWarning, UnreadableFileError, warn_user
-from torch_dataloader_utils.formats.footers import Footer, FooterReader, NotParquetError, parse_footer
+from torch_dataloader_utils.formats.footers import FOOTER_THREADS, Footer, FooterReader, NotParquetError, parse_footer
 from torch_dataloader_utils.formats.pruning import select_row_groups
 from torch_dataloader_utils.model import DESCRIBED, DataFile, RowGroup
 from torch_dataloader_utils.storage import Storage, StoredFile
 
 __all__ = ["Footers", "Sidecar", "read_sidecar"]
 
-FOOTER_THREADS = 16
 SHOWN = 3
 
 
