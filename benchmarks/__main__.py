@@ -24,7 +24,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(options: argparse.Namespace) -> int:
     """Measure this library and raw Arrow on all workloads."""
-    session = Session("run", options.out or RESULTS / "run.json", Settings(options.rounds, options.scale))
+    path = options.out or RESULTS / "run.json"
+    session = Session("run", path, Settings(options.rounds, options.scale), add=options.add)
     session.measure(options.workloads or list(WORKLOADS))
     return 0
 
@@ -35,7 +36,8 @@ def peers(options: argparse.Namespace) -> int:
     for name, why in missing.items():
         print(f"{name}: {why}")
     maker = PeerMaker(ready)
-    session = Session("peers", options.out or RESULTS / "peers.json", Settings(options.rounds, options.scale, maker))
+    path = options.out or RESULTS / "peers.json"
+    session = Session("peers", path, Settings(options.rounds, options.scale, maker), add=options.add)
     session.note("missing_peers", missing)
     session.note("peer_packages", {PEERS[name].title: packages_of(python_of(name)) for name in ready})
 
@@ -83,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
         own.add_argument("--rounds", type=int, default=3, help="timed rounds")
         own.add_argument("--scale", type=float, default=1.0, help="shrinks the data, to try things out")
         own.add_argument("--out", type=Path, help="where the raw results go")
+        if name != "check":
+            own.add_argument("--add", action="store_true", help="keep what is there of other workloads")
         if name == "peers":
             own.add_argument("--peers", type=_Names(tuple(PEERS)), help=f"some of {','.join(PEERS)}")
         if name == "check":

@@ -87,12 +87,10 @@ def _machine(session: Results) -> Iterator[str]:
         for name in ("torch", "pyarrow", "numpy", "fsspec", "s3fs")
         if name in code["packages"]
     )
-    commit = f"`{code['commit'][:12]}`{' with changes' if code['changed'] else ''}" if code["commit"] else "unknown"
     scale = "" if session["scale"] == 1 else f" **Data scaled to {session['scale']:g}: only to try things out.**"
     yield (
         f"{machine['cores']} cores ({machine['cpu']}), {machine['memory_bytes'] / (1 << 30):.0f} GiB of memory, "
-        f"{machine['system']}, Python {machine['python']}; {versions}. Commit {commit}, begun {session['begun']}, "
-        f"{session['rounds']} rounds.{scale}"
+        f"{machine['system']}, Python {machine['python']}; {versions}.{scale}"
     )
     yield ""
 

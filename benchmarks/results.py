@@ -25,9 +25,10 @@ class Session:
         kind: The command.
         path: Where the JSON goes.
         settings: How much to measure.
+        add: Whether to keep the workloads of an earlier session that are not measured anew.
     """
 
-    def __init__(self, kind: str, path: Path, settings: Settings) -> None:
+    def __init__(self, kind: str, path: Path, settings: Settings, *, add: bool = False) -> None:
         self.results: Results = {
             "kind": kind,
             "begun": timestamp(),
@@ -37,6 +38,8 @@ class Session:
             "code": code(sys.executable),
             "workloads": {},
         }
+        if add and path.exists():
+            self._keep(read(path))
         self._path = path
         self._settings = settings
 
@@ -55,9 +58,19 @@ class Session:
             began = timestamp()
             found = run_workload(name, self._settings)
             found["facts"] |= facts()
-            self.results["workloads"][name] = found | {"begun": began}
+            found |= {"begun": began, "code": self.results["code"], "rounds": self._settings.rounds}
+            self.results["workloads"][name] = found
             self._write()
         return self.results
+
+    def _keep(self, before: Results) -> None:
+        """Keep an earlier session's workloads, each with what it was measured on."""
+        here, there = ({**one["machine"], "load_before": None, "scale": one["scale"]} for one in (self.results, before))
+        if here != there:
+            message = "results of another machine, or of another scale, are not added to: measure all anew"
+            raise ValueError(message)
+        said = {"code": before["code"], "rounds": before["rounds"]}
+        self.results["workloads"] = {name: said | found for name, found in before["workloads"].items()}
 
     def _write(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

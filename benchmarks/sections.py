@@ -236,9 +236,16 @@ def _data(workload: Results) -> Iterator[str]:
     files = "1 file" if data["files"] == 1 else f"{data['files']:,} files"
     yield (
         f"{data['rows']:,} rows: {data['note']}. {files}, {data['file_bytes'] / MIB:,.0f} MiB, "
-        f"batches of {data['batch_size']:,}."
+        f"batches of {data['batch_size']:,}. {_when(workload)}"
     )
     yield ""
+
+
+def _when(workload: Results) -> str:
+    """Say which code was measured, when, and how often."""
+    code, rounds = workload["code"], workload["rounds"]
+    commit = f"`{code['commit'][:12]}`{' with changes' if code['changed'] else ''}" if code["commit"] else "unknown"
+    return f"Commit {commit}, begun {workload['begun']}, {rounds} {'round' if rounds == 1 else 'rounds'}."
 
 
 def _kind(contender: str) -> str:
