@@ -16,17 +16,13 @@ __all__ = ["Coverage", "merged_row_numbers", "row_numbers", "splits_of_rows"]
 def row_numbers(manifest: Manifest, splits: Iterable[Split]) -> list[int]:
     """Return splits as places among all rows of the manifest: start, stop, start, stop, ..., in the splits' order."""
     first = manifest.first_rows
-    rows: list[int] = []
-    for split in splits:
-        start = first[split.path] + split.row_offset
-        rows += (start, start + split.row_length)
-    return rows
+    bounds = [(start := first[split.path] + split.row_offset, start + split.row_length) for split in splits]
+    return [number for bound in bounds for number in bound]
 
 
-def merged_row_numbers(manifest: Manifest, splits: Iterable[Split]) -> list[int]:
+def merged_row_numbers(manifest: Manifest, splits: Sequence[Split]) -> list[int]:
     """Return splits that do not overlap as row numbers, sorted, with neighbouring ranges made one."""
     first = manifest.first_rows
-    splits = list(splits)
     starts = [first[split.path] + split.row_offset for split in splits]
     stops = map(add, starts, [split.row_length for split in splits])
     return sorted(set(starts).symmetric_difference(stops))  # where one ends and the next begins is no bound

@@ -181,8 +181,8 @@ def shorten(paths: Sequence[str]) -> str:
     return ", ".join(paths[:SHOWN]) + more
 
 
-def _splits(shards: Iterable[Shard]) -> Iterator[Split]:
-    return (split for shard in shards for split in shard.splits)
+def _splits(shards: Iterable[Shard]) -> list[Split]:
+    return [split for shard in shards for split in shard.splits]
 
 
 def _is_long(manifest: Manifest, shards: Sequence[Shard]) -> bool:
