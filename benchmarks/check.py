@@ -173,16 +173,17 @@ def _resume(how: str) -> Callable[[Results], float]:
     )
 
 
-def memory_slope(by_epoch: Sequence[float]) -> float:
-    """Return by how much a line through the settled epochs rises from each to the next, in % of their mean."""
+def memory_growth(by_epoch: Sequence[float]) -> float:
+    """Return by how much a line through the settled epochs rises from the first to the last, in % of their mean."""
     settled = by_epoch[SETTLED:]
     mean, middle = sum(settled) / len(settled), (len(settled) - 1) / 2
     rise = sum((place - middle) * value for place, value in enumerate(settled))
-    return 100 * rise / sum((place - middle) ** 2 for place in range(len(settled))) / mean
+    slope = rise / sum((place - middle) ** 2 for place in range(len(settled)))
+    return 100 * slope * (len(settled) - 1) / mean
 
 
-def _slope(contender: str) -> Callable[[Results], float]:
-    return lambda workload: memory_slope(workload["contenders"][contender]["runs"][0]["pss_by_epoch"])
+def _growth(contender: str) -> Callable[[Results], float]:
+    return lambda workload: memory_growth(workload["contenders"][contender]["runs"][0]["pss_by_epoch"])
 
 
 def _grown(contender: str, figure: str) -> Callable[[Results], float]:
@@ -245,7 +246,7 @@ CLAIMS: tuple[Claim, ...] = (
         for how in HOWS
     ),
     *(
-        Claim(f"20 epochs, {way}: memory an epoch", "epochs", _slope(way), 1.0, 0.0, at_most=True, unit=" %")
+        Claim(f"20 epochs, {way}: growth of memory", "epochs", _growth(way), 1.0, 0.0, at_most=True, unit=" %")
         for way in EPOCH_WAYS
     ),
     *(

@@ -190,8 +190,8 @@ def _resume(name: str, workload: Results, plots: Path, kind: str) -> Iterator[st
 def _epochs(_name: str, workload: Results, _plots: Path, _kind_of_session: str) -> Iterator[str]:
     yield from (f"### {workload['facts']['epochs']} epochs in one process", "", *_data(workload))
     yield (
-        f"The slope is that of a line through the memory after each epoch, from the {check.SETTLED + 1}th to the last, "
-        "an epoch; least and most are of the same epochs. "
+        f"Growth is that of a line through the memory after each epoch, from the {check.SETTLED + 1}th to the last; "
+        "least and most are of the same epochs. "
         "The gap is from the last batch of an epoch to the first of the next."
     )
     yield ""
@@ -200,10 +200,10 @@ def _epochs(_name: str, workload: Results, _plots: Path, _kind_of_session: str) 
         for run in found["runs"]:
             counts = [f"{run[key][check.SETTLED]} to {run[key][-1]}" for key in ("files_by_epoch", "threads_by_epoch")]
             settled = [size / MIB for size in run["pss_by_epoch"][check.SETTLED :]]
-            memory = [f"{check.memory_slope(run['pss_by_epoch']):.2f} %", f"{min(settled):.0f} to {max(settled):.0f}"]
+            memory = [f"{check.memory_growth(run['pss_by_epoch']):.2f} %", f"{min(settled):.0f} to {max(settled):.0f}"]
             gaps = [f"{run[key]:.3f}" for key in ("gap_s", "greatest_gap_s")]
             rows.append([contender, *memory, *counts, *gaps])
-    yield from table(["", "slope", "memory, MiB", "open files", "threads", "median gap, s", "greatest gap, s"], rows)
+    yield from table(["", "growth", "memory, MiB", "open files", "threads", "median gap, s", "greatest gap, s"], rows)
     yield from _remarks(workload)
 
 

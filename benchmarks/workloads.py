@@ -29,8 +29,6 @@ SHARES = {"10 %": 0.1, "50 %": 0.5, "99 %": 0.99}
 EPOCHS = 20
 OURS = "loader.py"
 ROWS_MIXED = 100_000
-LARGE_BUFFER = 1_000_000
-"""Rows mixed where memory is measured: so many that what the process needs besides is small beside them."""
 
 Results = dict[str, Any]
 Maker = Callable[[Data, dict[str, str] | None], Sequence[Contender]]
@@ -153,8 +151,8 @@ def _memory(settings: Settings) -> Results:
         raw_arrow(data),
         ours(data, 0),
         ours(data, 2),
-        ours(data, 0, "rows shuffled, in process", shuffle=True, shuffle_buffer_size=LARGE_BUFFER),
-        ours(data, 2, "rows shuffled, 2 workers", shuffle=True, shuffle_buffer_size=LARGE_BUFFER),
+        ours(data, 0, "rows shuffled, in process", shuffle=True, shuffle_buffer_size=ROWS_MIXED),
+        ours(data, 2, "rows shuffled, 2 workers", shuffle=True, shuffle_buffer_size=ROWS_MIXED),
     ]
     found = _compare(replace(settings, rounds=0), data, contenders, baseline=None)
     own = [contender for contender in contenders if contender.script == OURS]

@@ -9,6 +9,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,17 @@ def open_files() -> Counter[str]:
         with contextlib.suppress(FileNotFoundError):  # the listing's own
             links.append(str(entry.readlink()).partition(":")[0])
     return Counter(links)
+
+
+def settled_files() -> Counter[str]:
+    """Return the same once it has not changed for a second: processes of what ran before may still be ending."""
+    gc.collect()
+    found, since = open_files(), time.monotonic()
+    while time.monotonic() - since < 1:
+        time.sleep(0.05)
+        if (now := open_files()) != found:
+            found, since = now, time.monotonic()
+    return found
 
 
 def fails(batch: Any) -> Any:
@@ -75,8 +87,7 @@ def test_no_file_stays_open_however_an_iteration_ends(path, end, persistent):
     options = {"num_workers": 2, "persistent_workers": persistent, "collate_fn": fails if end is fail else None}
     before: Counter[str] = Counter()
     for _ in range(2):  # the first one starts what the interpreter keeps
-        gc.collect()
-        before = open_files()
+        before = settled_files()
         loader, dataset = open_loader(path, **options)
         end(loader)
         del loader, dataset
