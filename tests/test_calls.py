@@ -535,7 +535,8 @@ NO_STATES = {
     "a wrong type": changed(epoch="one"),
     "nothing": lambda _: None,
     "an empty state": lambda _: {},
-    "a list": lambda state: [state],
+    "a list of nothing": lambda _: [],
+    "a list of lists": lambda state: [[state]],
     "a string": json.dumps,
 }
 
@@ -999,8 +1000,8 @@ def batches_of_plan(dataset: Any, size: int, *, drop_last: bool) -> tuple[list[l
     first = dataset._source.manifest.first_rows
     streams = []
     dropped = 0
-    for shards in dataset._course.plan.rank_streams(dataset.rank):
-        splits = [split for shard in shards for split in shard.splits]
+    for pieces in dataset._course.plan.rank_streams(dataset.rank):
+        splits = [split for piece in pieces for split in piece.shard.splits]
         rows = [first[one.path] + one.row_offset + row for one in splits for row in range(one.row_length)]
         stop = len(rows) // size * size if drop_last else len(rows)
         dropped += len(rows) - stop

@@ -28,11 +28,13 @@ from support import DEFAULT_FILES, batches_of, manifest_of, open_loader, row_ids
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError
 from torch_dataloader_utils import state as state_module
 from torch_dataloader_utils.errors import Difference
-from torch_dataloader_utils.model import Manifest, Plan, Receipt
+from torch_dataloader_utils.model import Base, Manifest, Piece, Plan, Receipt
 from torch_dataloader_utils.planning import PlanOptions, make_plan
 from torch_dataloader_utils.progress import Progress
+from torch_dataloader_utils.restoring import restore_progress
 from torch_dataloader_utils.saved import parse_state
-from torch_dataloader_utils.state import Run, restore_progress
+from torch_dataloader_utils.state import Run
+from torch_dataloader_utils.topology import Topology
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -47,8 +49,8 @@ MADE_UP = manifest_of([(50, 100), (50, 100), (30, 100)], [(7, 100)], [(40, 100)]
 MADE_UP_OPTIONS = PlanOptions(10**6, split_rows=60, shuffle=True)
 
 
-def made_up_plan(epoch: int) -> Plan:
-    return make_plan(MADE_UP, MADE_UP_OPTIONS, epoch=epoch, num_ranks=2, num_workers=3)
+def made_up_plan(epoch: int, base: Base | None = None) -> Plan:
+    return make_plan(MADE_UP, MADE_UP_OPTIONS, epoch=epoch, num_ranks=2, num_workers=3, base=base)
 
 
 @pytest.fixture(scope="module")
@@ -311,7 +313,7 @@ def test_a_dataset_that_moved_loads_and_goes_on(own_data, tmp_path):
 def run_with_etag(etag: str | None) -> Run:
     first, *others = MADE_UP.files
     manifest = Manifest("s3://bucket/data", (replace(first, etag=etag), *others))
-    return Run(manifest, MADE_UP_OPTIONS, filter_digest=None, num_workers=3, num_ranks=2, rank=1)
+    return Run(manifest, MADE_UP_OPTIONS, filter_digest=None, topology=Topology(2, 1, 3))
 
 
 def test_another_etag_is_a_changed_file():
@@ -319,9 +321,9 @@ def test_another_etag_is_a_changed_file():
     run = run_with_etag("one")
     progress = Progress.fresh(made_up_plan(0).rank_streams(1))
     state = json.loads(json.dumps(state_module.dump_state(run, 0, progress)))
-    assert restore_progress(parse_state(state), run, made_up_plan) == progress
+    assert restore_progress([parse_state(state)], run, made_up_plan) == progress
     with pytest.raises(CheckpointMismatchError, match=r"files changed since the checkpoint: a\.parquet\n") as raised:
-        restore_progress(parse_state(state), run_with_etag("other"), made_up_plan)
+        restore_progress([parse_state(state)], run_with_etag("other"), made_up_plan)
     assert raised.value.files_changed == ("a.parquet",)
 
 
@@ -329,7 +331,7 @@ def test_another_etag_is_a_changed_file():
 def test_etags_are_compared_only_where_both_sides_have_one(before, now):
     progress = Progress.fresh(made_up_plan(0).rank_streams(1))
     state = state_module.dump_state(run_with_etag(before), 0, progress)
-    assert restore_progress(parse_state(state), run_with_etag(now), made_up_plan) == progress
+    assert restore_progress([parse_state(state)], run_with_etag(now), made_up_plan) == progress
 
 
 # Recorded ranges ---------------------------------------------------------------------------------------------------
@@ -770,7 +772,7 @@ def damages(draw: st.DrawFn, states: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def made_up_states() -> tuple[Run, list[dict[str, Any]]]:
-    run = Run(MADE_UP, MADE_UP_OPTIONS, filter_digest=None, num_workers=3, num_ranks=2, rank=1)
+    run = Run(MADE_UP, MADE_UP_OPTIONS, filter_digest=None, topology=Topology(2, 1, 3))
     progress = Progress.fresh(made_up_plan(2).rank_streams(1))
     for receipt in (Receipt(0, 0, 5, rows=5), Receipt(1, 1, 0, rows=9), Receipt(2, 0, 7, rows=7)):
         progress = progress.advanced(receipt)
@@ -785,17 +787,16 @@ def test_a_damaged_state_of_many_streams_is_refused_or_leaves_exactly_what_it_do
     run, states = made_up_states()
     damaged = data_of_test.draw(damages(states))
     try:
-        progress = restore_progress(parse_state(damaged), run, made_up_plan)
+        progress = restore_progress([parse_state(damaged)], run, made_up_plan)
     except ValueError:
         return
-    own = [shard for stream in made_up_plan(damaged["epoch"]).rank_streams(1) for shard in stream]
-    left = [
-        row
-        for stream in progress.streams
-        for piece in stream.left
-        for row in row_ids(MADE_UP, piece.shard)[piece.start :]
-    ]
-    assert sorted(left + recorded_rows(damaged)) == sorted(row for shard in own for row in row_ids(MADE_UP, shard))
+    own = [piece for stream in made_up_plan(damaged["epoch"], progress.base).rank_streams(1) for piece in stream]
+    left = [piece for stream in progress.streams for piece in stream.left]
+    assert sorted(rows_in(left) + recorded_rows(damaged)) == sorted(rows_in(own))
+
+
+def rows_in(pieces: list[Piece]) -> list[int]:
+    return [row for piece in pieces for row in row_ids(MADE_UP, piece.shard)[piece.start : piece.stop]]
 
 
 def recorded_rows(state: dict[str, Any]) -> list[int]:
@@ -816,7 +817,9 @@ def recorded_rows(state: dict[str, Any]) -> list[int]:
     rows = [row for shard in state["completed_shards"] for row in written_out(shard["splits"])]
     rows += by_number(state.get("completed_rows", []))
     for shard in state["in_progress"]:
-        rows += [*written_out(shard["splits"]), *by_number(shard.get("rows", []))][: shard["rows_delivered"]]
+        delivered = [*written_out(shard["splits"]), *by_number(shard.get("rows", []))]
+        for start, stop in shard.get("windows", [(0, shard["rows_delivered"])]):
+            rows += delivered[start:stop]
     return rows
 
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import manifest_of, manifests, plan_options, row_ids
 
-from torch_dataloader_utils.model import DataFile, Manifest, Plan, RowGroup, Shard, Split
+from torch_dataloader_utils.model import DataFile, Manifest, Piece, Plan, RowGroup, Shard, Split
 from torch_dataloader_utils.planning import PLAN_ALGORITHM, PlanOptions, make_plan, permutation, stable_argsort
 
 EVEN = manifest_of([(10, 100)] * 40, [(10, 100)] * 24)
@@ -79,8 +79,8 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-def streams_of(plan: Plan) -> list[tuple[Shard, ...]]:
-    return [stream for rank in range(plan.num_ranks) for stream in plan.rank_streams(rank)]
+def streams_of(plan: Plan) -> list[list[Shard]]:
+    return [[piece.shard for piece in stream] for rank in range(plan.num_ranks) for stream in plan.rank_streams(rank)]
 
 
 def groups_within(groups: list[tuple[Split, int]], splits: Sequence[Split]) -> list[tuple[Split, int]]:
@@ -115,7 +115,7 @@ def test_shard_i_belongs_to_rank_i_mod_ranks_and_in_it_to_the_workers_in_turn(ca
         held.setdefault((number % plan.num_ranks, worker), []).append(shard)
     for rank in range(plan.num_ranks):
         for worker in range(max(1, plan.num_workers)):
-            assert list(plan.stream(rank, worker)) == held.get((rank, worker), [])
+            assert [piece.shard for piece in plan.stream(rank, worker)] == held.get((rank, worker), [])
 
 
 @given(cases())
@@ -149,7 +149,12 @@ def test_a_shard_above_a_maximum_is_a_single_row_group(case):
         groups = groups_within(all_groups, shard.splits)
         rows = sum(group.row_length for group, _ in groups)
         assert shard.rows == rows
-        if len(groups) > 1:
+        if shard.rounds > 1:
+            assert options.shuffle_buffer_size
+            assert all(
+                size > options.split_bytes or group.row_length > options.shuffle_buffer_size for group, size in groups
+            )
+        elif len(groups) > 1:
             assert sum(size for _, size in groups) <= options.split_bytes
             assert rows <= (options.split_rows or rows)
             assert rows <= (options.shuffle_buffer_size or rows)
@@ -346,9 +351,12 @@ def test_the_digest_tells_which_epoch_how_many_ranks_and_workers_and_what_is_in_
         replace(plan, epoch=1),
         replace(plan, num_ranks=2),
         replace(plan, num_workers=1),
-        replace(plan, shards=(second, first, *rest)),
-        replace(plan, shards=(Shard(first.splits + second.splits), *rest)),
-        replace(plan, shards=(second, *rest)),
+        replace(plan, pieces=tuple(map(Piece, (second, first, *rest)))),
+        replace(plan, pieces=tuple(map(Piece, (Shard(first.splits + second.splits), *rest)))),
+        replace(plan, pieces=tuple(map(Piece, (second, *rest)))),
+        replace(plan, pieces=(Piece(first, 1), *map(Piece, (second, *rest)))),
+        replace(plan, pieces=(Piece(first, 0, 1), *map(Piece, (second, *rest)))),
+        replace(plan, pieces=(Piece(replace(first, rounds=2)), *map(Piece, (second, *rest)))),
     ]
     assert len({plan.digest, *(one.digest for one in others)}) == 1 + len(others)
 

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from itertools import accumulate
+from typing import Any, TypeAlias
 from unittest.mock import patch
 
 import pytest
@@ -21,11 +22,15 @@ from support import manifest_of, manifests, plan_options, row_ids
 
 from torch_dataloader_utils import CheckpointMismatchError
 from torch_dataloader_utils import state as state_module
-from torch_dataloader_utils.model import DataFile, Manifest, Plan, Receipt, RowGroup, Shard
-from torch_dataloader_utils.planning import PlanOptions, make_plan, permutation
+from torch_dataloader_utils.model import Base, DataFile, Manifest, Piece, Plan, Receipt, RowGroup, Shard
+from torch_dataloader_utils.planning import PlanOptions, delivery_order, make_plan, permutation, round_bounds
 from torch_dataloader_utils.progress import Progress
+from torch_dataloader_utils.restoring import restore_progress
 from torch_dataloader_utils.saved import parse_state
-from torch_dataloader_utils.state import Run, dump_state, restore_progress
+from torch_dataloader_utils.state import Run, dump_state
+from torch_dataloader_utils.topology import Topology
+
+Walk: TypeAlias = Iterator[tuple[list[int] | None, Receipt]]
 
 PLAIN = (dict, list, str, int, float, bool, type(None))
 
@@ -51,25 +56,51 @@ class Delivery:
     drop_last: bool
     tells_ends_late: bool
 
-    def plan(self, epoch: int) -> Plan:
+    def plan(self, epoch: int, base: Base | None = None) -> Plan:
         run = self.run
-        return make_plan(run.manifest, run.options, epoch=epoch, num_ranks=run.num_ranks, num_workers=run.num_workers)
+        topology = run.topology
+        return make_plan(
+            run.manifest,
+            run.options,
+            epoch=epoch,
+            num_ranks=topology.planned_ranks,
+            num_workers=topology.planned_workers,
+            base=base,
+        )
 
-    def fresh(self) -> Progress:
-        return Progress.fresh(self.plan(self.epoch).rank_streams(self.run.rank))
+    def fresh(self, base: Base | None = None) -> Progress:
+        topology = self.run.topology
+        return Progress.fresh(topology.own_streams(self.plan(self.epoch, base)), topology.streams_per_turn, base)
 
     def rows_of(self, shard: Shard) -> list[int]:
         """The rows that a shard delivers, in order."""
-        rows = [row for row in row_ids(self.run.manifest, shard) if not self.takes_every or row % self.takes_every]
-        if not self.run.options.mixes_rows:
-            return rows
-        seed = self.run.options.shuffle_seed
-        return [rows[place] for place in permutation(len(rows), seed=seed, epoch=self.epoch, shard=shard)]
+        seed = self.run.options.shuffle_seed if self.run.options.mixes_rows else None
+        everything = row_ids(self.run.manifest, shard)
+        if not self.takes_every or seed is None:
+            rows = [everything[place] for place in delivery_order(Piece(shard), seed=seed, epoch=self.epoch)]
+            return [row for row in rows if not self.takes_every or row % self.takes_every]
+        delivered = []
+        for number in range(shard.rounds):
+            starts = accumulate((split.row_length for split in shard.splits), initial=0)
+            places = zip(starts, round_bounds(shard, number), strict=False)
+            rows = [everything[first + row] for first, bounds in places for row in range(*bounds)]
+            rows = [row for row in rows if row % self.takes_every]
+            order = permutation(len(rows), seed=seed, epoch=self.epoch, shard=shard, number=number)
+            delivered += [rows[place] for place in order]
+        return delivered
+
+    def rows_in(self, piece: Piece) -> list[int]:
+        """The rows that a piece delivers, in order."""
+        return self.rows_of(piece.shard)[piece.start : piece.stop]
 
     def go_on(self, progress: Progress) -> Iterator[tuple[list[int] | None, Progress]]:
         """Yield each batch, and None for each end of a stream, with the progress once it is handed over."""
         progress = progress.rebased()
-        waiting = deque(self._walk(progress, stream) for stream in progress.turns())
+        together = progress.streams_per_turn
+        waiting = deque(
+            self._together([self._walk(progress, turn * together + lane) for lane in range(together)])
+            for turn in progress.turns()
+        )
         while waiting:
             walk = waiting.popleft()
             batch, receipt = next(walk)
@@ -83,17 +114,25 @@ class Delivery:
     def batches_from(self, progress: Progress) -> list[list[int]]:
         return [batch for batch, _ in self.go_on(progress) if batch is not None]
 
-    def _walk(self, progress: Progress, stream: int) -> Iterator[tuple[list[int] | None, Receipt]]:
+    def _together(self, walks: list[Walk]) -> Walk:
+        """The batches of streams of a grid, put together step by step."""
+        for parts in zip(*walks, strict=True):
+            (batch, receipt), *others = parts
+            rows = None if batch is None else [row for part, _ in parts if part is not None for row in part]
+            yield rows, replace(receipt, beside=tuple(beside for _, beside in others))
+
+    def _walk(self, progress: Progress, stream: int) -> Walk:
         pieces = progress.streams[stream].pieces
         due = [
-            (row, position, number + 1, number + 1 == len(self.rows_of(piece.shard)))
+            (row, position, number + 1, number + 1 == min(piece.stop, len(self.rows_of(piece.shard))))
             for position, piece in enumerate(pieces)
             for number, row in enumerate(self.rows_of(piece.shard))
-            if number >= piece.start
+            if piece.start <= number < piece.stop
         ]
-        dropped = len(due) % self.batch_size if self.drop_last else 0
-        for start in range(0, len(due) - dropped, self.batch_size):
-            rows = due[start : start + self.batch_size]
+        size = self.batch_size // progress.streams_per_turn
+        dropped = len(due) % size if self.drop_last else 0
+        for start in range(0, len(due) - dropped, size):
+            rows = due[start : start + size]
             _, position, delivered, last = rows[-1]
             if last and not self.tells_ends_late:
                 position, delivered = position + 1, 0
@@ -104,19 +143,18 @@ class Delivery:
         return dump_state(self.run, self.epoch, progress)
 
     def restored(self, state: dict[str, Any]) -> Progress:
-        return restore_progress(parse_state(state), self.run, self.plan)
+        return restore_progress([parse_state(state)], self.run, self.plan)
 
 
 @st.composite
 def deliveries(draw: st.DrawFn) -> Delivery:
     num_ranks = draw(st.integers(1, 3))
+    rank = draw(st.integers(0, num_ranks - 1))
     run = Run(
         manifest=draw(manifests()),
         options=draw(plan_options()),
         filter_digest=None,
-        num_workers=draw(st.integers(0, 4)),
-        num_ranks=num_ranks,
-        rank=draw(st.integers(0, num_ranks - 1)),
+        topology=Topology(num_ranks, rank, num_workers=draw(st.integers(0, 4))),
     )
     takes_every = draw(st.sampled_from([0, 0, 1, 2, 3, 7]))
     return Delivery(
@@ -188,15 +226,11 @@ def test_at_every_stop_each_row_is_either_delivered_or_left_exactly_once(deliver
     delivery = replace(delivery, drop_last=False)
     batches, progress = stopped(delivery, delivery.fresh(), after)
     progress = delivery.restored(through_json(delivery.state(progress)))
-    done = [row for stream in progress.streams for shard in stream.done for row in delivery.rows_of(shard)]
-    begun, left = [], []
-    for piece in (piece for stream in progress.streams for piece in stream.left):
-        rows = delivery.rows_of(piece.shard)
-        begun += rows[: piece.start]
-        left += rows[piece.start :]
-    everything = [row for shards in progress.streams for shard in shards.shards for row in delivery.rows_of(shard)]
-    assert sorted(done + begun) == sorted(row for batch in batches for row in batch)
-    assert sorted(done + begun + left) == sorted(everything)
+    done = [row for stream in progress.streams for piece in stream.done for row in delivery.rows_in(piece)]
+    left = [row for stream in progress.streams for piece in stream.left for row in delivery.rows_in(piece)]
+    everything = [row for stream in progress.streams for piece in stream.planned for row in delivery.rows_in(piece)]
+    assert sorted(done) == sorted(row for batch in batches for row in batch)
+    assert sorted(done + left) == sorted(everything)
     assert len(set(everything)) == len(everything)
 
 
@@ -226,7 +260,7 @@ def test_the_number_of_batches_is_exact_at_every_stop(delivery, after):
 def test_the_progress_of_a_rank_names_no_row_of_another(delivery, after):
     _, progress = stopped(delivery, delivery.fresh(), after)
     state = delivery.state(progress)
-    own = {shard.splits for stream in delivery.fresh().streams for shard in stream.shards}
+    own = {piece.shard.splits for stream in delivery.fresh().streams for piece in stream.planned}
     recorded = parse_state(state)
     assert {shard.splits for shard in (*recorded.completed, *recorded.in_progress)} <= own
 
@@ -259,8 +293,9 @@ def test_row_numbers_are_the_rows_of_the_shards_and_no_others(delivery, after):
     _, progress = stopped(delivery, delivery.fresh(), after)
     with by_number():
         state = delivery.state(progress)
-    done = [shard for stream in progress.streams for shard in stream.done]
-    started = [piece.shard for stream in progress.streams for piece in stream.left if piece.start]
+    pieces = [piece for stream in progress.streams for piece in stream.done]
+    done = [piece.shard for piece in pieces if piece.stop == piece.shard.rows]
+    started = [piece.shard for piece in pieces if piece.stop < piece.shard.rows]
     assert rows_in(state["completed_rows"]) == sorted(rows_of_all(delivery, done))
     assert [rows_in(entry["rows"]) for entry in state["in_progress"]] == [
         rows_of_all(delivery, [one]) for one in started
@@ -361,7 +396,7 @@ def test_the_state_has_the_documented_keys():
         {"splits": [{"path": path, "row_offset": 20, "row_length": 20}], "rows_delivered": 15}
     ]
     assert "completed_rows" not in state
-    assert state["files"] == [["a.parquet", 108, delivery.run.manifest.files[0].digest]]
+    assert state["files"] == [["a.parquet", 108, delivery.run.manifest.files[0].digest, None, None, 80]]
     assert state["plan"]["root"] == "/data"
     assert state["plan"]["rows"] == 80
     assert state["plan"]["fingerprint"] == delivery.run.manifest.fingerprint
@@ -370,7 +405,7 @@ def test_the_state_has_the_documented_keys():
 
 def _plain_delivery(manifest: Manifest, options: PlanOptions | None = None, num_ranks: int = 1) -> Delivery:
     options = options or PlanOptions(2**27)
-    run = Run(manifest, options, filter_digest=None, num_workers=0, num_ranks=num_ranks, rank=0)
+    run = Run(manifest, options, filter_digest=None, topology=Topology(num_ranks, 0, 0))
     return Delivery(run, epoch=0, takes_every=0, batch_size=7, drop_last=False, tells_ends_late=False)
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "join",
     "null_message",
     "refuses_nulls",
+    "size_of",
     "split",
     "with_lists",
 ]
@@ -161,6 +162,11 @@ def copy_rows(cut: Cut) -> Columns:
         table = _rows(cut.columns, cut)
         return table.take(pa.array(range(len(table))))
     return {name: _copy(_rows(values, cut)) for name, values in cut.columns.items()}
+
+
+def size_of(columns: Columns) -> int:
+    """Return the bytes that converted columns take."""
+    return int(columns.nbytes if isinstance(columns, pa.Table) else sum(values.nbytes for values in columns.values()))
 
 
 def _copy(values: Any) -> Any:

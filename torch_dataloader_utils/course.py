@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -11,16 +15,22 @@ from torch.utils.data import get_worker_info
 from torch_dataloader_utils.errors import ChangedFilesWarning, UnevenRanksWarning, warn_user
 from torch_dataloader_utils.formats.parquet import ParquetSource
 from torch_dataloader_utils.iteration import Iteration
+from torch_dataloader_utils.merging import OnChangedFiles, merge_states
 from torch_dataloader_utils.metrics import ProgressLine
-from torch_dataloader_utils.model import Plan
-from torch_dataloader_utils.planning import PlanOptions, make_plan
+from torch_dataloader_utils.mismatch import shorten, touched_files
+from torch_dataloader_utils.model import Base, Piece, Plan
+from torch_dataloader_utils.planning import PlanOptions, delivery_order, make_plan
 from torch_dataloader_utils.progress import Progress
-from torch_dataloader_utils.reading import ReadOptions
-from torch_dataloader_utils.saved import parse_state
+from torch_dataloader_utils.restoring import restore_progress
+from torch_dataloader_utils.saved import SavedState, parse_state
 from torch_dataloader_utils.sharing import Copies, is_being_sent_to_a_process
-from torch_dataloader_utils.state import Run, dump_state, restore_progress, shorten, touched_files
+from torch_dataloader_utils.state import Run, dump_state
+from torch_dataloader_utils.topology import Topology
+from torch_dataloader_utils.walking import ReadOptions
 
 __all__ = ["Course"]
+
+LOG = logging.getLogger("torch_dataloader_utils")
 
 
 class Course:
@@ -30,10 +40,8 @@ class Course:
         source: The data files.
         plan_options: What plans depend on.
         read_options: What the number of batches depends on.
-        num_workers: Number of worker processes; 0 means this process.
+        topology: Who reads.
         adopts_num_workers: Whether a loaded state's number of workers is taken over.
-        num_ranks: Number of ranks.
-        rank: This rank.
         progress_interval_sec: Seconds between two lines about the progress; None for none.
     """
 
@@ -43,15 +51,11 @@ class Course:
         plan_options: PlanOptions,
         read_options: ReadOptions,
         *,
-        num_workers: int,
+        topology: Topology,
         adopts_num_workers: bool,
-        num_ranks: int,
-        rank: int,
         progress_interval_sec: float | None,
     ) -> None:
-        self.num_ranks = num_ranks
-        self.rank = rank
-        self.num_workers = num_workers
+        self.topology = topology
         self.epoch = 0
         self.iteration: Iteration | None = None
         self.copies = Copies()
@@ -60,7 +64,7 @@ class Course:
         self._read_options = read_options
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
-        self._plan: Plan | None = None
+        self._plan: tuple[tuple[int, int, Base | None], Plan] | None = None
         self._loaded: Progress | None = None
         self._iterations = 0
         self._warned_of_uneven_ranks = False
@@ -82,7 +86,7 @@ class Course:
     def plan_digest(self) -> str:
         """Digest of this epoch's plan and all that decides its batches."""
         parts = (
-            self.plan.digest,
+            self._plan_of(self.progress.base).digest,
             self._source.manifest.fingerprint,
             self._source.filter_digest,
             self._plan_options,
@@ -107,7 +111,8 @@ class Course:
         if self._progress_interval_sec is not None:
             total = None if self._source.filter is not None else self._batches(progress)
             line = ProgressLine(self._progress_interval_sec, total)
-        self.iteration = Iteration(self._iterations, self.epoch, progress, line)
+        self.iteration = Iteration(self._iterations, self.epoch, progress, self.topology.processes, line)
+        self._log_evening()
         return self.iteration
 
     def set_epoch(self, epoch: int) -> None:
@@ -122,31 +127,90 @@ class Course:
         """Return the progress as a state."""
         return dump_state(self._run(), self.epoch, self.progress)
 
-    def load_state_dict(self, state: Any) -> None:
-        """Take over a state, or raise and change nothing."""
-        saved = parse_state(state)
+    def load_state_dict(self, states: Any, *, strict: bool, on_changed_files: OnChangedFiles) -> None:
+        """Take over a state, or those of all ranks, or raise and change nothing."""
+        saved = [parse_state(one) for one in (states if isinstance(states, (list, tuple)) else [states])]
+        if not saved:
+            msg = (
+                "not a state of this package: state is an empty list, expected this rank's state or those of all ranks"
+            )
+            raise ValueError(msg)
+        if not strict:
+            self._load_elastically(saved, on_changed_files)
+            return
+        if on_changed_files != "error":
+            msg = f"on_changed_files={on_changed_files!r} needs strict=False: what is left has to be planned anew"
+            raise ValueError(msg)
         worker = get_worker_info()
         run = self._run()
-        if worker is None and self._adopts_num_workers:
-            run = replace(run, num_workers=saved.num_workers)
-        progress = restore_progress(saved, run, lambda epoch: self._make_plan(epoch, run.num_workers))
+        if worker is None and self._adopts_num_workers and run.topology.virtual_workers is None:
+            run = replace(run, topology=replace(run.topology, num_workers=saved[0].num_workers))
+        progress = restore_progress(saved, run, lambda epoch, base: self._make_plan(epoch, run.topology, base))
+        self._warn_of_touched_files(saved[0])
+        if worker is not None:  # a loader that loads states in its workers also knows whose turn it is
+            turn = progress.batches_delivered * run.topology.processes % progress.count_of_turns
+            progress = replace(progress, next_turn=turn)
+        self.topology = run.topology
+        self.epoch = saved[0].epoch
+        self._take_over("load_state_dict", progress)
+
+    def _load_elastically(self, saved: Sequence[SavedState], on_changed_files: OnChangedFiles) -> None:
+        merged = merge_states(saved, self._run(), on_changed_files=on_changed_files)
+        self._warn_of_touched_files(saved[0])
+        if merged.lost_rows:
+            lost = [f"{path} ({rows} rows)" for path, rows in merged.lost_rows.items()]
+            text = f"{sum(merged.lost_rows.values())} rows cannot be delivered any more, of files that are gone or "
+            text += f"were written anew since the checkpoint: {shorten(lost)}; what is new of them comes next epoch"
+            warn_user(text, ChangedFilesWarning)
+        self.epoch = merged.epoch
+        self._take_over("load_state_dict", self._fresh(merged.base))
+
+    def _warn_of_touched_files(self, saved: SavedState) -> None:
         touched = touched_files(saved, self._source.manifest)
         if touched:
             text = "files have a new modification time since the checkpoint, with the same size and footer"
             advice = "if their rows were changed, begin the epoch without the state"
             warn_user(f"{text}: {shorten(touched)}; {advice}", ChangedFilesWarning)
-        if worker is not None:  # a loader that loads states in its workers also knows whose turn it is
-            progress = replace(progress, next_stream=0)
-        self.num_workers = run.num_workers
-        self.epoch = saved.epoch
-        self._take_over("load_state_dict", progress)
+
+    def evened_rows(self) -> dict[str, list[tuple[str, int]]]:
+        """Return the rows that are left out, and those that are delivered twice, to give every rank as many.
+
+        Returns:
+            Under ``dropped`` and ``repeated`` each row as its file's relative path and its place there; nothing where
+            ranks are not evened.
+        """
+        evened = self._plan_of(self.progress.base).evened
+        if evened is None:
+            return {}
+        return {"dropped": list(self._rows_of(evened.dropped)), "repeated": list(self._rows_of(evened.repeated))}
+
+    def _rows_of(self, pieces: Sequence[Piece]) -> Iterator[tuple[str, int]]:
+        seed = self._plan_options.shuffle_seed if self._plan_options.mixes_rows else None
+        for piece in pieces:
+            splits = piece.shard.splits
+            starts = [0, *accumulate(split.row_length for split in splits)]
+            for row in map(int, delivery_order(piece, seed=seed, epoch=self.epoch)):
+                place = bisect_right(starts, row) - 1
+                yield splits[place].path, splits[place].row_offset + row - starts[place]
+
+    def _log_evening(self) -> None:
+        for verb, rows in self.evened_rows().items() if LOG.isEnabledFor(logging.INFO) else ():
+            if rows:
+                shown = shorten([f"{path} row {row}" for path, row in rows])
+                LOG.info("epoch %d: %d rows %s to give every rank as many: %s", self.epoch, len(rows), verb, shown)
 
     def join_plain_loader(self, num_workers: int, loader_seed: int) -> None:
         """Stand, in a worker of a plain loader, where the training process stands."""
-        saved = None if self._loaded is None else len(self._loaded.streams)
+        grid = self.topology.virtual_workers
+        if grid is not None and grid % num_workers:
+            msg = f"virtual_workers={grid} is no multiple of the plain DataLoader's num_workers={num_workers}"
+            raise ValueError(msg)
+        saved = None
+        if self._loaded is not None:
+            saved = self.topology.processes if grid is None else num_workers
         self.epoch, continues = self.copies.join(self.epoch, saved, num_workers=num_workers, loader_seed=loader_seed)
         self._loaded = self._loaded if continues else None
-        self.num_workers = num_workers
+        self.topology = replace(self.topology, num_workers=num_workers)
 
     def lean(self, source: ParquetSource) -> Course:
         """Return the same for a process that is told what to read.
@@ -160,8 +224,10 @@ class Course:
 
     # Within ----------------------------------------------------------------------------------------------------------
 
-    def _fresh(self) -> Progress:
-        return Progress.fresh(self.plan.rank_streams(self.rank))
+    def _fresh(self, base: Base | None = None) -> Progress:
+        """Return the progress at the beginning of the epoch, or of what a base left of it."""
+        streams = self.topology.own_streams(self._plan_of(base))
+        return Progress.fresh(streams, self.topology.streams_per_turn, base)
 
     def _take_over(self, by: str, loaded: Progress | None) -> None:
         """Let a call take the progress from the iteration that owned it."""
@@ -174,43 +240,47 @@ class Course:
 
     def _run(self) -> Run:
         worker = get_worker_info()
+        topology = self.topology if worker is None else replace(self.topology, num_workers=worker.num_workers)
         return Run(
             manifest=self._source.manifest,
             options=self._plan_options,
             filter_digest=self._source.filter_digest,
-            num_workers=self.num_workers if worker is None else worker.num_workers,
-            num_ranks=self.num_ranks,
-            rank=self.rank,
+            topology=topology,
         )
 
     @property
     def plan(self) -> Plan:
-        """The plan of the epoch."""
-        plan = self._plan
-        if plan is None or (plan.epoch, plan.num_workers) != (self.epoch, self.num_workers):
-            plan = self._plan = self._make_plan(self.epoch, self.num_workers)
-        return plan
+        """The plan of the whole epoch."""
+        return self._plan_of(None)
 
-    def _make_plan(self, epoch: int, num_workers: int) -> Plan:
+    def _plan_of(self, base: Base | None) -> Plan:
+        """Return the plan of the epoch, or of what a base left of it."""
+        key = (self.epoch, self.topology.planned_workers, base)
+        if self._plan is None or self._plan[0] != key:
+            self._plan = key, self._make_plan(self.epoch, self.topology, base)
+        return self._plan[1]
+
+    def _make_plan(self, epoch: int, topology: Topology, base: Base | None) -> Plan:
         return make_plan(
             self._source.manifest,
             self._plan_options,
             epoch=epoch,
-            num_ranks=self.num_ranks,
-            num_workers=num_workers,
+            num_ranks=topology.planned_ranks,
+            num_workers=topology.planned_workers,
             selection=self._source.selection,
+            base=base,
         )
 
     def _batches(self, progress: Progress) -> int:
         return progress.batches(self._read_options.batch_size, drop_last=self._read_options.drop_last)
 
     def _warn_of_uneven_ranks(self) -> None:
-        if self._warned_of_uneven_ranks or self.num_ranks == 1:
+        if self._warned_of_uneven_ranks or self.topology.num_ranks == 1 or self._plan_options.uneven_ranks != "allow":
             return
         if self._source.filter is not None:
             text = "a filter leaves each rank a number of batches that is not known ahead"
         else:
-            streams = map(self.plan.rank_streams, range(self.num_ranks))
+            streams = map(self.plan.rank_streams, range(self.topology.num_ranks))
             ranks = list(map(Progress.fresh, streams))
             batches = [self._batches(rank) for rank in ranks]
             if len(set(batches)) == 1:
@@ -218,7 +288,8 @@ class Course:
             rows = [rank.rows_left for rank in ranks]
             text = f"ranks make different numbers of steps in epoch {self.epoch}: batches {batches}, rows {rows}"
         self._warned_of_uneven_ranks = True
-        advice = "a DDP loop needs join(), or ranks that agree on a number of steps; else ranks wait for one another"
+        even = "distributed.in_step" if self._source.filter is not None else "uneven_ranks='drop' or 'pad'"
+        advice = f"a DDP loop needs {even}, or join(); else ranks wait for one another"
         warn_user(f"{text}; {advice}", UnevenRanksWarning)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -18,11 +18,13 @@ from torch_dataloader_utils.convert import OUTPUT_FORMATS, OutputFormat, refuses
 from torch_dataloader_utils.course import Course
 from torch_dataloader_utils.cutting import Batch, StreamEnd
 from torch_dataloader_utils.errors import ProgressUnknownError
+from torch_dataloader_utils.evening import UNEVEN_RANKS, UnevenRanks
 from torch_dataloader_utils.formats.manifests import dump_manifest, load_manifest
 from torch_dataloader_utils.formats.parquet import SUFFIXES, KnownFooters, ParquetSource, open_parquet
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
 from torch_dataloader_utils.listing import list_files
 from torch_dataloader_utils.loader import StructuredDataLoader
+from torch_dataloader_utils.merging import ON_CHANGED_FILES
 from torch_dataloader_utils.metrics import Metrics
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.options import (
@@ -41,10 +43,12 @@ from torch_dataloader_utils.options import (
     resolve_rank,
 )
 from torch_dataloader_utils.planning import PlanOptions
-from torch_dataloader_utils.reading import ReadOptions, check_columns
+from torch_dataloader_utils.reading import check_columns
 from torch_dataloader_utils.storage import Storage
 from torch_dataloader_utils.streams import Stream
+from torch_dataloader_utils.topology import arrange
 from torch_dataloader_utils.transport import Parcel, Post
+from torch_dataloader_utils.walking import ReadOptions
 
 __all__ = ["StructuredDataset"]
 
@@ -59,12 +63,17 @@ class StructuredDataset(IterableDataset[Any]):
     """
 
     def __init__(
-        self, source: ParquetSource, course: Course, read_options: ReadOptions, collate_fn: Callable[[Any], Any] | None
+        self,
+        source: ParquetSource,
+        course: Course,
+        read_options: ReadOptions,
+        collate_fn: Callable[[Any], Any] | None,
+        seed: int,
     ) -> None:
         super().__init__()
         self._source = source
         self._course = course
-        self._stream = Stream(source, read_options, collate_fn)
+        self._stream = Stream(source, read_options, collate_fn, seed, course.topology.rank)
         self._post: Post | None = None
         self._is_lean = False
 
@@ -81,6 +90,7 @@ class StructuredDataset(IterableDataset[Any]):
         shuffle: bool = False,
         shuffle_seed: int = 42,
         shuffle_buffer_size: int | None = None,
+        shuffle_interleave: int = 8,
         split_bytes: int | str = "128MiB",
         split_rows: int | None = None,
         read_ahead_bytes: int | str = "128MiB",
@@ -92,6 +102,9 @@ class StructuredDataset(IterableDataset[Any]):
         storage_options: Mapping[str, Any] | None = None,
         manifest: bytes | None = None,
         row_id_column: str | None = None,
+        uneven_ranks: UnevenRanks = "allow",
+        virtual_ranks: int | None = None,
+        virtual_workers: int | None = None,
         show_progress: bool = False,
         progress_interval_sec: float = 1.0,
         **dataloader_kwargs: Any,
@@ -118,6 +131,8 @@ class StructuredDataset(IterableDataset[Any]):
             shuffle_buffer_size: Number of rows, at most, that are read together and mixed, drawn from row groups all
                 over the dataset; None shuffles shards and leaves rows in file order. Needs ``shuffle=True``. A stream
                 (each worker, or this process) holds two such shards in memory.
+            shuffle_interleave: Where row groups are larger than that (or than `split_bytes`), how many of them, at
+                most, are read side by side: the buffer is filled with the next rows of each.
             split_bytes: Uncompressed bytes of a shard, at most, unless a single row group has more: an integer or a
                 text such as ``"128MiB"``. Lowered where streams would get too few shards.
             split_rows: Rows of a shard, at most, unless a single row group has more.
@@ -140,6 +155,15 @@ class StructuredDataset(IterableDataset[Any]):
                 error when it is read; one of which a filter rules out all, by what the manifest says, is not looked at.
             row_id_column: Name of an int64 column to add: a row's place among all rows of all files, sorted by path,
                 from 0, filtered rows included.
+            uneven_ranks: What becomes of rows that do not divide evenly over ranks. ``"allow"``: ranks may make
+                different numbers of steps. ``"drop"`` and ``"pad"``: every rank makes the same steps with the same
+                batch sizes, short only at its end; fewer rows than there are ranks are left out, or delivered twice.
+                `get_metrics` and the log (``torch_dataloader_utils``, INFO) say which.
+            virtual_ranks: Together with `virtual_workers` a grid that the epoch is planned for, whatever ranks and
+                workers there are: a multiple of the ranks. The rows of a step, over all ranks in order, are then the
+                same under every number of ranks and workers that divides the grid, as long as `batch_size` times
+                ranks is. Needs `uneven_ranks` of ``"drop"`` or ``"pad"``, whose counts refer to the grid's ranks.
+            virtual_workers: The grid's workers for each of its ranks: a multiple of the workers.
             show_progress: Whether to write a line about the progress to standard error now and then.
             progress_interval_sec: Seconds between two such lines.
             **dataloader_kwargs: For ``torch.utils.data.DataLoader``: ``pin_memory``, ``prefetch_factor``,
@@ -167,12 +191,32 @@ class StructuredDataset(IterableDataset[Any]):
         if filters is not None and not isinstance(filters, pc.Expression):
             msg = f"filters={filters!r}: expected a pyarrow.compute.Expression such as pc.field('x') > 3"
             raise TypeError(msg)
+        num_ranks, rank = resolve_rank(num_ranks, rank, _process_group())
+        topology = arrange(
+            num_ranks=num_ranks,
+            rank=rank,
+            num_workers=default_num_workers()
+            if num_workers is None
+            else require_count(num_workers, "num_workers", least=0),
+            adopts_num_workers=num_workers is None,
+            virtual_ranks=optional_count(virtual_ranks, "virtual_ranks"),
+            virtual_workers=optional_count(virtual_workers, "virtual_workers"),
+            batch_size=require_count(batch_size, "batch_size"),
+            uneven_ranks=require_choice(uneven_ranks, "uneven_ranks", UNEVEN_RANKS),
+        )
+        if uneven_ranks != "allow" and filters is not None:
+            msg = f"uneven_ranks={uneven_ranks!r} has to know how many rows each rank has, and a filter leaves that to "
+            msg += "reading: use distributed.in_step(loader), which lets ranks stop together"
+            raise ValueError(msg)
         plan_options = PlanOptions(
             split_bytes=parse_bytes(split_bytes, "split_bytes"),
             split_rows=optional_count(split_rows, "split_rows"),
             shuffle=require_flag(shuffle, "shuffle"),
             shuffle_seed=require_count(shuffle_seed, "shuffle_seed", least=None),
             shuffle_buffer_size=optional_count(shuffle_buffer_size, "shuffle_buffer_size"),
+            shuffle_interleave=require_count(shuffle_interleave, "shuffle_interleave"),
+            uneven_ranks=uneven_ranks,
+            batch_size=None if uneven_ranks == "allow" else batch_size // topology.streams_per_turn,
         )
         if plan_options.mixes_rows and not shuffle:
             msg = f"shuffle_buffer_size={shuffle_buffer_size} has no meaning without shuffle=True"
@@ -185,9 +229,7 @@ class StructuredDataset(IterableDataset[Any]):
             mixing_seed=plan_options.shuffle_seed if plan_options.mixes_rows else None,
             read_ahead_bytes=parse_bytes(read_ahead_bytes, "read_ahead_bytes"),
         )
-        workers = default_num_workers() if num_workers is None else require_count(num_workers, "num_workers", least=0)
         interval = require_seconds(progress_interval_sec, "progress_interval_sec")
-        num_ranks, rank = resolve_rank(num_ranks, rank, _process_group())
         storage, locations = Storage.for_urls(urls, storage_options)
         if manifest is None:
             listing, known = list_files(storage, locations, SUFFIXES), None
@@ -206,13 +248,11 @@ class StructuredDataset(IterableDataset[Any]):
             source,
             plan_options,
             read_options,
-            num_workers=workers,
+            topology=topology,
             adopts_num_workers=num_workers is None,
-            num_ranks=num_ranks,
-            rank=rank,
             progress_interval_sec=interval if show_progress else None,
         )
-        dataset = cls(source, course, read_options, collate_fn)
+        dataset = cls(source, course, read_options, collate_fn, plan_options.shuffle_seed)
         return StructuredDataLoader(dataset, **dataloader_kwargs), dataset
 
     # What users call -------------------------------------------------------------------------------------------------
@@ -225,17 +265,17 @@ class StructuredDataset(IterableDataset[Any]):
     @property
     def num_workers(self) -> int:
         """Number of worker processes; 0 means this process."""
-        return self._course.num_workers
+        return self._course.topology.num_workers
 
     @property
     def num_ranks(self) -> int:
         """Number of ranks that share the rows."""
-        return self._course.num_ranks
+        return self._course.topology.num_ranks
 
     @property
     def rank(self) -> int:
         """This rank."""
-        return self._course.rank
+        return self._course.topology.rank
 
     @property
     def schema(self) -> pa.Schema:
@@ -288,17 +328,30 @@ class StructuredDataset(IterableDataset[Any]):
             raise ProgressUnknownError(msg)
         return self._course.state_dict()
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(
+        self, state: Any, *, strict: bool = True, on_changed_files: Literal["error", "continue"] = "error"
+    ) -> None:
         """Take over a state: its epoch and its progress. The next iteration continues there, once.
 
         Args:
-            state: What `state_dict` returned, of this rank.
+            state: What `state_dict` returned, of this rank; or a list of all ranks' states, in any order.
+            strict: Whether the run must be the one that saved the state, so that the very batches follow that were to
+                come. If not, ranks, workers, grid, `uneven_ranks` and `batch_size` may be others: all ranks' states
+                are merged, and what is left of the epoch is planned anew, each row of it once. All ranks have to load
+                the same states.
+            on_changed_files: What becomes of files that have changed, where `strict` is False. ``"error"`` refuses
+                the state. With ``"continue"`` files that are as they were keep their progress, new ones are added to
+                what is left, and of those that are gone or were written anew nothing more is delivered in this epoch;
+                a `ChangedFilesWarning` names them and how many rows of them are lost.
 
         Raises:
             CheckpointMismatchError: If the state was saved under another plan; nothing has changed then.
+            RankMismatchError: If states of several ranks are needed and are not there, or do not fit together.
             ValueError: If it is no such state; nothing has changed then.
         """
-        self._course.load_state_dict(state)
+        require_choice(on_changed_files, "on_changed_files", ON_CHANGED_FILES)
+        strict = require_flag(strict, "strict")
+        self._course.load_state_dict(state, strict=strict, on_changed_files=on_changed_files)
 
     def dump_manifest(self) -> bytes:
         """Return the files and their footers, for `create_dataloader` of another rank or a later run.
@@ -313,16 +366,19 @@ class StructuredDataset(IterableDataset[Any]):
         known = KnownFooters(source.footers, source.sidecar)
         return dump_manifest(source.manifest.root, tuple(source.files.values()), known)
 
-    def get_metrics(self) -> dict[str, int]:
+    def get_metrics(self) -> dict[str, Any]:
         """Return counters of the newest iteration in this process.
 
         Returns:
             ``epoch``; ``batches_delivered`` and ``rows_delivered`` since the iteration began; ``rows_dropped`` by
             `drop_last`; ``bytes_read``, the compressed bytes of the row groups read, and ``bytes_read_again``, those
-            of them in row groups that hold rows delivered before a resume.
+            of them in row groups that hold rows delivered before a resume. With `uneven_ranks` also
+            ``uneven_rows_dropped`` and ``uneven_rows_repeated``, of all ranks: a list of rows, each as the path of its
+            file under the root and its place there, from 0.
         """
         iteration = self._course.iteration
-        return {"epoch": self.epoch, **asdict(iteration.metrics if iteration else Metrics())}
+        counters: dict[str, Any] = {"epoch": self.epoch, **asdict(iteration.metrics if iteration else Metrics())}
+        return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._course.evened_rows().items()}
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the epoch anew, or continue from a loaded state, and deliver the batches in this process."""
@@ -360,7 +416,8 @@ class StructuredDataset(IterableDataset[Any]):
     def equipped(self, assignment: Assignment, known: Collection[str]) -> Assignment:
         """Add to an assignment the footers that a lean copy needs for it and does not know."""
         footers = self._source.footers
-        needed = {split.path for piece in assignment.pieces for split in piece.shard.splits}
+        pieces = [piece for lane in assignment.lanes for piece in lane.pieces]
+        needed = {split.path for piece in pieces for split in piece.shard.present}
         new = sorted(needed.difference(known).intersection(footers))
         return replace(assignment, footers={path: footers[path] for path in new})
 
@@ -375,7 +432,7 @@ class StructuredDataset(IterableDataset[Any]):
         self._course.join_plain_loader(num_workers, loader_seed)
         iteration = self.begin_iteration()
         own = list(iteration.assignments())[worker]  # by turn: a plain loader asks its first worker first
-        yield from Handover(iteration, self.batches(own), streams={own.stream})
+        yield from Handover(iteration, self.batches(own), streams={lane.stream for lane in own.lanes})
 
     def __getstate__(self) -> dict[str, Any]:
         """Let a copy stand on its own, and leave behind, where that is wanted, what assignments bring along."""

@@ -9,7 +9,7 @@ from typing import Any
 from torch_dataloader_utils.cutting import Batch, StreamEnd
 from torch_dataloader_utils.errors import IterationEndedError
 from torch_dataloader_utils.metrics import Metrics, ProgressLine
-from torch_dataloader_utils.model import Assignment
+from torch_dataloader_utils.model import Assignment, Lane
 from torch_dataloader_utils.progress import Progress
 
 __all__ = ["Handover", "Iteration", "take_turns"]
@@ -22,22 +22,36 @@ class Iteration:
         number: A number that no other iteration of the dataset has.
         epoch: The epoch.
         progress: Where to set out from.
+        processes: How many processes read: the workers, or this one.
         line: Shows progress, or None.
     """
 
-    def __init__(self, number: int, epoch: int, progress: Progress, line: ProgressLine | None = None) -> None:
+    def __init__(
+        self, number: int, epoch: int, progress: Progress, processes: int, line: ProgressLine | None = None
+    ) -> None:
         self.number = number
         self.epoch = epoch
         self.progress = progress.rebased()
         self.metrics = Metrics()
+        self._processes = processes
         self._line = line
         self._ended: set[int] = set()
         self._replaced_by: str | None = None
 
     def assignments(self) -> Iterator[Assignment]:
-        """Yield what each stream walks, in the order in which they take turns."""
-        for stream in self.progress.turns():
-            yield Assignment(self.number, stream, self.epoch, self.progress.streams[stream].pieces)
+        """Yield what each process walks, in the order in which they take turns."""
+        progress = self.progress
+        together = progress.streams_per_turn
+        lanes = [
+            tuple(
+                Lane(stream, progress.streams[stream].pieces)
+                for stream in range(turn * together, (turn + 1) * together)
+            )
+            for turn in progress.turns()
+        ]
+        for number in range(self._processes):
+            worker = (progress.next_turn + number) % self._processes
+            yield Assignment(self.number, worker, self.epoch, tuple(lanes[number :: self._processes]))
 
     def finished(self, streams: Collection[int] | None = None) -> bool:
         """Whether these streams, or all, have come to their end."""
@@ -71,7 +85,7 @@ class Iteration:
         """Note that a stream has come to its end."""
         self.progress = self.progress.ended(end.receipt)
         self.metrics.rows_dropped += end.receipt.rows_dropped
-        self._ended.add(end.receipt.stream)
+        self._ended.update(one.stream for one in (end.receipt, *end.receipt.beside))
         self._count_bytes(end)
         if self._line and self.finished():
             self._line.update(self.epoch, self.progress.batches_delivered, self.metrics, last=True)

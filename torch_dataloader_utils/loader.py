@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch.utils.data import DataLoader
@@ -66,7 +66,7 @@ class IterationSource(Protocol):
         """Return the state."""
         ...
 
-    def load_state_dict(self, state: Any) -> None:
+    def load_state_dict(self, state: Any, *, strict: bool, on_changed_files: Literal["error", "continue"]) -> None:
         """Load a state."""
         ...
 
@@ -140,9 +140,11 @@ class StructuredDataLoader(DataLoader[Any]):
         """Return the dataset's state: see `StructuredDataset.state_dict`."""
         return self._source.state_dict()
 
-    def load_state_dict(self, state_dict: Any) -> None:
+    def load_state_dict(
+        self, state_dict: Any, *, strict: bool = True, on_changed_files: Literal["error", "continue"] = "error"
+    ) -> None:
         """Load a state: see `StructuredDataset.load_state_dict`."""
-        self._source.load_state_dict(state_dict)
+        self._source.load_state_dict(state_dict, strict=strict, on_changed_files=on_changed_files)
 
     def _in_process(self) -> Handover:
         iteration = self._source.begin_iteration()
@@ -153,14 +155,16 @@ class StructuredDataLoader(DataLoader[Any]):
         try:
             answers = self._ask_workers()
             iteration = self._source.begin_iteration()
-            for post, assignment in zip(self._posts, iteration.assignments(), strict=True):
+            assignments = list(iteration.assignments())
+            for post, assignment in zip(self._posts, assignments, strict=True):
                 knows_all = self._context().get_start_method() == "fork"  # it was made of this process
                 post.send(assignment if knows_all else self._source.equipped(assignment, post.known))
         except BaseException:
             self._forget_workers()
             raise
-        streams = _unpacked(answers, iteration, self._posts[0].pace)
-        return Handover(iteration, take_turns(streams), on_error=self._forget_workers)
+        workers = [assignment.worker for assignment in assignments]
+        batches = _unpacked(answers, iteration.number, workers, self._posts[0].pace)
+        return Handover(iteration, take_turns(batches), on_error=self._forget_workers)
 
     def _ask_workers(self) -> Iterator[Parcel]:
         """Let torch start workers, or ask persistent ones anew; start them again where one hangs since its fork."""
@@ -214,22 +218,24 @@ class StructuredDataLoader(DataLoader[Any]):
         self._posts = []
 
 
-def _unpacked(answers: Iterator[Parcel], iteration: Iteration, pace: Pace) -> list[Iterator[Batch | StreamEnd]]:
-    """Return, for each stream in its turn, its batches out of what the workers send."""
-    arrived: dict[int, deque[Content]] = {stream: deque() for stream in iteration.progress.turns()}
+def _unpacked(
+    answers: Iterator[Parcel], iteration: int, workers: Sequence[int], pace: Pace
+) -> list[Iterator[Batch | StreamEnd]]:
+    """Return, for each worker in its turn, its batches out of what all of them send."""
+    arrived: dict[int, deque[Content]] = {worker: deque() for worker in workers}
     numbers = dict.fromkeys(arrived, 0)
 
-    def of_stream(stream: int) -> Iterator[Batch | StreamEnd]:
-        waiting = arrived[stream]
+    def of_worker(worker: int) -> Iterator[Batch | StreamEnd]:
+        waiting = arrived[worker]
         while True:
             while not waiting:
                 parcel = next(answers, None)
                 if parcel is None:
                     return
-                if parcel.iteration == iteration.number:  # a worker may still answer one that was abandoned
-                    pace.note(numbers[parcel.stream], parcel.size, parcel.seconds)
-                    numbers[parcel.stream] += 1
-                    arrived[parcel.stream].extend(parcel.unpack())
+                if parcel.iteration == iteration:  # a worker may still answer one that was abandoned
+                    pace.note(numbers[parcel.worker], parcel.size, parcel.seconds)
+                    numbers[parcel.worker] += 1
+                    arrived[parcel.worker].extend(parcel.unpack())
             content = waiting.popleft()
             if isinstance(content, Batches):
                 yield from content
@@ -237,7 +243,7 @@ def _unpacked(answers: Iterator[Parcel], iteration: Iteration, pace: Pace) -> li
                 yield content
             del content
 
-    return list(map(of_stream, arrived))
+    return list(map(of_worker, arrived))
 
 
 def _as_it_is(parcel: Any) -> Any:

@@ -13,7 +13,10 @@ from typing import Any
 __all__ = [
     "DESCRIBED",
     "Assignment",
+    "Base",
     "DataFile",
+    "Evened",
+    "Lane",
     "Manifest",
     "Piece",
     "Plan",
@@ -22,6 +25,7 @@ __all__ = [
     "Shard",
     "SizedSplit",
     "Split",
+    "Started",
     "root_prefix",
 ]
 
@@ -133,8 +137,13 @@ class Manifest:
 
     @cached_property
     def entries(self) -> list[list[str | int | float | None]]:
-        """What states say of each file: path, size, digest, and as far as the storage tells etag and mtime."""
+        """What states say of each file: path, size, digest, etag and mtime (None where unknown), rows."""
         return [_entry(file) for file in self.files]
+
+    @cached_property
+    def rows_by_file(self) -> list[tuple[str, int]]:
+        """Each file's path and its number of rows."""
+        return [(file.path, file.rows) for file in self.files]
 
     @cached_property
     def written_lengths(self) -> dict[str, int]:
@@ -160,9 +169,7 @@ def _row_group_splits(file: DataFile) -> list[SizedSplit]:
 
 
 def _entry(file: DataFile) -> list[str | int | float | None]:
-    if file.modified is not None:
-        return [file.path, file.size, file.digest, file.etag, file.modified]
-    return [file.path, file.size, file.digest] if file.etag is None else [file.path, file.size, file.digest, file.etag]
+    return [file.path, file.size, file.digest, file.etag, file.modified, file.rows]
 
 
 def root_prefix(root: str) -> str:
@@ -172,67 +179,163 @@ def root_prefix(root: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """An ordered bundle of splits: the unit of reading, shuffling, assignment and progress."""
+    """An ordered bundle of splits: the unit of reading, shuffling, assignment and progress.
+
+    Attributes:
+        splits: The row ranges.
+        rounds: Where rows are mixed, in how many parts that is done: one after the other, each of every split its
+            part of the rows, in file order. More than one where row groups are larger than what may be mixed at once.
+        absent: Places of the splits whose rows cannot be delivered any more: their files have changed since the epoch
+            began. The others are delivered in the order that they always had.
+        rows: Rows to deliver, where no filter takes any.
+    """
 
     splits: tuple[Split, ...]
+    rounds: int = 1
+    absent: tuple[int, ...] = ()
     rows: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", sum(split.row_length for split in self.splits))
+        rows = sum(split.row_length for split in self.splits)
+        object.__setattr__(self, "rows", rows - sum(self.splits[place].row_length for place in self.absent))
+
+    @property
+    def present(self) -> tuple[Split, ...]:
+        """The splits that can be read."""
+        if not self.absent:
+            return self.splits
+        return tuple(split for place, split in enumerate(self.splits) if place not in self.absent)
 
     def content(self) -> bytes:
         """Return the bytes that stand for this shard in digests and in permutation keys."""
         return b"\n".join(split.content() for split in self.splits)
 
 
+WHOLE = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is left to deliver of a shard: its delivered rows from `start` on.
+    """A window of the rows that a shard delivers: what a cut or a resume leaves of it.
 
     Attributes:
         shard: The shard.
-        start: Number of the shard's rows that were delivered before, counted after the filter and in shuffled order.
+        start: Number of its rows before the window, counted after the filter and in shuffled order.
+        stop: Where the window ends; at the shard's number of rows it ends with the shard, however many rows a filter
+            leaves.
+        repeats: Whether these rows are delivered elsewhere as well, to give every rank as many.
     """
 
     shard: Shard
     start: int = 0
+    stop: int = WHOLE
+    repeats: bool = False
+
+    def __post_init__(self) -> None:
+        if self.stop == WHOLE:
+            object.__setattr__(self, "stop", self.shard.rows)
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, where no filter takes any."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A shard that was under way when an epoch was planned anew.
+
+    Attributes:
+        shard: The shard.
+        windows: Which of its rows were delivered: start and stop of each window, rising, not touching one another.
+    """
+
+    shard: Shard
+    windows: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """What was delivered of an epoch before what was left of it was planned anew. Equal on all ranks.
+
+    Attributes:
+        done: Row ranges of files that are done, whole row groups, neighbours merged.
+        started: Shards that were under way.
+        left_out: Paths of files that were written anew since the epoch began: nothing more of them is delivered in it.
+        batches: Batches that the rank with the most of them had handed over.
+    """
+
+    done: tuple[Split, ...]
+    started: tuple[Started, ...]
+    left_out: tuple[str, ...]
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Evened:
+    """Streams that were cut and lengthened so that every rank makes the same steps.
+
+    Attributes:
+        streams: For each rank and worker what it walks.
+        dropped: Rows that are not delivered, as pieces: fewer than there are ranks.
+        repeated: Rows that are delivered twice, as pieces: fewer than there are ranks.
+    """
+
+    streams: tuple[tuple[tuple[Piece, ...], ...], ...]
+    dropped: tuple[Piece, ...]
+    repeated: tuple[Piece, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An epoch's sequence of shards and who walks them.
+    """An epoch's sequence of pieces and who walks them.
 
     Attributes:
         epoch: The epoch.
-        num_ranks: Number of ranks.
-        num_workers: Number of worker processes of each rank; 0 means the rank's own process.
-        shards: The epoch's shards, in order.
+        num_ranks: Number of ranks; of a grid, its virtual ones.
+        num_workers: Number of worker processes of each rank, 0 for the rank's own process; of a grid, its virtual ones.
+        pieces: The epoch's pieces, in order: whole shards, and what is left of those that had been under way.
+        evened: The streams, where they are evened.
     """
 
     epoch: int
     num_ranks: int
     num_workers: int
-    shards: tuple[Shard, ...]
+    pieces: tuple[Piece, ...]
+    evened: Evened | None = None
 
     @property
     def streams(self) -> int:
         """Number of streams that each rank walks: its workers, or one where there are none."""
         return max(1, self.num_workers)
 
-    def stream(self, rank: int, worker: int) -> tuple[Shard, ...]:
-        """Return what one worker of one rank walks: shard i with i % ranks == rank, i // ranks % workers == worker."""
-        return self.shards[rank + self.num_ranks * worker :: self.num_ranks * self.streams]
+    def stream(self, rank: int, worker: int) -> tuple[Piece, ...]:
+        """Return what one worker of one rank walks.
 
-    def rank_streams(self, rank: int) -> tuple[tuple[Shard, ...], ...]:
+        Piece i belongs to rank i % ranks, and in it to worker i // ranks % workers, unless the streams are evened.
+        """
+        if self.evened is not None:
+            return self.evened.streams[rank][worker]
+        return self.pieces[rank + self.num_ranks * worker :: self.num_ranks * self.streams]
+
+    def rank_streams(self, rank: int) -> tuple[tuple[Piece, ...], ...]:
         """Return the streams of all of a rank's workers."""
         return tuple(self.stream(rank, worker) for worker in range(self.streams))
 
+    @property
+    def shards(self) -> tuple[Shard, ...]:
+        """The shards of the pieces, in order."""
+        return tuple(piece.shard for piece in self.pieces)
+
     @cached_property
     def digest(self) -> str:
-        """Digest of the sequence of shards and of who walks them (blake2b, 32 hexadecimal characters)."""
+        """Digest of the sequence of pieces and of who walks them (blake2b, 32 hexadecimal characters)."""
         digest = hashlib.blake2b(f"{self.epoch}\n{self.num_ranks}\n{self.num_workers}".encode(), digest_size=16)
-        for shard in self.shards:
+        for piece in self.pieces:
+            shard = piece.shard
             digest.update(b"\n\n" + shard.content())
+            if piece != Piece(Shard(shard.splits)):
+                digest.update(f"\n{piece.start} {piece.stop} {shard.rounds} {shard.absent}".encode())
         return digest.hexdigest()
 
 
@@ -244,11 +347,12 @@ class Receipt:
     gave rows or ended empty.
 
     Attributes:
-        stream: The worker whose stream this is.
+        stream: Number of the stream among those of its rank: the worker's, or of a grid its place there.
         position: Index, in the stream's pieces of this iteration, of the piece that is under way.
         rows_delivered: Rows of that piece's shard delivered so far, those before the piece's start included.
         rows: Rows in this batch.
         rows_dropped: Rows left out because the last batch of the stream would have been short.
+        beside: How far the other streams have come whose rows are in this batch too.
     """
 
     stream: int
@@ -256,6 +360,15 @@ class Receipt:
     rows_delivered: int
     rows: int
     rows_dropped: int = 0
+    beside: tuple[Receipt, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """A stream and what this iteration walks of it, in order."""
+
+    stream: int
+    pieces: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,14 +377,20 @@ class Assignment:
 
     Attributes:
         iteration: Number of the iteration, carried by every message that answers it.
-        stream: The stream that the worker walks.
+        worker: The worker.
         epoch: The epoch, which keys the shuffle inside shards.
-        pieces: The pieces to walk, in order.
+        turns: The streams that the worker walks, one unless there is a grid: they take turns, and a turn's rows are
+            those of its streams one after the other.
         footers: Footers of the files that they lie in, by path, which the worker does not have yet.
     """
 
     iteration: int
-    stream: int
+    worker: int
     epoch: int
-    pieces: tuple[Piece, ...]
+    turns: tuple[tuple[Lane, ...], ...]
     footers: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+
+    @property
+    def lanes(self) -> tuple[Lane, ...]:
+        """All streams that the worker walks."""
+        return tuple(lane for turn in self.turns for lane in turn)

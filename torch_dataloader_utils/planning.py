@@ -6,16 +6,26 @@ Every rank and worker that computes a plan from the same manifest and options ge
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.random  # loaded here, for every forked worker would load it anew at its first use
 import numpy.typing as npt
 
-from torch_dataloader_utils.model import Manifest, Plan, Shard, SizedSplit, Split
+from torch_dataloader_utils.evening import UnevenRanks, even
+from torch_dataloader_utils.model import Base, Manifest, Piece, Plan, Shard, SizedSplit, Split
+from torch_dataloader_utils.ranges import Coverage, gaps
 
-__all__ = ["PLAN_ALGORITHM", "PlanOptions", "make_plan", "permutation", "stable_argsort"]
+__all__ = [
+    "PLAN_ALGORITHM",
+    "PlanOptions",
+    "delivery_order",
+    "make_plan",
+    "permutation",
+    "round_bounds",
+    "stable_argsort",
+]
 
 PLAN_ALGORITHM = 1
 """Number of the algorithm below. Any change that can change a plan or a permutation raises it."""
@@ -35,6 +45,9 @@ class PlanOptions:
         shuffle_seed: Seed of every random choice.
         shuffle_buffer_size: Largest number of rows that are mixed with one another, or None for shards in random
             order and rows in file order.
+        shuffle_interleave: Row groups larger than that which are mixed with one another, part by part, at most.
+        uneven_ranks: What becomes of the rows that ranks would have more than others.
+        batch_size: Rows of a rank's step, of a grid a virtual rank's, where ranks are evened; else None.
     """
 
     split_bytes: int
@@ -42,6 +55,9 @@ class PlanOptions:
     shuffle: bool = False
     shuffle_seed: int = 42
     shuffle_buffer_size: int | None = None
+    shuffle_interleave: int = 8
+    uneven_ranks: UnevenRanks = "allow"
+    batch_size: int | None = None
 
     @property
     def mixes_rows(self) -> bool:
@@ -71,53 +87,179 @@ def make_plan(
     num_ranks: int,
     num_workers: int,
     selection: Sequence[Sequence[int]] | None = None,
+    base: Base | None = None,
 ) -> Plan:
-    """Plan an epoch.
+    """Plan an epoch, or what is left of it.
 
     Args:
         manifest: The data files.
         options: What else the plan depends on.
         epoch: The epoch, from 0.
-        num_ranks: Number of ranks.
-        num_workers: Number of worker processes of each rank; 0 means the rank's own process.
+        num_ranks: Number of ranks; of a grid, its virtual ones.
+        num_workers: Number of worker processes of each rank, 0 for the rank's own process; of a grid, its virtual ones.
         selection: For each file the row groups, by number and in order, that may hold rows to deliver; None for all.
+        base: What was delivered of the epoch before; None for nothing.
 
     Returns:
-        The plan: every selected row group in exactly one shard.
+        The plan: what the base left of its shards, then every other selected row group in exactly one shard.
     """
+    carried: list[Piece] = []
     groups = list(_row_groups(manifest, selection))
-    streams = num_ranks * max(1, num_workers)
-    least = streams if options.mixes_rows else streams * SHARDS_PER_STREAM
+    if base is not None:
+        carried = list(_carried(base))
+        groups = list(_untouched(groups, base))
+    pieces = [*carried, *map(Piece, _shards(groups, options, epoch, num_ranks * max(1, num_workers)))]
+    plan = Plan(epoch=epoch, num_ranks=num_ranks, num_workers=num_workers, pieces=tuple(pieces))
+    if options.uneven_ranks == "allow":
+        return plan
+    assert options.batch_size is not None  # noqa: S101 - whoever evens ranks says so
+    streams = [plan.rank_streams(rank) for rank in range(num_ranks)]
+    return replace(plan, evened=even(streams, options.batch_size, pad=options.uneven_ranks == "pad"))
+
+
+def _carried(base: Base) -> Iterator[Piece]:
+    """Yield what is left of shards that were under way."""
+    for started in base.started:
+        for start, stop in gaps(started.windows, started.shard.rows):
+            yield Piece(started.shard, start, stop)
+
+
+def _untouched(groups: Iterable[SizedSplit], base: Base) -> Iterator[SizedSplit]:
+    """Yield the row groups of which nothing was delivered, and nothing was under way."""
+    under_way = [split for started in base.started for split in started.shard.splits]
+    touched = Coverage([*base.done, *under_way])
+    left_out = set(base.left_out)
+    for group in groups:
+        if group.split.path not in left_out and not touched.covers(group.split):
+            yield group
+
+
+def _shards(groups: Sequence[SizedSplit], options: PlanOptions, epoch: int, streams: int) -> list[Shard]:
+    """Bundle row groups into shards, in the epoch's order."""
+    if not options.mixes_rows:
+        return _in_files(groups, options, epoch, streams * SHARDS_PER_STREAM)
+    room = _Limit(options.split_bytes, options.shuffle_buffer_size)
+    groups = _shuffled(groups, options.shuffle_seed, epoch)
+    large = [one for one in groups if not room.holds(one.bytes, one.split.row_length)]
+    if not large:
+        return _mixed(groups, options, streams)
+    in_rounds = list(_interleaved(large, options, streams))
+    small = [one for one in groups if room.holds(one.bytes, one.split.row_length)]
+    bundled = _mixed(small, options, max(0, streams - len(in_rounds)))
+    place = {one.split: number for number, one in enumerate(groups)}
+    return sorted([*in_rounds, *bundled], key=lambda shard: place[shard.splits[0]])
+
+
+def _in_files(groups: Sequence[SizedSplit], options: PlanOptions, epoch: int, least: int) -> list[Shard]:
+    """Bundle neighbouring row groups, at least to so many shards if there are as many row groups."""
     limit = _first_limit(groups, options, least)
-    shuffled = _shuffle_key(options.shuffle_seed, epoch) if options.shuffle else None
     while True:
-        splits = groups if options.mixes_rows else list(_join(groups, limit))
-        if shuffled is not None:
-            splits = sorted(splits, key=lambda one: (shuffled(one.split), one.split))
-        shards = tuple(_bundle(splits, limit))
+        splits = list(_join(groups, limit))
+        if options.shuffle:
+            splits = _shuffled(splits, options.shuffle_seed, epoch)
+        shards = list(_bundle(splits, limit))
         if len(shards) >= min(least, len(groups)):
-            return Plan(epoch=epoch, num_ranks=num_ranks, num_workers=num_workers, shards=shards)
+            return shards
         limit = limit.lowered()
 
 
-def permutation(rows: int, *, seed: int, epoch: int, shard: Shard) -> npt.NDArray[np.intp]:
-    """Return the order in which a shard's rows are delivered when rows are mixed.
+def _mixed(groups: Sequence[SizedSplit], options: PlanOptions, least: int) -> list[Shard]:
+    """Bundle row groups that are in random order, at least to so many shards if there are as many row groups."""
+    limit = _first_limit(groups, options, max(1, least))
+    while True:
+        shards = list(_bundle(groups, limit))
+        if len(shards) >= min(least, len(groups)):
+            return shards
+        limit = limit.lowered()
+
+
+def _interleaved(groups: Sequence[SizedSplit], options: PlanOptions, streams: int) -> Iterator[Shard]:
+    """Bundle row groups that are too large to be mixed at once into shards that are mixed in rounds.
+
+    As many row groups share a shard as may, and as leaves each stream one; shards have about as many rows.
+    """
+    assert options.shuffle_buffer_size is not None  # noqa: S101 - rows are mixed
+    if not groups:
+        return
+    most = min(options.shuffle_interleave, -(-len(groups) // streams))
+    count = -(-len(groups) // most)
+    count = min(len(groups), -(-count // streams) * streams)
+    total = sum(one.split.row_length for one in groups)
+    held: list[SizedSplit] = []
+    rows = closed = 0
+    for number, one in enumerate(groups):
+        held.append(one)
+        rows += one.split.row_length
+        is_last = number == len(groups) - 1
+        if is_last or len(held) == most or rows * count >= (closed + 1) * total:
+            yield _in_rounds(held, options.shuffle_buffer_size, options.split_bytes)
+            held = []
+            closed += 1
+
+
+def _in_rounds(groups: Sequence[SizedSplit], most_rows: int, most_bytes: int) -> Shard:
+    """Return a shard that mixes at most so many rows and bytes at once, but for a row of each of its row groups."""
+    rows, size = sum(one.split.row_length for one in groups), sum(one.bytes for one in groups)
+    rounds = max(-(-rows // most_rows), -(-size // most_bytes))
+    return Shard(tuple(one.split for one in groups), rounds=min(rounds, rows))
+
+
+def round_bounds(shard: Shard, number: int) -> list[tuple[int, int]]:
+    """Return which rows of each of a shard's splits are mixed in one of its rounds: start and stop within the split."""
+    return [
+        (split.row_length * number // shard.rounds, split.row_length * (number + 1) // shard.rounds)
+        for split in shard.splits
+    ]
+
+
+def permutation(rows: int, *, seed: int, epoch: int, shard: Shard, number: int = 0) -> npt.NDArray[np.intp]:
+    """Return the order in which a shard's rows, or those of one of its rounds, are delivered when rows are mixed.
 
     The stable argsort of 64 random bits for each row, from Philox (Salmon et al., "Parallel random numbers: as easy
-    as 1, 2, 3", 2011) keyed by the seed, the epoch and the shard's content. Raw bits of a counter-based generator are
-    the same on every machine and in every NumPy, which the distributions built on them need not be.
+    as 1, 2, 3", 2011) keyed by the seed, the epoch, the shard's content and the round. Raw bits of a counter-based
+    generator are the same on every machine and in every NumPy, which the distributions built on them need not be.
 
     Args:
-        rows: Number of rows to order: those of the shard that a filter left.
+        rows: Number of rows to order: those that a filter left, and those of absent splits.
         seed: The shuffle seed.
         epoch: The epoch.
         shard: The shard.
+        number: The round.
 
     Returns:
         int64 of shape ``(rows,)``: a permutation of ``0..rows-1``.
     """
-    key = hashlib.blake2b(shard.content(), key=_key("rows", seed, epoch), digest_size=16).digest()
+    content = shard.content() + (f"\0round {number}".encode() if number else b"")
+    key = hashlib.blake2b(content, key=_key("rows", seed, epoch), digest_size=16).digest()
     return stable_argsort(numpy.random.Philox(key=int.from_bytes(key, "little")).random_raw(rows))
+
+
+def delivery_order(piece: Piece, *, seed: int | None, epoch: int) -> npt.NDArray[np.intp]:
+    """Return which rows a piece delivers, in their order, where no filter takes any.
+
+    Args:
+        piece: The piece.
+        seed: The shuffle seed, or None where rows are not mixed.
+        epoch: The epoch.
+
+    Returns:
+        int64 of shape ``(piece.rows,)``: places among all rows of the shard's splits, absent ones counted but left out.
+    """
+    shard = piece.shard
+    starts = np.cumsum([0, *(split.row_length for split in shard.splits)])
+    parts, first = [np.empty(0, dtype=np.intp)], 0
+    for number in range(shard.rounds):
+        bounds = round_bounds(shard, number)
+        count = sum(stop - start for place, (start, stop) in enumerate(bounds) if place not in shard.absent)
+        if first < piece.stop and first + count > piece.start:
+            rows = np.concatenate([np.arange(*bound) + begin for begin, bound in zip(starts, bounds, strict=False)])
+            if seed is not None:
+                rows = rows[permutation(len(rows), seed=seed, epoch=epoch, shard=shard, number=number)]
+            if shard.absent:
+                rows = rows[~np.isin(np.searchsorted(starts[1:], rows, side="right"), shard.absent)]
+            parts.append(rows[max(0, piece.start - first) : piece.stop - first])
+        first += count
+    return np.concatenate(parts)
 
 
 def stable_argsort(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
@@ -186,6 +328,11 @@ def _key(purpose: str, seed: int, epoch: int) -> bytes:
     return hashlib.blake2b(f"{PLAN_ALGORITHM}|{purpose}|{seed}|{epoch}".encode(), digest_size=32).digest()
 
 
-def _shuffle_key(seed: int, epoch: int) -> Callable[[Split], bytes]:
+def _shuffled(splits: Iterable[SizedSplit], seed: int, epoch: int) -> list[SizedSplit]:
+    """Put splits into the random order of an epoch."""
     key = _key("shards", seed, epoch)
-    return lambda split: hashlib.blake2b(split.content(), key=key, digest_size=16).digest()
+
+    def drawn(one: SizedSplit) -> tuple[bytes, Split]:
+        return hashlib.blake2b(one.split.content(), key=key, digest_size=16).digest(), one.split
+
+    return sorted(splits, key=drawn)

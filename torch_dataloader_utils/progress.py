@@ -6,9 +6,10 @@ its streams; it is a frozen value, and every batch handed over makes a new one.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from torch_dataloader_utils.model import Piece, Receipt, Shard
+from torch_dataloader_utils.model import Base, Piece, Receipt
 
 __all__ = ["Progress", "StreamProgress"]
 
@@ -18,47 +19,52 @@ class StreamProgress:
     """How far one stream has come.
 
     Attributes:
-        shards: All shards of the stream, in order.
-        pieces: What this iteration set out to walk of them (the same objects): all, or what a loaded state had left.
+        planned: All pieces of the stream, in order.
+        pieces: What this iteration set out to walk of them: all, or what a loaded state had left.
         position: Index of the piece that is under way; those before it are done.
         rows_delivered: Rows delivered of that piece's shard, those before the piece's start included.
     """
 
-    shards: tuple[Shard, ...]
+    planned: tuple[Piece, ...]
     pieces: tuple[Piece, ...]
     position: int = 0
     rows_delivered: int = 0
 
     @classmethod
-    def fresh(cls, shards: tuple[Shard, ...]) -> StreamProgress:
+    def fresh(cls, pieces: tuple[Piece, ...]) -> StreamProgress:
         """Return the progress of a stream of which nothing is delivered."""
-        return cls(shards, tuple(map(Piece, shards)))
+        return cls(pieces, pieces)
 
     @property
     def left(self) -> tuple[Piece, ...]:
         """The pieces that are not done, the one under way cut to what it has left."""
         pieces = self.pieces[self.position :]
         if pieces and self.rows_delivered > pieces[0].start:
-            return (Piece(pieces[0].shard, self.rows_delivered), *pieces[1:])
+            return (replace(pieces[0], start=self.rows_delivered), *pieces[1:])
         return pieces
 
     @property
-    def done(self) -> tuple[Shard, ...]:
-        """The shards that are done, in the stream's order, which are its first ones."""
-        return self.shards[: len(self.shards) - len(self.left)]
+    def done(self) -> tuple[Piece, ...]:
+        """The pieces that are done, which are the stream's first ones; the one under way cut to what is done of it."""
+        left = self.left
+        count = len(self.planned) - len(left)
+        done = self.planned[:count]
+        if left and left[0].start > (piece := self.planned[count]).start:
+            return (*done, replace(piece, stop=left[0].start))
+        return done
 
     @property
     def rows_left(self) -> int:
         """Rows that are not delivered yet, where no filter takes any."""
-        return sum(piece.shard.rows - piece.start for piece in self.left)
+        return sum(piece.rows for piece in self.left)
 
     def rebased(self) -> StreamProgress:
         """Return the same progress for an iteration that sets out from here."""
-        return StreamProgress(self.shards, self.left)
+        return StreamProgress(self.planned, self.left)
 
     def advanced(self, receipt: Receipt) -> StreamProgress:
         """Return the progress once the receipt's batch is handed over."""
-        return StreamProgress(self.shards, self.pieces, receipt.position, receipt.rows_delivered)
+        return StreamProgress(self.planned, self.pieces, receipt.position, receipt.rows_delivered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +72,26 @@ class Progress:
     """How far one rank has come in an epoch.
 
     Attributes:
-        streams: One entry for each of the rank's streams.
-        next_stream: The stream whose batch is due next; streams take turns, those at their end are passed over.
+        streams: One entry for each of the rank's streams: those of a turn stand together.
+        next_turn: The turn that is due next; turns that are at their end are passed over.
         batches_delivered: Batches of the epoch handed over, those before a resume included.
+        streams_per_turn: How many streams give the rows of a batch: one, or of a grid the rank's virtual ranks.
+        base: What was delivered of the epoch before what was left of it was planned anew; None for nothing.
     """
 
     streams: tuple[StreamProgress, ...]
-    next_stream: int = 0
+    next_turn: int = 0
     batches_delivered: int = 0
+    streams_per_turn: int = 1
+    base: Base | None = None
 
     @classmethod
-    def fresh(cls, streams: tuple[tuple[Shard, ...], ...]) -> Progress:
-        """Return the progress at the beginning of an epoch."""
-        return cls(tuple(map(StreamProgress.fresh, streams)))
+    def fresh(
+        cls, streams: Iterable[tuple[Piece, ...]], streams_per_turn: int = 1, base: Base | None = None
+    ) -> Progress:
+        """Return the progress at the beginning of an epoch, or of what a base left of it."""
+        batches = 0 if base is None else base.batches
+        return cls(tuple(map(StreamProgress.fresh, streams)), 0, batches, streams_per_turn, base)
 
     def rebased(self) -> Progress:
         """Return the same progress for an iteration that sets out from here."""
@@ -86,8 +99,9 @@ class Progress:
 
     def advanced(self, receipt: Receipt) -> Progress:
         """Return the progress once a batch is handed over."""
-        count = len(self.streams)
-        return Progress(self._at(receipt), (receipt.stream + 1) % count, self.batches_delivered + 1)
+        turn = (receipt.stream // self.streams_per_turn + 1) % self.count_of_turns
+        streams = self._at(receipt)
+        return Progress(streams, turn, self.batches_delivered + 1, self.streams_per_turn, self.base)
 
     def ended(self, receipt: Receipt) -> Progress:
         """Return the progress once a stream has said that it is at its end."""
@@ -95,7 +109,8 @@ class Progress:
 
     def _at(self, receipt: Receipt) -> tuple[StreamProgress, ...]:
         streams = list(self.streams)
-        streams[receipt.stream] = streams[receipt.stream].advanced(receipt)
+        for one in (receipt, *receipt.beside):
+            streams[one.stream] = streams[one.stream].advanced(one)
         return tuple(streams)
 
     @property
@@ -103,12 +118,19 @@ class Progress:
         """Rows that are not delivered yet, where no filter takes any."""
         return sum(stream.rows_left for stream in self.streams)
 
+    @property
+    def count_of_turns(self) -> int:
+        """How many turns there are: as many as workers, or of a grid as virtual workers."""
+        return len(self.streams) // self.streams_per_turn
+
     def turns(self) -> tuple[int, ...]:
-        """Return the streams in the order in which they take turns, from the one that is due."""
-        count = len(self.streams)
-        return tuple((self.next_stream + turn) % count for turn in range(count))
+        """Return the turns in their order, from the one that is due."""
+        count = self.count_of_turns
+        return tuple((self.next_turn + number) % count for number in range(count))
 
     def batches(self, batch_size: int, *, drop_last: bool) -> int:
         """Return the epoch's number of batches, where no filter takes rows: those delivered and those to come."""
-        short = 0 if drop_last else batch_size - 1
-        return self.batches_delivered + sum((stream.rows_left + short) // batch_size for stream in self.streams)
+        size = batch_size // self.streams_per_turn
+        short = 0 if drop_last else size - 1
+        firsts = self.streams[:: self.streams_per_turn]  # the others of a turn have as many rows
+        return self.batches_delivered + sum((stream.rows_left + short) // size for stream in firsts)

@@ -7,10 +7,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import add
+from typing import TypeAlias
 
 from torch_dataloader_utils.model import Manifest, Shard, Split
 
-__all__ = ["Coverage", "merged_row_numbers", "row_numbers", "splits_of_rows"]
+__all__ = ["Coverage", "FileRows", "Windows", "gaps", "merged", "merged_row_numbers", "row_numbers", "splits_of_rows"]
+
+FileRows: TypeAlias = tuple[str, int]
+"""A file's path and its number of rows."""
+
+Windows: TypeAlias = tuple[tuple[int, int], ...]
+"""Start and stop of each window of a shard's rows, rising, not touching one another."""
 
 
 def row_numbers(manifest: Manifest, splits: Iterable[Split]) -> list[int]:
@@ -28,18 +35,37 @@ def merged_row_numbers(manifest: Manifest, splits: Sequence[Split]) -> list[int]
     return sorted(set(starts).symmetric_difference(stops))  # where one ends and the next begins is no bound
 
 
-def splits_of_rows(manifest: Manifest, rows: Sequence[int]) -> Iterator[Split]:
+def splits_of_rows(files: Sequence[FileRows], rows: Sequence[int]) -> Iterator[Split]:
     """Turn row numbers back into ranges of files; a range that spans files becomes one for each."""
-    stops = list(accumulate(file.rows for file in manifest.files))
+    if not rows:
+        return
+    stops = list(accumulate(count for _, count in files))
     for start, stop in zip(rows[::2], rows[1::2], strict=True):
         for number in range(bisect_right(stops, start), len(stops)):
-            file = manifest.files[number]
-            first = stops[number] - file.rows
+            path, count = files[number]
+            first = stops[number] - count
             if first >= stop:
                 break
             begin, end = max(start, first), min(stop, stops[number])
             if begin < end:
-                yield Split(file.path, begin - first, end - begin)
+                yield Split(path, begin - first, end - begin)
+
+
+def merged(windows: Iterable[tuple[int, int]]) -> Windows:
+    """Return windows in order, those that touch or overlap made one."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(windows):
+        if joined and joined[-1][1] >= start:
+            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
+        else:
+            joined.append((start, stop))
+    return tuple(joined)
+
+
+def gaps(windows: Windows, rows: int) -> Windows:
+    """Return what windows leave of a shard's rows."""
+    bounds = [0, *(bound for window in windows for bound in window), rows]
+    return tuple((start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True) if start < stop)
 
 
 class Coverage:

@@ -13,7 +13,7 @@ __all__ = ["ReadAhead", "Room"]
 
 T = TypeVar("T")
 
-READING_THREADS = ("read_ahead", "decode", "fetch", "fsspecIO")
+READING_THREADS = ("read_ahead", "decode", "mix", "fetch", "fsspecIO")
 """Threads that the reading thread is, or waits for: none of them may wait for it, when it collects garbage."""
 
 JOIN_SEC = 5.0

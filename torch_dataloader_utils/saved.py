@@ -6,14 +6,16 @@ Whatever is loaded, a wrong value ends in a ``ValueError`` that names its place,
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from torch_dataloader_utils.model import Split, root_prefix
+from torch_dataloader_utils.evening import UNEVEN_RANKS
+from torch_dataloader_utils.model import Manifest, Split, root_prefix
+from torch_dataloader_utils.ranges import Windows
 
-__all__ = ["STATE_VERSION", "SavedFile", "SavedShard", "SavedState", "parse_state"]
+__all__ = ["STATE_VERSION", "SavedBase", "SavedFile", "SavedShard", "SavedState", "dump_splits", "parse_state"]
 
 STATE_VERSION = 1
 """Version of the layout of a state."""
@@ -22,7 +24,7 @@ MOST_WORKERS = 10_000
 """More workers than any machine runs: a number above it is damage, and planning for it would take forever."""
 
 FILE_REQUIRED = ("path", "size", "digest")
-FILE_OPTIONAL = ("etag", "modified")
+FILE_OPTIONAL = ("etag", "modified", "rows")
 """What a file's entry holds, in order."""
 
 _MISSING = object()
@@ -37,6 +39,7 @@ class SavedFile:
     digest: str
     etag: str | None
     modified: float | None
+    rows: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,35 @@ class SavedShard:
     Attributes:
         splits: Its row ranges, paths relative to the root; empty where `rows` stands for them.
         rows: The same as places among all rows of the manifest: start, stop, start, stop, ...
-        rows_delivered: Rows delivered of it.
+        windows: Which of its rows were delivered.
+        rounds: In how many rounds it is mixed.
+        absent: Places of the splits whose files had changed.
+        repeats: Whether these rows count where others delivered them.
     """
 
     splits: tuple[Split, ...]
     rows: tuple[int, ...] = ()
-    rows_delivered: int = 0
+    windows: Windows = ()
+    rounds: int = 1
+    absent: tuple[int, ...] = ()
+    repeats: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SavedBase:
+    """What a state records of the epoch before it was planned anew.
+
+    Attributes:
+        batches_delivered: Batches that the rank with the most of them had handed over.
+        completed_rows: Ranges of the manifest's rows that are done: start, stop, start, stop, ...
+        in_progress: Shards that were under way.
+        left_out: Files that had been written anew.
+    """
+
+    batches_delivered: int
+    completed_rows: tuple[int, ...]
+    in_progress: tuple[SavedShard, ...]
+    left_out: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +88,13 @@ class SavedState:
         settings: What must be equal in the run that loads it, by the names that users know.
         epoch: The epoch.
         batches_delivered: Batches handed over in this epoch.
-        next_worker: The worker whose batch is due next.
+        next_worker: The worker whose batch is due next; of a grid, the virtual one.
         fingerprint: The manifest's fingerprint.
         files: The data files, or None where there were too many to list.
         completed: Shards that are done.
         completed_rows: Ranges of the manifest's rows that are done: start, stop, start, stop, ...
         in_progress: Shards that are under way.
+        base: What was done before the epoch was planned anew, or None.
     """
 
     settings: dict[str, Any]
@@ -79,11 +106,34 @@ class SavedState:
     completed: tuple[SavedShard, ...]
     completed_rows: tuple[int, ...]
     in_progress: tuple[SavedShard, ...]
+    base: SavedBase | None
+
+    @property
+    def rank(self) -> int:
+        """The rank that saved it."""
+        return int(self.settings["rank"])
+
+    @property
+    def num_ranks(self) -> int:
+        """The number of ranks that it was saved under."""
+        return int(self.settings["num_ranks"])
 
     @property
     def num_workers(self) -> int:
         """The worker count that the state was saved under."""
         return int(self.settings["num_workers"])
+
+
+def dump_splits(manifest: Manifest, splits: Iterable[Split]) -> list[dict[str, str | int]]:
+    """Return row ranges as states and errors show them."""
+    return [
+        {
+            "path": manifest.full_path(one.path),
+            "row_offset": one.row_offset,
+            "row_length": one.row_length,
+        }
+        for one in splits
+    ]
 
 
 class _Place:
@@ -106,6 +156,9 @@ class _Place:
         if not isinstance(self.value, Sequence) or isinstance(self.value, (str, bytes)):
             raise self.fail("a list")
         return [_Place(value, f"{self.name}[{number}]") for number, value in enumerate(self.value)]
+
+    def optional_items(self) -> list[_Place]:
+        return [] if self.missing else self.items()
 
     @property
     def missing(self) -> bool:
@@ -138,6 +191,11 @@ class _Place:
             raise self.fail("a finite number")
         return number
 
+    def choice(self, choices: Sequence[str]) -> str:
+        if self.value not in choices:
+            raise self.fail(" or ".join(map(repr, choices)))
+        return self.text()
+
     @property
     def absent(self) -> bool:
         """Whether the value is None; a missing one is an error of its own."""
@@ -169,18 +227,14 @@ def parse_state(raw: object) -> SavedState:
     plan = state["plan"]
     root = plan["root"].text()
     settings = _settings(state, plan)
-    if not state["base"].absent:
-        raise state["base"].fail("None")
     next_worker = state["next_worker"].integer()
-    if next_worker >= max(1, settings["num_workers"]):
+    if next_worker >= max(1, settings["virtual_workers"] or settings["num_workers"]):
         raise state["next_worker"].fail(f"less than the number of workers, {settings['num_workers']}")
     completed = tuple(_shard(place, root) for place in state["completed_shards"].items())
-    in_progress = tuple(_started_shard(place, root, settings["rows"]) for place in state["in_progress"].items())
-    _refuse_overlap([(split.path, *_ends(split)) for shard in [*completed, *in_progress] for split in shard.splits])
-    _refuse_overlap([("the dataset", *pair) for shard in in_progress for pair in _pairs(shard.rows)])
-    completed_rows = _row_numbers(state["completed_rows"], settings["rows"])
-    if any(one >= other for one, other in pairwise(completed_rows)):
-        raise state["completed_rows"].fail("rising row numbers")
+    in_progress = _started_shards(state["in_progress"], root, settings["rows"])
+    own = [shard for shard in in_progress if not shard.repeats]
+    _refuse_overlap([(split.path, *_ends(split)) for shard in [*completed, *own] for split in shard.splits])
+    completed_rows = _rising_numbers(state["completed_rows"], settings["rows"])
     if completed and completed_rows:
         raise state["completed_rows"].fail("an empty list beside completed_shards")
     return SavedState(
@@ -193,6 +247,18 @@ def parse_state(raw: object) -> SavedState:
         completed=completed,
         completed_rows=completed_rows,
         in_progress=in_progress,
+        base=None if state["base"].absent else _base(state["base"], root, settings["rows"]),
+    )
+
+
+def _base(place: _Place, root: str, dataset_rows: int) -> SavedBase:
+    in_progress = _started_shards(place["in_progress"], root, dataset_rows)
+    _refuse_overlap([(split.path, *_ends(split)) for shard in in_progress for split in shard.splits])
+    return SavedBase(
+        batches_delivered=place["batches_delivered"].integer(),
+        completed_rows=_rising_numbers(place["completed_rows"], dataset_rows),
+        in_progress=in_progress,
+        left_out=tuple(path.text() for path in place["left_out"].items()),
     )
 
 
@@ -216,6 +282,11 @@ def _settings(state: _Place, plan: _Place) -> dict[str, Any]:
         "split_bytes": plan["split_bytes"].integer(1),
         "split_rows": optional(plan["split_rows"]),
         "rows": plan["rows"].integer(),
+        "shuffle_interleave": plan["shuffle_interleave"].integer(1),
+        "uneven_ranks": plan["uneven_ranks"].choice(UNEVEN_RANKS),
+        "virtual_ranks": optional(plan["virtual_ranks"]),
+        "virtual_workers": optional(plan["virtual_workers"]),
+        "global_batch_size": optional(plan["global_batch_size"]),
         "filters": None if plan["filter"].absent else plan["filter"].text(),
         "plan_algorithm": state["plan_algorithm"].integer(),
     }
@@ -228,7 +299,7 @@ def _files(place: _Place) -> tuple[SavedFile, ...]:
         if not len(FILE_REQUIRED) <= len(values) <= len(FILE_REQUIRED) + len(FILE_OPTIONAL):
             raise entry.fail(f"a list of {', '.join(FILE_REQUIRED)} and perhaps {', '.join(FILE_OPTIONAL)}")
         path, size, digest, *extra = values
-        etag, modified = [*extra, _Place(None, ""), _Place(None, "")][: len(FILE_OPTIONAL)]
+        etag, modified, rows = [*extra, *[_Place(None, "")] * len(FILE_OPTIONAL)][: len(FILE_OPTIONAL)]
         files.append(
             SavedFile(
                 path=path.text(),
@@ -236,6 +307,7 @@ def _files(place: _Place) -> tuple[SavedFile, ...]:
                 digest=digest.text(),
                 etag=None if etag.absent else etag.text(),
                 modified=None if modified.absent else modified.number(),
+                rows=None if rows.absent else rows.integer(),
             )
         )
     if len({file.path for file in files}) != len(files):
@@ -258,15 +330,48 @@ def _shard(place: _Place, root: str) -> SavedShard:
     return SavedShard(splits)
 
 
+def _started_shards(places: _Place, root: str, dataset_rows: int) -> tuple[SavedShard, ...]:
+    shards = tuple(_started_shard(place, root, dataset_rows) for place in places.items())
+    own = [shard for shard in shards if not shard.repeats]
+    _refuse_overlap([("the dataset", *pair) for shard in own for pair in _pairs(shard.rows)])
+    return shards
+
+
 def _started_shard(place: _Place, root: str, dataset_rows: int) -> SavedShard:
     delivered = place["rows_delivered"].integer()
     rows = _row_numbers(place["rows"], dataset_rows)
     if rows and place["splits"].items():
         raise place["splits"].fail("an empty list beside rows")
     splits = () if rows else _shard(place, root).splits
-    if delivered > sum(split.row_length for split in splits) + sum(rows[1::2]) - sum(rows[::2]):
+    absent = tuple(entry.integer() for entry in place["absent"].optional_items())
+    if any(one >= len(splits) for one in absent) or len(set(absent)) < len(absent):
+        raise place["absent"].fail("places of splits")
+    most = sum(split.row_length for number, split in enumerate(splits) if number not in absent)
+    most += sum(rows[1::2]) - sum(rows[::2])
+    windows = tuple(_window(entry) for entry in place["windows"].optional_items())
+    if place["windows"].missing:
+        windows = ((0, delivered),) if delivered else ()
+    if any(stop >= start for (_, stop), (start, _) in pairwise(windows)):
+        raise place["windows"].fail("rising windows that do not touch one another")
+    if sum(stop - start for start, stop in windows) != delivered:
+        raise place["rows_delivered"].fail("the number of rows in the windows")
+    if windows and windows[-1][1] > most:
         raise place["rows_delivered"].fail("no more rows than the shard has")
-    return SavedShard(splits, rows, delivered)
+    return SavedShard(
+        splits=splits,
+        rows=rows,
+        windows=windows,
+        rounds=1 if place["rounds"].missing else place["rounds"].integer(1),
+        absent=absent,
+        repeats=not place["repeats"].missing and place["repeats"].boolean(),
+    )
+
+
+def _window(place: _Place) -> tuple[int, int]:
+    bounds = [entry.integer() for entry in place.items()]
+    if len(bounds) != len(("start", "stop")) or bounds[0] >= bounds[1]:
+        raise place.fail("start and stop of a window")
+    return bounds[0], bounds[1]
 
 
 def _ends(split: Split) -> tuple[int, int]:
@@ -287,8 +392,15 @@ def _refuse_overlap(ranges: Sequence[tuple[str, int, int]]) -> None:
             raise ValueError(msg)
 
 
+def _rising_numbers(place: _Place, dataset_rows: int) -> tuple[int, ...]:
+    numbers = _row_numbers(place, dataset_rows)
+    if any(one >= other for one, other in pairwise(numbers)):
+        raise place.fail("rising row numbers")
+    return numbers
+
+
 def _row_numbers(place: _Place, dataset_rows: int) -> tuple[int, ...]:
-    numbers = () if place.missing else tuple(entry.integer() for entry in place.items())
+    numbers = tuple(entry.integer() for entry in place.optional_items())
     sound = len(numbers) % 2 == 0 and all(start < stop <= dataset_rows for start, stop in _pairs(numbers))
     if not sound:
         raise place.fail("pairs of row numbers, start before stop, none above the dataset's number of rows")

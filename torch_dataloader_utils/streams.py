@@ -5,18 +5,24 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
+
+from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.collating import Gathered, UncopyableError, snapshot
 from torch_dataloader_utils.convert import with_lists
 from torch_dataloader_utils.cutting import Batch, Batches, StreamEnd
 from torch_dataloader_utils.formats.parquet import ParquetSource
+from torch_dataloader_utils.lanes import read_assignment
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.readahead import ReadAhead, Room
-from torch_dataloader_utils.reading import ReadOptions, read_stream
+from torch_dataloader_utils.seeding import Seeding
 from torch_dataloader_utils.transport import Content, Parcel, Post, pinned
+from torch_dataloader_utils.walking import ReadOptions
 
 __all__ = ["Stream"]
+
+Collate: TypeAlias = Callable[[Batch], Batch]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +33,15 @@ class Stream:
         source: The data files.
         options: How rows become batches.
         collate_fn: Called with each batch; None leaves batches as they are.
+        seed: Seed of the random numbers that it draws.
+        rank: This rank, which draws others.
     """
 
     source: ParquetSource
     options: ReadOptions
     collate_fn: Callable[[Any], Any] | None
+    seed: int
+    rank: int
 
     def without_footers(self) -> Stream:
         """Return the same for a process that gets footers with its assignments."""
@@ -44,6 +54,7 @@ class Stream:
             assignment: What to read.
             pin: Whether to copy tensors into pinned memory: in the thread that reads ahead, or after `collate_fn`.
         """
+        collate = self._collate(assignment)
         ahead = self._ahead(assignment, pinned if pin and self.collate_fn is None else None)
         try:
             for content in ahead:
@@ -51,7 +62,7 @@ class Stream:
                     yield content
                     continue
                 for batch in content:
-                    collated = self._collated(batch)
+                    collated = collate(batch)
                     yield pinned(collated) if pin and self.collate_fn is not None else collated
                     ahead.release()
                     del batch, collated  # not to keep its memory while the next is waited for
@@ -69,13 +80,14 @@ class Stream:
         """
         self.source.footers.update(assignment.footers)
         outgoing = _Outgoing(assignment, post)
+        collate = self._collate(assignment)
         ahead = self._ahead(assignment)
         try:
             for content in ahead:
                 rest = content if isinstance(content, Batches) else None
                 while rest is not None:
                     part, rest = rest.cut(outgoing.space)
-                    for packable in self._packable(part, alone=outgoing.size == 1):
+                    for packable in self._packable(part, collate, alone=outgoing.size == 1):
                         if isinstance(packable, Alone) and outgoing.contents:  # it may be impossible to pack
                             yield outgoing.pack()
                             outgoing.begin()
@@ -102,28 +114,38 @@ class Stream:
         self, assignment: Assignment, prepare: Callable[[Batches], Batches] | None = None
     ) -> ReadAhead[Batches | StreamEnd]:
         def read(room: Room) -> Iterator[Batches | StreamEnd]:
-            for content in read_stream(self.source, assignment, self.options, room):
+            for content in read_assignment(self.source, assignment, self.options, room):
                 yield prepare(content) if prepare is not None and isinstance(content, Batches) else content
 
         return ReadAhead(read, self.options.read_ahead_bytes)
 
-    def _collated(self, batch: Batch) -> Batch:
-        return batch if self.collate_fn is None else replace(batch, data=self.collate_fn(batch.data))
+    def _collate(self, assignment: Assignment) -> Collate:
+        """Return what is done with each batch of an assignment."""
+        collate_fn = self.collate_fn
+        if collate_fn is None:
+            return lambda batch: batch
+        seeding = Seeding(self.seed, self.rank, assignment, keeps=get_worker_info() is None)
 
-    def _packable(self, batches: Batches, *, alone: bool) -> Iterator[Batches | Batch | Alone]:
+        def collate(batch: Batch) -> Batch:
+            with seeding.of(batch.receipt):
+                return replace(batch, data=collate_fn(batch.data))
+
+        return collate
+
+    def _packable(self, batches: Batches, collate: Collate, *, alone: bool) -> Iterator[Batches | Batch | Alone]:
         """Yield what goes into parcels; `alone` says that each batch is packed before the next one is made."""
         if self.collate_fn is None:
             yield replace(batches, columns=with_lists(batches.columns, batches.sizes))
         else:
-            yield from map(self._collated, batches) if alone else self._collated_together(batches)
+            yield from map(collate, batches) if alone else self._collated_together(batches, collate)
 
-    def _collated_together(self, batches: Batches) -> Iterator[Batches | Batch | Alone]:
+    def _collated_together(self, batches: Batches, collate: Collate) -> Iterator[Batches | Batch | Alone]:
         """Yield collated batches, as one where they are alike; what cannot be copied is to be packed at once."""
         gathered = Gathered(batches.sizes)
         done: list[Batch] = []
         try:
             for number, batch in enumerate(batches):
-                collated = self._collated(batch)
+                collated = collate(batch)
                 copy = gathered.take(collated.data) if number == gathered.count else None
                 try:
                     done.append(replace(collated, data=snapshot(collated.data) if copy is None else copy))
@@ -179,5 +201,5 @@ class _Outgoing:
         """Return the parcel."""
         contents, self.contents = self.contents, []
         seconds = time.perf_counter() - self._began
-        iteration, stream = self._assignment.iteration, self._assignment.stream
-        return Parcel.pack(iteration, stream, contents, self._post.blocks, seconds)
+        iteration, worker = self._assignment.iteration, self._assignment.worker
+        return Parcel.pack(iteration, worker, contents, self._post.blocks, seconds)

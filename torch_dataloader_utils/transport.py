@@ -110,7 +110,7 @@ class Parcel:
 
     Attributes:
         iteration: The iteration that asked for them.
-        stream: The stream.
+        worker: The worker that packed them.
         count: How many things are packed.
         lengths: Bytes of each buffer in the memory, and last of the pickle that they were left out of. Each begins at
             a multiple of `ALIGNMENT`.
@@ -121,7 +121,7 @@ class Parcel:
     """
 
     iteration: int
-    stream: int
+    worker: int
     count: int
     lengths: tuple[int, ...]
     of_tensors: bytes
@@ -131,13 +131,13 @@ class Parcel:
 
     @classmethod
     def pack(
-        cls, iteration: int, stream: int, contents: list[Content], blocks: Blocks | None = None, seconds: float = 0
+        cls, iteration: int, worker: int, contents: list[Content], blocks: Blocks | None = None, seconds: float = 0
     ) -> Parcel:
         """Pack in the worker, where what cannot be pickled is an error of the worker's, not of a queue's thread.
 
         Args:
             iteration: The iteration.
-            stream: The stream.
+            worker: The worker that packed them.
             contents: Batches, and the end of the stream.
             blocks: Where to put them. If none is free, or there are none at all, they travel as bytes.
             seconds: How long it took to make the contents.
@@ -159,8 +159,8 @@ class Parcel:
             memory[start : start + length] = buffer
             start += _padded(length)
         if blocks is None or block is None:
-            return cls(iteration, stream, len(contents), lengths, bytes(left_out.of_tensors), None, inline, seconds)
-        return cls(iteration, stream, len(contents), lengths, bytes(left_out.of_tensors), blocks.key, block, seconds)
+            return cls(iteration, worker, len(contents), lengths, bytes(left_out.of_tensors), None, inline, seconds)
+        return cls(iteration, worker, len(contents), lengths, bytes(left_out.of_tensors), blocks.key, block, seconds)
 
     @property
     def size(self) -> int:

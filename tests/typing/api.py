@@ -30,12 +30,13 @@ def use_the_loader(path: Path) -> None:
     assert_type(len(loader), int)
     assert_type(loader.state_dict(), dict[str, Any])
     loader.load_state_dict(dataset.state_dict())
+    loader.load_state_dict([dataset.state_dict()], strict=False, on_changed_files="continue")
     dataset.set_epoch(1)
     assert_type(dataset.epoch, int)
     assert_type(dataset.num_batches, int)
     assert_type(dataset.num_workers, int)
     assert_type(dataset.plan_digest, str)
-    assert_type(dataset.get_metrics(), dict[str, int])
+    assert_type(dataset.get_metrics(), dict[str, Any])
     assert_type(dataset.dump_manifest(), bytes)
 
 

@@ -20,7 +20,7 @@ from torch_dataloader_utils.formats.sidecar import Footers
 from torch_dataloader_utils.formats.sparse import SparseFile
 from torch_dataloader_utils.storage import LocalFile
 
-__all__ = ["Decoder"]
+__all__ = ["Decoder", "Parts"]
 
 
 class Decoder:
@@ -71,6 +71,16 @@ class Decoder:
         while (table := self._thread.submit(self._source.storage.attempt, next_table).result()) is not None:
             done += table.num_rows
             yield table
+
+    def parts(self, path: str, number: int, rows: int) -> Parts:
+        """Decode a row group from its beginning on, in parts of any size.
+
+        Args:
+            path: The file.
+            number: The row group.
+            rows: How many rows to decode at a time: about a part's.
+        """
+        return Parts(self._thread, self._source.storage.attempt, partial(self._decode_from, path, number, rows))
 
     def close(self) -> None:
         """Decode nothing more and close the files; what is being decoded is waited for."""
@@ -138,6 +148,60 @@ class Decoder:
         if local.file.read(len(footer)) != footer:
             msg = f"{self._source.manifest.full_path(path)} was written anew since it was listed"
             raise UnreadableFileError(msg)
+
+
+class Parts:
+    """A row group, decoded part by part in a decoder's thread.
+
+    Args:
+        thread: The thread.
+        attempt: Calls something, again where storage fails for a moment.
+        decode_from: Given the number of rows to leave out, gives the tables that follow.
+    """
+
+    def __init__(
+        self,
+        thread: ThreadPoolExecutor,
+        attempt: Callable[[Callable[[], pa.Table]], pa.Table],
+        decode_from: Callable[[int], Iterator[pa.Table]],
+    ) -> None:
+        self._thread = thread
+        self._attempt = attempt
+        self._decode_from = decode_from
+        self._tables: Iterator[pa.Table] | None = None
+        self._rest: list[pa.Table] = []
+        self._empty = pa.table({})
+        self._done = 0
+
+    def next(self, rows: int) -> Future[pa.Table]:
+        """Decode the next rows, when those before them are done; fewer if there are no more."""
+        return self._thread.submit(self._attempt, partial(self._next, rows))
+
+    def skip(self, rows: int) -> None:
+        """Leave out the next rows, before anything is decoded."""
+        self._done += rows
+
+    def _next(self, rows: int) -> pa.Table:
+        try:
+            if self._tables is None:
+                self._tables, self._rest = self._decode_from(self._done), []
+            parts: list[pa.Table] = []
+            wanted = rows
+            while wanted or not parts:
+                table = self._rest.pop() if self._rest else next(self._tables, None)
+                if table is None:
+                    parts.append(self._empty)
+                    break
+                self._empty = table.slice(0, 0)
+                parts.append(table.slice(0, wanted))
+                if len(table) > wanted:
+                    self._rest.append(table.slice(wanted))
+                wanted -= len(parts[-1])
+        except BaseException:
+            self._tables = None  # another attempt begins with what has not been returned
+            raise
+        self._done += rows - wanted
+        return pa.concat_tables(parts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +23,7 @@ from torch_dataloader_utils.formats.layout import Layout, width
 from torch_dataloader_utils.formats.parquet import ParquetSource, delivered_type
 from torch_dataloader_utils.model import DataFile, Split
 
-__all__ = ["ParquetReader", "RowGroupPlace"]
+__all__ = ["Cursor", "ParquetReader", "RowGroupPlace"]
 
 ROW_ID_BYTES = 8
 
@@ -69,7 +70,8 @@ class ParquetReader:
         self._measures = cache(lambda path: layout(path).measures())  # small, and asked for in any order
         self._fetcher = None if source.storage.is_local else Fetcher(source.storage, source.files, layout)
         count = min(MOST_DECODERS, pa.cpu_count())
-        self._decoders = [Decoder(source, columns, footers, layout, self._fetcher) for _ in range(count)]
+        self._new_decoder = partial(Decoder, source, columns, footers, layout, self._fetcher)
+        self._decoders = [self._new_decoder() for _ in range(count)]
         self._decoded: dict[tuple[str, int], Future[pa.Table]] = {}
 
     @property
@@ -179,6 +181,27 @@ class ParquetReader:
                 done += table.num_rows
             self._require_all(path, place, done)
 
+    def cursor(self, path: str, place: RowGroupPlace, rows: int) -> Cursor:
+        """Begin to read a row group part by part, beside others.
+
+        Args:
+            path: The file, relative to the root.
+            place: The row group.
+            rows: About how many rows a part has.
+        """
+        if self._fetcher is not None:
+            self._fetcher.ask_for(path, place.number)
+        return Cursor(self, self._new_decoder(), path, place, rows)
+
+    def finished_part(self, path: str, place: RowGroupPlace, first: int, part: Future[pa.Table], rows: int) -> pa.Table:
+        """Return the rows that the filter leaves of a part of a row group, in file order."""
+        with self._errors(path, place):
+            table = part.result()
+            if table.num_rows != rows:
+                self._require_all(path, place, first + table.num_rows)
+            self._learn(table)
+            return self._finished(table, self._first_rows[path] + place.first_row + first)
+
     def close(self) -> None:
         """Close the files that are open; what is being fetched and decoded is waited for."""
         if self._fetcher is not None:
@@ -221,6 +244,47 @@ class ParquetReader:
         for name in table.column_names if len(table) else ():
             if not width(table.schema.field(name).type):
                 known[name] = max(known.get(name, 0), table[name].nbytes / len(table))
+
+
+class Cursor:
+    """A row group that is read part by part, in a thread of its own.
+
+    Args:
+        reader: The reader that made it.
+        decoder: Decodes it, and nothing else.
+        path: The file.
+        place: The row group.
+        rows: About how many rows a part has.
+    """
+
+    def __init__(self, reader: ParquetReader, decoder: Decoder, path: str, place: RowGroupPlace, rows: int) -> None:
+        self._reader = reader
+        self._decoder = decoder
+        self._parts = decoder.parts(path, place.number, rows)
+        self._path = path
+        self._place = place
+        self._first = 0
+        self._asked: deque[tuple[Future[pa.Table], int]] = deque()
+
+    def skip(self, rows: int) -> None:
+        """Leave out the first rows."""
+        self._parts.skip(rows)
+        self._first += rows
+
+    def ask(self, rows: int) -> None:
+        """Begin to decode the next rows."""
+        self._asked.append((self._parts.next(rows), rows))
+
+    def take(self) -> pa.Table:
+        """Return the rows that the filter leaves of the first part that was asked for and not taken."""
+        part, rows = self._asked.popleft()
+        table = self._reader.finished_part(self._path, self._place, self._first, part, rows)
+        self._first += rows
+        return table
+
+    def close(self) -> None:
+        """Decode nothing more; what is being decoded is waited for."""
+        self._decoder.close()
 
 
 def _places(file: DataFile) -> Iterator[RowGroupPlace]:

@@ -1,0 +1,71 @@
+"""Random numbers that a `collate_fn` draws: the same for the same batch, in an uninterrupted run and a resumed one."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from torch_dataloader_utils.model import Assignment, Receipt
+
+__all__ = ["Seeding"]
+
+
+class Seeding:
+    """Seeds Python's, NumPy's and torch's global generators for each batch that a process makes.
+
+    A batch is known by where it ends (the shard, and how many of its rows are delivered by then), which a resume does
+    not change. Its seeds are a keyed blake2b of that, the seed, the epoch, the rank and the worker.
+
+    Args:
+        seed: The shuffle seed.
+        rank: The rank.
+        assignment: What the process reads.
+        keeps: Whether generators are put back after each batch: in the training process they are the training's own.
+    """
+
+    def __init__(self, seed: int, rank: int, assignment: Assignment, *, keeps: bool) -> None:
+        text = f"collate|{seed}|{assignment.epoch}|{rank}|{assignment.worker}"
+        self._key = hashlib.blake2b(text.encode(), digest_size=32).digest()
+        self._pieces = {lane.stream: lane.pieces for lane in assignment.lanes}
+        self._shards: dict[tuple[int, int], bytes] = {}  # many batches end in one
+        self._keeps = keeps
+
+    @contextmanager
+    def of(self, receipt: Receipt) -> Iterator[None]:
+        """Make the generators those of a batch, known by its receipt."""
+        before = _states() if self._keeps else None
+        place = b"%s|%d" % (self._shard(receipt.stream, receipt.position), receipt.rows_delivered)
+        digest = hashlib.blake2b(place, key=self._key, digest_size=24).digest()
+        random.seed(int.from_bytes(digest[:8], "little"))
+        np.random.seed(np.frombuffer(digest[8:16], np.uint32))  # noqa: NPY002 - whatever generator is in use
+        torch.default_generator.manual_seed(int.from_bytes(digest[16:], "little"))
+        try:
+            yield
+        finally:
+            if before is not None:
+                _restore(*before)
+
+    def _shard(self, stream: int, position: int) -> bytes:
+        """Return what stands for the shard in which a batch ends; nothing after the last one."""
+        pieces = self._pieces[stream]
+        if position == len(pieces):
+            return b""
+        if (stream, position) not in self._shards:
+            content = pieces[position].shard.content()
+            self._shards[stream, position] = hashlib.blake2b(content, digest_size=16).digest()
+        return self._shards[stream, position]
+
+
+def _states() -> tuple[object, object, torch.Tensor]:
+    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
+
+
+def _restore(python: object, numpy: object, torchs: torch.Tensor) -> None:
+    random.setstate(python)  # type: ignore[arg-type]
+    np.random.set_state(numpy)  # type: ignore[arg-type]  # noqa: NPY002
+    torch.default_generator.set_state(torchs)
