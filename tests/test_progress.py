@@ -6,183 +6,29 @@ import copy
 import io
 import json
 import pickle
-from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from itertools import accumulate
-from typing import Any, TypeAlias
+from dataclasses import replace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from deliveries import Delivery, deliveries, stopped, stops, through_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import manifest_of, manifests, plan_options, row_ids
+from support import manifest_of, row_ids
 
 from torch_dataloader_utils import CheckpointMismatchError
 from torch_dataloader_utils import state as state_module
-from torch_dataloader_utils.model import Base, DataFile, Manifest, Piece, Plan, Receipt, RowGroup, Shard
-from torch_dataloader_utils.planning import PlanOptions, delivery_order, make_plan, permutation, round_bounds
+from torch_dataloader_utils.model import DataFile, Manifest, Receipt, RowGroup, Shard
+from torch_dataloader_utils.planning import PlanOptions
 from torch_dataloader_utils.progress import Progress
-from torch_dataloader_utils.restoring import restore_progress
 from torch_dataloader_utils.saved import parse_state
-from torch_dataloader_utils.state import Run, dump_state
+from torch_dataloader_utils.state import Run
 from torch_dataloader_utils.topology import Topology
 
-Walk: TypeAlias = Iterator[tuple[list[int] | None, Receipt]]
-
 PLAIN = (dict, list, str, int, float, bool, type(None))
-
-
-@dataclass(frozen=True)
-class Delivery:
-    """Delivers an epoch as a loader does, by receipts, without files.
-
-    Attributes:
-        run: The run.
-        epoch: The epoch.
-        takes_every: The filter takes each row whose id this number divides; 0 takes none.
-        batch_size: Rows in a batch.
-        drop_last: Whether the short batch at the end of a stream is left out.
-        tells_ends_late: Whether a shard's last row does not tell that it is the last: so it is where the filter
-            leaves nothing of the row groups after it.
-    """
-
-    run: Run
-    epoch: int
-    takes_every: int
-    batch_size: int
-    drop_last: bool
-    tells_ends_late: bool
-
-    def plan(self, epoch: int, base: Base | None = None) -> Plan:
-        run = self.run
-        topology = run.topology
-        return make_plan(
-            run.manifest,
-            run.options,
-            epoch=epoch,
-            num_ranks=topology.planned_ranks,
-            num_workers=topology.planned_workers,
-            base=base,
-        )
-
-    def fresh(self, base: Base | None = None) -> Progress:
-        topology = self.run.topology
-        return Progress.fresh(topology.own_streams(self.plan(self.epoch, base)), topology.streams_per_turn, base)
-
-    def rows_of(self, shard: Shard) -> list[int]:
-        """The rows that a shard delivers, in order."""
-        seed = self.run.options.shuffle_seed if self.run.options.mixes_rows else None
-        everything = row_ids(self.run.manifest, shard)
-        if not self.takes_every or seed is None:
-            rows = [everything[place] for place in delivery_order(Piece(shard), seed=seed, epoch=self.epoch)]
-            return [row for row in rows if not self.takes_every or row % self.takes_every]
-        delivered = []
-        for number in range(shard.rounds):
-            starts = accumulate((split.row_length for split in shard.splits), initial=0)
-            places = zip(starts, round_bounds(shard, number), strict=False)
-            rows = [everything[first + row] for first, bounds in places for row in range(*bounds)]
-            rows = [row for row in rows if row % self.takes_every]
-            order = permutation(len(rows), seed=seed, epoch=self.epoch, shard=shard, number=number)
-            delivered += [rows[place] for place in order]
-        return delivered
-
-    def rows_in(self, piece: Piece) -> list[int]:
-        """The rows that a piece delivers, in order."""
-        return self.rows_of(piece.shard)[piece.start : piece.stop]
-
-    def go_on(self, progress: Progress) -> Iterator[tuple[list[int] | None, Progress]]:
-        """Yield each batch, and None for each end of a stream, with the progress once it is handed over."""
-        progress = progress.rebased()
-        together = progress.streams_per_turn
-        waiting = deque(
-            self._together([self._walk(progress, turn * together + lane) for lane in range(together)])
-            for turn in progress.turns()
-        )
-        while waiting:
-            walk = waiting.popleft()
-            batch, receipt = next(walk)
-            if batch is None:
-                progress = progress.ended(receipt)
-            else:
-                progress = progress.advanced(receipt)
-                waiting.append(walk)
-            yield batch, progress
-
-    def batches_from(self, progress: Progress) -> list[list[int]]:
-        return [batch for batch, _ in self.go_on(progress) if batch is not None]
-
-    def _together(self, walks: list[Walk]) -> Walk:
-        """The batches of streams of a grid, put together step by step."""
-        for parts in zip(*walks, strict=True):
-            (batch, receipt), *others = parts
-            rows = None if batch is None else [row for part, _ in parts if part is not None for row in part]
-            yield rows, replace(receipt, beside=tuple(beside for _, beside in others))
-
-    def _walk(self, progress: Progress, stream: int) -> Walk:
-        pieces = progress.streams[stream].pieces
-        due = [
-            (row, position, number + 1, number + 1 == min(piece.stop, len(self.rows_of(piece.shard))))
-            for position, piece in enumerate(pieces)
-            for number, row in enumerate(self.rows_of(piece.shard))
-            if piece.start <= number < piece.stop
-        ]
-        size = self.batch_size // progress.streams_per_turn
-        dropped = len(due) % size if self.drop_last else 0
-        for start in range(0, len(due) - dropped, size):
-            rows = due[start : start + size]
-            _, position, delivered, last = rows[-1]
-            if last and not self.tells_ends_late:
-                position, delivered = position + 1, 0
-            yield [row for row, *_ in rows], Receipt(stream, position, delivered, rows=len(rows))
-        yield None, Receipt(stream, len(pieces), 0, rows=0, rows_dropped=dropped)
-
-    def state(self, progress: Progress) -> dict[str, Any]:
-        return dump_state(self.run, self.epoch, progress)
-
-    def restored(self, state: dict[str, Any]) -> Progress:
-        return restore_progress([parse_state(state)], self.run, self.plan)
-
-
-@st.composite
-def deliveries(draw: st.DrawFn) -> Delivery:
-    num_ranks = draw(st.integers(1, 3))
-    rank = draw(st.integers(0, num_ranks - 1))
-    run = Run(
-        manifest=draw(manifests()),
-        options=draw(plan_options()),
-        filter_digest=None,
-        topology=Topology(num_ranks, rank, num_workers=draw(st.integers(0, 4))),
-    )
-    takes_every = draw(st.sampled_from([0, 0, 1, 2, 3, 7]))
-    return Delivery(
-        run=run if not takes_every else replace(run, filter_digest=f"every {takes_every}"),
-        epoch=draw(st.one_of(st.integers(0, 3), st.just(2**60))),
-        takes_every=takes_every,
-        batch_size=draw(st.one_of(st.integers(1, 20), st.just(1000))),
-        drop_last=draw(st.booleans()),
-        tells_ends_late=draw(st.booleans()),
-    )
-
-
-stops = st.integers(0, 60)
-"""After how many batches and ends of streams to stop."""
-
-
-def stopped(delivery: Delivery, progress: Progress, after: int) -> tuple[list[list[int]], Progress]:
-    """Deliver until the stop, or to the end: what was delivered, and the progress then."""
-    batches = []
-    for _, (batch, now) in zip(range(after), delivery.go_on(progress), strict=False):
-        progress = now
-        if batch is not None:
-            batches.append(batch)
-    return batches, progress
-
-
-def through_json(state: dict[str, Any]) -> dict[str, Any]:
-    return json.loads(json.dumps(state, allow_nan=False))
 
 
 # Resuming ----------------------------------------------------------------------------------------------------------

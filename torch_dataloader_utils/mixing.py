@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from torch_dataloader_utils.convert import convert
 from torch_dataloader_utils.cutting import Chunk
@@ -21,22 +21,33 @@ from torch_dataloader_utils.walking import ReadOptions, Step, Walk
 
 __all__ = ["MixedWalk"]
 
+ABSENT = (1 << 32) - 1
+"""Stands for a row that is not there, and is above the number of any row of a table in memory."""
+
+BLOCK_SHARE = 4
+"""Rounds are mixed together, each for itself, up to this part (a quarter) of the room: each time has its costs."""
+
+COLUMNS_OF_A_THREAD = 8
+"""For so many columns one is permuted at a time: what is on its way stays a small part of the shard."""
+
 
 @dataclass(frozen=True, slots=True)
-class _Round:
-    """A part of a shard that is mixed at once; the whole of most shards.
+class _Block:
+    """Rounds of a shard that are read together; most shards have only one.
 
     Attributes:
-        number: Which it is.
-        first: The shard's delivered rows before it.
-        last: Whether the piece has none after it.
-        size: The room that was taken for it.
+        rounds: Their numbers.
+        first: The shard's delivered rows before them.
+        last: Whether the piece has none after them.
+        size: The room that was taken for them.
+        indices: Their order, drawn while they are read; None where only reading tells how many rows there are.
     """
 
-    number: int
+    rounds: range
     first: int
     last: bool
     size: int
+    indices: Future[pa.Array] | None
 
 
 class MixedWalk(Walk):
@@ -55,7 +66,8 @@ class MixedWalk(Walk):
     ) -> None:
         super().__init__(reader, pieces, options, room)
         self._epoch = epoch
-        self._threads = ThreadPoolExecutor(max(1, pa.cpu_count()), thread_name_prefix="mix")
+        at_once = max(1, min(pa.cpu_count(), reader.columns // COLUMNS_OF_A_THREAD))
+        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="mix")
 
     def close(self) -> None:
         """End the threads."""
@@ -69,6 +81,8 @@ class MixedWalk(Walk):
             if step.piece.shard.rounds > 1:
                 yield from self._rounds(step)
                 continue
+            if not tables:
+                indices = self._draw(step.piece.shard, range(1))
             table = self.reader.read(step.path, step.place)
             self.count(step.path, step.place, again=step.piece.start > 0)
             tables[step.number] = self.checked(step.path, step.place, table)
@@ -77,7 +91,7 @@ class MixedWalk(Walk):
             if step.last:
                 parts = [tables[number] for number in sorted(tables)]
                 tables.clear()
-                chunks = [self._mixed(step, _Round(0, 0, last=True, size=size), parts)]
+                chunks = [self._mixed(step, _Block(range(1), 0, last=True, size=size, indices=indices), parts)]
                 size = 0
                 yield chunks.pop()  # not to keep what it holds
 
@@ -98,45 +112,64 @@ class MixedWalk(Walk):
                 yield Step(position, piece, path, place, 0, last, number, whole=True, size=size)
                 size = 0  # the first of them takes room for all
 
-    def _mixed(self, step: Step, turn: _Round, parts: list[pa.Table]) -> Chunk:
+    def _mixed(self, step: Step, block: _Block, parts: list[pa.Table]) -> Chunk:
         """Mix rows column by column, several at once, and let go of each as it is mixed.
 
         Args:
             step: Where they belong.
-            turn: Which rows they are.
+            block: Which rows they are.
             parts: For each row group its rows. The list is emptied, for nothing else may keep them.
         """
         piece = step.piece
         whole = pa.concat_tables(parts)
         parts.clear()
-        skip = max(0, piece.start - turn.first)
-        indices = self._indices(piece.shard, turn.number, whole.num_rows).slice(skip, piece.stop - turn.first - skip)
+        skip = max(0, piece.start - block.first)
+        if block.indices is None:
+            (number,) = block.rounds
+            drawn = _packed(self._permutation(piece.shard, number, whole.num_rows))
+        else:
+            drawn = block.indices.result()
+        indices = drawn.slice(skip, piece.stop - block.first - skip)
         names, columns = whole.column_names, dict(enumerate(whole.columns))
         del whole
-        taken = self._threads.map(lambda place: columns.pop(place).take(indices), range(len(names)))
-        mixed = pa.table(list(taken), names=names)
+
+        def take(place: int) -> pa.ChunkedArray:
+            return pc.take(columns.pop(place), indices, boundscheck=False)  # each of them is a row's number
+
+        mixed = pa.table(list(self._threads.map(take, range(len(names)))), names=names)
         held = self._half_at_least(mixed.nbytes)
-        self.room.give_back(turn.size - held)
+        self.room.give_back(block.size - held)
         converted = convert(mixed, self.options.output_format)
-        return Chunk(step.position, turn.first + skip, mixed.num_rows, turn.last, converted, held)
+        return Chunk(step.position, block.first + skip, mixed.num_rows, block.last, converted, held)
 
-    def _indices(self, shard: Shard, number: int, rows: int) -> pa.Array:
-        """Return the order as Arrow takes it fastest: in few bytes."""
-        order = self._order(shard, number, rows)
-        return pa.array(order.astype(np.uint32) if rows < 1 << 32 else order)
+    def _draw(self, shard: Shard, rounds: range) -> Future[pa.Array] | None:
+        """Begin to draw the order of rounds, where it is known how many rows they have."""
+        return None if self.reader.filters else self._threads.submit(self._indices, shard, rounds)
 
-    def _order(self, shard: Shard, number: int, rows: int) -> npt.NDArray[np.intp]:
-        """Return the order of the rows that are there: that of all of them, without those of absent splits."""
+    def _indices(self, shard: Shard, rounds: range) -> pa.Array:
+        """Return which rows of the tables that are read for rounds follow one another."""
+        begins, ends = round_bounds(shard, rounds[0]), round_bounds(shard, rounds[-1])
+        offsets: list[int | None] = []  # of each split's rows in the tables, put together, from the row group's first
+        rows = 0
+        for place, ((begin, _), (_, end)) in enumerate(zip(begins, ends, strict=True)):
+            absent = place in shard.absent
+            offsets.append(None if absent else rows - begin)
+            rows += 0 if absent else end - begin
+        orders = []
+        for number in rounds:
+            parts = [
+                np.full(stop - start, ABSENT) if offset is None else np.arange(start + offset, stop + offset)
+                for (start, stop), offset in zip(round_bounds(shard, number), offsets, strict=True)
+            ]
+            places = np.concatenate(parts)
+            order = places[self._permutation(shard, number, len(places))]
+            orders.append(order[order != ABSENT] if shard.absent else order)
+        return _packed(np.concatenate(orders))
+
+    def _permutation(self, shard: Shard, number: int, rows: int) -> npt.NDArray[np.intp]:
         seed = self.options.mixing_seed
         assert seed is not None  # noqa: S101 - rows are mixed
-        if not shard.absent:
-            return permutation(rows, seed=seed, epoch=self._epoch, shard=shard, number=number)
-        lengths = [stop - start for start, stop in round_bounds(shard, number)]
-        present = np.ones(sum(lengths), dtype=bool)
-        for place, (start, stop) in enumerate(pairwise(accumulate(lengths, initial=0))):
-            present[start:stop] = place not in shard.absent
-        order = permutation(len(present), seed=seed, epoch=self._epoch, shard=shard, number=number)
-        return (np.cumsum(present) - 1)[order[present[order]]]
+        return permutation(rows, seed=seed, epoch=self._epoch, shard=shard, number=number)
 
     def _half_at_least(self, size: int) -> int:
         """Return the room for a shard of mixed rows: so much that there are never more than two."""
@@ -149,44 +182,54 @@ class MixedWalk(Walk):
         piece, shard = step.piece, step.piece.shard
         groups = self.row_groups(step.position)
         begin, first = (0, 0) if self.reader.filters else _begin(piece)
+        blocks = list(self._blocks(shard, begin, groups))
         cursors = []
         try:
             for number, (path, place) in enumerate(groups):
                 self.count(path, place, again=piece.start > 0)
-                cursors.append(self.reader.cursor(path, place, place.rows // shard.rounds + 1))
+                rows = max(_part(shard, rounds)[number] for rounds, _ in blocks)
+                cursors.append(self.reader.cursor(path, place, rows))
                 cursors[-1].skip(_bounds(shard, begin)[number][0])
-            sizes = [self._round_bytes(shard, number, groups) for number in range(shard.rounds)]
-            asked = begin
-            for number in range(begin, shard.rounds):
-                while asked < shard.rounds and asked <= number + 1:
-                    if not self.room.take(sizes[asked], wait=asked == number):
+            asked = 0
+            for number, (rounds, size) in enumerate(blocks):
+                while asked < len(blocks) and asked <= number + 1:
+                    if not self.room.take(blocks[asked][1], wait=asked == number):
                         break
-                    for cursor, (start, stop) in zip(cursors, _bounds(shard, asked), strict=True):
-                        cursor.ask(stop - start)
+                    for cursor, rows in zip(cursors, _part(shard, blocks[asked][0]), strict=True):
+                        cursor.ask(rows)
                     asked += 1
+                indices = self._draw(shard, rounds)
                 parts = [
                     self.checked(path, place, cursor.take())
                     for cursor, (path, place) in zip(cursors, groups, strict=True)
                 ]
                 rows = sum(part.num_rows for part in parts)
-                last = number == shard.rounds - 1 or (first + rows >= piece.stop and not self.reader.filters)
-                chunks = [self._mixed(step, _Round(number, first, last, sizes[number]), parts)]
+                last = number == len(blocks) - 1 or (first + rows >= piece.stop and not self.reader.filters)
+                chunks = [self._mixed(step, _Block(rounds, first, last, size, indices), parts)]
                 yield chunks.pop()
                 first += rows
                 if last:
-                    self.room.give_back(sum(sizes[number + 1 : asked]))
+                    self.room.give_back(sum(size for _, size in blocks[number + 1 : asked]))
                     return
         finally:
             for cursor in cursors:
                 cursor.close()
 
-    def _round_bytes(self, shard: Shard, number: int, groups: Sequence[tuple[str, RowGroupPlace]]) -> int:
-        """Return the room that a round takes."""
-        sizes = [
-            self.reader.decoded_bytes(path, place) * (stop - start) // place.rows
-            for (path, place), (start, stop) in zip(groups, _bounds(shard, number), strict=True)
-        ]
-        return self._half_at_least(sum(sizes))
+    def _blocks(
+        self, shard: Shard, begin: int, groups: Sequence[tuple[str, RowGroupPlace]]
+    ) -> Iterator[tuple[range, int]]:
+        """Yield the rounds to read together, from one on, and the room that they take."""
+        row_bytes = sum(self.reader.decoded_bytes(*group) for group in groups) // shard.rows + 1
+        largest = sum(-(-place.rows // shard.rounds) for _, place in groups) * row_bytes
+        together = 1 if self.reader.filters else max(1, self.room.limit // (BLOCK_SHARE * largest))
+        for number in range(begin, shard.rounds, together):
+            rounds = range(number, min(number + together, shard.rounds))
+            yield rounds, self._half_at_least(len(rounds) * largest)
+
+
+def _packed(order: npt.NDArray[np.intp]) -> pa.Array:
+    """Return indices as Arrow takes them fastest: in few bytes."""
+    return pa.array(order.astype(np.uint32) if len(order) < ABSENT else order)
 
 
 def _bounds(shard: Shard, number: int) -> list[tuple[int, int]]:
@@ -194,11 +237,17 @@ def _bounds(shard: Shard, number: int) -> list[tuple[int, int]]:
     return [one for place, one in enumerate(round_bounds(shard, number)) if place not in shard.absent]
 
 
+def _part(shard: Shard, rounds: range) -> list[int]:
+    """Return how many rows of each split that is present some rounds have together."""
+    begins, ends = _bounds(shard, rounds[0]), _bounds(shard, rounds[-1])
+    return [stop - start for (start, _), (_, stop) in zip(begins, ends, strict=True)]
+
+
 def _begin(piece: Piece) -> tuple[int, int]:
     """Return the round that holds a piece's first row, and the shard's delivered rows before it."""
     first = 0
     for number in range(piece.shard.rounds):
-        rows = sum(stop - start for start, stop in _bounds(piece.shard, number))
+        rows = sum(_part(piece.shard, range(number, number + 1)))
         if first + rows > piece.start:
             return number, first
         first += rows

@@ -43,7 +43,8 @@ def restore_progress(
     everybody = topology.virtual_ranks is not None and not _is_own(states, run)
     states = states if everybody else [_own(states, run)]
     first = states[0]
-    differences = [found for state in states for found in _differences(state, run, but=OWN if everybody else ())]
+    may_differ = () if topology.virtual_ranks is None else OWN
+    differences = [found for state in states for found in _differences(state, run, but=may_differ)]
     files = compare_files(first, manifest)
     if everybody and not differences:
         require_each_rank(states)
@@ -214,7 +215,7 @@ def _left(stream: Iterable[Piece], recorded: _Recorded) -> Iterator[Piece]:
         windows = recorded.windows(piece)
         until = next((stop for start, stop in windows if start <= piece.start < stop), piece.start)
         until = min(until, piece.stop)
-        later = any(start < piece.stop and stop > until for start, stop in windows)
+        later = any(until < start < piece.stop for start, _ in windows)
         if later or (under_way and until > piece.start):
             msg = "not a state of this package: a worker's shards are done in their order, and these are not"
             raise ValueError(msg)

@@ -80,7 +80,8 @@ class Decoder:
             number: The row group.
             rows: How many rows to decode at a time: about a part's.
         """
-        return Parts(self._thread, self._source.storage.attempt, partial(self._decode_from, path, number, rows))
+        decode_from = partial(self._decode_from, path, number, rows, use_threads=False)  # others are decoded beside it
+        return Parts(self._thread, self._source.storage.attempt, decode_from)
 
     def close(self) -> None:
         """Decode nothing more and close the files; what is being decoded is waited for."""
@@ -96,9 +97,13 @@ class Decoder:
             opened.require_unchanged()
         return table
 
-    def _decode_from(self, path: str, number: int, rows: int, first: int) -> Iterator[pa.Table]:
+    def _decode_from(
+        self, path: str, number: int, rows: int, first: int, *, use_threads: bool = True
+    ) -> Iterator[pa.Table]:
         with self._at_hand(path, number) as opened:
-            for batch in opened.parquet.iter_batches(rows, row_groups=[number], columns=self._columns):
+            for batch in opened.parquet.iter_batches(
+                rows, row_groups=[number], columns=self._columns, use_threads=use_threads
+            ):
                 opened.require_unchanged()
                 if batch.num_rows > first:
                     yield pa.Table.from_batches([batch.slice(first)])

@@ -75,6 +75,11 @@ class ParquetReader:
         self._decoded: dict[tuple[str, int], Future[pa.Table]] = {}
 
     @property
+    def columns(self) -> int:
+        """Number of columns of a table, the row id column included."""
+        return len(self._schema)
+
+    @property
     def filters(self) -> bool:
         """Whether a filter leaves rows out."""
         return self._source.filter is not None

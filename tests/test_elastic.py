@@ -1,0 +1,331 @@
+"""What is left of an epoch goes on under any other ranks and workers: each row once, evened or in a grid too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+from deliveries import Delivery, stopped, through_json
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import manifest_of, manifests, plan_options
+
+from torch_dataloader_utils import CheckpointMismatchError, RankMismatchError
+from torch_dataloader_utils.merging import merge_states
+from torch_dataloader_utils.model import Base, Manifest
+from torch_dataloader_utils.planning import PlanOptions
+from torch_dataloader_utils.saved import parse_state
+from torch_dataloader_utils.state import Run
+from torch_dataloader_utils.topology import Topology
+
+
+@dataclass(frozen=True)
+class Team:
+    """All ranks of a run.
+
+    Attributes:
+        ranks: What each of them delivers.
+    """
+
+    ranks: tuple[Delivery, ...]
+
+    @classmethod
+    def of(
+        cls,
+        manifest: Manifest,
+        options: PlanOptions,
+        *,
+        num_ranks: int = 1,
+        num_workers: int = 0,
+        grid: tuple[int, int] | None = None,
+        uneven: Any = "allow",
+        batch_size: int = 4,
+        epoch: int = 0,
+        takes_every: int = 0,
+    ) -> Team:
+        """Make one; with a grid `batch_size` is a virtual rank's."""
+        virtual = grid or (None, None)
+        ranks = []
+        for rank in range(num_ranks):
+            topology = Topology(num_ranks, rank, num_workers, *virtual)
+            evened = replace(options, uneven_ranks=uneven, batch_size=None if uneven == "allow" else batch_size)
+            run = Run(manifest, evened, f"every {takes_every}" if takes_every else None, topology)
+            size = batch_size * topology.streams_per_turn
+            ranks.append(Delivery(run, epoch, takes_every, size, drop_last=False, tells_ends_late=False))
+        return cls(tuple(ranks))
+
+    @property
+    def rows(self) -> list[int]:
+        """All rows that are to be delivered."""
+        first = self.ranks[0]
+        return [row for row in range(first.run.manifest.rows) if not first.takes_every or row % first.takes_every]
+
+    def base_of(self, states: Sequence[dict[str, Any]]) -> Base:
+        """Merge states, as each rank of this team would."""
+        merged = [merge_states(list(map(parse_state, states)), delivery.run) for delivery in self.ranks]
+        assert all(one == merged[0] for one in merged)
+        return merged[0].base
+
+    def go_on(self, base: Base | None, after: Sequence[int]) -> tuple[list[int], list[dict[str, Any]]]:
+        """Let each rank deliver some batches; return all rows, and the states, which are checked to load strictly."""
+        rows, states = [], []
+        for delivery, stop in zip(self.ranks, after, strict=False):
+            batches, progress = stopped(delivery, delivery.fresh(base), stop)
+            rows += [row for batch in batches for row in batch]
+            state = through_json(delivery.state(progress))
+            if delivery.run.topology.virtual_ranks is None or len(self.ranks) == 1:
+                restored = delivery.restored(state)
+                assert [one.left for one in restored.streams] == [one.left for one in progress.streams]
+                assert delivery.batches_from(restored) == delivery.batches_from(progress)
+            states.append(state)
+        return rows, states
+
+
+topologies = st.sampled_from([(1, 0), (1, 2), (2, 0), (2, 1), (2, 3), (3, 2), (4, 1), (5, 2)])
+
+
+@st.composite
+def journeys(draw: st.DrawFn) -> tuple[list[Team], list[list[int]]]:
+    """Some teams that take turns in one epoch, and after how many batches each of their ranks stops."""
+    manifest, options = draw(manifests()), replace(draw(plan_options()), shuffle_interleave=draw(st.integers(1, 4)))
+    takes_every = draw(st.sampled_from([0, 0, 0, 2, 5]))
+    epoch = draw(st.integers(0, 2))
+    teams, stops = [], []
+    for _ in range(draw(st.integers(1, 4))):
+        num_ranks, num_workers = draw(topologies)
+        uneven = "allow" if takes_every else draw(st.sampled_from(["allow", "drop", "pad"]))
+        grid = None
+        if uneven != "allow" and draw(st.booleans()):
+            grid = (num_ranks * draw(st.integers(1, 2)), max(1, num_workers) * draw(st.integers(1, 2)))
+        team = Team.of(
+            manifest,
+            options,
+            num_ranks=num_ranks,
+            num_workers=num_workers,
+            grid=grid,
+            uneven=uneven,
+            batch_size=draw(st.integers(1, 12)),
+            epoch=epoch,
+            takes_every=takes_every,
+        )
+        teams.append(team)
+        stops.append(draw(st.lists(st.integers(0, 12), min_size=num_ranks, max_size=num_ranks)))
+    return teams, stops
+
+
+@given(journeys())
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+def test_any_number_of_teams_one_after_the_other_deliver_each_row_once(journey):
+    teams, stops = journey
+    base = None
+    delivered: list[int] = []
+    repeats = drops = 0
+    for number, (team, after) in enumerate(zip(teams, stops, strict=True)):
+        last = number == len(teams) - 1
+        rows, states = team.go_on(base, [10**6] * len(after) if last else after)
+        delivered += rows
+        planned = team.ranks[0].run.topology.planned_ranks
+        uneven = team.ranks[0].run.options.uneven_ranks
+        repeats += planned - 1 if uneven == "pad" else 0
+        drops = planned - 1 if last and uneven == "drop" else 0
+        if not last:
+            base = teams[number + 1].base_of(states)
+    counts = Counter(delivered)
+    assert set(counts) <= set(team.rows)
+    assert len(team.rows) - len(counts) <= drops
+    assert counts.total() - len(counts) <= repeats
+
+
+@given(journeys())
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+def test_every_rank_of_a_team_that_is_evened_makes_the_same_steps_also_of_what_was_left(journey):
+    teams, stops = journey
+    teams = [team for team in teams if team.ranks[0].run.options.uneven_ranks != "allow"]
+    base = None
+    for number, (team, after) in enumerate(zip(teams, stops, strict=False)):
+        steps = [[len(batch) for batch in one.batches_from(one.fresh(base))] for one in team.ranks]
+        assert all(one == steps[0] for one in steps)
+        size = team.ranks[0].batch_size
+        assert all(rows == size for rows in steps[0][:-1])
+        counts = {one.fresh(base).batches(size, drop_last=False) for one in team.ranks}
+        assert counts == {len(steps[0]) + (0 if base is None else base.batches)}
+        _, states = team.go_on(base, [after[0]] * len(team.ranks))
+        if number + 1 < len(teams):
+            base = teams[number + 1].base_of(states)
+
+
+GRIDS = [(4, 4), (2, 2), (6, 2)]
+
+
+@given(manifests(), plan_options(), st.sampled_from(GRIDS), st.sampled_from(["drop", "pad"]), st.data())
+@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+def test_a_grid_delivers_the_same_global_batches_under_all_its_topologies_and_when_they_change(
+    manifest, options, grid, uneven, data
+):
+    def team(num_ranks: int, num_workers: int) -> Team:
+        counts = {"num_ranks": num_ranks, "num_workers": num_workers, "grid": grid}
+        return Team.of(manifest, options, **counts, uneven=uneven, batch_size=3)
+
+    def divisors(count: int) -> list[int]:
+        return [one for one in range(1, count + 1) if count % one == 0]
+
+    def draw_team() -> Team:
+        return team(data.draw(st.sampled_from(divisors(grid[0]))), data.draw(st.sampled_from([0, *divisors(grid[1])])))
+
+    def global_batches(batches: list[list[list[int]]]) -> list[list[int]]:
+        return [[row for part in step for row in part] for step in zip(*batches, strict=True)]
+
+    one = team(1, 0).ranks[0]
+    whole = one.batches_from(one.fresh())
+    states: list[dict[str, Any]] | None = None
+    seen: list[list[int]] = []
+    for _ in range(3):
+        now = draw_team()
+        begins = [rank.restored_from(states) if states else rank.fresh() for rank in now.ranks]
+        rest = [rank.batches_from(begin) for rank, begin in zip(now.ranks, begins, strict=True)]
+        assert seen + global_batches(rest) == whole
+        steps = data.draw(st.integers(0, 8))
+        parts = [stopped_after(rank, begin, steps) for rank, begin in zip(now.ranks, begins, strict=True)]
+        seen += global_batches([batches for batches, _ in parts])
+        states = [through_json(rank.state(progress)) for rank, (_, progress) in zip(now.ranks, parts, strict=True)]
+
+
+def stopped_after(delivery: Delivery, progress: Any, steps: int) -> tuple[list[list[int]], Any]:
+    """Deliver so many batches, or to the last."""
+    batches = []
+    for batch, now in delivery.go_on(progress):
+        if batch is None:
+            continue
+        if len(batches) == steps:
+            break
+        batches.append(batch)
+        progress = now
+    return batches, progress
+
+
+# Small cases, all of them ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", range(9))
+@pytest.mark.parametrize("uneven", ["drop", "pad"])
+def test_few_rows_are_evened_over_any_ranks_and_workers(rows, uneven):
+    for groups in {(rows,), (1,) * rows, (max(0, rows - 1), min(1, rows))}:
+        manifest = manifest_of([(count, 100) for count in groups])
+        for num_ranks in range(1, 6):
+            for num_workers in range(4):
+                for size in (1, 2, 5):
+                    counts = {"num_ranks": num_ranks, "num_workers": num_workers}
+                    team = Team.of(manifest, PlanOptions(1000), **counts, uneven=uneven, batch_size=size)
+                    each = [rank.batches_from(rank.fresh()) for rank in team.ranks]
+                    lengths = [[len(batch) for batch in batches] for batches in each]
+                    assert all(one == lengths[0] for one in lengths)
+                    delivered = Counter(row for batches in each for batch in batches for row in batch)
+                    plan = team.ranks[0].plan(0)
+                    assert plan.evened is not None
+                    dropped = [piece.rows for piece in plan.evened.dropped]
+                    repeated = [piece.rows for piece in plan.evened.repeated]
+                    assert sum(dropped) + len(delivered) == rows
+                    assert delivered.total() - len(delivered) == sum(repeated)
+                    assert sum(dropped) < num_ranks
+                    assert sum(repeated) < num_ranks
+                    assert (dropped if uneven == "pad" else repeated) == []
+
+
+# What does not fit together ----------------------------------------------------------------------------------------
+
+EVEN = manifest_of([(10, 100)] * 6, [(10, 100)] * 6)
+
+
+def saved(team: Team, after: int = 3) -> list[dict[str, Any]]:
+    return team.go_on(None, [after] * len(team.ranks))[1]
+
+
+def three_ranks(**options: Any) -> Team:
+    return Team.of(EVEN, PlanOptions(300), num_ranks=3, num_workers=2, **options)
+
+
+def refused(states: list[dict[str, Any]], error: type[Exception], match: str, today: Team | None = None) -> None:
+    today = today or Team.of(EVEN, PlanOptions(300))
+    with pytest.raises(error, match=match):
+        today.base_of(states)
+
+
+def test_a_missing_rank_is_named():
+    states = saved(three_ranks())
+    refused(states[:1], RankMismatchError, r"states of ranks \[1, 2\] are missing")
+    refused([states[0], states[2]], RankMismatchError, r"states of ranks \[1\] are missing")
+
+
+def test_a_rank_given_twice_is_named():
+    states = saved(three_ranks())
+    refused([states[0], states[1], states[1], states[2]], RankMismatchError, r"states of ranks \[1\] .* more than once")
+
+
+def test_states_of_different_numbers_of_ranks_are_refused():
+    states = saved(three_ranks())
+    others = saved(Team.of(EVEN, PlanOptions(300), num_ranks=2))
+    refused([*states[:2], others[1]], RankMismatchError, r"rank 0 of 3, rank 1 of 3, rank 1 of 2")
+
+
+def test_states_of_different_epochs_are_refused_with_the_ranks():
+    states = saved(three_ranks())
+    states[1] = saved(three_ranks(epoch=1))[1]
+    refused(states, RankMismatchError, r"ranks \[1\] were saved under other epochs than rank 0")
+
+
+def test_states_of_different_datasets_are_refused_with_the_ranks():
+    states = saved(three_ranks())
+    other = Team.of(manifest_of([(10, 100)] * 12), PlanOptions(300), num_ranks=3, num_workers=2)
+    states[2] = saved(other)[2]
+    refused(states, RankMismatchError, r"ranks \[2\] were saved under other datasets than rank 0")
+
+
+def test_states_of_different_resumes_are_refused_with_the_ranks():
+    states = saved(three_ranks())
+    base = three_ranks().base_of(states)
+    _, later = three_ranks().go_on(base, [1, 1, 1])
+    refused([states[0], later[1], later[2]], RankMismatchError, r"ranks \[1, 2\] .* other earlier progress than rank 0")
+
+
+def test_overlapping_progress_is_refused_with_the_ranks():
+    states = saved(three_ranks(), after=20)
+    states[1]["completed_shards"] = [*states[1]["completed_shards"], states[0]["completed_shards"][0]]
+    refused(states, RankMismatchError, r"the states overlap: rank 0 and rank 1 both record row")
+
+
+def test_a_window_that_two_ranks_delivered_is_refused_with_the_ranks():
+    manifest = manifest_of([(40, 100)])
+    team = Team.of(manifest, PlanOptions(300), num_ranks=2, uneven="drop")
+    states = saved(team)
+    assert [state["in_progress"][0].get("windows") for state in states] == [None, [[20, 32]]]
+    states[1]["in_progress"][0]["windows"] = [[11, 23]]
+    refused(states, RankMismatchError, r"rank 0 and rank 1 both record row 11", Team.of(manifest, PlanOptions(300)))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("shuffle_seed", PlanOptions(300, shuffle_seed=1)),
+        ("split_bytes", PlanOptions(200)),
+        ("shuffle", PlanOptions(300, shuffle=True)),
+    ],
+)
+def test_what_an_elastic_resume_cannot_change_is_named(name, options):
+    refused(saved(three_ranks()), CheckpointMismatchError, rf"{name} changed", Team.of(EVEN, options))
+
+
+def test_a_range_that_is_no_union_of_row_groups_is_refused():
+    states = saved(Team.of(EVEN, PlanOptions(300)), after=20)
+    states[0]["completed_shards"][0]["splits"][0]["row_length"] -= 1
+    refused(states, CheckpointMismatchError, "is not in this rank's plan of today")
+
+
+def test_a_strict_load_by_others_says_that_an_elastic_one_would_work():
+    states = saved(three_ranks())
+    with pytest.raises(
+        CheckpointMismatchError, match=r"load_state_dict\(states, strict=False\) with the states of all"
+    ):
+        Team.of(EVEN, PlanOptions(300), num_ranks=2, num_workers=1).ranks[0].restored(states[0])
