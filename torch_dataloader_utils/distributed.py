@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
+import torch
 import torch.distributed as dist
 
 from torch_dataloader_utils.errors import RankMismatchError
+from torch_dataloader_utils.iteration import Handover
+from torch_dataloader_utils.loader import StructuredDataLoader
+from torch_dataloader_utils.options import require_choice
 
 __all__ = [
     "CheckpointEntry",
     "Planned",
     "Stateful",
     "gather_states",
+    "in_step",
     "load_rank_state",
     "own_state",
     "require_same_plan",
     "save_rank_state",
 ]
 
-SHARED_KEYS = ("plan", "files")
+LOG = logging.getLogger("torch_dataloader_utils")
+
+SHARED_KEYS = ("plan", "files", "base")
 """Parts of a state that are equal on all ranks, and large."""
 
 
@@ -34,8 +42,10 @@ class Stateful(Protocol):
         """Return the state."""
         ...
 
-    def load_state_dict(self, state_dict: Any, /) -> None:
-        """Load a state."""
+    def load_state_dict(
+        self, state_dict: Any, /, *, strict: bool = True, on_changed_files: Literal["error", "continue"] = "error"
+    ) -> None:
+        """Load a state, or those of all ranks."""
         ...
 
 
@@ -46,6 +56,75 @@ class Planned(Protocol):
     def plan_digest(self) -> str:
         """Digest of the plan."""
         ...
+
+
+def in_step(
+    loader: StructuredDataLoader, group: dist.ProcessGroup | None = None, uneven: Literal["drop", "pad"] = "drop"
+) -> Iterator[Any]:
+    """Iterate over a loader so that all ranks make the same number of steps, whatever a filter leaves each of them.
+
+    Before a step is made ranks have agreed that each of them has a batch for it, by one sum of two integers over all
+    ranks, which is on its way while the step before is made. All ranks iterate together, each step of all.
+
+    The batch of the next step is waited for before a step begins, and counts as delivered only with its own step: a
+    state taken between two steps is exact.
+
+    Args:
+        loader: This rank's loader.
+        group: The process group; None for the default one. One with gloo leaves the accelerator alone.
+        uneven: What happens once a rank has run out of batches. ``"drop"``: all ranks stop; what others have left is
+            not delivered, and their states say so. ``"pad"``: that rank gets its last batch again, until all have run
+            out.
+
+    Yields:
+        The batches.
+
+    Raises:
+        RankMismatchError: On all ranks, if one has no batch at all to repeat.
+    """
+    require_choice(uneven, "uneven", ("drop", "pad"))
+    batches = iter(loader)
+    if not isinstance(batches, Handover):
+        msg = f"loader is {type(loader).__name__}, expected the loader that create_dataloader returns"
+        raise TypeError(msg)
+    if not dist.is_initialized():
+        yield from batches
+        return
+    num_ranks, batch, steps = dist.get_world_size(group), None, 0
+    agreement = _Agreement(batches, group, had_any=False)
+    while agreement.reached(num_ranks if uneven == "drop" else 1):
+        if agreement.without_any and uneven == "pad":
+            msg = f"{agreement.without_any} of {num_ranks} ranks have no batch to repeat: use uneven='drop'"
+            raise RankMismatchError(msg)
+        batch = next(batches) if agreement.has_own else batch
+        agreement = _Agreement(batches, group, had_any=True)
+        steps += 1
+        yield batch
+    left = "batches left" if agreement.has_own else "no batch left"
+    LOG.info("ranks ended together after %d steps; rank %d had %s", steps, dist.get_rank(group), left)
+
+
+class _Agreement:
+    """What ranks say to one another of their next step, on its way while they make another.
+
+    Args:
+        batches: This rank's batches.
+        group: The process group.
+        had_any: Whether this rank has had a batch.
+    """
+
+    def __init__(self, batches: Handover, group: dist.ProcessGroup | None, *, had_any: bool) -> None:
+        self.has_own = batches.has_next()
+        self.without_any = 0
+        device = "cuda" if dist.get_backend(group) == dist.Backend.NCCL else "cpu"
+        self._sums = torch.tensor([self.has_own, not (self.has_own or had_any)], dtype=torch.int64, device=device)
+        self._work = dist.all_reduce(self._sums, group=group, async_op=True)
+
+    def reached(self, wanted: int) -> bool:
+        """Wait for all ranks, and return whether so many of them have a batch."""
+        self._work.wait()
+        having, self.without_any = map(int, self._sums.tolist())
+        return having >= wanted
 
 
 def gather_states(source: Stateful, group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
@@ -128,24 +207,36 @@ def save_rank_state(source: Stateful, directory: str | os.PathLike[str]) -> Path
     return path
 
 
-def load_rank_state(source: Stateful, directory: str | os.PathLike[str]) -> None:
-    """Load this rank's state from the file that `save_rank_state` wrote.
+def load_rank_state(
+    source: Stateful,
+    directory: str | os.PathLike[str],
+    *,
+    strict: bool = True,
+    on_changed_files: Literal["error", "continue"] = "error",
+) -> None:
+    """Load this rank's state from the file that `save_rank_state` wrote; or all ranks', where they are needed.
 
     Args:
         source: This rank's loader or dataset.
-        directory: The directory of the checkpoint.
+        directory: The directory of the checkpoint. It holds the states of one checkpoint alone.
+        strict: Whether the run must be the one that saved them, or, of a grid, one of its topologies; see
+            `StructuredDataset.load_state_dict`. All ranks' files are read if not, and for a grid.
+        on_changed_files: What becomes of files that have changed, where `strict` is False.
 
     Raises:
-        FileNotFoundError: If this rank saved nothing there under this number of ranks.
+        FileNotFoundError: If this rank saved nothing there under this number of ranks, or nobody anything.
         CheckpointMismatchError: If the state was saved under another plan.
+        RankMismatchError: If states of several ranks are needed and are not all there.
     """
     mine = source.state_dict()
-    path = _rank_path(Path(directory), mine["rank"], mine["num_ranks"])
-    if not path.exists():
-        there = sorted(one.name for one in Path(directory).glob("loader-*.json"))
-        msg = f"there is no {path}; the directory holds {there or 'no states'}"
+    there = sorted(Path(directory).glob("loader-*.json"))
+    own = _rank_path(Path(directory), mine["rank"], mine["num_ranks"])
+    needed = [own] if strict and mine["plan"]["virtual_ranks"] is None else there
+    if not needed or not set(needed) <= set(there):
+        msg = f"there is no {own}; the directory holds {[path.name for path in there] or 'no states'}"
         raise FileNotFoundError(msg)
-    source.load_state_dict(json.loads(path.read_text(encoding="utf-8")))
+    states = [json.loads(path.read_text(encoding="utf-8")) for path in needed]
+    source.load_state_dict(states, strict=strict, on_changed_files=on_changed_files)
 
 
 class CheckpointEntry:

@@ -118,8 +118,21 @@ class Handover(Iterator[Any]):
         self._streams = streams
         self._on_error = on_error
         self._error: str | None = None
+        self._taken: Batch | None = None
 
     def __next__(self) -> Any:
+        if not self.has_next():
+            raise StopIteration
+        batch, self._taken = self._taken, None
+        assert batch is not None  # noqa: S101 - there is a next one
+        try:
+            return self._iteration.hand_over(batch)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def has_next(self) -> bool:
+        """Wait until there is another batch, or is known to be none. It is handed over, and counts, only by `next`."""
         self._iteration.require_current()
         if self._error is not None:
             msg = (
@@ -127,12 +140,15 @@ class Handover(Iterator[Any]):
                 "iterator, after load_state_dict(state_dict()) to continue where this one stopped"
             )
             raise IterationEndedError(msg)
+        if self._taken is not None:
+            return True
         if self._contents is None:
-            raise StopIteration
+            return False
         try:
             for content in self._contents:
                 if isinstance(content, Batch):
-                    return self._iteration.hand_over(content)
+                    self._taken = content
+                    return True
                 self._iteration.end_stream(content)
             if not self._iteration.finished(self._streams):
                 msg = "a worker process ended before its stream did; the state holds what was delivered"
@@ -141,7 +157,7 @@ class Handover(Iterator[Any]):
             self._fail(error)
             raise
         self.close()
-        raise StopIteration
+        return False
 
     def give_way(self, by: str) -> None:
         """End because of a call that makes, or tries to make, another iteration."""
@@ -150,7 +166,7 @@ class Handover(Iterator[Any]):
 
     def close(self) -> None:
         """Let go of files, and of workers that serve this iteration alone."""
-        self._contents = None
+        self._contents = self._taken = None
 
     def _fail(self, error: BaseException) -> None:
         """Remember that there was an error, not the error: its traceback would keep worker processes alive."""

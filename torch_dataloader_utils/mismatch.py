@@ -27,7 +27,7 @@ def touched_files(saved: SavedState, manifest: Manifest) -> list[str]:
         if then is None or then.modified is None or file.modified is None:
             return False
         same_version = file.etag is not None and file.etag == then.etag
-        return file.modified != then.modified and not same_version
+        return file.modified != then.modified and not same_version and not _differs(then, file)
 
     return [file.path for file in manifest.files if is_touched(file)]
 

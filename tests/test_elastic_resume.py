@@ -1,0 +1,362 @@
+"""An epoch shared by runs of other ranks and workers, over real files and with real worker processes."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from support import batches_of, open_loader, rows_of, write_dataset
+
+from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError, RankMismatchError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning"),
+]
+
+FILES = ((90, 10), (3, 10), (131, 20), (40, 7), (60, 60))
+ROWS = sum(rows for rows, _ in FILES)
+ORDERS: dict[str, dict[str, Any]] = {
+    "in order": {},
+    "shards shuffled": {"shuffle": True},
+    "rows shuffled": {"shuffle": True, "shuffle_buffer_size": 45},
+    "rows shuffled in rounds": {"shuffle": True, "shuffle_buffer_size": 8, "shuffle_interleave": 3},
+}
+KEPT = [row for row in range(ROWS) if row < 260 and not row & 32]
+FILTERS: dict[str, Any] = {
+    "all rows": None,
+    "filtered": (pc.field("value") < 260) & (pc.bit_wise_and(pc.field("value"), 32) == 0),
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("data")
+    assert write_dataset(directory, FILES) == ROWS
+    return directory
+
+
+def team(path: Path, num_ranks: int, num_workers: int, **options: Any) -> list[Any]:
+    """Open the loaders of all ranks."""
+    ranks = [{"num_ranks": num_ranks, "rank": rank, "num_workers": num_workers} for rank in range(num_ranks)]
+    return [open_loader(path, **{"batch_size": 7, **options, **rank})[0] for rank in ranks]
+
+
+def take(loaders: Sequence[Any], stops: Sequence[int]) -> tuple[list[int], list[Any]]:
+    """Deliver some batches of each rank; return the rows and the states, through JSON."""
+    rows: list[int] = []
+    for loader, stop in zip(loaders, stops, strict=False):
+        rows += [row for batch in itertools.islice(loader, stop) for row in rows_of(batch)]
+    return rows, [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
+
+
+def load(loaders: Sequence[Any], states: list[Any], **how: Any) -> None:
+    for loader in loaders:
+        loader.load_state_dict(states, **how)
+
+
+def rest(loaders: Sequence[Any]) -> list[int]:
+    return [row for loader in loaders for batch in loader for row in rows_of(batch)]
+
+
+@pytest.mark.parametrize("kept", FILTERS)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("before", "after"), [((1, 0), (3, 0)), ((3, 0), (2, 2)), ((2, 2), (1, 0)), ((2, 1), (1, 3)), ((4, 0), (4, 1))]
+)
+def test_other_ranks_and_workers_deliver_what_is_left_at_every_stop(path, before, after, order, kept):
+    options = {**ORDERS[order], "filters": FILTERS[kept]}
+    wanted = KEPT if kept == "filtered" else list(range(ROWS))
+    longest = len(wanted) // 7 // before[0] + 3
+    for stop in range(0, longest, 1 if before[1] + after[1] == 0 else 4):
+        rows, states = take(team(path, *before, **options), [max(0, stop - rank) for rank in range(before[0])])
+        others = team(path, *after, **options)
+        load(others, states[::-1], strict=False)
+        assert sorted(rows + rest(others)) == wanted, stop
+
+
+@pytest.mark.parametrize("uneven", ["allow", "drop", "pad"])
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_epoch_goes_through_many_hands(path, order, uneven):
+    rows: list[int] = []
+    states: list[Any] = []
+    sizes = [(2, 0), (3, 1), (1, 2), (4, 0), (1, 0), (2, 2)]
+    for number, (num_ranks, num_workers) in enumerate(sizes):
+        loaders = team(path, num_ranks, num_workers, **ORDERS[order], uneven_ranks=uneven)
+        if states:
+            load(loaders, states, strict=False)
+        if number == len(sizes) - 1:
+            rows += rest(loaders)
+            break
+        more, states = take(loaders, [2] * num_ranks)
+        rows += more
+    counts = Counter(rows)
+    least = ROWS - 1 if uneven == "drop" else ROWS
+    assert least <= len(counts) <= ROWS
+    assert counts.total() - len(counts) <= (1 if uneven == "pad" else 0)
+
+
+@pytest.mark.parametrize("kept", FILTERS)
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_after_an_elastic_resume_strict_ones_deliver_the_very_batches_again(path, num_workers, order, kept):
+    options = {**ORDERS[order], "filters": FILTERS[kept]}
+    _, states = take(team(path, 3, 0, **options), [3, 2, 1])
+    loader = team(path, 1, num_workers, **options)[0]
+    loader.load_state_dict(states, strict=False)
+    seen, saved = [], [loader.state_dict()]
+    for batch in loader:
+        seen.append(rows_of(batch))
+        saved.append(json.loads(json.dumps(loader.state_dict())))
+    for number, state in list(enumerate(saved))[:: 1 if num_workers == 0 else 5]:
+        again = team(path, 1, num_workers, **options)[0]
+        again.load_state_dict(state)
+        assert batches_of(again) == seen[number:]
+        assert again.state_dict() == saved[-1]
+
+
+def test_the_length_counts_what_was_delivered_before(path):
+    _, states = take(team(path, 2, 0), [3, 5])
+    loader = team(path, 1, 0)[0]
+    loader.load_state_dict(states, strict=False)
+    left = len(loader) - 5
+    assert len(batches_of(loader)) == left
+    assert len(loader) == 5 + left
+
+
+def test_the_next_epoch_and_a_new_iteration_are_whole(path):
+    _, states = take(team(path, 2, 0), [3, 5])
+    loader = team(path, 1, 0)[0]
+    loader.load_state_dict(states, strict=False)
+    loader.dataset.set_epoch(0)
+    assert len(rest([loader])) < ROWS
+    assert sorted(rest([loader])) == list(range(ROWS))
+    loader.load_state_dict(states, strict=False)
+    loader.dataset.set_epoch(1)
+    assert sorted(rest([loader])) == list(range(ROWS))
+
+
+def test_a_list_of_all_ranks_states_loads_strictly_where_nothing_changed(path):
+    loaders = team(path, 2, 0)
+    _, states = take(loaders, [3, 5])
+    expected = [batches_of(iter(loader)) for loader in team(path, 2, 0)]
+    again = team(path, 2, 0)
+    load(again, states[::-1])
+    assert [batches_of(loader) for loader in again] == [expected[0][3:], expected[1][5:]]
+
+
+def test_a_refused_elastic_load_changes_nothing(path):
+    _, states = take(team(path, 2, 0), [3, 5])
+    loader = team(path, 1, 0)[0]
+    iterator = iter(loader)
+    next(iterator)
+    before = loader.state_dict()
+    for wrong, error in (([states[0]], RankMismatchError), ([states[0]] * 2, RankMismatchError), ([], ValueError)):
+        with pytest.raises(error):
+            loader.load_state_dict(wrong, strict=False)
+        assert loader.state_dict() == before
+    assert len([row for batch in iterator for row in rows_of(batch)]) == ROWS - 7
+
+
+def test_changed_files_are_no_business_of_a_strict_load(path):
+    loader = team(path, 1, 0)[0]
+    with pytest.raises(ValueError, match="on_changed_files='continue' needs strict=False"):
+        loader.load_state_dict(loader.state_dict(), on_changed_files="continue")
+    with pytest.raises(ValueError, match="on_changed_files='ignore' is not one of 'error', 'continue'"):
+        loader.load_state_dict(loader.state_dict(), strict=False, on_changed_files="ignore")
+
+
+# A grid --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("uneven", ["drop", "pad"])
+def test_a_grid_delivers_the_same_global_batches_under_all_topologies_and_goes_on_under_others(path, order, uneven):
+    def grid(num_ranks: int, num_workers: int) -> list[Any]:
+        options = {"virtual_ranks": 4, "virtual_workers": 2, "uneven_ranks": uneven, "batch_size": 12 // num_ranks}
+        return team(path, num_ranks, num_workers, **ORDERS[order], **options)
+
+    def global_batches(loaders: list[Any], stop: int | None = None) -> list[list[int]]:
+        parts = [batches_of(itertools.islice(loader, stop)) for loader in loaders]
+        return [[row for part in step for row in part] for step in zip(*parts, strict=True)]
+
+    whole = global_batches(grid(1, 0))
+    assert len({len(batch) for batch in whole[:-1]}) == 1
+    seen: list[list[int]] = []
+    states: list[Any] = []
+    for num_ranks, num_workers in ((2, 1), (4, 0), (1, 2), (2, 2), (1, 1), (4, 2)):
+        loaders = grid(num_ranks, num_workers)
+        if states:
+            load(loaders, states)
+        assert len(loaders[0]) == len(whole)
+        seen += global_batches(loaders, 3)
+        states = [json.loads(json.dumps(loader.state_dict())) for loader in loaders]
+        assert seen == whole[: len(seen)]
+    loaders = grid(2, 0)
+    load(loaders, states)
+    assert seen + global_batches(loaders) == whole
+
+
+def test_states_of_a_grid_are_of_one_step(path):
+    loaders = team(path, 2, 0, virtual_ranks=4, virtual_workers=2, uneven_ranks="drop", batch_size=6)
+    _, states = take(loaders, [2, 3])
+    other = team(path, 1, 0, virtual_ranks=4, virtual_workers=2, uneven_ranks="drop", batch_size=12)[0]
+    with pytest.raises(RankMismatchError, match="rank 0 epoch 0 step 2, rank 1 epoch 0 step 3"):
+        other.load_state_dict(states)
+
+
+def test_a_grid_of_another_global_batch_size_is_refused(path):
+    loaders = team(path, 2, 0, virtual_ranks=4, virtual_workers=2, uneven_ranks="drop", batch_size=6)
+    _, states = take(loaders, [2, 2])
+    other = team(path, 1, 0, virtual_ranks=4, virtual_workers=2, uneven_ranks="drop", batch_size=16)[0]
+    with pytest.raises(CheckpointMismatchError, match="global_batch_size changed: checkpoint=12, current=16"):
+        other.load_state_dict(states)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"virtual_ranks": 4}, "virtual_ranks=4 and virtual_workers=None: give both or neither"),
+        ({"virtual_ranks": 4, "virtual_workers": 2}, "virtual_ranks needs uneven_ranks='drop' or 'pad'"),
+        (
+            {"virtual_ranks": 4, "virtual_workers": 2, "uneven_ranks": "drop", "num_ranks": 3, "rank": 0},
+            "virtual_ranks=4 is no multiple of the number of ranks, 3",
+        ),
+        (
+            {"virtual_ranks": 4, "virtual_workers": 2, "uneven_ranks": "drop", "num_workers": 3},
+            "virtual_workers=2 is no multiple of num_workers=3",
+        ),
+        (
+            {"virtual_ranks": 4, "virtual_workers": 2, "uneven_ranks": "drop", "batch_size": 6},
+            "batch_size=6 of 1 ranks cannot be shared by virtual_ranks=4: batch_size needs to be a multiple of 4",
+        ),
+        ({"uneven_ranks": "even"}, "uneven_ranks='even' is not one of 'allow', 'drop', 'pad'"),
+        ({"uneven_ranks": "drop", "filters": FILTERS["filtered"]}, "use distributed.in_step"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused_at_construction(path, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        open_loader(path, **options)
+
+
+def test_workers_that_nobody_asked_for_are_lowered_to_what_divides_the_grid(path, monkeypatch):
+    monkeypatch.setattr("torch_dataloader_utils.dataset.default_num_workers", lambda: 5)
+    options = {"virtual_ranks": 2, "virtual_workers": 6, "uneven_ranks": "drop"}
+    assert open_loader(path, num_workers=None, **options)[1].num_workers == 3
+
+
+# Files that change ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own(path: Path, tmp_path: Path) -> Path:
+    """A copy of the files that the test may change, with an id of its own in every row."""
+    return Path(shutil.copytree(path, tmp_path / "own"))
+
+
+def ids_of(loaders: Sequence[Any]) -> list[int]:
+    """Return the values of the column that holds each row's first place; row numbers change with the files."""
+    return [int(value) for loader in loaders for batch in loader for value in batch["value"]]
+
+
+def write_new(path: Path, first: int, rows: int) -> None:
+    values = np.arange(first, first + rows)
+    names = pa.array([f"new {value}" for value in values], pa.string())
+    pq.write_table(pa.table({"value": values, "score": values / 7, "name": names}), path, row_group_size=11)
+
+
+def begun(path: Path, stops: Sequence[int], **options: Any) -> tuple[list[int], list[Any]]:
+    loaders = team(path, len(stops), 0, **options)
+    values = []
+    for loader, stop in zip(loaders, stops, strict=True):
+        values += [int(value) for batch in itertools.islice(loader, stop) for value in batch["value"]]
+    return values, [loader.state_dict() for loader in loaders]
+
+
+FIRST = list(itertools.accumulate((rows for rows, _ in FILES), initial=0))
+
+
+@pytest.mark.parametrize("stops", [(0, 0), (2, 1), (6, 9), (20, 30)])
+@pytest.mark.parametrize("order", ORDERS)
+def test_files_may_come_go_and_change_in_the_middle_of_an_epoch(own, order, stops):
+    before, states = begun(own, stops, **ORDERS[order])
+    (own / "part-000.parquet").unlink()
+    write_new(own / "part-002.parquet", 5000, 77)
+    write_new(own / "part-007.parquet", 9000, 33)
+    gone = set(range(FIRST[1])) | set(range(FIRST[2], FIRST[3]))
+    lost = len(gone - set(before))
+
+    for num_ranks, num_workers in ((1, 0), (3, 1)):
+        loaders = team(own, num_ranks, num_workers, **ORDERS[order])
+        with pytest.warns(ChangedFilesWarning, match=f"^{lost} rows cannot be delivered any more") as warned:
+            load(loaders, states, strict=False, on_changed_files="continue")
+        for name, start in (("part-000", 0), ("part-002", 2)):
+            rows = len(set(range(FIRST[start], FIRST[start + 1])) - set(before))
+            assert f"{name}.parquet ({rows} rows)" in str(warned[0].message)
+        after = ids_of(loaders)
+        assert len(after) == len(set(after))
+        assert set(after) == (set(range(ROWS)) - gone - set(before)) | set(range(9000, 9033))
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_files_that_changed_twice_and_a_strict_resume_between(own, order):
+    before, states = begun(own, (4, 5), **ORDERS[order])
+    (own / "part-003.parquet").unlink()
+    loader = team(own, 1, 0, **ORDERS[order])[0]
+    with pytest.warns(ChangedFilesWarning):
+        loader.load_state_dict(states, strict=False, on_changed_files="continue")
+    iterator = iter(loader)
+    before += [int(value) for batch in itertools.islice(iterator, 5) for value in batch["value"]]
+    state = json.loads(json.dumps(loader.state_dict()))
+    expected = batches_of(iterator)
+    again = team(own, 1, 0, **ORDERS[order])[0]
+    again.load_state_dict(state)
+    assert batches_of(again) == expected
+
+    (own / "part-004.parquet").unlink()
+    write_new(own / "part-008.parquet", 9000, 12)
+    loaders = team(own, 2, 0, **ORDERS[order], uneven_ranks="pad")
+    with pytest.warns(ChangedFilesWarning):
+        load(loaders, [state], strict=False, on_changed_files="continue")
+    after = Counter(ids_of(loaders))
+    present = set(range(FIRST[3])) | set(range(9000, 9012))
+    assert set(after) == present - set(before)
+    assert after.total() - len(after) <= 1
+
+
+def test_changed_files_are_an_error_unless_they_are_allowed(own):
+    _, states = begun(own, (4, 5))
+    (own / "part-003.parquet").unlink()
+    write_new(own / "part-008.parquet", 9000, 12)
+    with pytest.raises(CheckpointMismatchError, match="on_changed_files='continue'") as raised:
+        team(own, 1, 0)[0].load_state_dict(states, strict=False)
+    assert raised.value.files_removed == ("part-003.parquet",)
+    assert raised.value.files_added == ("part-008.parquet",)
+
+
+def test_what_was_delivered_through_a_filter_of_a_shard_that_changed_cannot_be_told(own):
+    options = {"filters": FILTERS["filtered"], **ORDERS["rows shuffled"]}
+    _, states = begun(own, (2, 3), **options)
+    (own / "part-000.parquet").unlink()
+    with pytest.raises(CheckpointMismatchError, match=r"\['part-000.parquet'\] changed while .* through a filter"):
+        team(own, 1, 0, **options)[0].load_state_dict(states, strict=False, on_changed_files="continue")
+
+
+def test_new_files_are_read_with_a_filter_too(own):
+    options = {"filters": FILTERS["filtered"], **ORDERS["rows shuffled"]}
+    before, states = begun(own, (2, 3), **options)
+    write_new(own / "part-007.parquet", 128, 20)
+    loader = team(own, 1, 0, **options)[0]
+    loader.load_state_dict(states, strict=False, on_changed_files="continue")
+    assert sorted(before + ids_of([loader])) == sorted([*KEPT, *range(128, 148)])

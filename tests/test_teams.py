@@ -1,0 +1,108 @@
+"""Teams of 2, then 4, then 3 ranks by real torchrun: they make the same steps, and share one epoch between them.
+
+Every step is a collective. Ranks that stopped apart would hang, and the job would be ended by its timeout, and fail.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from jobs.torchrun import running
+from support import write_dataset
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
+
+FILES = ((430, 20), (7, 7), (211, 35), (195, 12), (1, 1))
+ROWS = 844
+KEPT = [row for row in range(ROWS) if not row & 4]
+TEAMS = (2, 4, 3)
+STEPS = 6
+
+MIXED = {"shuffle": True, "shuffle_buffer_size": 60}
+CASES: list[dict[str, Any]] = [
+    {"name": "dropped", "together": None, "options": {"uneven_ranks": "drop", "num_workers": 2, **MIXED}},
+    {"name": "padded", "together": None, "options": {"uneven_ranks": "pad", "num_workers": 0, "shuffle": True}},
+    {"name": "files, one row group", "together": None, "options": {"uneven_ranks": "drop", "num_workers": 1}},
+    {"name": "stopped together", "together": "drop", "filtered": True, "options": {"num_workers": 2, **MIXED}},
+    {"name": "padded together", "together": "pad", "filtered": True, "options": {"num_workers": 0, "shuffle": True}},
+]
+NAMES = [case["name"] for case in CASES]
+FILTERED = [case["name"] for case in CASES if case.get("filtered")]
+EVENED = [name for name in NAMES if name not in FILTERED]
+
+
+@pytest.fixture(scope="module")
+def teams(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+    """What each rank of each team reports of each case."""
+    directory = tmp_path_factory.mktemp("teams")
+    data = directory / "data"
+    assert write_dataset(data, FILES) == ROWS
+    reports = []
+    for number, num_ranks in enumerate(TEAMS):
+        last = number == len(TEAMS) - 1
+        arguments = {
+            "data": str(data),
+            "directory": str(directory),
+            "cases": CASES,
+            "stop": None if last else STEPS,
+            "load": f"team-{number - 1}" if number else None,
+            "save": f"team-{number}",
+        }
+        with running("team_job.py", num_ranks, arguments, directory) as job:
+            job.finish(seconds=180)
+        files = [directory / f"report-team-{number}-{rank}.json" for rank in range(num_ranks)]
+        reports.append([json.loads(file.read_text()) for file in files])
+    return reports
+
+
+def delivered(teams: list[list[dict[str, Any]]], name: str) -> Counter[int]:
+    """Count how often each row was delivered, over all teams and ranks."""
+    ranks = itertools.chain.from_iterable(teams)
+    return Counter(row for rank in ranks for batch in rank[name]["rows"] for row in batch)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_ranks_of_a_team_make_the_same_steps(teams, name):
+    for team in teams:
+        assert len({len(rank[name]["rows"]) for rank in team}) == 1
+        assert team[0][name]["rows"]
+
+
+@pytest.mark.parametrize("name", EVENED)
+def test_the_batches_of_a_step_are_of_one_size_and_the_length_is_exact(teams, name):
+    for team in teams:
+        sizes = [[len(batch) for batch in rank[name]["rows"]] for rank in team]
+        assert all(one == sizes[0] for one in sizes)
+        assert len({rank[name]["length"] for rank in team}) == 1
+    last = teams[-1][0][name]
+    assert last["length"] == 2 * STEPS + len(last["rows"]) == last["delivered"]
+
+
+@pytest.mark.parametrize("name", ["dropped", "files, one row group"])
+def test_three_teams_deliver_each_row_once_but_for_fewer_than_there_are_ranks(teams, name):
+    counts = delivered(teams, name)
+    assert set(counts.values()) == {1}
+    left_out = set(range(ROWS)) - set(counts)
+    assert len(left_out) == len(teams[-1][0][name]["metrics"]["uneven_rows_dropped"]) < TEAMS[-1]
+
+
+def test_three_teams_deliver_each_row_and_repeat_fewer_than_there_are_ranks(teams):
+    counts = delivered(teams, "padded")
+    assert set(counts) == set(range(ROWS))
+    assert counts.total() - ROWS == len(teams[-1][0]["padded"]["metrics"]["uneven_rows_repeated"]) < TEAMS[-1]
+
+
+def test_ranks_that_stop_together_under_a_filter_deliver_no_row_twice_and_know_what_is_left(teams):
+    counts = delivered(teams, "stopped together")
+    assert set(counts.values()) == {1}
+    assert set(counts) <= set(KEPT)
+    assert len(counts) > len(KEPT) * 0.8
+
+
+def test_ranks_that_are_padded_together_under_a_filter_deliver_every_row(teams):
+    counts = delivered(teams, "padded together")
+    assert set(counts) == set(KEPT)
