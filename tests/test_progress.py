@@ -234,7 +234,7 @@ def test_the_state_has_the_documented_keys():
     state = delivery.state(progress)
     path = "/data/a.parquet"
     assert state["version"] == 1
-    assert state["plan_algorithm"] == 1
+    assert state["plan_algorithm"] == 2
     assert (state["epoch"], state["batches_delivered"], state["next_worker"]) == (0, 5, 0)
     assert (state["_num_workers"], state["_shuffle_seed"], state["num_ranks"], state["rank"]) == (0, 42, 1, 0)
     assert state["completed_shards"] == [{"splits": [{"path": path, "row_offset": 0, "row_length": 20}]}]

@@ -6,6 +6,7 @@ Every rank and worker that computes a plan from the same manifest and options ge
 from __future__ import annotations
 
 import hashlib
+import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,7 @@ __all__ = [
     "stable_argsort",
 ]
 
-PLAN_ALGORITHM = 1
+PLAN_ALGORITHM = 2
 """Number of the algorithm below. Any change that can change a plan or a permutation raises it."""
 
 SHARDS_PER_STREAM = 4
@@ -103,12 +104,16 @@ def make_plan(
     Returns:
         The plan: what the base left of its shards, then every other selected row group in exactly one shard.
     """
-    carried: list[Piece] = []
+    streams = num_ranks * max(1, num_workers)
     groups = list(_row_groups(manifest, selection))
+    carried: list[Piece] = []
     if base is not None:
         carried = list(_carried(base))
         groups = list(_untouched(groups, base))
-    pieces = [*carried, *map(Piece, _shards(groups, options, epoch, num_ranks * max(1, num_workers)))]
+    shards = _shards(groups, options, epoch, streams)
+    if options.shuffle:
+        shards = _balanced(shards, carried, streams)
+    pieces = [*carried, *map(Piece, shards)]
     plan = Plan(epoch=epoch, num_ranks=num_ranks, num_workers=num_workers, pieces=tuple(pieces))
     if options.uneven_ranks == "allow":
         return plan
@@ -137,7 +142,7 @@ def _untouched(groups: Iterable[SizedSplit], base: Base) -> Iterator[SizedSplit]
 def _shards(groups: Sequence[SizedSplit], options: PlanOptions, epoch: int, streams: int) -> list[Shard]:
     """Bundle row groups into shards, in the epoch's order."""
     if not options.mixes_rows:
-        return _in_files(groups, options, epoch, streams * SHARDS_PER_STREAM)
+        return _in_files(groups, options, epoch, streams)
     room = _Limit(options.split_bytes, options.shuffle_buffer_size)
     groups = _shuffled(groups, options.shuffle_seed, epoch)
     large = [one for one in groups if not room.holds(one.bytes, one.split.row_length)]
@@ -150,17 +155,68 @@ def _shards(groups: Sequence[SizedSplit], options: PlanOptions, epoch: int, stre
     return sorted([*in_rounds, *bundled], key=lambda shard: place[shard.splits[0]])
 
 
-def _in_files(groups: Sequence[SizedSplit], options: PlanOptions, epoch: int, least: int) -> list[Shard]:
-    """Bundle neighbouring row groups, at least to so many shards if there are as many row groups."""
-    limit = _first_limit(groups, options, least)
+def _in_files(groups: Sequence[SizedSplit], options: PlanOptions, epoch: int, streams: int) -> list[Shard]:
+    """Bundle neighbouring row groups, at least to some shards for each stream if there are as many row groups."""
+    least = min(streams * SHARDS_PER_STREAM, len(groups))
+    limit = _first_limit(groups, options, max(1, least))
+    if streams > 1 and not options.shuffle:
+        shards = list(_cut_evenly(groups, limit, streams))
+        if len(shards) >= least:
+            return shards
     while True:
         splits = list(_join(groups, limit))
         if options.shuffle:
             splits = _shuffled(splits, options.shuffle_seed, epoch)
         shards = list(_bundle(splits, limit))
-        if len(shards) >= min(least, len(groups)):
+        if len(shards) >= least:
             return shards
         limit = limit.lowered()
+
+
+def _cut_evenly(groups: Sequence[SizedSplit], limit: _Limit, streams: int) -> Iterator[Shard]:
+    """Cut the files, one after the other, into shards of about as many rows, as many for each stream."""
+    total = sum(one.split.row_length for one in groups)
+    size = sum(one.bytes for one in groups)
+    count = max(-(-size // limit.bytes), -(-total // limit.rows) if limit.rows else 1)
+    count = -(-count // streams) * streams
+    held: list[SizedSplit] = []
+    whole = _Limit(2 * size, None)
+    held_bytes = held_rows = rows = closed = 0
+    for one in groups:
+        fits = limit.holds(held_bytes + one.bytes, held_rows + one.split.row_length)
+        # The middle of it is beyond where the next shard is to begin.
+        if held and (not fits or (2 * rows + one.split.row_length) * count >= 2 * (closed + 1) * total):
+            yield Shard(tuple(each.split for each in _join(held, whole)))
+            held = []
+            held_bytes = held_rows = 0
+            closed = max(closed + 1, rows * count // total)
+        held.append(one)
+        held_bytes += one.bytes
+        held_rows += one.split.row_length
+        rows += one.split.row_length
+    if held:
+        yield Shard(tuple(each.split for each in _join(held, whole)))
+
+
+def _balanced(shards: Sequence[Shard], carried: Sequence[Piece], streams: int) -> list[Shard]:
+    """Put shards that are in random order into another, in which streams have about as many rows.
+
+    The largest shard left goes to the stream with the fewest rows that may have one more (Graham, "Bounds on
+    multiprocessing timing anomalies", 1969); in each stream they stay in their order.
+    """
+    begin, count = len(carried), len(shards)
+    quotas = [len(range(begin + (stream - begin) % streams, begin + count, streams)) for stream in range(streams)]
+    rows = [sum(piece.rows for piece in carried[stream::streams]) for stream in range(streams)]
+    waiting = [(rows[stream], stream) for stream in range(streams) if quotas[stream]]
+    heapq.heapify(waiting)
+    dealt: list[list[int]] = [[] for _ in range(streams)]
+    for place in sorted(range(count), key=lambda place: -shards[place].rows):
+        held, stream = heapq.heappop(waiting)
+        dealt[stream].append(place)
+        if len(dealt[stream]) < quotas[stream]:
+            heapq.heappush(waiting, (held + shards[place].rows, stream))
+    own = [iter(sorted(places)) for places in dealt]
+    return [shards[next(own[position % streams])] for position in range(begin, begin + count)]
 
 
 def _mixed(groups: Sequence[SizedSplit], options: PlanOptions, least: int) -> list[Shard]:
