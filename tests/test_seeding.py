@@ -82,10 +82,7 @@ def test_in_the_training_process_the_generators_go_on_as_if_nobody_had_drawn(pat
         random.seed(3)
         np.random.seed(3)  # noqa: NPY002 - what is under test
         torch.manual_seed(3)
-        found = [numbers()]
-        for _ in open_loader(path, collate_fn=collate, num_workers=0)[0]:
-            found.append(numbers())
-        return found
+        return [numbers() for _ in open_loader(path, collate_fn=collate, num_workers=0)[0]]
 
     assert run(draw) == run(None)
 

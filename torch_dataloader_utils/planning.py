@@ -118,8 +118,8 @@ def make_plan(
     if options.uneven_ranks == "allow":
         return plan
     assert options.batch_size is not None  # noqa: S101 - whoever evens ranks says so
-    streams = [plan.rank_streams(rank) for rank in range(num_ranks)]
-    return replace(plan, evened=even(streams, options.batch_size, pad=options.uneven_ranks == "pad"))
+    ranks = [plan.rank_streams(rank) for rank in range(num_ranks)]
+    return replace(plan, evened=even(ranks, options.batch_size, pad=options.uneven_ranks == "pad"))
 
 
 def _carried(base: Base) -> Iterator[Piece]:

@@ -6,6 +6,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,12 +34,12 @@ class Seeding:
         self._key = hashlib.blake2b(text.encode(), digest_size=32).digest()
         self._pieces = {lane.stream: lane.pieces for lane in assignment.lanes}
         self._shards: dict[tuple[int, int], bytes] = {}  # many batches end in one
-        self._keeps = keeps
+        self._own = np.random.MT19937() if keeps else None
 
     @contextmanager
     def of(self, receipt: Receipt) -> Iterator[None]:
         """Make the generators those of a batch, known by its receipt."""
-        before = _states() if self._keeps else None
+        before = None if self._own is None else _put_in(self._own)
         place = b"%s|%d" % (self._shard(receipt.stream, receipt.position), receipt.rows_delivered)
         digest = hashlib.blake2b(place, key=self._key, digest_size=24).digest()
         random.seed(int.from_bytes(digest[:8], "little"))
@@ -48,7 +49,7 @@ class Seeding:
             yield
         finally:
             if before is not None:
-                _restore(*before)
+                _put_back(*before)
 
     def _shard(self, stream: int, position: int) -> bytes:
         """Return what stands for the shard in which a batch ends; nothing after the last one."""
@@ -61,11 +62,14 @@ class Seeding:
         return self._shards[stream, position]
 
 
-def _states() -> tuple[object, object, torch.Tensor]:
-    return random.getstate(), np.random.get_state(), torch.default_generator.get_state()  # noqa: NPY002
+def _put_in(own: np.random.BitGenerator) -> tuple[Any, np.random.BitGenerator, torch.Tensor]:
+    """Return the generators as they are; NumPy's is exchanged for another, for its state takes long to copy."""
+    numpys = np.random.get_bit_generator()  # type: ignore[attr-defined]  # NumPy's stubs leave it out
+    np.random.set_bit_generator(own)  # type: ignore[attr-defined]  # NumPy's stubs leave it out
+    return random.getstate(), numpys, torch.default_generator.get_state()
 
 
-def _restore(python: object, numpy: object, torchs: torch.Tensor) -> None:
-    random.setstate(python)  # type: ignore[arg-type]
-    np.random.set_state(numpy)  # type: ignore[arg-type]  # noqa: NPY002
+def _put_back(pythons: Any, numpys: np.random.BitGenerator, torchs: torch.Tensor) -> None:
+    random.setstate(pythons)
+    np.random.set_bit_generator(numpys)  # type: ignore[attr-defined]  # NumPy's stubs leave it out
     torch.default_generator.set_state(torchs)
