@@ -106,3 +106,40 @@ def test_ranks_that_stop_together_under_a_filter_deliver_no_row_twice_and_know_w
 def test_ranks_that_are_padded_together_under_a_filter_deliver_every_row(teams):
     counts = delivered(teams, "padded together")
     assert set(counts) == set(KEPT)
+
+
+# A model that is trained on a grid -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+    """The losses of each step: under 1, 2 and 4 ranks, and under 4 that go on from a checkpoint of 2."""
+    directory = tmp_path_factory.mktemp("grid")
+    write_dataset(directory / "data", FILES)
+    runs: list[tuple[str, int, dict[str, Any]]] = [
+        ("1 rank", 1, {"num_workers": 2}),
+        ("2 ranks", 2, {"num_workers": 0, "save_at": 9}),
+        ("4 ranks", 4, {"num_workers": 1}),
+        ("4 ranks, resumed", 4, {"num_workers": 0, "load": "checkpoint.pt"}),
+    ]
+    found = {}
+    for name, num_ranks, options in runs:
+        arguments = {"data": str(directory / "data"), "directory": str(directory), "name": name}
+        with running(
+            "grid_job.py", num_ranks, {"load": None, "save_at": None, **arguments, **options}, directory
+        ) as job:
+            job.finish()
+        found[name] = json.loads((directory / f"{name}.json").read_text())
+    return found
+
+
+def test_a_model_trained_on_a_grid_has_the_same_losses_under_1_2_and_4_ranks(losses):
+    whole = losses["1 rank"]
+    assert len(whole) == ROWS // 4 * 4 // 32 + 1
+    assert whole[-1] < whole[0] / 2
+    assert losses["2 ranks"] == pytest.approx(whole, rel=1e-9)
+    assert losses["4 ranks"] == pytest.approx(whole, rel=1e-9)
+
+
+def test_4_ranks_go_on_from_a_strict_checkpoint_of_2_with_the_same_losses(losses):
+    assert losses["4 ranks, resumed"] == pytest.approx(losses["1 rank"][9:], rel=1e-9)

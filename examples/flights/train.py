@@ -2,9 +2,10 @@
 
     torchrun --nproc-per-node 2 examples/flights/train.py --run-dir /tmp/flights
 
-The model is asked whether a flight that has just left will arrive more than 15 minutes late. Three places
-make the training resumable, each marked with "Resume": the loader's state is saved with the model, in one
-file; it is loaded before the first batch; and a checkpoint is due only while every rank is there to take part.
+The model is asked whether a flight that has just left will arrive more than 15 minutes late. Two places make
+the training resumable, each marked with "Resume": the loader's state is saved with the model, in one file, and
+it is loaded before the first batch. `uneven_ranks="drop"` gives every rank the same steps, so none is ever
+alone in the exchange of gradients.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import gc
 import json
 import os
 import time
-import warnings
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_dataloader_utils import StructuredDataLoader, StructuredDataset, UnevenRanksWarning
+from torch_dataloader_utils import StructuredDataLoader, StructuredDataset
 from torch_dataloader_utils.distributed import gather_states, own_state
 
 NUMBERS = ("dep_delay", "distance", "hour", "minute", "month")
@@ -83,6 +83,7 @@ def make_loader(data: Path, batch_size: int) -> tuple[StructuredDataLoader, Stru
         shuffle_seed=42,
         shuffle_buffer_size=20_000,
         row_id_column="row_id",
+        uneven_ranks="drop",  # fewer rows than there are ranks are left out, so that all make the same steps
         num_workers=2,
         collate_fn=prepare,
     )
@@ -116,7 +117,7 @@ class Training:
     losses: list[float] = field(default_factory=list)  # one a step; a checkpoint holds those of rank 0
 
     def save(self, path: Path) -> None:
-        """Resume, 1 of 3: save the model and all ranks' loader states in one file. All ranks call it."""
+        """Resume, 1 of 2: save the model and all ranks' loader states in one file. All ranks call it."""
         states = gather_states(self.loader)
         if dist.get_rank() != 0:
             return
@@ -134,7 +135,7 @@ class Training:
         unfinished.replace(path)  # at once: whoever looks finds the old checkpoint or the new one, whole
 
     def resume(self, path: Path) -> None:
-        """Resume, 2 of 3: load what `save` wrote, if it did. The next `iter(loader)` goes on from there."""
+        """Resume, 2 of 2: load what `save` wrote, if it did. The next `iter(loader)` goes on from there."""
         if not path.exists():
             return
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -155,32 +156,18 @@ class Training:
         return loss.item()
 
 
-def shared_steps(loader: StructuredDataLoader) -> int:
-    """Resume, 3 of 3: agree on the step up to which every rank has batches, that of the rank with the fewest.
-
-    Ranks rarely have the same number of batches. DDP's `join()` lets one that has run out go: it then answers
-    the others' gradient exchange, but nothing else. A checkpoint needs all ranks (`gather_states`), so none may
-    be due after that step until the epoch has ended. On a resumed rank `len(loader)` is still the whole epoch's.
-    """
-    steps = torch.tensor(len(loader))
-    dist.all_reduce(steps, op=dist.ReduceOp.MIN)
-    return int(steps)
-
-
 def train_epoch(training: Training, run_dir: Path, checkpoint_every: int, started: float) -> float | None:
     """Train what is left of the epoch. Give the seconds from `started` to its first batch, if it had one."""
     waited = None
-    shared = shared_steps(training.loader)
     ledger = Ledger(ledger_path(run_dir, dist.get_rank(), training.epoch), training.step)
-    with training.model.join():
-        for batch in training.loader:
-            waited = waited or time.perf_counter() - started
-            training.losses.append(training.learn(batch))
-            training.step += 1
-            ledger.append(training.step, batch.row_id.numpy())
-            if training.step % checkpoint_every == 0 and training.step <= shared:
-                training.save(run_dir / "checkpoint.pt")
-    training.save(run_dir / "checkpoint.pt")  # all ranks have left `join()`, with the same model
+    for batch in training.loader:
+        waited = waited or time.perf_counter() - started
+        training.losses.append(training.learn(batch))
+        training.step += 1
+        ledger.append(training.step, batch.row_id.numpy())
+        if training.step % checkpoint_every == 0:
+            training.save(run_dir / "checkpoint.pt")
+    training.save(run_dir / "checkpoint.pt")
     ledger.close()
     return waited
 
@@ -199,11 +186,7 @@ def parse_arguments() -> argparse.Namespace:
 def train(arguments: argparse.Namespace) -> None:
     """Train from the newest checkpoint, or from the beginning, to the end of the last epoch."""
     torch.manual_seed(0)
-    warnings.simplefilter("ignore", UnevenRanksWarning)  # `join()` takes care of it
     model = DistributedDataParallel(LateModel())
-    # Without momentum, SGD keeps nothing from step to step. An optimizer that does, such as Adam, misses the steps
-    # made after its rank has run out: at its end `join()` broadcasts the model of the rank that ran longest, but
-    # not the optimizer's state. Broadcast that too, from the same rank, before the last checkpoint of the epoch.
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
 
     started = time.perf_counter()

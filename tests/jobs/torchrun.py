@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,17 +39,32 @@ class Job:
         num_ranks: Number of processes that torchrun starts.
         arguments: What the script gets, as JSON.
         directory: Where its output is kept.
+        entry: What the command begins with, to run on another host.
+        nodes: torchrun's arguments about hosts.
+        port: Where the first host listens; None for one that is free here.
+        interface: The network interface that ranks use.
     """
 
-    def __init__(self, script: str, num_ranks: int, arguments: dict[str, Any], directory: Path) -> None:
+    def __init__(
+        self,
+        script: str,
+        num_ranks: int,
+        arguments: dict[str, Any],
+        directory: Path,
+        *,
+        entry: Sequence[str] = (),
+        nodes: Sequence[str] = ("--master-addr=127.0.0.1",),
+        port: int | None = None,
+        interface: str = "lo",
+    ) -> None:
         mark = uuid.uuid4().hex
         self.mark = f"TEST_JOB={mark}"
         self._output = directory / f"output-{mark}.txt"
         # A short path: sockets through which workers send shared memory lie in it, and their names are limited.
         self._scratch = tempfile.mkdtemp(prefix="job-")
-        command = [sys.executable, str(JOBS / "launch.py"), str(os.getpid()), f"--nproc-per-node={num_ranks}"]
-        command += ["--master-addr=127.0.0.1", f"--master-port={free_port()}", str(JOBS / script)]
-        quiet = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TMPDIR": self._scratch}
+        command = [*entry, sys.executable, str(JOBS / "launch.py"), str(os.getpid()), f"--nproc-per-node={num_ranks}"]
+        command += [*nodes, f"--master-port={port or free_port()}", str(JOBS / script)]
+        quiet = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface, "TMPDIR": self._scratch}
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 [*command, json.dumps(arguments)],
@@ -103,9 +118,9 @@ class Job:
 
 
 @contextlib.contextmanager
-def running(script: str, num_ranks: int, arguments: dict[str, Any], directory: Path) -> Iterator[Job]:
+def running(script: str, num_ranks: int, arguments: dict[str, Any], directory: Path, **elsewhere: Any) -> Iterator[Job]:
     """Start a job, and end it when the block is left, however that comes about."""
-    job = Job(script, num_ranks, arguments, directory)
+    job = Job(script, num_ranks, arguments, directory, **elsewhere)
     try:
         yield job
     finally:
