@@ -134,6 +134,11 @@ def _beside(contender: str, other: str, rate: str = "rate") -> Callable[[Results
     return value
 
 
+def _mixed(way: str) -> Callable[[Results], float]:
+    """Return what takes the chi-square of a way to mix, as a multiple of a perfect window's."""
+    return lambda workload: workload["contenders"][way]["checked"]["chi_square"] / workload["facts"]["perfect"][way]
+
+
 def _requests(contender: str) -> Callable[[Results], float]:
     """Return what takes the data requests, as a multiple of the column runs."""
     return lambda workload: _median(workload, contender, "data_requests") / workload["facts"]["column_runs"]
@@ -221,6 +226,15 @@ CLAIMS: tuple[Claim, ...] = (
         Claim(f"{name}, {how}: requests a footer", name, _footer_requests(LOADERS[how]), 2.0, 1.0, at_most=True)
         for name in ("s3", "s3_projected")
         for how in HOWS
+    ),
+    Claim("numeric, rows shuffled, of unshuffled", "shuffle", _ratio("rows shuffled"), 0.5, 0.6),
+    *(
+        Claim(f"{name}, {way}: chi-square, of a perfect window's", name, _mixed(way), 1.15, 1.0, at_most=True)
+        for name, way in (
+            ("mixing_small", "buffer of 5,000 rows"),
+            ("mixing_small", "buffer of 50,000 rows"),
+            ("mixing_large", "8 side by side"),
+        )
     ),
     Claim("10,000 local files: construction, of reading footers", "many_files", _footers, 1.1, 1.0, at_most=True),
     Claim("10,000 local files: set_epoch, of construction", "many_files", _set_epoch, 5, 5, at_most=True, unit=" %"),

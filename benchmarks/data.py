@@ -182,6 +182,19 @@ def _uneven(scale: float) -> Tables:
         yield f"part-{file:03}.parquet", tables
 
 
+def _labels(scale: float, group: int) -> Tables:
+    """Write files sorted by label."""
+    rows = _scaled(500_000 // group, scale, 5) * group
+    for file in range(4):
+        random = np.random.default_rng([SEED, file])
+        tables = []
+        for first in range(file * rows, (file + 1) * rows, group):
+            ids = np.arange(first, first + group)
+            columns: dict[str, Any] = {f"f{n}": random.standard_normal(group, dtype=np.float32) for n in range(8)}
+            tables.append(pa.table(columns | {"label": ids * LABELS // (4 * rows), "id": ids}))
+        yield f"part-{file:03}.parquet", tables
+
+
 def _many_files(scale: float) -> Tables:
     rows, random = 100, np.random.default_rng(SEED)
     for file in range(_scaled(10_000, scale, 50)):
@@ -202,7 +215,17 @@ def _s3_projected(scale: float) -> Tables:
         yield f"part-{file:03}.parquet", tables
 
 
+LABELS = 50
+
 RECIPES = {
+    "labels_small": Recipe(
+        "8 float32 and 2 int64 columns in 4 files, sorted by 50 labels, row groups of 500 rows, snappy",
+        lambda scale: _labels(scale, 500),
+    ),
+    "labels_large": Recipe(
+        "8 float32 and 2 int64 columns in 4 files, sorted by 50 labels, row groups of 50,000 rows, snappy",
+        lambda scale: _labels(scale, 50_000),
+    ),
     "numeric": Recipe(
         "18 float32, 2 float64 and 2 int64 columns in 4 files, row groups of 100,000 rows, snappy",
         lambda scale: _numeric(scale, 4_000_000, 4, 100_000),

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Bar", "bars"]
+__all__ = ["Bar", "Point", "bars", "points"]
 
 COLOURS = {"arrow": "#8c8c8c", "ours": "#1f6feb", "peer": "#d9a441"}
 
@@ -28,6 +28,45 @@ class Bar:
     low: float
     high: float
     kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """A point.
+
+    Attributes:
+        name: What stands beside it.
+        x: Its place.
+        y: Its height.
+    """
+
+    name: str
+    x: float
+    y: float
+
+
+def points(path: Path, title: str, units: tuple[str, str], shown: Sequence[Point]) -> None:
+    """Draw points, joined in their order, over a logarithmic scale."""
+    import matplotlib as mpl  # noqa: PLC0415 - only the report needs it, and measuring has to work without
+
+    mpl.use("svg")
+    mpl.rcParams["svg.hashsalt"] = "benchmarks"
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - the same
+
+    figure, axes = plt.subplots(figsize=(6, 3.5), layout="constrained")
+    axes.plot([point.x for point in shown], [point.y for point in shown], "o-", color=COLOURS["ours"])
+    for point in shown:
+        axes.annotate(point.name, (point.x, point.y), (6, 4), textcoords="offset points", fontsize=8)
+    axes.set_yscale("log")
+    axes.set_xlim(left=0, right=1.3 * max(point.x for point in shown))
+    axes.set_xlabel(units[0])
+    axes.set_ylabel(units[1])
+    axes.set_title(title, fontsize=10)
+    axes.tick_params(labelsize=8)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+    plt.close(figure)
 
 
 def bars(path: Path, title: str, unit: str, shown: Sequence[Bar], *, logarithmic: bool = False) -> None:

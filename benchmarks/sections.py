@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks import check
 from benchmarks.peers import PEERS
-from benchmarks.plots import Bar, bars
+from benchmarks.plots import Bar, Point, bars, points
 from benchmarks.workloads import RAW_ARROW
 
 __all__ = ["TITLES", "is_peer", "section", "table"]
@@ -28,6 +28,12 @@ TITLES = {
     "s3_clients": "Three S3 clients behind the loader",
     "collate_1ms": "A collate_fn that takes 1 ms of CPU a batch",
     "shuffle": "Shuffling",
+}
+
+
+MIXING_TITLES = {
+    "mixing_small": "Mixing small row groups",
+    "mixing_large": "Mixing row groups larger than the buffer",
 }
 
 
@@ -207,6 +213,44 @@ def _epochs(_name: str, workload: Results, _plots: Path, _kind_of_session: str) 
     yield from _remarks(workload)
 
 
+def _mixing(name: str, workload: Results, plots: Path, kind: str) -> Iterator[str]:
+    yield from (f"### {MIXING_TITLES[name]}", "", *_data(workload))
+    yield (
+        "Chi-square per degree of freedom of the labels of each batch: 1 is a full shuffle. A perfect window takes row "
+        "groups in random order and mixes as many rows as the buffer has, perfectly."
+    )
+    yield ""
+    rows, shown = [], []
+    for contender, found in workload["contenders"].items():
+        if not found["checked"]:
+            continue
+        measured, perfect = found["checked"]["chi_square"], workload["facts"]["perfect"].get(contender)
+        ratio = found.get("ratio", {}).get("rate")
+        memory = found["checked"]["above_import_anonymous"] / MIB
+        beside = ["-", "-"] if perfect is None else [f"{perfect:.2f}", f"{measured / perfect:.2f}"]
+        rate = "1" if contender == workload["baseline"] else _with_spread(ratio, "{:.2f}")
+        rows.append([contender, f"{measured:.2f}", *beside, rate, f"{memory:,.0f}"])
+        if perfect is not None:
+            shown.append(Point(contender, memory, measured))
+    yield from table(["", "chi-square", "perfect window", "of it", "rate of unshuffled", "no file's memory, MiB"], rows)
+    yield from _remarks(workload)
+    if shown:
+        points(plots / f"{kind}-{name}.svg", MIXING_TITLES[name], ("memory, MiB", "chi-square"), shown)
+        yield from (f"![Chi-square and memory]({plots.name}/{kind}-{name}.svg)", "")
+
+
+def _steps(_name: str, workload: Results, _plots: Path, _kind_of_session: str) -> Iterator[str]:
+    yield from ("### What a step costs beside its batch", "", *_data(workload))
+    labels = {
+        "seeding_worker_us": "seeding the generators for a `collate_fn`, in a worker",
+        "seeding_process_us": "the same in the training process, where they are put back",
+        "in_step_us": "`in_step` of two ranks, beside a step of about 2 ms without it",
+    }
+    runs = [run for found in workload["contenders"].values() for run in found["runs"]]
+    yield from table(["", "microseconds"], [[label, f"{runs[0][key]:.0f}"] for key, label in labels.items() if runs])
+    yield from _remarks(workload)
+
+
 def _memory(_name: str, workload: Results, _plots: Path, _kind_of_session: str) -> Iterator[str]:
     yield from ("### Memory", "", *_data(workload))
     group, bounds = workload["data"]["row_group_bytes"], workload["facts"]["bound_bytes"]
@@ -225,6 +269,9 @@ def _memory(_name: str, workload: Results, _plots: Path, _kind_of_session: str) 
 
 SECTIONS: Mapping[str, Callable[[str, Results, Path, str], Iterable[str]]] = {
     "many_files": _many_files,
+    "mixing_small": _mixing,
+    "mixing_large": _mixing,
+    "steps": _steps,
     "resume": _resume,
     "epochs": _epochs,
     "memory": _memory,

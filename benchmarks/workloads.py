@@ -8,9 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import s3
 from benchmarks.contenders.harness import Job
-from benchmarks.data import Data, make
+from benchmarks.data import LABELS, Data, make
 from benchmarks.environments import prepare
 from benchmarks.measure import Contender, Hooks, measure, warm
 from benchmarks.memory import memory_bound
@@ -24,7 +26,8 @@ TWO_WORKERS = "torch_dataloader_utils, 2 workers"
 ARROW_FILES = "Arrow's S3 reader, file by file"
 ARROW_DIRECTORY = "Arrow's S3 reader, whole directory at once"
 
-BATCH = {"tokens": 256}
+BATCH = {"tokens": 256, "labels_small": 250, "labels_large": 250}
+INTERLEAVED = (1, 2, 4, 8, 16)
 SHARES = {"10 %": 0.1, "50 %": 0.5, "99 %": 0.99}
 EPOCHS = 20
 OURS = "loader.py"
@@ -136,6 +139,52 @@ def _shuffle(settings: Settings) -> Results:
         ours(data, 0, "rows shuffled", shuffle=True, shuffle_buffer_size=buffer),
     ]
     return _compare(settings, data, contenders, baseline="unshuffled", shuffle_buffer_size=buffer)
+
+
+def _mixing(name: str, group: int, ways: Sequence[tuple[str, int, int]]) -> Callable[[Settings], Results]:
+    """Return the workload that mixes rows of files sorted by label, and measures how well.
+
+    Args:
+        name: The dataset.
+        group: Rows of its row groups.
+        ways: For each contender its name, the buffer's rows, and how many row groups are read side by side.
+    """
+
+    def run(settings: Settings) -> Results:
+        data = make(name, settings.scale)
+        unshuffled = mixing_contender(data, "unshuffled")
+        contenders = [
+            mixing_contender(data, way, shuffle=True, shuffle_buffer_size=buffer, shuffle_interleave=interleave)
+            for way, buffer, interleave in ways
+        ]
+        windows = {buffer: perfect_window(data.rows, group, buffer) for _, buffer, _ in ways}
+        perfect = {way: windows[buffer] for way, buffer, _ in ways}
+        return _compare(settings, data, [unshuffled, *contenders], baseline="unshuffled", perfect=perfect)
+
+    return run
+
+
+def mixing_contender(data: Data, name: str, **options: Any) -> Contender:
+    """Return this library's loader, whose labels are looked at."""
+    return Contender(name, "mixing.py", job_of(data, 0, **options), checksum=data.checksum, rows=data.rows)
+
+
+def perfect_window(rows: int, group: int, buffer: int) -> float:
+    """Return the chi-square of row groups in random order, mixed perfectly in windows of a buffer's size."""
+    random = np.random.default_rng(0)
+    order = random.permutation(rows // group)
+    rows_in_order = (order[:, None] * group + np.arange(group)).ravel()
+    windows = [random.permutation(rows_in_order[first : first + buffer]) for first in range(0, rows, buffer)]
+    size = BATCH["labels_small"]
+    labels = (np.concatenate(windows) * LABELS // rows)[: rows // size * size].reshape(-1, size)
+    counts = np.stack([np.bincount(batch, minlength=LABELS) for batch in labels])
+    return float((((counts - size / LABELS) ** 2) / (size / LABELS)).sum(axis=1).mean() / (LABELS - 1))
+
+
+def _steps(settings: Settings) -> Results:
+    data = make("numeric", settings.scale)
+    contenders = [Contender("torch_dataloader_utils", "steps.py", job_of(data), timeout_s=400)]
+    return _compare(replace(settings, rounds=1), data, contenders, baseline=None)
 
 
 def _collate(settings: Settings) -> Results:
@@ -286,6 +335,11 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "s3_clients": _s3_clients,
     "collate_1ms": _collate,
     "shuffle": _shuffle,
+    "mixing_small": _mixing("labels_small", 500, [(f"buffer of {size:,} rows", size, 8) for size in (5_000, 50_000)]),
+    "mixing_large": _mixing(
+        "labels_large", 50_000, [(f"{count} side by side", 10_000, count) for count in INTERLEAVED]
+    ),
+    "steps": _steps,
     "resume": _resume,
     "epochs": _epochs,
     "memory": _memory,
