@@ -500,7 +500,7 @@ def test_with_a_filter_the_warning_says_that_lengths_are_not_known(data):
 
 def test_the_warning_is_given_once_and_by_set_epoch_where_a_later_epoch_is_the_first_uneven_one(tmp_path):
     """Rows are mixed, so which row groups a rank gets differs from epoch to epoch."""
-    for number, rows in enumerate((10, 10, 20, 20)):
+    for number, rows in enumerate((7, 13, 20, 31, 5) * 4):
         write(tmp_path / f"{number}.parquet", {"x": range(rows)})
     for seed in range(100):
         with warnings.catch_warnings(record=True) as caught:

@@ -353,7 +353,9 @@ ROW_EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
     ),
     "beyond the file": lambda state: completed_split(state).update(row_offset=10**9),
     "another file": lambda state: completed_split(state).update(path=state["plan"]["root"] + "/part-9.parquet"),
-    "half a shard in progress": lambda state: state["in_progress"][0]["splits"][0].update(row_length=16),
+    "half a shard in progress": lambda state: state["in_progress"][0].update(
+        splits=[{**state["in_progress"][0]["splits"][0], "row_length": 16}], rows_delivered=16
+    ),
     "progress beyond the file": lambda state: state["in_progress"][0]["splits"][0].update(row_offset=10**9),
 }
 

@@ -123,7 +123,8 @@ def test_a_worker_that_is_not_forked_is_sent_the_footers_of_its_own_files_once(t
     for inbox, assignment in sent:
         known = of_worker.setdefault(inbox, [])
         known.extend(assignment.footers)
-        assert {split.path for piece in assignment.pieces for split in piece.shard.splits} <= set(known)
+        pieces = [piece for lane in assignment.lanes for piece in lane.pieces]
+        assert {split.path for piece in pieces for split in piece.shard.splits} <= set(known)
         assert all(content.endswith(footers[path]) for path, content in assignment.footers.items())
     assert len(of_worker) == 2
     assert all(len(known) == len(set(known)) for known in of_worker.values())
