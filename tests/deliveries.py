@@ -112,10 +112,11 @@ class Delivery:
     def _walk(self, progress: Progress, stream: int) -> Walk:
         pieces = progress.streams[stream].pieces
         due = [
-            (row, position, number + 1, number + 1 == min(piece.stop, len(self.rows_of(piece.shard))))
+            (row, position, number, number == last)
             for position, piece in enumerate(pieces)
-            for number, row in enumerate(self.rows_of(piece.shard))
-            if piece.start <= number < piece.stop
+            for rows in [self.rows_in(piece)]
+            for last in [piece.start + len(rows)]
+            for number, row in enumerate(rows, start=piece.start + 1)
         ]
         size = self.batch_size // progress.streams_per_turn
         dropped = len(due) % size if self.drop_last else 0

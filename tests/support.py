@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from torch_dataloader_utils import StructuredDataLoader, StructuredDataset
-from torch_dataloader_utils.model import DataFile, Manifest, RowGroup, Shard
+from torch_dataloader_utils.model import DataFile, Manifest, Plan, RowGroup, Shard
 from torch_dataloader_utils.planning import PlanOptions
 
 DEFAULT_FILES = ((130, 50), (7, 50), (211, 40), (95, 30))
@@ -92,6 +92,11 @@ def plan_options(draw: st.DrawFn) -> PlanOptions:
         shuffle_seed=draw(st.one_of(st.integers(-3, 3), st.just(-(2**80)), st.just(2**200))),
         shuffle_buffer_size=draw(st.one_of(st.none(), st.integers(1, 300))) if shuffle else None,
     )
+
+
+def shards_of(plan: Plan) -> list[Shard]:
+    """Return the shards of a plan, in order."""
+    return [piece.shard for piece in plan.pieces]
 
 
 def row_ids(manifest: Manifest, shard: Shard) -> list[int]:

@@ -78,8 +78,9 @@ def rest(loaders: Sequence[Any]) -> list[int]:
 def test_other_ranks_and_workers_deliver_what_is_left_at_every_stop(path, before, after, order, kept):
     options = {**ORDERS[order], "filters": FILTERS[kept]}
     wanted = KEPT if kept == "filtered" else list(range(ROWS))
-    longest = len(wanted) // 7 // before[0] + 3
-    for stop in range(0, longest, 1 if before[1] + after[1] == 0 else 4):
+    options["batch_size"] = 12
+    longest = len(wanted) // 12 // before[0] + 3
+    for stop in range(0, longest, 1 if before[1] + after[1] == 0 else 3):
         rows, states = take(team(path, *before, **options), [max(0, stop - rank) for rank in range(before[0])])
         others = team(path, *after, **options)
         load(others, states[::-1], strict=False)

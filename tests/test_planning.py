@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import manifest_of, manifests, plan_options, row_ids
+from support import manifest_of, manifests, plan_options, row_ids, shards_of
 
 from torch_dataloader_utils.model import DataFile, Manifest, Piece, Plan, RowGroup, Shard, Split
 from torch_dataloader_utils.planning import (
@@ -117,7 +117,7 @@ def test_every_selected_row_is_in_exactly_one_stream(case):
 def test_shard_i_belongs_to_rank_i_mod_ranks_and_in_it_to_the_workers_in_turn(case):
     plan = case.plan()
     held: dict[tuple[int, int], list[Shard]] = {}
-    for number, shard in enumerate(plan.shards):
+    for number, shard in enumerate(shards_of(plan)):
         worker = number // plan.num_ranks % max(1, plan.num_workers)
         held.setdefault((number % plan.num_ranks, worker), []).append(shard)
     for rank in range(plan.num_ranks):
@@ -129,7 +129,7 @@ def test_shard_i_belongs_to_rank_i_mod_ranks_and_in_it_to_the_workers_in_turn(ca
 @settings(deadline=None)
 def test_splits_begin_and_end_where_row_groups_do(case):
     groups = case.groups()
-    for shard in case.plan().shards:
+    for shard in shards_of(case.plan()):
         assert shard.splits
         for split in shard.splits:
             inside = groups_within(groups, [split])
@@ -141,7 +141,7 @@ def test_splits_begin_and_end_where_row_groups_do(case):
 @settings(deadline=None)
 def test_a_split_is_one_row_group_where_rows_are_mixed(case):
     case = replace(case, options=replace(case.options, shuffle=True, shuffle_buffer_size=100))
-    splits = [split for shard in case.plan().shards for split in shard.splits]
+    splits = [split for shard in shards_of(case.plan()) for split in shard.splits]
     assert sorted(splits) == sorted(group for group, _ in case.groups())
 
 
@@ -152,7 +152,7 @@ def test_a_split_is_one_row_group_where_rows_are_mixed(case):
 @settings(deadline=None, max_examples=200)
 def test_a_shard_above_a_maximum_is_a_single_row_group(case):
     options, all_groups = case.options, case.groups()
-    for shard in case.plan().shards:
+    for shard in shards_of(case.plan()):
         groups = groups_within(all_groups, shard.splits)
         rows = sum(group.row_length for group, _ in groups)
         assert shard.rows == rows
@@ -196,22 +196,22 @@ def test_equal_row_groups_give_every_stream_at_least_four_shards_and_less_than_n
 @pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 0), (2, 3), (8, 8)])
 def test_mixing_takes_the_whole_buffer_where_every_stream_has_a_shard_all_the_same(num_ranks, num_workers):
     options = PlanOptions(2**40, shuffle=True, shuffle_buffer_size=20)
-    lengths = [shard.rows for shard in _plan(EVEN, options, num_ranks=num_ranks, num_workers=num_workers).shards]
+    lengths = [shard.rows for shard in shards_of(_plan(EVEN, options, num_ranks=num_ranks, num_workers=num_workers))]
     expected = 20 if num_ranks * max(1, num_workers) <= 32 else 10
     assert set(lengths) == {expected}
 
 
 def test_shards_are_as_large_as_the_maxima_allow():
     by_bytes = _plan(EVEN, PlanOptions(300))
-    assert [shard.rows for shard in by_bytes.shards][:13] == [30] * 13
+    assert [shard.rows for shard in shards_of(by_bytes)][:13] == [30] * 13
     by_rows = _plan(EVEN, PlanOptions(2**40, split_rows=50))
-    assert [shard.rows for shard in by_rows.shards][:8] == [50] * 8
+    assert [shard.rows for shard in shards_of(by_rows)][:8] == [50] * 8
 
 
 def test_small_files_share_a_shard():
     manifest = manifest_of([(5, 50)], [(5, 50)], [(5, 50)], [(5, 50)], [(5, 50)], [(5, 50)])
     options = PlanOptions(2**40, shuffle=True, shuffle_buffer_size=15)
-    assert [len(shard.splits) for shard in _plan(manifest, options).shards] == [3, 3]
+    assert [len(shard.splits) for shard in shards_of(_plan(manifest, options))] == [3, 3]
 
 
 # Streams of about the same length ----------------------------------------------------------------------------------
@@ -256,7 +256,7 @@ def _groups(rows: int, group: int) -> tuple[RowGroup, ...]:
 @settings(deadline=None, max_examples=200)
 def test_row_groups_larger_than_the_buffer_are_mixed_with_one_another_in_rounds_of_its_size(case, most):
     options = replace(case.options, shuffle=True, shuffle_buffer_size=5, shuffle_interleave=most)
-    for shard in replace(case, options=options).plan().shards:
+    for shard in shards_of(replace(case, options=options).plan()):
         if shard.rounds == 1:
             continue
         assert len(shard.splits) <= most
@@ -272,7 +272,7 @@ def test_large_row_groups_are_shared_by_streams_first_and_interleaved_then():
     options = PlanOptions(2**40, shuffle=True, shuffle_buffer_size=50)
     for streams, sources in ((1, 8), (2, 6), (3, 8), (4, 6), (8, 3), (24, 1), (30, 1)):
         plan = _plan(manifest, options, num_ranks=streams)
-        assert max(len(shard.splits) for shard in plan.shards) == sources
+        assert max(len(shard.splits) for shard in shards_of(plan)) == sources
         if streams <= 24:
             assert len({sum(shard.rows for shard in stream) for stream in streams_of(plan)}) == 1
 
@@ -284,7 +284,7 @@ def test_large_row_groups_are_shared_by_streams_first_and_interleaved_then():
 @settings(deadline=None)
 def test_without_shuffle_shards_come_in_the_order_of_the_files(case):
     case = replace(case, options=replace(case.options, shuffle=False, shuffle_buffer_size=None))
-    rows = [row for shard in case.plan().shards for row in row_ids(case.manifest, shard)]
+    rows = [row for shard in shards_of(case.plan()) for row in row_ids(case.manifest, shard)]
     assert rows == sorted(rows)
 
 
@@ -293,12 +293,12 @@ def test_without_shuffle_shards_come_in_the_order_of_the_files(case):
 def test_without_shuffle_seed_and_epoch_make_no_difference(case, seed, epoch):
     case = replace(case, options=replace(case.options, shuffle=False, shuffle_buffer_size=None))
     other = replace(case, options=replace(case.options, shuffle_seed=seed))
-    assert case.plan().shards == other.plan(epoch=epoch).shards
+    assert shards_of(case.plan()) == shards_of(other.plan(epoch=epoch))
 
 
 def order_of(seed: int, epoch: int, buffer: int | None = None) -> list[int]:
     options = PlanOptions(100, shuffle=True, shuffle_seed=seed, shuffle_buffer_size=buffer)
-    return [row for shard in _plan(EVEN, options, epoch=epoch).shards for row in row_ids(EVEN, shard)]
+    return [row for shard in shards_of(_plan(EVEN, options, epoch=epoch)) for row in row_ids(EVEN, shard)]
 
 
 @pytest.mark.parametrize("buffer", [None, 30])
@@ -320,7 +320,7 @@ def test_seed_1_epoch_2_is_not_seed_2_epoch_1():
 
 def test_mixing_draws_the_row_groups_of_a_shard_from_all_over_the_dataset():
     options = PlanOptions(2**40, shuffle=True, shuffle_buffer_size=80)
-    for shard in _plan(EVEN, options).shards:
+    for shard in shards_of(_plan(EVEN, options)):
         places = sorted(row_ids(EVEN, shard)[::10])
         assert len({split.path for split in shard.splits}) == 2
         assert places[-1] - places[0] > 160
@@ -370,7 +370,7 @@ def test_a_dataset_at_another_root_has_the_same_plan_permutations_and_fingerprin
 @given(cases())
 @settings(deadline=None)
 def test_no_workers_and_one_worker_walk_the_same_streams(case):
-    assert case.plan(num_workers=0).shards == case.plan(num_workers=1).shards
+    assert shards_of(case.plan(num_workers=0)) == shards_of(case.plan(num_workers=1))
     assert streams_of(case.plan(num_workers=0)) == streams_of(case.plan(num_workers=1))
 
 
@@ -379,7 +379,7 @@ import pickle, sys
 from torch_dataloader_utils.planning import make_plan, permutation
 for manifest, options, epoch, num_ranks, num_workers in pickle.load(sys.stdin.buffer):
     plan = make_plan(manifest, options, epoch=epoch, num_ranks=num_ranks, num_workers=num_workers)
-    mixed = permutation(50, seed=options.shuffle_seed, epoch=epoch, shard=plan.shards[0])
+    mixed = permutation(50, seed=options.shuffle_seed, epoch=epoch, shard=plan.pieces[0].shard)
     print(manifest.fingerprint, plan.digest, *mixed.tolist())
 """
 
@@ -401,7 +401,7 @@ def test_another_process_with_another_hash_seed_computes_the_same_plans():
     ).stdout.decode()
     for line, (manifest, one, epoch, ranks, workers) in zip(output.splitlines(), arguments, strict=True):
         plan = _plan(manifest, one, epoch=epoch, num_ranks=ranks, num_workers=workers)
-        mixed = permutation(50, seed=one.shuffle_seed, epoch=epoch, shard=plan.shards[0])
+        mixed = permutation(50, seed=one.shuffle_seed, epoch=epoch, shard=shards_of(plan)[0])
         assert line.split() == [manifest.fingerprint, plan.digest, *map(str, mixed.tolist())]
 
 
@@ -416,7 +416,7 @@ def test_plans_have_one_digest_only_where_they_are_equal(one, other):
 
 def test_the_digest_tells_which_epoch_how_many_ranks_and_workers_and_what_is_in_which_shard():
     plan = _plan(EVEN, PlanOptions(1000))
-    first, second, *rest = plan.shards
+    first, second, *rest = shards_of(plan)
     others = [
         replace(plan, epoch=1),
         replace(plan, num_ranks=2),

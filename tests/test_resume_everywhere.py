@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileOpener, LocalFileSystem
-from support import batches_of, open_loader, row_ids, rows_of, write_dataset
+from support import batches_of, open_loader, row_ids, rows_of, shards_of, write_dataset
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -141,7 +141,7 @@ def test_the_filter_of_these_tests_leaves_shards_empty_that_statistics_do_not_ru
     dataset.set_epoch(3)
 
     manifest = dataset._source.manifest
-    shards = dataset._course.plan.shards
+    shards = shards_of(dataset._course.plan)
     empty = [shard for shard in shards if not set(KEPT).intersection(row_ids(manifest, shard))]
 
     assert empty

@@ -19,7 +19,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import open_loader, row_ids
+from support import open_loader, row_ids, shards_of
 
 from torch_dataloader_utils import ColumnError
 from torch_dataloader_utils.planning import PlanOptions, make_plan, permutation
@@ -575,7 +575,7 @@ def test_mixed_rows_come_in_the_order_of_their_shards_permutation(data, filters,
         num_workers=0,
     )
     correct = []
-    for shard in plan.shards:
+    for shard in shards_of(plan):
         rows = [row for row in row_ids(dataset._source.manifest, shard) if filters is None or row % 3 != 1]
         correct += [rows[place] for place in permutation(len(rows), seed=5, epoch=epoch, shard=shard)]
     batches = list(loader)

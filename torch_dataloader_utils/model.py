@@ -322,11 +322,6 @@ class Plan:
         """Return the streams of all of a rank's workers."""
         return tuple(self.stream(rank, worker) for worker in range(self.streams))
 
-    @property
-    def shards(self) -> tuple[Shard, ...]:
-        """The shards of the pieces, in order."""
-        return tuple(piece.shard for piece in self.pieces)
-
     @cached_property
     def digest(self) -> str:
         """Digest of the sequence of pieces and of who walks them (blake2b, 32 hexadecimal characters)."""

@@ -39,9 +39,11 @@ class StreamProgress:
     def left(self) -> tuple[Piece, ...]:
         """The pieces that are not done, the one under way cut to what it has left."""
         pieces = self.pieces[self.position :]
-        if pieces and self.rows_delivered > pieces[0].start:
-            return (replace(pieces[0], start=self.rows_delivered), *pieces[1:])
-        return pieces
+        if not pieces or self.rows_delivered <= pieces[0].start:
+            return pieces
+        if self.rows_delivered == pieces[0].stop:  # its last row did not tell that it was the last
+            return pieces[1:]
+        return (replace(pieces[0], start=self.rows_delivered), *pieces[1:])
 
     @property
     def done(self) -> tuple[Piece, ...]:
