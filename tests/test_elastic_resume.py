@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from support import batches_of, open_loader, rows_of, write_dataset
 
-from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError, RankMismatchError
+from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning, RankMismatchError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -44,6 +44,15 @@ FILTERS: dict[str, Any] = {
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("data")
     assert write_dataset(directory, FILES) == ROWS
+    return directory
+
+
+@pytest.fixture(scope="module")
+def numbers(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same without texts, of which nobody knows how large they are: row groups are read whole from the first on."""
+    directory: Path = tmp_path_factory.mktemp("numbers")
+    for file, (_, group) in zip(sorted(path.iterdir()), FILES, strict=True):
+        pq.write_table(pq.read_table(file, columns=["value", "score"]), directory / file.name, row_group_size=group)
     return directory
 
 
@@ -87,9 +96,11 @@ def test_other_ranks_and_workers_deliver_what_is_left_at_every_stop(path, before
         assert sorted(rows + rest(others)) == wanted, stop
 
 
+@pytest.mark.parametrize("texts", [True, False], ids=["texts", "numbers"])
 @pytest.mark.parametrize("uneven", ["allow", "drop", "pad"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_an_epoch_goes_through_many_hands(path, order, uneven):
+def test_an_epoch_goes_through_many_hands(path, numbers, order, uneven, texts):
+    path = path if texts else numbers
     rows: list[int] = []
     states: list[Any] = []
     sizes = [(2, 0), (3, 1), (1, 2), (4, 0), (1, 0), (2, 2)]
@@ -300,7 +311,7 @@ def test_files_may_come_go_and_change_in_the_middle_of_an_epoch(own, order, stop
 
     for num_ranks, num_workers in ((1, 0), (3, 1)):
         loaders = team(own, num_ranks, num_workers, **ORDERS[order])
-        with pytest.warns(ChangedFilesWarning, match=f"^{lost} rows cannot be delivered any more") as warned:
+        with pytest.warns(LostRowsWarning, match=f"^{lost} rows cannot be delivered any more") as warned:
             load(loaders, states, strict=False, on_changed_files="continue")
         for name, start in (("part-000", 0), ("part-002", 2)):
             rows = len(set(range(FIRST[start], FIRST[start + 1])) - set(before))
@@ -315,7 +326,7 @@ def test_files_that_changed_twice_and_a_strict_resume_between(own, order):
     before, states = begun(own, (4, 5), **ORDERS[order])
     (own / "part-003.parquet").unlink()
     loader = team(own, 1, 0, **ORDERS[order])[0]
-    with pytest.warns(ChangedFilesWarning):
+    with pytest.warns(LostRowsWarning):
         loader.load_state_dict(states, strict=False, on_changed_files="continue")
     iterator = iter(loader)
     before += [int(value) for batch in itertools.islice(iterator, 5) for value in batch["value"]]
@@ -328,7 +339,7 @@ def test_files_that_changed_twice_and_a_strict_resume_between(own, order):
     (own / "part-004.parquet").unlink()
     write_new(own / "part-008.parquet", 9000, 12)
     loaders = team(own, 2, 0, **ORDERS[order], uneven_ranks="pad")
-    with pytest.warns(ChangedFilesWarning):
+    with pytest.warns(LostRowsWarning):
         load(loaders, [state], strict=False, on_changed_files="continue")
     after = Counter(ids_of(loaders))
     present = set(range(FIRST[3])) | set(range(9000, 9012))
@@ -361,3 +372,73 @@ def test_new_files_are_read_with_a_filter_too(own):
     loader = team(own, 1, 0, **options)[0]
     loader.load_state_dict(states, strict=False, on_changed_files="continue")
     assert sorted(before + ids_of([loader])) == sorted([*KEPT, *range(128, 148)])
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 7])
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("uneven", ["drop", "pad"])
+@pytest.mark.parametrize("buffer", [None, 100])
+def test_one_row_group_is_shared_by_ranks_and_by_what_is_left_of_it(tmp_path, uneven, num_workers, num_ranks, buffer):
+    pq.write_table(pa.table({"value": range(40)}), tmp_path / "a.parquet")
+    options = {"uneven_ranks": uneven, "shuffle": buffer is not None, "shuffle_buffer_size": buffer, "batch_size": 2}
+    loaders = team(tmp_path, num_ranks, num_workers, **options)
+    rows = Counter(rest(loaders))
+    assert 40 - len(rows) <= (num_ranks - 1 if uneven == "drop" else 0)
+    assert rows.total() - len(rows) <= (num_ranks - 1 if uneven == "pad" else 0)
+    seen, states = take(team(tmp_path, num_ranks, num_workers, **options), [2] * num_ranks)
+    loader = team(tmp_path, 1, num_workers, **options)[0]
+    loader.load_state_dict(states, strict=False)
+    both = Counter(seen + rest([loader]))
+    assert set(both) == set(range(40))
+    assert both.total() - 40 <= (num_ranks - 1 if uneven == "pad" else 0)
+
+
+def test_a_file_that_went_and_came_back_is_not_delivered_again(own, tmp_path):
+    before, states = begun(own, (4, 5))
+    (own / "part-000.parquet").rename(tmp_path / "kept")
+    loader = team(own, 1, 0)[0]
+    with pytest.warns(LostRowsWarning):
+        loader.load_state_dict(states, strict=False, on_changed_files="continue")
+    before += [int(value) for batch in itertools.islice(loader, 2) for value in batch["value"]]
+    state = loader.state_dict()
+    (tmp_path / "kept").rename(own / "part-000.parquet")
+    again = team(own, 1, 0)[0]
+    again.load_state_dict(state, strict=False, on_changed_files="continue")
+    after = ids_of([again])
+    assert not set(after) & set(before)
+    assert set(after) == set(range(FIRST[1], ROWS)) - set(before)
+
+
+def test_files_of_another_directory_are_not_taken_for_those_that_were_there(own, tmp_path):
+    other = shutil.copytree(own, tmp_path / "other")
+    paths = [str(own / "part-000.parquet"), str(other / "part-000.parquet")]
+    loader = open_loader(paths, batch_size=7, num_workers=0)[0]
+    _, states = take([loader], [3])
+    with pytest.raises(CheckpointMismatchError, match="the directory that all are in"):
+        open_loader(paths[:1], num_workers=0)[0].load_state_dict(states, strict=False, on_changed_files="continue")
+
+
+def test_files_that_a_metadata_file_describes_now_cannot_be_compared(own):
+    _, states = begun(own, (4, 5))
+    files = sorted(own.glob("*.parquet"))
+    metadata = []
+    for file in files:
+        one = pq.read_metadata(file)
+        one.set_file_path(file.name)
+        metadata.append(one)
+    for one in metadata[1:]:
+        metadata[0].append_row_groups(one)
+    metadata[0].write_metadata_file(own / "_metadata")
+    with pytest.raises(CheckpointMismatchError, match="cannot be compared") as raised:
+        team(own, 1, 0)[0].load_state_dict(states, strict=False, on_changed_files="continue")
+    assert "continue" not in str(raised.value)
+
+
+def test_a_damaged_base_is_refused(path):
+    _, states = take(team(path, 2, 0), [3, 5])
+    loader = team(path, 1, 0)[0]
+    loader.load_state_dict(states, strict=False)
+    state = loader.state_dict()
+    state["base"]["completed_rows"] = [0, 5]
+    with pytest.raises(CheckpointMismatchError, match="rows 0 to 5"):
+        team(path, 1, 0)[0].load_state_dict(state)

@@ -105,3 +105,30 @@ def test_workers_of_a_plain_loader_draw_by_batch_too(path):
     first = drawn()
     torch.manual_seed(2)
     assert drawn() == first
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_where_a_shard_ends_for_the_filter_is_no_matter(tmp_path, num_workers):
+    """Whether a row group is read whole or in pieces depends on what earlier ones came to."""
+    write_dataset(tmp_path, ((3100, 3100), (3100, 3100)))
+    options = {"filters": (pc.field("value") < 100) | (pc.field("value") > 6000), "batch_size": 50}
+    options |= {"num_workers": num_workers}
+    loader = opened(tmp_path, **options)
+    whole, states = [], [loader.state_dict()]
+    for batch in loader:
+        whole.append(batch)
+        states.append(loader.state_dict())
+    for number, state in enumerate(states):
+        again = opened(tmp_path, **options, read_ahead_bytes=1000 if number % 2 else 1 << 27)
+        again.load_state_dict(state)
+        assert list(again) == whole[number:], number
+
+
+def test_no_two_batches_draw_alike_also_where_pieces_of_a_shard_were_cut(path):
+    options = {"shuffle": True, "uneven_ranks": "drop", "batch_size": 1}
+    loaders = [opened(path, num_ranks=3, rank=rank, num_workers=0, **options) for rank in range(3)]
+    draws = [batch[-1] for number, loader in enumerate(loaders) for batch in itertools.islice(loader, 20 + number)]
+    loader = opened(path, num_workers=0, **options)
+    loader.load_state_dict([each.state_dict() for each in loaders], strict=False)
+    draws += [batch[-1] for batch in loader]
+    assert len(set(draws)) == len(draws)

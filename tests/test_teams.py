@@ -31,6 +31,8 @@ CASES: list[dict[str, Any]] = [
     {"name": "padded together", "together": "pad", "filtered": True, "options": {"num_workers": 0, "shuffle": True}},
 ]
 NAMES = [case["name"] for case in CASES]
+FEW = 20
+CASES.append({"name": "few", "together": "pad", "filtered": "few", "options": {"num_workers": 0, "batch_size": 3}})
 FILTERED = [case["name"] for case in CASES if case.get("filtered")]
 EVENED = [name for name in NAMES if name not in FILTERED]
 
@@ -106,6 +108,15 @@ def test_ranks_that_stop_together_under_a_filter_deliver_no_row_twice_and_know_w
 def test_ranks_that_are_padded_together_under_a_filter_deliver_every_row(teams):
     counts = delivered(teams, "padded together")
     assert set(counts) == set(KEPT)
+
+
+def test_ranks_that_have_no_row_at_all_are_given_batches_of_others_from_the_beginning_or_a_checkpoint_on(teams):
+    for team in teams[:2]:
+        assert len({len(rank["few"]["rows"]) for rank in team}) == 1
+        rows = [row for rank in team for batch in rank["few"]["rows"] for row in batch]
+        assert len(set(rows)) < len(rows)
+        assert rows
+    assert set(delivered(teams, "few")) == set(range(FEW))
 
 
 # A model that is trained on a grid -----------------------------------------------------------------------------------

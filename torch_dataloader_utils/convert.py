@@ -26,6 +26,7 @@ __all__ = [
     "convert",
     "copy_rows",
     "find_nulls",
+    "interleave",
     "join",
     "null_message",
     "refuses_nulls",
@@ -162,6 +163,43 @@ def copy_rows(cut: Cut) -> Columns:
         table = _rows(cut.columns, cut)
         return table.take(pa.array(range(len(table))))
     return {name: _copy(_rows(values, cut)) for name, values in cut.columns.items()}
+
+
+def interleave(parts: Sequence[Columns], count: int) -> Columns:
+    """Return the batches of several streams in turn: the first of each, then the second of each.
+
+    Args:
+        parts: For each stream its batches, together as columns; all of one size, unless there is one of each.
+        count: How many batches each has.
+
+    Returns:
+        Copies, which keep none of the parts in memory.
+    """
+    first = parts[0]
+    if isinstance(first, pa.Table):
+        order = _interleaved_rows([len(part) for part in parts], count)
+        return pa.concat_tables(parts).take(order)
+    return {name: _interleave_column([part[name] for part in parts], count) for name in first}
+
+
+def _interleave_column(values: list[Any], count: int) -> Any:
+    if isinstance(values[0], pa.ChunkedArray):
+        together = pa.chunked_array([chunk for each in values for chunk in each.chunks], values[0].type)
+        return together.take(_interleaved_rows(list(map(len, values)), count))
+    if count == 1:
+        return torch.cat(values) if isinstance(values[0], torch.Tensor) else np.concatenate(values)
+    shape = (count, -1, *values[0].shape[1:])
+    if isinstance(values[0], torch.Tensor):
+        return torch.stack([each.reshape(shape) for each in values], dim=1).reshape(-1, *shape[2:])
+    return np.stack([each.reshape(shape) for each in values], axis=1).reshape(-1, *shape[2:])
+
+
+def _interleaved_rows(lengths: Sequence[int], count: int) -> pa.Array:
+    starts = accumulate(lengths, initial=0)
+    rows = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=False)]
+    return pa.array(
+        np.concatenate(rows) if count == 1 else np.stack([each.reshape(count, -1) for each in rows], 1).ravel()
+    )
 
 
 def size_of(columns: Columns) -> int:

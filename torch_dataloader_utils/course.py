@@ -12,7 +12,7 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from torch_dataloader_utils.errors import ChangedFilesWarning, UnevenRanksWarning, warn_user
+from torch_dataloader_utils.errors import ChangedFilesWarning, LostRowsWarning, UnevenRanksWarning, warn_user
 from torch_dataloader_utils.formats.parquet import ParquetSource
 from torch_dataloader_utils.iteration import Iteration
 from torch_dataloader_utils.merging import OnChangedFiles, merge_states
@@ -22,7 +22,7 @@ from torch_dataloader_utils.model import Base, Piece, Plan
 from torch_dataloader_utils.planning import PlanOptions, delivery_order, make_plan
 from torch_dataloader_utils.progress import Progress
 from torch_dataloader_utils.restoring import restore_progress
-from torch_dataloader_utils.saved import SavedState, parse_state
+from torch_dataloader_utils.saved import SavedState, parse_states
 from torch_dataloader_utils.sharing import Copies, is_being_sent_to_a_process
 from torch_dataloader_utils.state import Run, dump_state
 from torch_dataloader_utils.topology import Topology
@@ -65,6 +65,7 @@ class Course:
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
         self._plan: tuple[tuple[int, int, Base | None], Plan] | None = None
+        self._evened_rows: tuple[Plan, dict[str, list[tuple[str, int]]]] | None = None
         self._loaded: Progress | None = None
         self._iterations = 0
         self._warned_of_uneven_ranks = False
@@ -129,12 +130,7 @@ class Course:
 
     def load_state_dict(self, states: Any, *, strict: bool, on_changed_files: OnChangedFiles) -> None:
         """Take over a state, or those of all ranks, or raise and change nothing."""
-        saved = [parse_state(one) for one in (states if isinstance(states, (list, tuple)) else [states])]
-        if not saved:
-            msg = (
-                "not a state of this package: state is an empty list, expected this rank's state or those of all ranks"
-            )
-            raise ValueError(msg)
+        saved = parse_states(states)
         if not strict:
             self._load_elastically(saved, on_changed_files)
             return
@@ -148,7 +144,8 @@ class Course:
         progress = restore_progress(saved, run, lambda epoch, base: self._make_plan(epoch, run.topology, base))
         self._warn_of_touched_files(saved[0])
         if worker is not None:  # a loader that loads states in its workers also knows whose turn it is
-            turn = progress.batches_delivered * run.topology.processes % progress.count_of_turns
+            own = progress.batches_delivered - (0 if progress.base is None else progress.base.batches)
+            turn = own * run.topology.processes % progress.count_of_turns
             progress = replace(progress, next_turn=turn)
         self.topology = run.topology
         self.epoch = saved[0].epoch
@@ -161,7 +158,7 @@ class Course:
             lost = [f"{path} ({rows} rows)" for path, rows in merged.lost_rows.items()]
             text = f"{sum(merged.lost_rows.values())} rows cannot be delivered any more, of files that are gone or "
             text += f"were written anew since the checkpoint: {shorten(lost)}; what is new of them comes next epoch"
-            warn_user(text, ChangedFilesWarning)
+            warn_user(text, LostRowsWarning)
         self.epoch = merged.epoch
         self._take_over("load_state_dict", self._fresh(merged.base))
 
@@ -179,17 +176,19 @@ class Course:
             Under ``dropped`` and ``repeated`` each row as its file's relative path and its place there; nothing where
             ranks are not evened.
         """
-        evened = self._plan_of(self.progress.base).evened
-        if evened is None:
+        plan = self._plan_of(self.progress.base)
+        if plan.evened is None:
             return {}
-        return {"dropped": list(self._rows_of(evened.dropped)), "repeated": list(self._rows_of(evened.repeated))}
+        if self._evened_rows is None or self._evened_rows[0] is not plan:
+            parts = {"dropped": plan.evened.dropped, "repeated": plan.evened.repeated}
+            self._evened_rows = plan, {verb: list(self._rows_of(pieces)) for verb, pieces in parts.items()}
+        return self._evened_rows[1]
 
     def _rows_of(self, pieces: Sequence[Piece]) -> Iterator[tuple[str, int]]:
-        seed = self._plan_options.shuffle_seed if self._plan_options.mixes_rows else None
         for piece in pieces:
             splits = piece.shard.splits
             starts = [0, *accumulate(split.row_length for split in splits)]
-            for row in map(int, delivery_order(piece, seed=seed, epoch=self.epoch)):
+            for row in map(int, delivery_order(piece, seed=self._plan_options.mixing_seed, epoch=self.epoch)):
                 place = bisect_right(starts, row) - 1
                 yield splits[place].path, splits[place].row_offset + row - starts[place]
 
@@ -294,7 +293,7 @@ class Course:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to this process: the iteration, and shared memory unless a process is started."""
-        state = {**self.__dict__, "iteration": None, "_plan": None}
+        state = {**self.__dict__, "iteration": None, "_plan": None, "_evened_rows": None}
         if not is_being_sent_to_a_process():
             del state["copies"]
         return state

@@ -172,9 +172,10 @@ class Cutter:
             self._start = 0
 
     def _receipt(self, chunk: Chunk, stop: int, rows: int) -> Receipt:
+        place = chunk.position, chunk.first + stop
         if chunk.ends and stop == chunk.rows:
-            return Receipt(self._stream, chunk.position + 1, 0, rows)
-        return Receipt(self._stream, chunk.position, chunk.first + stop, rows)
+            return Receipt(self._stream, chunk.position + 1, 0, rows, last=place)
+        return Receipt(self._stream, *place, rows, last=place)
 
     def _compact(self) -> None:
         """Copy the few rows that are left of a chunk, so that they do not keep all of it in memory."""

@@ -226,7 +226,7 @@ class StructuredDataset(IterableDataset[Any]):
             drop_last=require_flag(drop_last, "drop_last"),
             output_format=output_format,
             row_id_column=row_id_column,
-            mixing_seed=plan_options.shuffle_seed if plan_options.mixes_rows else None,
+            mixing_seed=plan_options.mixing_seed,
             read_ahead_bytes=parse_bytes(read_ahead_bytes, "read_ahead_bytes"),
         )
         interval = require_seconds(progress_interval_sec, "progress_interval_sec")
@@ -342,7 +342,7 @@ class StructuredDataset(IterableDataset[Any]):
             on_changed_files: What becomes of files that have changed, where `strict` is False. ``"error"`` refuses
                 the state. With ``"continue"`` files that are as they were keep their progress, new ones are added to
                 what is left, and of those that are gone or were written anew nothing more is delivered in this epoch;
-                a `ChangedFilesWarning` names them and how many rows of them are lost.
+                a `LostRowsWarning` names them and how many rows of them are lost.
 
         Raises:
             CheckpointMismatchError: If the state was saved under another plan; nothing has changed then.

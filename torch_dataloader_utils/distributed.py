@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import os
@@ -66,21 +67,22 @@ def in_step(
     Before a step is made ranks have agreed that each of them has a batch for it, by one sum of two integers over all
     ranks, which is on its way while the step before is made. All ranks iterate together, each step of all.
 
-    The batch of the next step is waited for before a step begins, and counts as delivered only with its own step: a
-    state taken between two steps is exact.
+    The batch of the next step is waited for before a step begins, so that two are held at a time, and counts as
+    delivered only with its own step: a state taken between two steps is exact. A rank whose loader raises leaves the
+    others waiting until the group's timeout, as in every collective.
 
     Args:
         loader: This rank's loader.
         group: The process group; None for the default one. One with gloo leaves the accelerator alone.
         uneven: What happens once a rank has run out of batches. ``"drop"``: all ranks stop; what others have left is
-            not delivered, and their states say so. ``"pad"``: that rank gets its last batch again, until all have run
-            out.
+            not delivered, and their states say so. ``"pad"``: that rank gets a copy of its last batch again, or if it
+            has had none a batch of another rank, until all have run out.
 
     Yields:
         The batches.
 
     Raises:
-        RankMismatchError: On all ranks, if one has no batch at all to repeat.
+        TypeError: If it is not this package's loader.
     """
     require_choice(uneven, "uneven", ("drop", "pad"))
     batches = iter(loader)
@@ -90,18 +92,30 @@ def in_step(
     if not dist.is_initialized():
         yield from batches
         return
-    num_ranks, batch, steps = dist.get_world_size(group), None, 0
-    agreement = _Agreement(batches, group, had_any=False)
-    while agreement.reached(num_ranks if uneven == "drop" else 1):
-        if agreement.without_any and uneven == "pad":
-            msg = f"{agreement.without_any} of {num_ranks} ranks have no batch to repeat: use uneven='drop'"
-            raise RankMismatchError(msg)
-        batch = next(batches) if agreement.has_own else batch
-        agreement = _Agreement(batches, group, had_any=True)
+    num_ranks = dist.get_world_size(group)
+    wanted = num_ranks if uneven == "drop" else 1
+    steps, spare = 0, None
+    agreement = _Agreement(batches, group, has_spare=False)
+    while agreement.reached(wanted):
+        batch = next(batches) if agreement.has_own else copy.deepcopy(spare)
+        if agreement.without_any:
+            of_another = _batch_of_any(batch, group)
+            if not agreement.has_own:
+                spare, batch = of_another, copy.deepcopy(of_another)
+        agreement = _Agreement(batches, group, has_spare=spare is not None or agreement.has_own)
+        if uneven == "pad" and spare is None and not agreement.has_own:
+            spare = copy.deepcopy(batch)  # before anybody changes it
         steps += 1
         yield batch
     left = "batches left" if agreement.has_own else "no batch left"
     LOG.info("ranks ended together after %d steps; rank %d had %s", steps, dist.get_rank(group), left)
+
+
+def _batch_of_any(own: Any, group: dist.ProcessGroup | None) -> Any:
+    """Return the batch of the first rank that has one. All ranks call it together."""
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, own, group=group)
+    return next(batch for batch in gathered if batch is not None)
 
 
 class _Agreement:
@@ -110,14 +124,14 @@ class _Agreement:
     Args:
         batches: This rank's batches.
         group: The process group.
-        had_any: Whether this rank has had a batch.
+        has_spare: Whether this rank has a batch to repeat once it has run out.
     """
 
-    def __init__(self, batches: Handover, group: dist.ProcessGroup | None, *, had_any: bool) -> None:
+    def __init__(self, batches: Handover, group: dist.ProcessGroup | None, *, has_spare: bool) -> None:
         self.has_own = batches.has_next()
         self.without_any = 0
         device = "cuda" if dist.get_backend(group) == dist.Backend.NCCL else "cpu"
-        self._sums = torch.tensor([self.has_own, not (self.has_own or had_any)], dtype=torch.int64, device=device)
+        self._sums = torch.tensor([self.has_own, not (self.has_own or has_spare)], dtype=torch.int64, device=device)
         self._work = dist.all_reduce(self._sums, group=group, async_op=True)
 
     def reached(self, wanted: int) -> bool:

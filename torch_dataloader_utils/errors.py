@@ -14,7 +14,9 @@
 Warning:
     └── UserWarning
         ├── UnevenRanksWarning        ranks make, or may make, different numbers of steps
-        └── ChangedFilesWarning       files carry a new modification time but the same content, as far as it shows
+        ├── ChangedFilesWarning       files carry a new modification time but the same content, as far as it shows
+        ├── LostRowsWarning           rows cannot be delivered any more: their files are gone or were written anew
+        └── MetadataFileWarning       a `_metadata` file does not describe the files beside it
 
 A malformed argument or a malformed state is a plain ``ValueError`` or ``TypeError``; a path that matches nothing is a
 ``FileNotFoundError``.
@@ -34,6 +36,7 @@ __all__ = [
     "DatasetError",
     "Difference",
     "IterationEndedError",
+    "LostRowsWarning",
     "MetadataFileWarning",
     "ProgressUnknownError",
     "RankMismatchError",
@@ -68,11 +71,15 @@ class RankMismatchError(DatasetError, ValueError):
 
 
 class UnevenRanksWarning(UserWarning):
-    """Ranks make, or may make, different numbers of steps: DDP loops need ``join()``."""
+    """Ranks make, or may make, different numbers of steps: a DDP loop would wait for ranks that have run out."""
 
 
 class ChangedFilesWarning(UserWarning):
     """Files have a new modification time; their size and footer are as they were."""
+
+
+class LostRowsWarning(UserWarning):
+    """An epoch goes on without rows of files that are gone, or were written anew, since the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
-from torch_dataloader_utils.convert import Cut, copy_rows, join, size_of
+from torch_dataloader_utils.convert import interleave, size_of
 from torch_dataloader_utils.cutting import Batches, BytesRead, StreamEnd
 from torch_dataloader_utils.formats.parquet import ParquetSource
 from torch_dataloader_utils.model import Assignment, Receipt
@@ -41,7 +41,7 @@ def read_assignment(
     own = replace(options, batch_size=options.batch_size // len(assignment.turns[0]))
     rooms = [Room(max(1, reserved // len(lanes))) for _ in lanes]
     readers = {
-        lane.stream: _LaneReader(read_stream(source, lane, assignment.epoch, own, share), share)
+        lane.stream: _LaneReader(read_stream(source, lane, assignment.epoch, own, share), own.batch_size, share)
         for lane, share in zip(lanes, rooms, strict=True)
     }
     try:
@@ -56,59 +56,98 @@ def _put_together(turns: list[list[_LaneReader]], room: Room) -> Iterator[Batche
     waiting = deque(turns)
     ends: list[StreamEnd] = []
     while waiting:
-        turn = waiting.popleft()
-        taken = [reader.take() for reader in turn]
-        batches = [one for one in taken if isinstance(one, Batches)]
-        ends += [one for one in taken if isinstance(one, StreamEnd)]
-        if len(batches) == len(taken):
+        cycle = [reader for turn in waiting for reader in turn]
+        count = min(reader.full_batches for reader in cycle)
+        if not count:  # some turn is at its end, or at a short batch: one at a time
+            turn = waiting.popleft()
+            at_end = [reader.end for reader in turn]
+            if any(at_end):
+                ends += [end for end in at_end if end is not None]
+                if not all(at_end):
+                    msg = "streams of a grid ended at different steps"
+                    raise RuntimeError(msg)
+                continue
             waiting.append(turn)
-            columns = join([Cut(one.columns, 0, one.receipts[0].rows) for one in batches])
-            size = size_of(columns)
-            room.take(size)
-            yield Batches(columns, (_beside([one.receipts[0] for one in batches]),), _sum(batches), size)
-            del columns
-        elif batches:
-            msg = "streams of a grid ended at different steps"
-            raise RuntimeError(msg)
-        del taken, batches
+            cycle, count, width = turn, 1, len(turn)
+        else:
+            width = len(waiting[0])
+        taken = [reader.take(count) for reader in cycle]
+        columns = interleave([one.columns for one in taken], count)
+        receipts = [one.receipts for one in taken]
+        together = tuple(
+            _beside([receipts[place + lane][number] for lane in range(width)])
+            for number in range(count)
+            for place in range(0, len(cycle), width)
+        )
+        bytes_read = _sum(taken)
+        del taken
+        for reader in cycle:
+            reader.release()
+        size = size_of(columns)
+        room.take(size)
+        yield Batches(columns, together, bytes_read, size)
+        del columns
     yield StreamEnd(_beside([end.receipt for end in ends]), _sum(ends))
 
 
 class _LaneReader:
-    """Takes one batch of a stream at a time, as a copy, so that its room is free once all of what was read is taken."""
+    """Takes some batches of a stream at a time. They are views: their room is free once they are copied.
 
-    def __init__(self, contents: Iterator[Batches | StreamEnd], room: Room) -> None:
+    Args:
+        contents: The stream.
+        size: Rows of a full batch.
+        room: Its room.
+    """
+
+    def __init__(self, contents: Iterator[Batches | StreamEnd], size: int, room: Room) -> None:
         self._contents = contents
+        self._size = size
         self._room = room
-        self._content: Batches | None = None
-        self._taken = 0
-        self._row = 0
+        self._rest: Batches | None = None
+        self._used = 0
+        self._end: StreamEnd | None = None
 
-    def take(self) -> Batches | StreamEnd:
-        """Return the next batch, alone, or the end."""
-        content = self._content
-        if content is None:
-            following = next(self._contents)
-            if isinstance(following, StreamEnd):
-                return following
-            content, self._taken, self._row = following, 0, 0
-        receipt = content.receipts[self._taken]
-        columns = copy_rows(Cut(content.columns, self._row, self._row + receipt.rows))
-        bytes_read = BytesRead() if self._taken else content.bytes_read
-        self._taken += 1
-        self._row += receipt.rows
-        self._content = content if self._taken < len(content.receipts) else None
-        if self._content is None:
-            self._room.give_back(content.held)
-        return Batches(columns, (receipt,), bytes_read)
+    @property
+    def full_batches(self) -> int:
+        """How many full batches are at hand, one after the other; more are read if there are none."""
+        rest = self._filled()
+        return 0 if rest is None else sum(receipt.rows == self._size for receipt in rest.receipts)
+
+    @property
+    def end(self) -> StreamEnd | None:
+        """The end of the stream, once all batches are taken."""
+        return self._end if self._filled() is None else None
+
+    def take(self, count: int) -> Batches:
+        """Return the next batches, of those that are at hand."""
+        rest = self._filled()
+        assert rest is not None  # noqa: S101 - there are so many
+        taken, self._rest = rest.cut(count)
+        if self._rest is None:
+            self._used = taken.held
+        return taken
+
+    def release(self) -> None:
+        """Give back the room of what was taken, for it is copied."""
+        self._room.give_back(self._used)
+        self._used = 0
 
     def close(self) -> None:
         """Read nothing more."""
         self._room.close()
-        self._content = None
+        self._rest = None
         close = getattr(self._contents, "close", None)
         if close is not None:
             close()
+
+    def _filled(self) -> Batches | None:
+        if self._rest is None and self._end is None:
+            following = next(self._contents)
+            if isinstance(following, StreamEnd):
+                self._end = following
+            else:
+                self._rest = following
+        return self._rest
 
 
 def _beside(receipts: list[Receipt]) -> Receipt:

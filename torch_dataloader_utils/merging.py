@@ -8,17 +8,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
 from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, RankMismatchError
 from torch_dataloader_utils.mismatch import TOPOLOGY, FileChanges, compare_files, mismatch
-from torch_dataloader_utils.model import Base, Manifest, Piece, Shard, Split, Started
+from torch_dataloader_utils.model import Base, Piece, Shard, Split, Started
 from torch_dataloader_utils.planning import delivery_order
 from torch_dataloader_utils.ranges import FileRows, gaps, merged, splits_of_rows
-from torch_dataloader_utils.restoring import require_each_rank
+from torch_dataloader_utils.restoring import require_each_rank, require_row_groups
 from torch_dataloader_utils.saved import SavedShard, SavedState
 from torch_dataloader_utils.state import Run
 
@@ -72,10 +72,10 @@ def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: On
     claims.require_apart()
     base = claims.base(states)
     if not files:
-        _require_row_groups(base, run.manifest)
+        require_row_groups(base, run.manifest)
         return Merged(first.epoch, base)
     kept, lost = _without_changed(base, first, run, {*files.removed, *files.changed}, layout)
-    _require_row_groups(kept, run.manifest)
+    require_row_groups(kept, run.manifest)
     return Merged(first.epoch, kept, files.added, lost)
 
 
@@ -110,6 +110,12 @@ def _require_equal(saved: SavedState, run: Run, on_changed_files: OnChangedFiles
     ]
     if differences or (files and on_changed_files == "error"):
         raise mismatch(differences, files, None, run.manifest)
+    if files and saved.root != run.manifest.root:
+        msg = f"files have changed, and with them the directory that all are in: {saved.root!r} then, "
+        msg += f"{run.manifest.root!r} now; so they cannot be told from one another: open the same directory as then"
+        raise CheckpointMismatchError(msg)
+    if files.described[0] != files.described[1]:
+        raise mismatch((), files, None, run.manifest)
     return files
 
 
@@ -121,23 +127,6 @@ def _layout(saved: SavedState, run: Run, files: FileChanges) -> list[FileRows]:
         msg = "files have changed since the checkpoint, which does not list them: it cannot tell which have"
         raise CheckpointMismatchError(f"{msg}; bring them back, or begin the epoch anew without a state")
     return [(file.path, file.rows or 0) for file in saved.files]
-
-
-def _require_row_groups(base: Base, manifest: Manifest) -> None:
-    """Raise unless what was done, or was under way, is whole row groups of today's files."""
-    bounds = {
-        file.path: set(accumulate((group.rows for group in file.row_groups), initial=0)) for file in manifest.files
-    }
-    present = [
-        split
-        for started in base.started
-        for place, split in enumerate(started.shard.splits)
-        if place not in started.shard.absent
-    ]
-    for split in [*base.done, *present]:
-        ends = {split.row_offset, split.row_offset + split.row_length}
-        if not ends <= bounds.get(split.path, set()):
-            raise mismatch((), FileChanges(), (split,), manifest)
 
 
 # What was delivered ------------------------------------------------------------------------------------------------
@@ -248,12 +237,11 @@ def _without_changed(
         kept = _with_absent(one, absent, run, saved.epoch, lost)
         if kept is not None:
             started.append(kept)
-    now = {file.path for file in run.manifest.files}
     return (
         Base(
             done=tuple(split for split in base.done if split.path not in changed),
             started=tuple(started),
-            left_out=tuple(sorted({*base.left_out, *changed} & now)),
+            left_out=tuple(sorted({*base.left_out, *changed})),  # also if they come back
             batches=base.batches,
         ),
         lost,
@@ -263,8 +251,7 @@ def _without_changed(
 def _with_absent(one: Started, absent: set[int], run: Run, epoch: int, lost: dict[str, int]) -> Started | None:
     """Return a shard that was under way without splits that cannot be read any more; None if nothing is left of it."""
     shard = one.shard
-    seed = run.options.shuffle_seed if run.options.mixes_rows else None
-    order = delivery_order(Piece(shard), seed=seed, epoch=epoch)
+    order = delivery_order(Piece(shard), seed=run.options.mixing_seed, epoch=epoch)
     ends = np.cumsum([split.row_length for split in shard.splits])
     places = np.searchsorted(ends, order, side="right")  # the split of each delivered row
     gone = np.isin(places, sorted(absent))

@@ -134,7 +134,10 @@ def _advice(differences: Sequence[Difference], files: FileChanges) -> Iterator[s
     yield from (ADVICE[difference.name] for difference in differences if difference.name in ADVICE)
     if files:
         yield "bring the files back to what they were"
-    if files and all(difference.name in (*TOPOLOGY, "rows") for difference in differences):
+    settled = files.described[0] == files.described[1]
+    if files and settled and all(difference.name in (*TOPOLOGY, "rows") for difference in differences):
         yield "load_state_dict(states, strict=False, on_changed_files='continue') with the states of all ranks"
-    elif differences and all(difference.name in TOPOLOGY for difference in differences):
-        yield "load_state_dict(states, strict=False) with the states of all ranks, which plans what is left anew"
+    elif not files and any(difference.name in TOPOLOGY for difference in differences):
+        others = [difference for difference in differences if difference.name not in TOPOLOGY]
+        under = "".join(f", {difference.name}={difference.checkpoint!r}" for difference in others)
+        yield f"load_state_dict(states, strict=False) with the states of all ranks{under}: it plans what is left anew"

@@ -261,7 +261,8 @@ class Base:
     Attributes:
         done: Row ranges of files that are done, whole row groups, neighbours merged.
         started: Shards that were under way.
-        left_out: Paths of files that were written anew since the epoch began: nothing more of them is delivered in it.
+        left_out: Paths of files that went, or were written anew, since the epoch began: nothing more of them is
+            delivered in it, whatever becomes of them.
         batches: Batches that the rank with the most of them had handed over.
     """
 
@@ -348,6 +349,8 @@ class Receipt:
         rows: Rows in this batch.
         rows_dropped: Rows left out because the last batch of the stream would have been short.
         beside: How far the other streams have come whose rows are in this batch too.
+        last: Piece of the batch's last row, and that row's place among the shard's delivered rows, from 1: the same
+            whether or not it was known that the piece ends there.
     """
 
     stream: int
@@ -356,6 +359,7 @@ class Receipt:
     rows: int
     rows_dropped: int = 0
     beside: tuple[Receipt, ...] = ()
+    last: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,11 @@ class PlanOptions:
     batch_size: int | None = None
 
     @property
+    def mixing_seed(self) -> int | None:
+        """The seed where rows are mixed inside a shard, else None."""
+        return self.shuffle_seed if self.mixes_rows else None
+
+    @property
     def mixes_rows(self) -> bool:
         """Whether rows are mixed inside a shard."""
         return self.shuffle_buffer_size is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from torch_dataloader_utils.errors import Difference, RankMismatchError
 from torch_dataloader_utils.mismatch import FileChanges, compare_files, mismatch
@@ -15,7 +15,7 @@ from torch_dataloader_utils.ranges import Coverage, Windows, merged, splits_of_r
 from torch_dataloader_utils.saved import SavedBase, SavedShard, SavedState
 from torch_dataloader_utils.state import Run
 
-__all__ = ["load_base", "require_each_rank", "restore_progress", "saved_splits", "started_shard"]
+__all__ = ["require_each_rank", "require_row_groups", "restore_progress"]
 
 OWN = ("num_workers", "num_ranks", "rank")
 """Settings that may differ where a grid decides what is delivered when."""
@@ -44,12 +44,14 @@ def restore_progress(
     states = states if everybody else [_own(states, run)]
     first = states[0]
     may_differ = () if topology.virtual_ranks is None else OWN
-    differences = [found for state in states for found in _differences(state, run, but=may_differ)]
+    differences = list(dict.fromkeys(found for state in states for found in _differences(state, run, but=may_differ)))
     files = compare_files(first, manifest)
     if everybody and not differences:
         require_each_rank(states)
         _require_one_step(states)
-    base = None if first.base is None else load_base(first.base, manifest)
+    base = None if first.base is None else _load_base(first.base, manifest)
+    if base is not None and not differences and not files:
+        require_row_groups(base, manifest)
     plan = plan_epoch(first.epoch, base)
     ranks = range(topology.planned_ranks) if everybody else topology.own_ranks
     streams = {(rank, worker): plan.stream(rank, worker) for worker in range(plan.streams) for rank in ranks}
@@ -70,22 +72,19 @@ def restore_progress(
     return progress
 
 
-def load_base(saved: SavedBase, manifest: Manifest) -> Base:
+def _load_base(saved: SavedBase, manifest: Manifest) -> Base:
     """Return what a state records of the epoch before it was planned anew."""
     return Base(
         done=tuple(splits_of_rows(manifest.rows_by_file, saved.completed_rows)),
-        started=tuple(Started(started_shard(one, manifest), one.windows) for one in saved.in_progress),
+        started=tuple(
+            Started(Shard(_splits_of(one, manifest), one.rounds, one.absent), one.windows) for one in saved.in_progress
+        ),
         left_out=saved.left_out,
         batches=saved.batches_delivered,
     )
 
 
-def started_shard(saved: SavedShard, manifest: Manifest) -> Shard:
-    """Return a shard that a state records as under way."""
-    return Shard(saved_splits(saved, manifest), saved.rounds, saved.absent)
-
-
-def saved_splits(saved: SavedShard, manifest: Manifest) -> tuple[Split, ...]:
+def _splits_of(saved: SavedShard, manifest: Manifest) -> tuple[Split, ...]:
     """Return the row ranges of a shard, however a state records them."""
     return saved.splits or tuple(splits_of_rows(manifest.rows_by_file, saved.rows))
 
@@ -110,6 +109,23 @@ def require_each_rank(states: Sequence[SavedState]) -> None:
     if missing:
         msg = f"the states of ranks {missing} are missing: all {counts[0]} ranks' states are needed, and {ranks} given"
         raise RankMismatchError(msg)
+
+
+def require_row_groups(base: Base, manifest: Manifest) -> None:
+    """Raise unless what was done, or was under way, is whole row groups of today's files."""
+    bounds = {
+        file.path: set(accumulate((group.rows for group in file.row_groups), initial=0)) for file in manifest.files
+    }
+    present = [
+        split
+        for started in base.started
+        for place, split in enumerate(started.shard.splits)
+        if place not in started.shard.absent
+    ]
+    for split in [*base.done, *present]:
+        ends = {split.row_offset, split.row_offset + split.row_length}
+        if not ends <= bounds.get(split.path, set()):
+            raise mismatch((), FileChanges(), (split,), manifest)
 
 
 def _is_own(states: Sequence[SavedState], run: Run) -> bool:
@@ -152,7 +168,7 @@ class _Recorded:
         self._started: dict[tuple[Split, ...], Windows] = {}
         self._repeated: dict[tuple[Split, ...], Windows] = {}
         for shard in (shard for state in states for shard in state.in_progress):
-            splits = saved_splits(shard, manifest)
+            splits = _splits_of(shard, manifest)
             held = self._repeated if shard.repeats else self._started
             windows = [*held.get(splits, ()), *shard.windows]
             held[splits] = merged(windows)

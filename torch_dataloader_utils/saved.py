@@ -15,7 +15,16 @@ from torch_dataloader_utils.evening import UNEVEN_RANKS
 from torch_dataloader_utils.model import Manifest, Split, root_prefix
 from torch_dataloader_utils.ranges import Windows
 
-__all__ = ["STATE_VERSION", "SavedBase", "SavedFile", "SavedShard", "SavedState", "dump_splits", "parse_state"]
+__all__ = [
+    "STATE_VERSION",
+    "SavedBase",
+    "SavedFile",
+    "SavedShard",
+    "SavedState",
+    "dump_splits",
+    "parse_state",
+    "parse_states",
+]
 
 STATE_VERSION = 1
 """Version of the layout of a state."""
@@ -90,6 +99,7 @@ class SavedState:
         batches_delivered: Batches handed over in this epoch.
         next_worker: The worker whose batch is due next; of a grid, the virtual one.
         fingerprint: The manifest's fingerprint.
+        root: The directory that all files were in.
         files: The data files, or None where there were too many to list.
         completed: Shards that are done.
         completed_rows: Ranges of the manifest's rows that are done: start, stop, start, stop, ...
@@ -102,6 +112,7 @@ class SavedState:
     batches_delivered: int
     next_worker: int
     fingerprint: str
+    root: str
     files: tuple[SavedFile, ...] | None
     completed: tuple[SavedShard, ...]
     completed_rows: tuple[int, ...]
@@ -204,11 +215,22 @@ class _Place:
         return self.value is None
 
 
-def parse_state(raw: object) -> SavedState:
+def parse_states(raw: object) -> list[SavedState]:
+    """Check one state, or a list of them, and return them as frozen values; equal file tables are checked once."""
+    states = list(raw) if isinstance(raw, (list, tuple)) else [raw]
+    if not states:
+        msg = "not a state of this package: state is an empty list, expected this rank's state or those of all ranks"
+        raise ValueError(msg)
+    first = parse_state(states[0])
+    return [first, *(parse_state(state, (states[0], first)) for state in states[1:])]
+
+
+def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> SavedState:
     """Check a state and return it as frozen values.
 
     Args:
         raw: What ``state_dict()`` returned, possibly through JSON or ``torch.save``.
+        known: A state that is checked, and what it is as frozen values: its file table need not be checked again.
 
     Returns:
         The state.
@@ -237,13 +259,18 @@ def parse_state(raw: object) -> SavedState:
     completed_rows = _rising_numbers(state["completed_rows"], settings["rows"])
     if completed and completed_rows:
         raise state["completed_rows"].fail("an empty list beside completed_shards")
+    if known is not None and known[0]["files"] == state["files"].value:
+        files = known[1].files
+    else:
+        files = None if state["files"].absent else _files(state["files"])
     return SavedState(
         settings=settings,
         epoch=state["epoch"].integer(),
         batches_delivered=state["batches_delivered"].integer(),
         next_worker=next_worker,
         fingerprint=plan["fingerprint"].text(),
-        files=None if state["files"].absent else _files(state["files"]),
+        root=root,
+        files=files,
         completed=completed,
         completed_rows=completed_rows,
         in_progress=in_progress,

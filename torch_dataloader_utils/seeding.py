@@ -19,8 +19,9 @@ __all__ = ["Seeding"]
 class Seeding:
     """Seeds Python's, NumPy's and torch's global generators for each batch that a process makes.
 
-    A batch is known by where it ends (the shard, and how many of its rows are delivered by then), which a resume does
-    not change. Its seeds are a keyed blake2b of that, the seed, the epoch, the rank and the worker.
+    A batch is known by its last row (the shard, and which of its delivered rows), which a resume does not change, and
+    which no other batch of an epoch has. Its seeds are a keyed blake2b of that, the seed, the epoch, the rank and the
+    worker.
 
     Args:
         seed: The shuffle seed.
@@ -40,7 +41,8 @@ class Seeding:
     def of(self, receipt: Receipt) -> Iterator[None]:
         """Make the generators those of a batch, known by its receipt."""
         before = None if self._own is None else _put_in(self._own)
-        place = b"%s|%d" % (self._shard(receipt.stream, receipt.position), receipt.rows_delivered)
+        position, row = receipt.last
+        place = b"%s|%d" % (self._shard(receipt.stream, position), row)
         digest = hashlib.blake2b(place, key=self._key, digest_size=24).digest()
         random.seed(int.from_bytes(digest[:8], "little"))
         np.random.seed(np.frombuffer(digest[8:16], np.uint32))  # noqa: NPY002 - whatever generator is in use
@@ -52,12 +54,9 @@ class Seeding:
                 _put_back(*before)
 
     def _shard(self, stream: int, position: int) -> bytes:
-        """Return what stands for the shard in which a batch ends; nothing after the last one."""
-        pieces = self._pieces[stream]
-        if position == len(pieces):
-            return b""
+        """Return what stands for the shard of a piece."""
         if (stream, position) not in self._shards:
-            content = pieces[position].shard.content()
+            content = self._pieces[stream][position].shard.content()
             self._shards[stream, position] = hashlib.blake2b(content, digest_size=16).digest()
         return self._shards[stream, position]
 

@@ -30,7 +30,7 @@ def seeding_us(*, keeps: bool) -> float:
     seeding = Seeding(42, 0, Assignment(0, 0, 0, ((Lane(0, (Piece(shard),)),),)), keeps=keeps)
     began = time.perf_counter()
     for number in range(BATCHES):
-        with seeding.of(Receipt(0, 0, number, rows=1)):
+        with seeding.of(Receipt(0, 0, number, rows=1, last=(0, number))):
             pass
     return 1e6 * (time.perf_counter() - began) / BATCHES
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -38,7 +38,7 @@ class Fetcher:
         self._files = files
         self._layout = layout
         self._threads = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
-        self._asked: dict[tuple[str, int], list[tuple[int, Future[bytes]]]] = {}
+        self._asked: defaultdict[tuple[str, int], deque[list[tuple[int, Future[bytes]]]]] = defaultdict(deque)
         self._opened: OrderedDict[str, Future[RemoteFile]] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -48,13 +48,13 @@ class Fetcher:
         with self._lock:
             opened = self._open(path)
             asked = [(start, self._threads.submit(self._fetch, opened, start, stop)) for start, stop in ranges]
-            self._asked[path, number] = asked
+            self._asked[path, number].append(asked)  # it may be asked for again before it is taken
 
     def take(self, path: str, number: int) -> Iterator[tuple[int, bytes]]:
         """Wait for a row group and yield its ranges: where each begins, and its bytes."""
-        if (path, number) not in self._asked:  # another attempt
+        if not self._asked[path, number]:  # another attempt
             self.ask_for(path, number)
-        for start, fetched in self._asked.pop((path, number)):
+        for start, fetched in self._asked[path, number].popleft():
             yield start, fetched.result()
 
     def forget(self, path: str) -> None:

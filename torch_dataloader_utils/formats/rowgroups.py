@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -72,7 +72,7 @@ class ParquetReader:
         count = min(MOST_DECODERS, pa.cpu_count())
         self._new_decoder = partial(Decoder, source, columns, footers, layout, self._fetcher)
         self._decoders = [self._new_decoder() for _ in range(count)]
-        self._decoded: dict[tuple[str, int], Future[pa.Table]] = {}
+        self._decoded: defaultdict[tuple[str, int], deque[Future[pa.Table]]] = defaultdict(deque)
 
     @property
     def columns(self) -> int:
@@ -140,7 +140,8 @@ class ParquetReader:
         if self._fetcher is not None:
             self._fetcher.ask_for(path, place.number)
         if whole:
-            self._decoded[path, place.number] = self._next_decoder().whole(path, place.number)
+            # Two pieces of one shard may follow one another, and ask for the same row group.
+            self._decoded[path, place.number].append(self._next_decoder().whole(path, place.number))
 
     def read(self, path: str, place: RowGroupPlace) -> pa.Table:
         """Return the rows that the filter leaves of a row group that was asked for, in file order.
@@ -157,7 +158,7 @@ class ParquetReader:
             UnreadableFileError: If it changed, is damaged, or cannot be read.
         """
         with self._errors(path, place):
-            table = self._decoded.pop((path, place.number)).result()
+            table = self._decoded[path, place.number].popleft().result()
             self._require_all(path, place, table.num_rows)
             self._learn(table)
             return self._finished(table, self._first_rows[path] + place.first_row)
