@@ -148,6 +148,8 @@ class MixedWalk(Walk):
 
     def _indices(self, shard: Shard, rounds: range) -> pa.Array:
         """Return which rows of the tables that are read for rounds follow one another."""
+        if shard.rounds == 1 and not shard.absent:
+            return _packed(self._permutation(shard, 0, shard.rows))
         begins, ends = round_bounds(shard, rounds[0]), round_bounds(shard, rounds[-1])
         offsets: list[int | None] = []  # of each split's rows in the tables, put together, from the row group's first
         rows = 0

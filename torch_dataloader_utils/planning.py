@@ -324,10 +324,21 @@ def delivery_order(piece: Piece, *, seed: int | None, epoch: int) -> npt.NDArray
 
 
 def stable_argsort(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-    """Return NumPy's stable argsort of values that are hardly ever equal, in a fraction of its time."""
-    order = np.argsort(values)  # the same unless there are equal values
-    ordered = values[order]
-    return np.argsort(values, kind="stable") if np.any(ordered[1:] == ordered[:-1]) else order
+    """Return NumPy's stable argsort of random values in a fraction of its time.
+
+    Each value's lowest bits give way to its place, and the values themselves are sorted, which is quicker than to sort
+    places by them. Where two agree in all other bits, which random ones hardly ever do, NumPy sorts.
+    """
+    count = len(values)
+    if count < 2:  # noqa: PLR2004 - there is nothing to sort
+        return np.arange(count)
+    lowest = np.uint64((1 << (count - 1).bit_length()) - 1)
+    keyed = np.bitwise_and(values, ~lowest)
+    keyed |= np.arange(count, dtype=np.uint64)
+    keyed.sort()
+    if np.min(keyed[1:] ^ keyed[:-1]) <= lowest:
+        return np.argsort(values, kind="stable")
+    return np.bitwise_and(keyed, lowest).astype(np.intp)
 
 
 def _row_groups(manifest: Manifest, selection: Sequence[Sequence[int]] | None) -> Iterator[SizedSplit]:
