@@ -338,7 +338,8 @@ def stable_argsort(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
     keyed.sort()
     if np.min(keyed[1:] ^ keyed[:-1]) <= lowest:
         return np.argsort(values, kind="stable")
-    return np.bitwise_and(keyed, lowest).astype(np.intp)
+    keyed &= lowest
+    return keyed.astype(np.intp)
 
 
 def _row_groups(manifest: Manifest, selection: Sequence[Sequence[int]] | None) -> Iterator[SizedSplit]:
