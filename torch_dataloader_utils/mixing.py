@@ -24,8 +24,8 @@ __all__ = ["MixedWalk"]
 ABSENT = (1 << 32) - 1
 """Stands for a row that is not there, and is above the number of any row of a table in memory."""
 
-BLOCK_SHARE = 4
-"""Rounds are mixed together, each for itself, up to this part (a quarter) of the room: each time has its costs."""
+BLOCK_SHARE = 8
+"""Rounds are mixed together, each for itself, up to this part (an eighth) of the room: each time has its costs."""
 
 COLUMNS_OF_A_THREAD = 8
 """For so many columns one is permuted at a time: what is on its way stays a small part of the shard."""

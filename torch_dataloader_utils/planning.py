@@ -339,7 +339,8 @@ def stable_argsort(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
     if np.min(keyed[1:] ^ keyed[:-1]) <= lowest:
         return np.argsort(values, kind="stable")
     keyed &= lowest
-    return keyed.astype(np.intp)
+    order: npt.NDArray[np.intp] = keyed.astype(np.intp)
+    return order
 
 
 def _row_groups(manifest: Manifest, selection: Sequence[Sequence[int]] | None) -> Iterator[SizedSplit]:

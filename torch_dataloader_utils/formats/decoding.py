@@ -32,6 +32,7 @@ class Decoder:
         footers: The files' footers.
         layout: Tells where in a file, by path, these lie.
         fetcher: Fetches their bytes; None if the files are local.
+        thread: Another decoder's thread, to work in that; None for one of its own.
     """
 
     def __init__(
@@ -41,6 +42,8 @@ class Decoder:
         footers: Footers,
         layout: Callable[[str], Layout],
         fetcher: Fetcher | None,
+        *,
+        thread: ThreadPoolExecutor | None = None,
     ) -> None:
         self._source = source
         self._columns = list(columns)
@@ -48,11 +51,12 @@ class Decoder:
         self._layout = layout
         self._fetcher = fetcher
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="decode")
+        self._shares = thread is not None
+        self.thread = thread or ThreadPoolExecutor(1, thread_name_prefix="decode")
 
     def whole(self, path: str, number: int) -> Future[pa.Table]:
         """Decode a row group as one table, when those before it are done."""
-        return self._thread.submit(self._source.storage.attempt, partial(self._decode, path, number))
+        return self.thread.submit(self._source.storage.attempt, partial(self._decode, path, number))
 
     def pieces(self, path: str, number: int, rows: int) -> Iterator[pa.Table]:
         """Decode a row group in tables of some rows, each when it is asked for."""
@@ -68,7 +72,7 @@ class Decoder:
                 tables = None  # another attempt begins with what has not been yielded
                 raise
 
-        while (table := self._thread.submit(self._source.storage.attempt, next_table).result()) is not None:
+        while (table := self.thread.submit(self._source.storage.attempt, next_table).result()) is not None:
             done += table.num_rows
             yield table
 
@@ -81,11 +85,12 @@ class Decoder:
             rows: How many rows to decode at a time: about a part's.
         """
         decode_from = partial(self._decode_from, path, number, rows, use_threads=False)  # others are decoded beside it
-        return Parts(self._thread, self._source.storage.attempt, decode_from)
+        return Parts(self.thread, self._source.storage.attempt, decode_from)
 
     def close(self) -> None:
-        """Decode nothing more and close the files; what is being decoded is waited for."""
-        self._thread.shutdown(cancel_futures=True)
+        """Decode nothing more in a thread of its own, where what is being decoded is waited for; close the files."""
+        if not self._shares:
+            self.thread.shutdown(cancel_futures=True)
         while self._open:
             self._open.popitem()[1].close()
 

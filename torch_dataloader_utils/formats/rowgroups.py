@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
@@ -197,7 +197,8 @@ class ParquetReader:
         """
         if self._fetcher is not None:
             self._fetcher.ask_for(path, place.number)
-        return Cursor(self, self._new_decoder(), path, place, rows)
+        decoder = self._new_decoder(thread=self._next_decoder().thread)
+        return Cursor(self, decoder, path, place, rows)
 
     def finished_part(self, path: str, place: RowGroupPlace, first: int, part: Future[pa.Table], rows: int) -> pa.Table:
         """Return the rows that the filter leaves of a part of a row group, in file order."""
@@ -253,7 +254,7 @@ class ParquetReader:
 
 
 class Cursor:
-    """A row group that is read part by part, in a thread of its own.
+    """A row group that is read part by part, out of a file that nobody else reads.
 
     Args:
         reader: The reader that made it.
@@ -290,6 +291,7 @@ class Cursor:
 
     def close(self) -> None:
         """Decode nothing more; what is being decoded is waited for."""
+        wait([part for part, _ in self._asked if not part.cancel()])
         self._decoder.close()
 
 
