@@ -189,6 +189,22 @@ def test_changed_files_are_no_business_of_a_strict_load(path):
         loader.load_state_dict(loader.state_dict(), strict=False, on_changed_files="ignore")
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("uneven", ["drop", "pad"])
+@pytest.mark.parametrize("order", ["shards shuffled", "rows shuffled", "rows shuffled in rounds"])
+def test_evened_ranks_resume_with_the_very_batches_at_every_step(numbers, order, uneven, num_workers):
+    options = {**ORDERS[order], "uneven_ranks": uneven, "batch_size": 9}
+    for number, loader in enumerate(team(numbers, 5, num_workers, **options)):
+        seen, states = [], [loader.state_dict()]
+        for batch in loader:
+            seen.append(rows_of(batch))
+            states.append(json.loads(json.dumps(loader.state_dict())))
+        assert len(seen) == len(loader) == 8
+        for step in range(len(states)) if num_workers == 0 else (3 + number % 2, 8):
+            loader.load_state_dict(states[step])
+            assert batches_of(loader) == seen[step:]
+
+
 # A grid --------------------------------------------------------------------------------------------------------------
 
 
