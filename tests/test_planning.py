@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import manifest_of, manifests, plan_options, row_ids, shards_of
 
@@ -177,6 +177,16 @@ def test_every_stream_gets_four_shards_where_row_groups_allow(case):
 
 
 @given(cases())
+@example(
+    Case(
+        manifest=manifest_of([(1, 100)] * 2, [(3, 100)] * 8),
+        options=PlanOptions(1),
+        epoch=2**70,
+        num_ranks=3,
+        num_workers=3,
+        selection=None,
+    )
+)
 @settings(deadline=None, max_examples=200)
 def test_every_stream_gets_a_shard_where_row_groups_allow_and_rows_are_mixed(case):
     case = replace(case, options=replace(case.options, shuffle=True, shuffle_buffer_size=1000))

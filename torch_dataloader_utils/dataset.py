@@ -203,11 +203,8 @@ class StructuredDataset(IterableDataset[Any]):
             virtual_workers=optional_count(virtual_workers, "virtual_workers"),
             batch_size=require_count(batch_size, "batch_size"),
             uneven_ranks=require_choice(uneven_ranks, "uneven_ranks", UNEVEN_RANKS),
+            filtered=filters is not None,
         )
-        if uneven_ranks != "allow" and filters is not None:
-            msg = f"uneven_ranks={uneven_ranks!r} has to know how many rows each rank has, and a filter leaves that to "
-            msg += "reading: use distributed.in_step(loader), which lets ranks stop together"
-            raise ValueError(msg)
         plan_options = PlanOptions(
             split_bytes=parse_bytes(split_bytes, "split_bytes"),
             split_rows=optional_count(split_rows, "split_rows"),
@@ -218,9 +215,6 @@ class StructuredDataset(IterableDataset[Any]):
             uneven_ranks=uneven_ranks,
             batch_size=None if uneven_ranks == "allow" else batch_size // topology.streams_per_turn,
         )
-        if plan_options.mixes_rows and not shuffle:
-            msg = f"shuffle_buffer_size={shuffle_buffer_size} has no meaning without shuffle=True"
-            raise ValueError(msg)
         read_options = ReadOptions(
             batch_size=require_count(batch_size, "batch_size"),
             drop_last=require_flag(drop_last, "drop_last"),

@@ -60,6 +60,11 @@ class PlanOptions:
     uneven_ranks: UnevenRanks = "allow"
     batch_size: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.mixes_rows and not self.shuffle:
+            msg = f"shuffle_buffer_size={self.shuffle_buffer_size} has no meaning without shuffle=True"
+            raise ValueError(msg)
+
     @property
     def mixing_seed(self) -> int | None:
         """The seed where rows are mixed inside a shard, else None."""
@@ -251,8 +256,8 @@ def _interleaved(groups: Sequence[SizedSplit], options: PlanOptions, streams: in
     for number, one in enumerate(groups):
         held.append(one)
         rows += one.split.row_length
-        is_last = number == len(groups) - 1
-        if is_last or len(held) == most or rows * count >= (closed + 1) * total:
+        others = len(groups) - number - 1  # none, or just enough for the shards that are wanted yet
+        if others <= max(0, count - closed - 1) or len(held) == most or rows * count >= (closed + 1) * total:
             yield _in_rounds(held, options.shuffle_buffer_size, options.split_bytes)
             held = []
             closed += 1

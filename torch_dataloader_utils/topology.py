@@ -68,6 +68,7 @@ def arrange(
     virtual_workers: int | None,
     batch_size: int,
     uneven_ranks: str,
+    filtered: bool,
 ) -> Topology:
     """Return who reads, if ranks, workers and grid fit together.
 
@@ -80,10 +81,15 @@ def arrange(
         virtual_workers: Workers of the grid, or None.
         batch_size: Rows of a rank's step.
         uneven_ranks: What becomes of rows that ranks would have more than others.
+        filtered: Whether a filter takes rows.
 
     Raises:
         ValueError: If they do not.
     """
+    if uneven_ranks != "allow" and filtered:
+        msg = f"uneven_ranks={uneven_ranks!r} has to know how many rows each rank has, and a filter leaves that to "
+        msg += "reading: use distributed.in_step(loader), which lets ranks stop together"
+        raise ValueError(msg)
     if (virtual_ranks is None) != (virtual_workers is None):
         msg = f"virtual_ranks={virtual_ranks} and virtual_workers={virtual_workers}: give both or neither"
         raise ValueError(msg)
