@@ -117,7 +117,7 @@ def journeys(draw: st.DrawFn) -> tuple[list[Team], list[list[int]]]:
 
 
 @given(journeys())
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_any_number_of_teams_one_after_the_other_deliver_each_row_once(journey):
     teams, stops = journey
     base = None
@@ -140,7 +140,7 @@ def test_any_number_of_teams_one_after_the_other_deliver_each_row_once(journey):
 
 
 @given(journeys())
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_every_rank_of_a_team_that_is_evened_makes_the_same_steps_also_of_what_was_left(journey):
     teams, stops = journey
     teams = [team for team in teams if team.ranks[0].run.options.uneven_ranks != "allow"]
@@ -161,7 +161,7 @@ GRIDS = [(4, 4), (2, 2), (6, 2)]
 
 
 @given(manifests(), plan_options(), st.sampled_from(GRIDS), st.sampled_from(["drop", "pad"]), st.data())
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 def test_a_grid_delivers_the_same_global_batches_under_all_its_topologies_and_when_they_change(
     manifest, options, grid, uneven, data
 ):

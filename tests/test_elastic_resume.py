@@ -89,7 +89,7 @@ def test_other_ranks_and_workers_deliver_what_is_left_at_every_stop(path, before
     wanted = KEPT if kept == "filtered" else list(range(ROWS))
     options["batch_size"] = 12
     longest = len(wanted) // 12 // before[0] + 3
-    for stop in range(0, longest, 1 if before[1] + after[1] == 0 else 3):
+    for stop in range(0, longest, 1 if before[1] + after[1] == 0 and kept == "filtered" else 4):
         rows, states = take(team(path, *before, **options), [max(0, stop - rank) for rank in range(before[0])])
         others = team(path, *after, **options)
         load(others, states[::-1], strict=False)
