@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 __all__ = ["Bar", "Point", "bars", "points"]
 
@@ -61,11 +62,7 @@ def points(path: Path, title: str, units: tuple[str, str], shown: Sequence[Point
     axes.set_xlim(left=0, right=1.3 * max(point.x for point in shown))
     axes.set_xlabel(units[0])
     axes.set_ylabel(units[1])
-    axes.set_title(title, fontsize=10)
-    axes.tick_params(labelsize=8)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
+    _save(figure, axes, path, title)
     plt.close(figure)
 
 
@@ -94,9 +91,13 @@ def bars(path: Path, title: str, unit: str, shown: Sequence[Bar], *, logarithmic
     if logarithmic:
         axes.set_xscale("log")
     axes.set_xlabel(unit)
+    _save(figure, axes, path, title)
+    plt.close(figure)
+
+
+def _save(figure: Any, axes: Any, path: Path, title: str) -> None:
     axes.set_title(title, fontsize=10)
     axes.tick_params(labelsize=8)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     figure.savefig(path, format="svg", metadata={"Date": None, "Creator": None})
-    plt.close(figure)
