@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from torch_dataloader_utils.model import DataFile, Manifest, RowGroup
+from torch_dataloader_utils.model import DataFile, Manifest, RowGroup, Shard
 from torch_dataloader_utils.planning import PlanOptions, delivery_order, make_plan
 
 LABELS = 50
@@ -45,10 +45,9 @@ def ours(group: int, buffer: int, streams: int = 1, interleave: int = 8) -> floa
     return float(np.mean(found))
 
 
-def places(manifest: Manifest, shard: object) -> Rows:
-    splits = shard.splits  # type: ignore[attr-defined]
+def places(manifest: Manifest, shard: Shard) -> Rows:
     first = manifest.first_rows
-    return np.concatenate([np.arange(s.row_length) + first[s.path] + s.row_offset for s in splits])
+    return np.concatenate([np.arange(s.row_length) + first[s.path] + s.row_offset for s in shard.splits])
 
 
 def perfect_window(group: int, buffer: int) -> float:
