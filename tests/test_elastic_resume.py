@@ -84,12 +84,13 @@ def rest(loaders: Sequence[Any]) -> list[int]:
 @pytest.mark.parametrize(
     ("before", "after"), [((1, 0), (3, 0)), ((3, 0), (2, 2)), ((2, 2), (1, 0)), ((2, 1), (1, 3)), ((4, 0), (4, 1))]
 )
-def test_other_ranks_and_workers_deliver_what_is_left_at_every_stop(path, before, after, order, kept):
+def test_other_ranks_and_workers_deliver_what_is_left(path, before, after, order, kept):
+    """Without worker processes after every stop, with them after some: to start them takes its time."""
     options = {**ORDERS[order], "filters": FILTERS[kept]}
     wanted = KEPT if kept == "filtered" else list(range(ROWS))
     options["batch_size"] = 12
     longest = len(wanted) // 12 // before[0] + 3
-    for stop in range(0, longest, 1 if before[1] + after[1] == 0 and kept == "filtered" else 4):
+    for stop in range(0, longest, 1 if before[1] + after[1] == 0 else 4):
         rows, states = take(team(path, *before, **options), [max(0, stop - rank) for rank in range(before[0])])
         others = team(path, *after, **options)
         load(others, states[::-1], strict=False)

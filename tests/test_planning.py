@@ -150,7 +150,7 @@ def test_a_split_is_one_row_group_where_rows_are_mixed(case):
 
 @given(cases())
 @settings(deadline=None, max_examples=200)
-def test_a_shard_above_a_maximum_is_a_single_row_group(case):
+def test_a_shard_above_a_maximum_is_a_single_row_group_or_mixed_in_rounds(case):
     options, all_groups = case.options, case.groups()
     for shard in shards_of(case.plan()):
         groups = groups_within(all_groups, shard.splits)
