@@ -270,8 +270,7 @@ def test_a_column_that_stands_twice_in_the_files_is_refused_by_name_and_only_whe
 
 
 DIFFERENT = {
-    "type": ({"x": [1, 2]}, {"x": [1.0, 2.0]}, "column 'x' is double in {b} but int64 in {a}"),
-    "width": ({"x": pa.array([1], pa.int32())}, {"x": [1]}, "column 'x' is int64 in {b} but int32 in {a}"),
+    "type": ({"x": [1, 2]}, {"x": ["a", "b"]}, "column 'x' is string in {b} but int64 in {a}"),
     "time zone": (
         {"x": pa.array([1], pa.timestamp("us"))},
         {"x": pa.array([1], pa.timestamp("us", "UTC"))},
@@ -492,9 +491,7 @@ def test_drop_last_may_make_ranks_equal(tmp_path):
 
 
 def test_with_a_filter_the_warning_says_that_lengths_are_not_known(data):
-    with pytest.warns(
-        UnevenRanksWarning, match="a filter leaves each rank a number of batches that is not known ahead"
-    ):
+    with pytest.warns(UnevenRanksWarning, match="only reading tells how many rows the filter leaves"):
         open_loader(data, filters=pc.field("value") > 3, num_ranks=2, rank=1)
 
 

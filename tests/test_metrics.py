@@ -39,6 +39,8 @@ def test_metrics_count_the_batches_rows_and_bytes_of_an_epoch(data, num_workers)
         "rows_dropped": 0,
         "bytes_read": compressed_bytes(data, {"score"}),
         "bytes_read_again": 0,
+        "row_groups_pruned": 0,
+        "bytes_pruned": 0,
     }
 
 
@@ -91,3 +93,12 @@ def test_a_progress_line_is_written_once_in_an_interval(capfd):
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("epoch 2: batch 2, ")
+
+
+def test_what_a_filter_rules_out_before_anything_is_read_is_counted(data):
+    _, dataset = open_loader(data, filters=pc.field("value") < 137)  # of the third file one row group of six may match
+    footers = [pq.read_metadata(path) for path in sorted(data.iterdir())]
+    groups = [footer.row_group(number) for footer in footers for number in range(footer.num_row_groups)]
+    pruned = [group for group in groups if group.column(0).statistics.min >= 137]
+    assert dataset.get_metrics()["row_groups_pruned"] == len(pruned) > 0
+    assert dataset.get_metrics()["bytes_pruned"] == sum(group.total_byte_size for group in pruned)

@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.errors import ChangedFilesWarning, LostRowsWarning, UnevenRanksWarning, warn_user
-from torch_dataloader_utils.formats.parquet import ParquetSource
+from torch_dataloader_utils.formats.source import Source
 from torch_dataloader_utils.iteration import Iteration
 from torch_dataloader_utils.merging import OnChangedFiles, merge_states
 from torch_dataloader_utils.metrics import ProgressLine
@@ -47,7 +47,7 @@ class Course:
 
     def __init__(
         self,
-        source: ParquetSource,
+        source: Source,
         plan_options: PlanOptions,
         read_options: ReadOptions,
         *,
@@ -76,10 +76,10 @@ class Course:
         """The epoch's number of batches, also when it is continued from a state.
 
         Raises:
-            TypeError: If a filter makes it unknowable.
+            TypeError: If only reading tells.
         """
-        if self._source.filter is not None:
-            msg = "the number of batches is not known ahead: only reading tells how many rows the filter leaves"
+        if self._source.unknown_rows is not None:
+            msg = f"the number of batches is not known ahead: {self._source.unknown_rows}"
             raise TypeError(msg)
         return self._batches(self.progress)
 
@@ -110,7 +110,7 @@ class Course:
         self._iterations += 1
         line = None
         if self._progress_interval_sec is not None:
-            total = None if self._source.filter is not None else self._batches(progress)
+            total = None if self._source.unknown_rows is not None else self._batches(progress)
             line = ProgressLine(self._progress_interval_sec, total)
         self.iteration = Iteration(self._iterations, self.epoch, progress, self.topology.processes, line)
         self._log_evening()
@@ -211,7 +211,7 @@ class Course:
         self._loaded = self._loaded if continues else None
         self.topology = replace(self.topology, num_workers=num_workers)
 
-    def lean(self, source: ParquetSource) -> Course:
+    def lean(self, source: Source) -> Course:
         """Return the same for a process that is told what to read.
 
         Args:
@@ -276,8 +276,8 @@ class Course:
     def _warn_of_uneven_ranks(self) -> None:
         if self._warned_of_uneven_ranks or self.topology.num_ranks == 1 or self._plan_options.uneven_ranks != "allow":
             return
-        if self._source.filter is not None:
-            text = "a filter leaves each rank a number of batches that is not known ahead"
+        if self._source.unknown_rows is not None:
+            text = f"the number of batches of each rank is not known ahead: {self._source.unknown_rows}"
         else:
             streams = map(self.plan.rank_streams, range(self.topology.num_ranks))
             ranks = list(map(Progress.fresh, streams))
@@ -287,7 +287,7 @@ class Course:
             rows = [rank.rows_left for rank in ranks]
             text = f"ranks make different numbers of steps in epoch {self.epoch}: batches {batches}, rows {rows}"
         self._warned_of_uneven_ranks = True
-        even = "distributed.in_step" if self._source.filter is not None else "uneven_ranks='drop' or 'pad'"
+        even = "distributed.in_step" if self._source.unknown_rows is not None else "uneven_ranks='drop' or 'pad'"
         advice = f"a DDP loop needs {even}, or join(); else ranks wait for one another"
         warn_user(f"{text}; {advice}", UnevenRanksWarning)
 

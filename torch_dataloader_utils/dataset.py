@@ -6,7 +6,6 @@ import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
-from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -20,7 +19,10 @@ from torch_dataloader_utils.cutting import Batch, StreamEnd
 from torch_dataloader_utils.errors import ProgressUnknownError
 from torch_dataloader_utils.evening import UNEVEN_RANKS, UnevenRanks
 from torch_dataloader_utils.formats.manifests import dump_manifest, load_manifest
-from torch_dataloader_utils.formats.parquet import SUFFIXES, KnownFooters, ParquetSource, open_parquet
+from torch_dataloader_utils.formats.opening import open_source
+from torch_dataloader_utils.formats.parquet import Parquet
+from torch_dataloader_utils.formats.partitions import Partitioning, partition_columns, require_partitioning
+from torch_dataloader_utils.formats.source import KnownFooters, Source
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
 from torch_dataloader_utils.listing import list_files
 from torch_dataloader_utils.loader import StructuredDataLoader
@@ -64,7 +66,7 @@ class StructuredDataset(IterableDataset[Any]):
 
     def __init__(
         self,
-        source: ParquetSource,
+        source: Source,
         course: Course,
         read_options: ReadOptions,
         collate_fn: Callable[[Any], Any] | None,
@@ -100,6 +102,7 @@ class StructuredDataset(IterableDataset[Any]):
         output_format: OutputFormat = "torch",
         collate_fn: Callable[[Any], Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        partitioning: Partitioning | None = None,
         manifest: bytes | None = None,
         row_id_column: str | None = None,
         uneven_ranks: UnevenRanks = "allow",
@@ -123,9 +126,9 @@ class StructuredDataset(IterableDataset[Any]):
                 stream is shorter.
             drop_last: Whether to leave that short batch out. The rows are counted as ``rows_dropped``.
             columns: Columns to deliver, in this order; None for all.
-            filters: Which rows to deliver: row groups are ruled out by their statistics, then rows are looked at.
-                May use columns outside `columns`. A filter that may keep NaN, such as ``pc.field("x") != 1`` of
-                floats, rules out no row group by that column: statistics leave NaN out.
+            filters: Which rows to deliver: files are ruled out by their partition columns, row groups by their
+                statistics, then rows are looked at. May use columns outside `columns`. A filter that may keep NaN, such
+                as ``pc.field("x") != 1`` of floats, rules out no row group by that column: statistics leave NaN out.
             shuffle: Whether shards come in an order drawn anew for each epoch.
             shuffle_seed: Seed of every random choice; seed and epoch together decide.
             shuffle_buffer_size: Number of rows, at most, that are read together and mixed, drawn from row groups all
@@ -150,6 +153,10 @@ class StructuredDataset(IterableDataset[Any]):
             collate_fn: Called with each batch, in the worker; what it returns is delivered.
             storage_options: fsspec's options for the storage, credentials included. They appear in no state,
                 message or log.
+            partitioning: How the directories below the path stand for columns: ``"hive"`` for names such as
+                ``day=2024-02-29``, or a ``pyarrow.dataset.Partitioning``. With ``"hive"`` a column is of integers,
+                dates or texts, whichever all its values in the dataset fit; names and values are URL-decoded, and
+                ``__HIVE_DEFAULT_PARTITION__`` is null. None takes no columns from paths.
             manifest: What `dump_manifest` of a dataset at the same path returned, so that nothing is listed and no
                 footer is read: one rank does it for all, or one run for the next. A file that has changed since is an
                 error when it is read; one of which a filter rules out all, by what the manifest says, is not looked at.
@@ -177,8 +184,9 @@ class StructuredDataset(IterableDataset[Any]):
         Raises:
             FileNotFoundError: If the path stands for no file.
             UnreadableFileError: If a footer cannot be read.
-            ColumnError: If a column of `columns` or `filters` does not exist, differs between files, or is of
-                integers or booleans with nulls, which tensors and arrays cannot hold.
+            ColumnError: If a column of `columns` or `filters` does not exist, has types in different files that cannot
+                be unified, does not fit the filter, or is of integers or booleans with nulls, which tensors and arrays
+                cannot hold.
             ValueError: If an argument's value makes no sense.
             TypeError: If an argument has the wrong type.
         """
@@ -223,19 +231,22 @@ class StructuredDataset(IterableDataset[Any]):
             mixing_seed=plan_options.mixing_seed,
             read_ahead_bytes=parse_bytes(read_ahead_bytes, "read_ahead_bytes"),
         )
+        partitioning = require_partitioning(partitioning)
         interval = require_seconds(progress_interval_sec, "progress_interval_sec")
         storage, locations = Storage.for_urls(urls, storage_options)
         if manifest is None:
-            listing, known = list_files(storage, locations, SUFFIXES), None
+            listing, known = list_files(storage, locations, Parquet.suffixes), None
         else:
             listing, known = load_manifest(manifest, storage, locations)
-        source = open_parquet(
+        source = open_source(
             storage,
             listing,
+            Parquet(),
             known=known,
             columns=wanted,
             filters=filters,
-            refuses_nulls=partial(refuses_nulls, output_format=output_format),
+            refuses_nulls=lambda column: refuses_nulls(column.type, output_format),
+            annotations=partition_columns([file.path for file in listing.files], partitioning, listing.root),
         )
         check_columns(source, read_options)
         course = Course(
@@ -365,13 +376,16 @@ class StructuredDataset(IterableDataset[Any]):
 
         Returns:
             ``epoch``; ``batches_delivered`` and ``rows_delivered`` since the iteration began; ``rows_dropped`` by
-            `drop_last`; ``bytes_read``, the compressed bytes of the row groups read, and ``bytes_read_again``, those
-            of them in row groups that hold rows delivered before a resume. With `uneven_ranks` also
+            `drop_last`; ``row_groups_pruned`` and ``bytes_pruned``, for all ranks: what the filter ruled out before
+            anything was read, in row groups and their uncompressed bytes over all columns; ``bytes_read``, the
+            compressed bytes of the row groups read, and ``bytes_read_again``, those of them in row groups that hold
+            rows delivered before a resume. With `uneven_ranks` also
             ``uneven_rows_dropped`` and ``uneven_rows_repeated``, of all ranks: a list of rows, each as the path of its
             file under the root and its place there, from 0.
         """
         iteration = self._course.iteration
         counters: dict[str, Any] = {"epoch": self.epoch, **asdict(iteration.metrics if iteration else Metrics())}
+        counters |= dict(zip(("row_groups_pruned", "bytes_pruned"), self._source.pruned, strict=True))
         return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._course.evened_rows().items()}
 
     def __iter__(self) -> Iterator[Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from torch_dataloader_utils.convert import interleave, size_of
 from torch_dataloader_utils.cutting import Batches, BytesRead, StreamEnd
-from torch_dataloader_utils.formats.parquet import ParquetSource
+from torch_dataloader_utils.formats.source import Source
 from torch_dataloader_utils.model import Assignment, Receipt
 from torch_dataloader_utils.readahead import Room
 from torch_dataloader_utils.reading import read_stream
@@ -18,7 +18,7 @@ __all__ = ["read_assignment"]
 
 
 def read_assignment(
-    source: ParquetSource, assignment: Assignment, options: ReadOptions, room: Room
+    source: Source, assignment: Assignment, options: ReadOptions, room: Room
 ) -> Iterator[Batches | StreamEnd]:
     """Read what a process is to read and yield its batches, then its end.
 

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils.convert import convert
 from torch_dataloader_utils.cutting import Chunk
-from torch_dataloader_utils.formats.rowgroups import ParquetReader, RowGroupPlace
+from torch_dataloader_utils.formats.rowgroups import RowGroupPlace, RowGroupReader
 from torch_dataloader_utils.model import Piece, Shard
 from torch_dataloader_utils.planning import permutation, round_bounds
 from torch_dataloader_utils.readahead import Room
@@ -62,7 +62,7 @@ class MixedWalk(Walk):
     """
 
     def __init__(
-        self, reader: ParquetReader, pieces: Sequence[Piece], options: ReadOptions, room: Room, epoch: int
+        self, reader: RowGroupReader, pieces: Sequence[Piece], options: ReadOptions, room: Room, epoch: int
     ) -> None:
         super().__init__(reader, pieces, options, room)
         self._epoch = epoch
@@ -144,7 +144,7 @@ class MixedWalk(Walk):
 
     def _draw(self, shard: Shard, rounds: range) -> Future[pa.Array] | None:
         """Begin to draw the order of rounds, where it is known how many rows they have."""
-        return None if self.reader.filters else self._threads.submit(self._indices, shard, rounds)
+        return None if not self.reader.knows_rows else self._threads.submit(self._indices, shard, rounds)
 
     def _indices(self, shard: Shard, rounds: range) -> pa.Array:
         """Return which rows of the tables that are read for rounds follow one another."""
@@ -183,7 +183,7 @@ class MixedWalk(Walk):
         """Yield the rounds of a shard: the next part of each of its row groups, mixed with those of the others."""
         piece, shard = step.piece, step.piece.shard
         groups = self.row_groups(step.position)
-        begin, first = (0, 0) if self.reader.filters else _begin(piece)
+        begin, first = (0, 0) if not self.reader.knows_rows else _begin(piece)
         blocks = list(self._blocks(shard, begin, groups))
         cursors = []
         try:
@@ -206,7 +206,7 @@ class MixedWalk(Walk):
                     for cursor, (path, place) in zip(cursors, groups, strict=True)
                 ]
                 rows = sum(part.num_rows for part in parts)
-                last = number == len(blocks) - 1 or (first + rows >= piece.stop and not self.reader.filters)
+                last = number == len(blocks) - 1 or (first + rows >= piece.stop and self.reader.knows_rows)
                 chunks = [self._mixed(step, _Block(rounds, first, last, size, indices), parts)]
                 yield chunks.pop()
                 first += rows
@@ -223,7 +223,7 @@ class MixedWalk(Walk):
         """Yield the rounds to read together, from one on, and the room that they take."""
         row_bytes = sum(self.reader.decoded_bytes(*group) for group in groups) // shard.rows + 1
         largest = sum(-(-place.rows // shard.rounds) for _, place in groups) * row_bytes
-        together = 1 if self.reader.filters else max(1, self.room.limit // (BLOCK_SHARE * largest))
+        together = 1 if not self.reader.knows_rows else max(1, self.room.limit // (BLOCK_SHARE * largest))
         for number in range(begin, shard.rounds, together):
             rounds = range(number, min(number + together, shard.rounds))
             yield rounds, self._half_at_least(len(rounds) * largest)

@@ -9,8 +9,8 @@ import pyarrow as pa
 from torch_dataloader_utils.convert import join, null_message
 from torch_dataloader_utils.cutting import Batches, Cutter, StreamEnd
 from torch_dataloader_utils.errors import ColumnError
-from torch_dataloader_utils.formats.parquet import ParquetSource
-from torch_dataloader_utils.formats.rowgroups import ParquetReader
+from torch_dataloader_utils.formats.rowgroups import RowGroupReader
+from torch_dataloader_utils.formats.source import Source
 from torch_dataloader_utils.mixing import MixedWalk
 from torch_dataloader_utils.model import Lane, Receipt
 from torch_dataloader_utils.readahead import Room
@@ -19,7 +19,7 @@ from torch_dataloader_utils.walking import OrderedWalk, ReadOptions, Walk
 __all__ = ["check_columns", "read_stream"]
 
 
-def check_columns(source: ParquetSource, options: ReadOptions) -> None:
+def check_columns(source: Source, options: ReadOptions) -> None:
     """Raise now what would otherwise be raised in the middle of an epoch.
 
     Raises:
@@ -32,6 +32,8 @@ def check_columns(source: ParquetSource, options: ReadOptions) -> None:
     for announced in source.announced_nulls:
         found = announced.found
         msg = f"{null_message(found.column, found.nulls)} (row group {found.row_group} of {announced.path})"
+        if announced.home is not None:
+            msg = f"column {found.column!r} is in {announced.home} but not in {announced.path}, where it is null: {msg}"
         raise ColumnError(msg)
     if source.filter is not None or options.mixing_seed is not None:
         for column in source.schema:
@@ -49,7 +51,7 @@ def _require_selectable(column: pa.Field) -> None:
 
 
 def read_stream(
-    source: ParquetSource, lane: Lane, epoch: int, options: ReadOptions, room: Room
+    source: Source, lane: Lane, epoch: int, options: ReadOptions, room: Room
 ) -> Iterator[Batches | StreamEnd]:
     """Read the pieces of one stream and yield its batches, then its end.
 
@@ -67,7 +69,7 @@ def read_stream(
         UnreadableFileError: If a file cannot be read.
         ColumnError: If an integer or boolean column holds nulls; the message names the file and the row group.
     """
-    reader = ParquetReader(source, options.row_id_column)
+    reader = RowGroupReader(source, options.row_id_column)
     mixes = options.mixing_seed is not None
     walk: Walk
     walk = (

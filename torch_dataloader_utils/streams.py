@@ -12,7 +12,7 @@ from torch.utils.data import get_worker_info
 from torch_dataloader_utils.collating import Gathered, UncopyableError, snapshot
 from torch_dataloader_utils.convert import with_lists
 from torch_dataloader_utils.cutting import Batch, Batches, StreamEnd
-from torch_dataloader_utils.formats.parquet import ParquetSource
+from torch_dataloader_utils.formats.source import Source
 from torch_dataloader_utils.lanes import read_assignment
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.readahead import ReadAhead, Room
@@ -37,7 +37,7 @@ class Stream:
         rank: This rank, which draws others.
     """
 
-    source: ParquetSource
+    source: Source
     options: ReadOptions
     collate_fn: Callable[[Any], Any] | None
     seed: int

@@ -12,7 +12,7 @@ import pyarrow as pa
 from torch_dataloader_utils.convert import convert, find_nulls, null_message
 from torch_dataloader_utils.cutting import BytesRead, Chunk
 from torch_dataloader_utils.errors import ColumnError
-from torch_dataloader_utils.formats.rowgroups import ParquetReader, RowGroupPlace
+from torch_dataloader_utils.formats.rowgroups import RowGroupPlace, RowGroupReader
 from torch_dataloader_utils.model import Piece
 from torch_dataloader_utils.readahead import Room
 
@@ -88,7 +88,7 @@ class Walk(ABC):
         room: How much may be read that is not delivered yet.
     """
 
-    def __init__(self, reader: ParquetReader, pieces: Sequence[Piece], options: ReadOptions, room: Room) -> None:
+    def __init__(self, reader: RowGroupReader, pieces: Sequence[Piece], options: ReadOptions, room: Room) -> None:
         self.reader = reader
         self.pieces = pieces
         self.options = options
@@ -159,7 +159,7 @@ class OrderedWalk(Walk):
         """Yield the rows of every piece; the last chunk of each says so, also when it holds no rows."""
         first = 0  # delivered rows of the shard before the table
         for step in self.asked_for(self._steps()):
-            if step.number == 0 or not self.reader.filters:
+            if step.number == 0 or self.reader.knows_rows:
                 first = step.first
             for table, last in self._tables(step):
                 skip = min(table.num_rows, max(0, step.piece.start - first))
@@ -181,8 +181,8 @@ class OrderedWalk(Walk):
             first = 0
             for number, (path, place) in enumerate(groups):
                 after = first + place.rows
-                if self.reader.filters or after > piece.start:
-                    last = number == len(groups) - 1 or (after >= piece.stop and not self.reader.filters)
+                if not self.reader.knows_rows or after > piece.start:
+                    last = number == len(groups) - 1 or (after >= piece.stop and self.reader.knows_rows)
                     decoding = self._decoding_bytes(path, place)
                     fits = decoding <= self.room.limit // LARGEST_SHARE
                     whole = fits and self.reader.knows_sizes(path)
@@ -210,7 +210,7 @@ class OrderedWalk(Walk):
         if not self.reader.knows_sizes(path):
             rows = min(rows, FIRST_ROWS)
         left = place.rows
-        if step.last and not self.reader.filters:
+        if step.last and self.reader.knows_rows:
             left = min(left, step.piece.stop - step.first)
         self.room.take(share)
         for table, count in self.reader.read_in_pieces(path, place, rows):

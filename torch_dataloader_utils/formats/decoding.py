@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.fetching import OPEN_FILES, Fetcher
-from torch_dataloader_utils.formats.layout import Layout
-from torch_dataloader_utils.formats.parquet import ParquetSource
-from torch_dataloader_utils.formats.sidecar import Footers
+from torch_dataloader_utils.formats.source import Codec, RowGroups, Source
 from torch_dataloader_utils.formats.sparse import SparseFile
 from torch_dataloader_utils.storage import LocalFile
 
@@ -28,27 +24,21 @@ class Decoder:
 
     Args:
         source: The data files.
-        columns: Names of the columns to decode.
-        footers: The files' footers.
-        layout: Tells where in a file, by path, these lie.
+        codec: The way to their rows.
         fetcher: Fetches their bytes; None if the files are local.
         thread: Another decoder's thread, to work in that; None for one of its own.
     """
 
     def __init__(
         self,
-        source: ParquetSource,
-        columns: Sequence[str],
-        footers: Footers,
-        layout: Callable[[str], Layout],
+        source: Source,
+        codec: Codec,
         fetcher: Fetcher | None,
         *,
         thread: ThreadPoolExecutor | None = None,
     ) -> None:
         self._source = source
-        self._columns = list(columns)
-        self._footers = footers
-        self._layout = layout
+        self._codec = codec
         self._fetcher = fetcher
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._shares = thread is not None
@@ -98,7 +88,7 @@ class Decoder:
 
     def _decode(self, path: str, number: int) -> pa.Table:
         with self._at_hand(path, number) as opened:
-            table = opened.parquet.read_row_group(number, columns=self._columns)
+            table = opened.row_groups.read(number)
             opened.require_unchanged()
         return table
 
@@ -106,9 +96,7 @@ class Decoder:
         self, path: str, number: int, rows: int, first: int, *, use_threads: bool = True
     ) -> Iterator[pa.Table]:
         with self._at_hand(path, number) as opened:
-            for batch in opened.parquet.iter_batches(
-                rows, row_groups=[number], columns=self._columns, use_threads=use_threads
-            ):
+            for batch in opened.row_groups.batches(number, rows, use_threads=use_threads):
                 opened.require_unchanged()
                 if batch.num_rows > first:
                     yield pa.Table.from_batches([batch.slice(first)])
@@ -120,7 +108,7 @@ class Decoder:
         try:
             opened = self._opened(path)
             opened.require_unchanged()
-            extent = self._layout(path).extent(number)
+            extent = self._codec.layout(path).extent(number)
             if opened.local is not None:
                 opened.local.will_need(*extent)
             if self._fetcher is not None:
@@ -140,24 +128,14 @@ class Decoder:
             return self._open[path]
         while len(self._open) >= OPEN_FILES:
             self._open.popitem(last=False)[1].close()
-        metadata = self._layout(path).metadata
         if self._source.storage.is_local:
             local = self._source.storage.open_local(self._source.files[path])
-            self._check_footer(path, local)
-            opened = _OpenFile(pq.ParquetFile(local.file, metadata=metadata, pre_buffer=False), local=local)
+            opened = _OpenFile(self._codec.open(path, local.file, local), local=local)
         else:
             sparse = SparseFile(self._source.files[path].size)
-            parquet = pq.ParquetFile(pa.PythonFile(sparse, mode="r"), metadata=metadata, pre_buffer=False)
-            opened = _OpenFile(parquet, sparse=sparse)
+            opened = _OpenFile(self._codec.open(path, pa.PythonFile(sparse, mode="r"), None), sparse=sparse)
         self._open[path] = opened
         return opened
-
-    def _check_footer(self, path: str, local: LocalFile) -> None:
-        footer = self._footers[path]
-        local.file.seek(local.size - len(footer))
-        if local.file.read(len(footer)) != footer:
-            msg = f"{self._source.manifest.full_path(path)} was written anew since it was listed"
-            raise UnreadableFileError(msg)
 
 
 class Parts:
@@ -218,7 +196,7 @@ class Parts:
 class _OpenFile:
     """A file that is open for reading row groups: a local one, or what was fetched of another."""
 
-    parquet: pq.ParquetFile
+    row_groups: RowGroups
     local: LocalFile | None = None
     sparse: SparseFile | None = None
 
@@ -237,4 +215,4 @@ class _OpenFile:
             self.sparse.clear()
 
     def close(self) -> None:
-        self.parquet.close(force=True)
+        self.row_groups.close()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from torch_dataloader_utils.formats.layout import Layout
+from torch_dataloader_utils.formats.source import Layout
 from torch_dataloader_utils.formats.sparse import coalesced
 from torch_dataloader_utils.storage import RemoteFile, Storage, StoredFile
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.formats.source import Footer, NullCount
 from torch_dataloader_utils.model import DataFile, RowGroup
 from torch_dataloader_utils.storage import Storage, StoredFile
 
@@ -21,10 +22,8 @@ __all__ = [
     "FOOTER_THREADS",
     "MAGIC",
     "Columns",
-    "Footer",
     "FooterReader",
     "NotParquetError",
-    "NullCount",
     "leaves_of",
     "parse_footer",
 ]
@@ -35,32 +34,6 @@ FOOTER_THREADS = 16
 
 TAIL_BYTES = 64 * 1024
 """How much of a file's end is read at first: most footers are smaller, and then one request is enough."""
-
-
-@dataclass(frozen=True, slots=True)
-class NullCount:
-    """Nulls that a footer announces."""
-
-    column: str
-    row_group: int
-    nulls: int
-
-
-@dataclass(frozen=True, slots=True)
-class Footer:
-    """A file's footer, read and understood.
-
-    Attributes:
-        file: The file by content.
-        schema: Its columns.
-        nulls: The nulls it announces in the columns that were asked for.
-        content: The footer's bytes, with their length and the magic; None where another file told what it says.
-    """
-
-    file: DataFile
-    schema: pa.Schema
-    nulls: tuple[NullCount, ...]
-    content: bytes | None
 
 
 class FooterReader:
@@ -75,6 +48,7 @@ class FooterReader:
         self._storage = storage
         self._counts_nulls = counts_nulls
         self._last: Columns | None = None
+        self._schemas: dict[bytes, pa.Schema] = {}
 
     def read(self, file: StoredFile) -> Footer:
         """Read and parse a file's footer.
@@ -117,6 +91,7 @@ class FooterReader:
         last = self._last
         if last is None or last.arrow != arrow or not last.stored.equals(metadata.schema):
             schema = metadata.schema.to_arrow_schema().remove_metadata()
+            schema = self._schemas.setdefault(schema.serialize().to_pybytes(), schema)  # alike ones are one object
             leaves = leaves_of(schema)
             counted = tuple((column.name, leaves[column.name][0]) for column in schema if self._counts_nulls(column))
             last = self._last = Columns(metadata.schema, arrow, schema, counted)

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils.formats.footers import leaves_of
+from torch_dataloader_utils.formats.source import Layout, Measures
 
-__all__ = ["Layout", "Measures", "width"]
-
-
-@dataclass(frozen=True, slots=True)
-class Measures:
-    """How large a file's row groups are, in the columns that are needed.
-
-    Attributes:
-        row_bytes: What a row takes in memory, columns of no fixed width left out.
-        stored: The compressed bytes of each row group.
-        variable: The uncompressed bytes in each row group of those columns, by name; a dictionary counts once.
-    """
-
-    row_bytes: float
-    stored: tuple[int, ...]
-    variable: Mapping[str, tuple[int, ...]]
+__all__ = ["ParquetLayout", "width"]
 
 
-class Layout:
+class ParquetLayout(Layout):
     """A file's footer, parsed, and which of its column chunks are needed.
 
     Args:
@@ -62,11 +47,6 @@ class Layout:
     def ranges(self, number: int) -> list[tuple[int, int]]:
         """Return where in the file the needed chunks lie."""
         return [_range(chunk) for chunk in self._chunks(number, self._leaves)]
-
-    def extent(self, number: int) -> tuple[int, int]:
-        """Return from where to where they lie, all together; columns need not be any."""
-        ranges = self.ranges(number)
-        return min((start for start, _ in ranges), default=0), max((stop for _, stop in ranges), default=0)
 
     def _chunks(self, number: int, leaves: Sequence[int]) -> list[pq.ColumnChunkMetaData]:
         group = self.metadata.row_group(number)

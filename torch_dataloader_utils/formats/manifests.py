@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
-from torch_dataloader_utils.formats.parquet import KnownFooters
+from torch_dataloader_utils.formats.source import KnownFooters
 from torch_dataloader_utils.listing import GLOB, Listing
 from torch_dataloader_utils.storage import Storage, StoredFile
 

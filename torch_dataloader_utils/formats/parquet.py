@@ -1,30 +1,30 @@
-"""Parquet files to a source: their footers read and checked, their manifest made."""
+"""Parquet: footers read once, or `_metadata` in their place; row groups decoded by pyarrow."""
 
 from __future__ import annotations
 
-import hashlib
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
-from torch_dataloader_utils.errors import ColumnError
-from torch_dataloader_utils.formats.footers import FOOTER_THREADS, Footer, FooterReader, NullCount
-from torch_dataloader_utils.formats.pruning import filter_columns, require_column, select_row_groups, takes_nulls
+from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.formats.fetching import OPEN_FILES
+from torch_dataloader_utils.formats.footers import FOOTER_THREADS, FooterReader, parse_footer
+from torch_dataloader_utils.formats.layout import ParquetLayout
+from torch_dataloader_utils.formats.pruning import select_row_groups
 from torch_dataloader_utils.formats.sidecar import Footers, Sidecar, read_sidecar
+from torch_dataloader_utils.formats.source import Codec, Described, FileCase, Footer, Format, KnownFooters, Source
 from torch_dataloader_utils.listing import Listing
-from torch_dataloader_utils.model import Manifest
-from torch_dataloader_utils.storage import Storage, StoredFile
+from torch_dataloader_utils.storage import LocalFile, Storage, StoredFile
 
-__all__ = ["SUFFIXES", "AnnouncedNulls", "KnownFooters", "ParquetSource", "delivered_type", "open_parquet"]
-
-SUFFIXES = (".parquet", ".parq", ".pq")
-"""Endings of the names of Parquet files."""
+__all__ = ["Parquet", "read_each"]
 
 FOOTERS_IN_A_ROW = 50
 QUICK_SEC = 0.0005
@@ -32,159 +32,120 @@ QUICK_SEC = 0.0005
 
 
 @dataclass(frozen=True, slots=True)
-class AnnouncedNulls:
-    """Nulls that a footer announces, in a column that cannot be delivered with them, and where."""
+class Parquet(Format):
+    """Apache Parquet: https://parquet.apache.org/docs/file-format/."""
 
-    path: str
-    found: NullCount
+    name: ClassVar[str] = "parquet"
+    suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".parq", ".pq")
 
+    def describe(
+        self, storage: Storage, listing: Listing, known: KnownFooters | None, counts_nulls: Callable[[pa.Field], bool]
+    ) -> Described:
+        """Read every file's footer, once, or `_metadata` if there is one."""
+        reader = FooterReader(storage, counts_nulls)
+        sidecar = None
+        if known is not None and known.sidecar is not None:
+            sidecar = Sidecar(known.sidecar)
+        elif known is None and listing.sidecar is not None:
+            sidecar = read_sidecar(storage, listing.sidecar, listing.files)
+        if sidecar is not None:
+            return Described(list(sidecar.describe(listing.files, reader)), sidecar.content)
+        if known is not None:
+            return Described([reader.parse(file, known.footers[file.path]) for file in listing.files])
+        return Described(list(read_each(reader.read, listing.files, at_once=storage.is_local)))
 
-@dataclass(frozen=True)
-class ParquetSource:
-    """A dataset's Parquet files, their footers read and checked.
-
-    Attributes:
-        storage: Where the files lie.
-        manifest: The files by content.
-        schema: The columns to deliver, in order, with their types; all nullable, as files may differ in that alone.
-        filter: Which rows to deliver, or None for all.
-        filter_columns: The columns that the filter needs.
-        selection: For each file the row groups that may hold such rows, by their statistics; None if that is all.
-        announced_nulls: Where the footers announce nulls that cannot be delivered, and the filter does not take.
-        files: The files as the storage lists them, by path.
-        footers: Their footers by path, as far as they were read.
-        sidecar: The footer of the `_metadata` file that described them, if one did.
-        row_bytes: The most that a row has taken in memory, by column, of those that have no fixed width: filled by
-            whoever reads.
-    """
-
-    storage: Storage
-    manifest: Manifest
-    schema: pa.Schema
-    filter: pc.Expression | None
-    filter_columns: tuple[str, ...]
-    selection: tuple[tuple[int, ...], ...] | None
-    announced_nulls: tuple[AnnouncedNulls, ...]
-    files: dict[str, StoredFile] = field(repr=False)
-    footers: dict[str, bytes] = field(repr=False)
-    sidecar: bytes | None = field(repr=False)
-    row_bytes: dict[str, float] = field(default_factory=dict, repr=False)
-
-    @cached_property
-    def filter_digest(self) -> str | None:
-        """Digest of the serialised filter, 16 hexadecimal characters: its text leaves too much out."""
-        if self.filter is None:
+    def select(
+        self,
+        described: Described,
+        filters: pc.Expression,
+        schema: pa.Schema,
+        columns: Sequence[str],
+        cases: Sequence[FileCase],
+    ) -> Sequence[Sequence[int]] | None:
+        """Return the row groups that their statistics do not rule out."""
+        if described.sidecar is None:
+            contents = [footer.content for footer in described.footers if footer.content is not None]
+            return select_row_groups(contents, filters, schema, columns, cases)
+        if not all(case.comparable for case in cases):
             return None
-        serialised = self.filter.__reduce__()[1][0]
-        return hashlib.blake2b(bytes(serialised), digest_size=8).hexdigest()
+        paths = [footer.file.path for footer in described.footers]
+        return Sidecar(described.sidecar).select_row_groups(paths, filters, schema, columns)
 
-    def reading_footers(self) -> Footers:
-        """Return the files' footers, those that are not known read and checked when they are first needed."""
-        return Footers(self.storage, self.files, {file.path: file for file in self.manifest.files}, self.footers)
+    def verify(self, source: Source) -> None:
+        """Read the footers of files of which nobody will read a row: what `_metadata` says of them must be true."""
+        if source.sidecar is None or source.selection is None:
+            return
+        footers = _footers_of(source)
+        paths = [file.path for file, chosen in zip(source.manifest.files, source.selection, strict=True) if not chosen]
+        try:
+            footers.expect(paths)
+            for path in paths:
+                footers[path]
+        finally:
+            footers.close()
+
+    def codec(self, source: Source) -> Codec:
+        """Return the way to the rows for one that reads."""
+        return _ParquetCodec(source)
+
+
+def _footers_of(source: Source) -> Footers:
+    """Return the files' footers, those that are not known read and checked when they are first needed."""
+    described = {file.path: file for file in source.manifest.files}
+    return Footers(source.storage, source.files, described, source.footers)
+
+
+class _ParquetCodec(Codec):
+    """Row groups decoded by pyarrow, by footers that are known or read when they are needed."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._footers = footers = _footers_of(source)
+        self._layout = lru_cache(OPEN_FILES)(
+            lambda path: ParquetLayout(parse_footer(footers[path]), source.projection(path).stored.names)
+        )
+
+    def expect(self, paths: Iterable[str]) -> None:
+        self._footers.expect(paths)
+
+    def layout(self, path: str) -> ParquetLayout:
+        return self._layout(path)
+
+    def open(self, path: str, file: Any, local: LocalFile | None) -> _ParquetRowGroups:
+        if local is not None:
+            self._check_footer(path, local)
+        opened = pq.ParquetFile(file, metadata=self._layout(path).metadata, pre_buffer=False)
+        return _ParquetRowGroups(opened, self._source.projection(path).stored.names)
+
+    def close(self) -> None:
+        self._footers.close()
+
+    def _check_footer(self, path: str, local: LocalFile) -> None:
+        footer = self._footers[path]
+        local.file.seek(local.size - len(footer))
+        if local.file.read(len(footer)) != footer:
+            msg = f"{self._source.manifest.full_path(path)} was written anew since it was listed"
+            raise UnreadableFileError(msg)
 
 
 @dataclass(frozen=True, slots=True)
-class KnownFooters:
-    """Footers that were read before: each file's, by path, or that of the `_metadata` file that describes them all."""
+class _ParquetRowGroups:
+    """An open Parquet file, and the columns that are needed of it."""
 
-    footers: Mapping[str, bytes]
-    sidecar: bytes | None = None
+    parquet: pq.ParquetFile
+    columns: list[str]
 
+    def read(self, number: int) -> pa.Table:
+        return self.parquet.read_row_group(number, columns=self.columns)
 
-def open_parquet(
-    storage: Storage,
-    listing: Listing,
-    *,
-    columns: Sequence[str] | None = None,
-    filters: pc.Expression | None = None,
-    refuses_nulls: Callable[[pa.DataType], bool] = lambda _: False,
-    known: KnownFooters | None = None,
-) -> ParquetSource:
-    """Read every file's footer, once, or `_metadata` if there is one, and check columns and filter against them.
+    def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
+        return self.parquet.iter_batches(rows, row_groups=[number], columns=self.columns, use_threads=use_threads)  # type: ignore[no-any-return]
 
-    Args:
-        storage: Where the files lie.
-        listing: The files.
-        known: What another source read, so that nothing has to be; or None.
-        columns: The columns to deliver; None for all.
-        filters: Which rows to deliver; None for all.
-        refuses_nulls: The types that cannot be delivered with nulls.
-
-    Returns:
-        The source.
-
-    Raises:
-        UnreadableFileError: If a footer cannot be read; the message names the file.
-        ColumnError: If a column is missing or has another type in one file than in another, or the filter does not
-            fit the columns.
-    """
-
-    def counts_nulls(column: pa.Field) -> bool:
-        return (columns is None or column.name in columns) and refuses_nulls(column.type)
-
-    footers, sidecar = _footers(FooterReader(storage, counts_nulls), storage, listing, known)
-    manifest = Manifest(listing.root, tuple(footer.file for footer in footers))
-    whole = footers[0].schema
-    filtering = () if filters is None else filter_columns(filters, whole)
-    delivered = whole.names if columns is None else list(columns)
-    for name in delivered:
-        require_column(name, whole, "")
-    needed = list(dict.fromkeys([*delivered, *filtering]))
-    for footer in footers[1:]:
-        _require_same(manifest, footer.file.path, footer.schema, whole, needed, all_columns=columns is None)
-    contents = {footer.file.path: footer.content for footer in footers if footer.content is not None}
-    selection = None
-    if filters is not None and sidecar is not None:
-        selection = sidecar.select_row_groups([file.path for file in listing.files], filters, whole, filtering)
-    elif filters is not None:
-        selection = select_row_groups(contents.values(), filters, whole, filtering)
-    taken = {name for name in filtering if filters is not None and takes_nulls(filters, whole, filtering, name)}
-    source = ParquetSource(
-        storage=storage,
-        manifest=manifest,
-        schema=pa.schema([pa.field(name, delivered_type(whole.field(name).type)) for name in delivered]),
-        filter=filters,
-        filter_columns=filtering,
-        selection=selection,
-        announced_nulls=tuple(_announced_nulls(manifest, footers, selection, set(delivered) - taken)),
-        files={file.path: file for file in listing.files},
-        footers=contents,
-        sidecar=None if sidecar is None else sidecar.content,
-    )
-    if sidecar is not None and selection is not None:
-        _require_described(source, selection)
-    return source
+    def close(self) -> None:
+        self.parquet.close(force=True)
 
 
-def _footers(
-    reader: FooterReader, storage: Storage, listing: Listing, known: KnownFooters | None
-) -> tuple[list[Footer], Sidecar | None]:
-    """Return what is known of each file, and the `_metadata` file if it is known by that."""
-    sidecar = None
-    if known is not None and known.sidecar is not None:
-        sidecar = Sidecar(known.sidecar)
-    elif known is None and listing.sidecar is not None:
-        sidecar = read_sidecar(storage, listing.sidecar, listing.files)
-    if sidecar is not None:
-        return list(sidecar.describe(listing.files, reader)), sidecar
-    if known is not None:
-        return [reader.parse(file, known.footers[file.path]) for file in listing.files], None
-    return list(_each(reader.read, listing.files, at_once=storage.is_local)), None
-
-
-def _require_described(source: ParquetSource, selection: Sequence[Sequence[int]]) -> None:
-    """Read the footers of files of which nobody will read a row: what rules them out must be true of them."""
-    footers = source.reading_footers()
-    paths = [file.path for file, selected in zip(source.manifest.files, selection, strict=True) if not selected]
-    try:
-        footers.expect(paths)
-        for path in paths:
-            footers[path]
-    finally:
-        footers.close()
-
-
-def _each(read: Callable[[StoredFile], Footer], files: Sequence[StoredFile], *, at_once: bool) -> Iterator[Footer]:
+def read_each(read: Callable[[StoredFile], Footer], files: Sequence[StoredFile], *, at_once: bool) -> Iterator[Footer]:
     """Read footers one by one as long as the storage answers at once, for threads would only be in one another's way.
 
     Args:
@@ -204,38 +165,3 @@ def _each(read: Callable[[StoredFile], Footer], files: Sequence[StoredFile], *, 
     if start < len(files):
         with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="footers") as threads:
             yield from threads.map(read, files[start:])
-
-
-def _announced_nulls(
-    manifest: Manifest, footers: Sequence[Footer], selection: Sequence[Sequence[int]] | None, columns: set[str]
-) -> Iterator[AnnouncedNulls]:
-    for number, footer in enumerate(footers):
-        for found in footer.nulls:
-            if found.column in columns and (selection is None or found.row_group in selection[number]):
-                yield AnnouncedNulls(manifest.full_path(footer.file.path), found)
-
-
-def _require_same(
-    manifest: Manifest, path: str, schema: pa.Schema, whole: pa.Schema, needed: Sequence[str], *, all_columns: bool
-) -> None:
-    """Raise unless a file has the needed columns with the first file's types."""
-    if schema is whole or schema.equals(whole):
-        return
-    here, first = manifest.full_path(path), manifest.full_path(manifest.files[0].path)
-    surplus = [name for name in schema.names if name not in whole.names] if all_columns else []
-    for name in [*needed, *surplus]:
-        one, other = schema.get_all_field_indices(name), whole.get_all_field_indices(name)
-        if len(one) != 1 or len(other) != 1:
-            holding, lacking = (here, first) if one else (first, here)
-            msg = f"column {name!r} is in {holding} but not in {lacking}: choose `columns` that all files have"
-            raise ColumnError(msg)
-        if schema.field(one[0]).type != whole.field(other[0]).type:
-            kinds = f"{schema.field(one[0]).type} in {here} but {whole.field(other[0]).type} in {first}"
-            msg = f"column {name!r} is {kinds}: write the files with one type, or choose `columns` without it"
-            raise ColumnError(msg)
-
-
-def delivered_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that a column is delivered in: its own, but for views, which pyarrow cannot filter."""
-    views = {"string_view": pa.string(), "binary_view": pa.binary()}
-    return views.get(str(kind), kind)

@@ -18,8 +18,9 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.footers import MAGIC
+from torch_dataloader_utils.formats.source import FileCase
 
-__all__ = ["filter_columns", "require_column", "select_row_groups", "takes_nulls"]
+__all__ = ["filter_columns", "require_column", "rules_out", "select_row_groups", "takes_nulls"]
 
 MOST_NAN_COLUMNS = 3
 """Up to this many columns in which NaN passes a filter, each case of NaN and no NaN is looked at."""
@@ -55,7 +56,7 @@ def filter_columns(filters: pc.Expression, schema: pa.Schema) -> tuple[str, ...]
     names = tuple(name for number, name in enumerate(schema.names) if not _binds(filters, schema.remove(number)))
     all_null = reduce(operator.and_, (pc.field(name).is_null() for name in names), pc.scalar(value=True))
     try:
-        _rules_out(filters, schema, names, all_null)
+        rules_out(filters, schema, names, all_null)
     except pa.ArrowInvalid as error:  # one that needs more than its own row, such as a sum
         raise _filter_error(filters, schema, error) from None
     return names
@@ -97,7 +98,7 @@ def _columns_kept_as_nan(filters: pc.Expression, schema: pa.Schema, columns: Seq
         kind = schema.field(name).type
         if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
             return None
-        if pa.types.is_floating(kind) and not _rules_out(filters, schema, columns, _is_nan(name, kind)):
+        if pa.types.is_floating(kind) and not rules_out(filters, schema, columns, _is_nan(name, kind)):
             kept.append(name)
     return kept if len(kept) <= MOST_NAN_COLUMNS else None
 
@@ -106,7 +107,7 @@ def _is_nan(name: str, kind: pa.DataType) -> pc.Expression:
     return pc.field(name) == pa.scalar(float("nan"), kind)
 
 
-def _rules_out(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str], guarantee: pc.Expression) -> bool:
+def rules_out(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str], guarantee: pc.Expression) -> bool:
     """Whether no row of which the guarantee holds passes a filter, by pyarrow's own reasoning."""
     sink = pa.BufferOutputStream()
     row = pa.table({name: pa.nulls(1, schema.field(name).type) for name in columns})
@@ -117,15 +118,20 @@ def _rules_out(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str]
 
 
 def select_row_groups(
-    footers: Iterable[bytes], filters: pc.Expression, schema: pa.Schema, columns: Sequence[str]
+    footers: Iterable[bytes],
+    filters: pc.Expression,
+    schema: pa.Schema,
+    columns: Sequence[str],
+    cases: Iterable[FileCase],
 ) -> tuple[tuple[int, ...], ...] | None:
     """Return, for each file, the row groups whose statistics do not rule out a row that a filter keeps.
 
     Args:
-        footers: The files' footers.
+        footers: The files' Parquet footers.
         filters: The filter.
-        schema: The files' columns.
+        schema: The dataset's columns.
         columns: The columns that the filter needs.
+        cases: What else is known of each file.
 
     Returns:
         Numbers of row groups, rising; None where statistics cannot rule out any.
@@ -138,25 +144,38 @@ def select_row_groups(
         for count in range(len(nan_columns) + 1)
         for chosen in itertools.combinations(nan_columns, count)
     ]
-    return tuple(_selected(footer, filters, schema, guarantees) for footer in footers)
+    return tuple(
+        _selected(footer, filters, schema, guarantees, case) for footer, case in zip(footers, cases, strict=True)
+    )
 
 
 def _selected(
-    footer: bytes, filters: pc.Expression, schema: pa.Schema, guarantees: Iterable[pc.Expression | None]
+    footer: bytes,
+    filters: pc.Expression,
+    schema: pa.Schema,
+    guarantees: Iterable[pc.Expression | None],
+    case: FileCase,
 ) -> tuple[int, ...]:
     """Return the row groups that may hold a row for the filter under any of the guarantees; each stands for a case."""
     selected: set[int] = set()
-    for guarantee in guarantees:
+    for of_nan in guarantees:
+        guarantee = _both(of_nan, case.guarantee)
         fragment = _fragment(footer, guarantee)
+        if not case.comparable:
+            return tuple(group.id for group in fragment.row_groups)
         with contextlib.suppress(pa.ArrowNotImplementedError):  # types that pyarrow cannot compare with statistics
             fragment = fragment.subset(filters, schema=schema)
         selected.update(group.id for group in fragment.row_groups)
     return tuple(sorted(selected))
 
 
+def _both(one: pc.Expression | None, other: pc.Expression | None) -> pc.Expression | None:
+    return other if one is None else one if other is None else one & other
+
+
 def takes_nulls(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str], column: str) -> bool:
     """Whether a filter takes every row in which a column is null."""
-    return column in columns and _rules_out(filters, schema, columns, pc.field(column).is_null())
+    return column in columns and rules_out(filters, schema, columns, pc.field(column).is_null())
 
 
 def _fragment(footer: bytes, guarantee: pc.Expression | None = None) -> Any:

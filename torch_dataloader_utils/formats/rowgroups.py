@@ -8,22 +8,24 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.decoding import Decoder
-from torch_dataloader_utils.formats.fetching import FETCHES, OPEN_FILES, Fetcher
-from torch_dataloader_utils.formats.footers import parse_footer
-from torch_dataloader_utils.formats.layout import Layout, width
-from torch_dataloader_utils.formats.parquet import ParquetSource, delivered_type
+from torch_dataloader_utils.formats.fetching import FETCHES, Fetcher
+from torch_dataloader_utils.formats.layout import width
+from torch_dataloader_utils.formats.source import Source
 from torch_dataloader_utils.model import DataFile, Split
 
-__all__ = ["Cursor", "ParquetReader", "RowGroupPlace"]
+__all__ = ["Cursor", "RowGroupPlace", "RowGroupReader"]
+
+NONE_DELETED = np.empty(0, dtype=np.int64)
 
 ROW_ID_BYTES = 8
 
@@ -37,8 +39,8 @@ class RowGroupPlace:
 
     Attributes:
         number: Number of the row group in its file.
-        first_row: The file's rows before it.
-        rows: Its rows.
+        first_row: The file's rows before it, without deleted ones.
+        rows: Its rows, without deleted ones; where rows are not counted, more than it can have.
     """
 
     number: int
@@ -46,7 +48,7 @@ class RowGroupPlace:
     rows: int
 
 
-class ParquetReader:
+class RowGroupReader:
     """Reads row groups; keeps the files it read last open. One to a stream.
 
     Args:
@@ -54,7 +56,7 @@ class ParquetReader:
         row_id_column: Name of an int64 column to add, each row's place among all rows of the manifest; or None.
     """
 
-    def __init__(self, source: ParquetSource, row_id_column: str | None = None) -> None:
+    def __init__(self, source: Source, row_id_column: str | None = None) -> None:
         self._source = source
         self._row_id_column = row_id_column
         self._schema = source.schema
@@ -64,13 +66,11 @@ class ParquetReader:
         self._first_rows = source.manifest.first_rows
         self._files = {file.path: file for file in source.manifest.files}
 
-        columns = list(dict.fromkeys([*source.schema.names, *source.filter_columns]))
-        footers = self._footers = source.reading_footers()
-        layout = self._layout = lru_cache(OPEN_FILES)(lambda path: Layout(parse_footer(footers[path]), columns))
-        self._measures = cache(lambda path: layout(path).measures())  # small, and asked for in any order
-        self._fetcher = None if source.storage.is_local else Fetcher(source.storage, source.files, layout)
+        codec = self._codec = source.format.codec(source)
+        self._measures = cache(lambda path: codec.layout(path).measures())  # small, and asked for in any order
+        self._fetcher = None if source.storage.is_local else Fetcher(source.storage, source.files, codec.layout)
         count = min(MOST_DECODERS, pa.cpu_count())
-        self._new_decoder = partial(Decoder, source, columns, footers, layout, self._fetcher)
+        self._new_decoder = partial(Decoder, source, codec, self._fetcher)
         self._decoders = [self._new_decoder() for _ in range(count)]
         self._decoded: defaultdict[tuple[str, int], deque[Future[pa.Table]]] = defaultdict(deque)
 
@@ -80,9 +80,9 @@ class ParquetReader:
         return len(self._schema)
 
     @property
-    def filters(self) -> bool:
-        """Whether a filter leaves rows out."""
-        return self._source.filter is not None
+    def knows_rows(self) -> bool:
+        """Whether it is known how many rows are delivered of each row group."""
+        return self._source.unknown_rows is None
 
     @property
     def most_asked(self) -> int:
@@ -91,7 +91,7 @@ class ParquetReader:
 
     def expect(self, splits: Iterable[Split]) -> None:
         """Begin to read what is needed to know of files before any of their row groups can be asked for."""
-        self._footers.expect(split.path for split in splits)
+        self._codec.expect(split.path for split in splits)
 
     def row_groups(self, split: Split) -> list[RowGroupPlace]:
         """Return the row groups that make up a split, in order."""
@@ -123,10 +123,18 @@ class ParquetReader:
     def decoded_bytes(self, path: str, place: RowGroupPlace) -> int:
         """Return how large a row group will be in memory: exactly for numbers, by what others came to for the rest."""
         measures = self._measures(path)
-        size = place.rows * (measures.row_bytes + (0 if self._row_id_column is None else ROW_ID_BYTES))
+        size = place.rows * (measures.row_bytes + self._added_bytes(path))
         for name, sizes in measures.variable.items():
             size += max(place.rows * self._source.row_bytes.get(name, 0), sizes[place.number])
         return max(1, int(size))
+
+    def _added_bytes(self, path: str) -> float:
+        """Return what a row takes in columns that the file does not have."""
+        sources = self._source.projection(path).sources
+        added = sum(
+            width(field.type) for field, source in zip(self._source.needed, sources, strict=True) if source is None
+        )
+        return added + (0 if self._row_id_column is None else ROW_ID_BYTES)
 
     def held_bytes(self, table: pa.Table) -> int:
         """Return how large a table will be once it is converted."""
@@ -161,7 +169,7 @@ class ParquetReader:
             table = self._decoded[path, place.number].popleft().result()
             self._require_all(path, place, table.num_rows)
             self._learn(table)
-            return self._finished(table, self._first_rows[path] + place.first_row)
+            return self._finished(table, path, place, 0)[0]
 
     def read_in_pieces(self, path: str, place: RowGroupPlace, rows: int) -> Iterator[tuple[pa.Table, int]]:
         """Yield a row group in pieces. It was asked for, but not as a whole.
@@ -179,13 +187,15 @@ class ParquetReader:
             UnreadableFileError: If it changed, is damaged, or cannot be read.
         """
         with self._errors(path, place):
-            first = self._first_rows[path] + place.first_row
             done = 0
             for table in self._next_decoder().pieces(path, place.number, rows):
                 self._learn(table)
-                yield self._finished(table, first + done), table.num_rows
+                finished, count = self._finished(table, path, place, done)
+                yield finished, count if self._counts else 0
                 done += table.num_rows
             self._require_all(path, place, done)
+        if not self._counts:  # only the end of a row group tells that it has no more
+            yield self._schema.empty_table(), place.rows
 
     def cursor(self, path: str, place: RowGroupPlace, rows: int) -> Cursor:
         """Begin to read a row group part by part, beside others.
@@ -200,14 +210,33 @@ class ParquetReader:
         decoder = self._new_decoder(thread=self._next_decoder().thread)
         return Cursor(self, decoder, path, place, rows)
 
+    def stored_rows(self, path: str, place: RowGroupPlace, rows: int) -> int:
+        """Return how many rows of the file a row group's first rows are, deleted ones among and before them included.
+
+        Those that follow the last of them are left out, unless all are asked for.
+        """
+        deleted = self._deleted(path, place)
+        if rows == place.rows or not len(deleted):
+            return rows + (len(deleted) if rows == place.rows else 0)
+        before = deleted - np.arange(len(deleted))  # rows that are not deleted before each deleted one
+        return rows + int(np.searchsorted(before, rows, side="left"))
+
     def finished_part(self, path: str, place: RowGroupPlace, first: int, part: Future[pa.Table], rows: int) -> pa.Table:
-        """Return the rows that the filter leaves of a part of a row group, in file order."""
+        """Return the rows that are delivered of a part of a row group, in file order.
+
+        Args:
+            path: The file.
+            place: The row group.
+            first: The row group's stored rows before the part.
+            part: The part.
+            rows: How many stored rows it should have.
+        """
         with self._errors(path, place):
             table = part.result()
             if table.num_rows != rows:
                 self._require_all(path, place, first + table.num_rows)
             self._learn(table)
-            return self._finished(table, self._first_rows[path] + place.first_row + first)
+            return self._finished(table, path, place, first)[0]
 
     def close(self) -> None:
         """Close the files that are open; what is being fetched and decoded is waited for."""
@@ -215,7 +244,7 @@ class ParquetReader:
             self._fetcher.close()
         for decoder in self._decoders:
             decoder.close()
-        self._footers.close()
+        self._codec.close()
         pa.default_memory_pool().release_unused()  # what threads that ended leave behind would pile up over epochs
 
     def _next_decoder(self) -> Decoder:
@@ -226,24 +255,40 @@ class ParquetReader:
     def _errors(self, path: str, place: RowGroupPlace) -> AbstractContextManager[None]:
         return self._source.storage.errors_at(f"row group {place.number} of {self.full_path(path)}")
 
+    @property
+    def _counts(self) -> bool:
+        """Whether the files tell how many rows they have."""
+        return self._source.format.unknown_rows is None
+
     def _require_all(self, path: str, place: RowGroupPlace, rows: int) -> None:
-        if rows != place.rows:
-            msg = f"row group {place.number} of {self.full_path(path)} has {rows} rows, not {place.rows}"
+        expected = place.rows + len(self._deleted(path, place))
+        if rows != expected and self._counts:
+            msg = f"row group {place.number} of {self.full_path(path)} has {rows} rows, not {expected}"
             raise UnreadableFileError(msg)
 
-    def _finished(self, table: pa.Table, first: int) -> pa.Table:
+    def _deleted(self, path: str, place: RowGroupPlace) -> npt.NDArray[np.int64]:
+        """Return the deleted rows of a row group, counted from its first row."""
+        deletes = self._source.deletes.get(path)
+        return NONE_DELETED if deletes is None else deletes.within(place.number)
+
+    def _finished(self, table: pa.Table, path: str, place: RowGroupPlace, first: int) -> tuple[pa.Table, int]:
+        """Return the rows to deliver of a row group's stored rows from `first` on, and how many are not deleted."""
+        source = self._source
         rows = table.num_rows
-        table = _without_views(table)
+        table = source.projection(path).apply(table, source.needed, source.constants_of(path))
+        deleted = self._deleted(path, place)
+        begin, end = np.searchsorted(deleted, [first, first + rows])
+        if end > begin:
+            kept = np.ones(rows, dtype=bool)
+            kept[deleted[begin:end] - first] = False
+            table = table.filter(pa.array(kept))
+        count = rows - int(end - begin)
         if self._row_id_column is not None:
-            table = table.append_column(self._row_id_column, _row_ids(first, rows))
-        if self._source.filter is not None:
-            table = table.filter(_mask(table, self._source.filter))
-        columns = [table[name] for name in self._schema.names]
-        for column, expected in zip(columns, self._schema, strict=True):
-            if column.type != expected.type:  # else it would be cast
-                msg = f"column {expected.name!r} is {column.type}, and was {expected.type} when the file was listed"
-                raise UnreadableFileError(msg)
-        return pa.table(columns, schema=self._schema)
+            first_id = self._first_rows[path] + place.first_row + first - int(begin)
+            table = table.append_column(self._row_id_column, _row_ids(first_id, count))
+        if source.filter is not None:
+            table = table.filter(_mask(table, source.filter))
+        return pa.table([table[name] for name in self._schema.names], schema=self._schema), count
 
     def _learn(self, table: pa.Table) -> None:
         """Learn how much rows take in columns of no fixed width."""
@@ -264,30 +309,38 @@ class Cursor:
         rows: About how many rows a part has.
     """
 
-    def __init__(self, reader: ParquetReader, decoder: Decoder, path: str, place: RowGroupPlace, rows: int) -> None:
+    def __init__(self, reader: RowGroupReader, decoder: Decoder, path: str, place: RowGroupPlace, rows: int) -> None:
         self._reader = reader
         self._decoder = decoder
         self._parts = decoder.parts(path, place.number, rows)
         self._path = path
         self._place = place
-        self._first = 0
+        self._first = 0  # stored rows that were taken
+        self._last = 0  # rows, without deleted ones, that were asked for
         self._asked: deque[tuple[Future[pa.Table], int]] = deque()
 
     def skip(self, rows: int) -> None:
         """Leave out the first rows."""
-        self._parts.skip(rows)
-        self._first += rows
+        self._first = self._advance(rows)
+        self._parts.skip(self._first)
 
     def ask(self, rows: int) -> None:
         """Begin to decode the next rows."""
-        self._asked.append((self._parts.next(rows), rows))
+        stored = self._advance(rows)
+        self._asked.append((self._parts.next(stored), stored))
 
     def take(self) -> pa.Table:
         """Return the rows that the filter leaves of the first part that was asked for and not taken."""
-        part, rows = self._asked.popleft()
-        table = self._reader.finished_part(self._path, self._place, self._first, part, rows)
-        self._first += rows
+        part, stored = self._asked.popleft()
+        table = self._reader.finished_part(self._path, self._place, self._first, part, stored)
+        self._first += stored
         return table
+
+    def _advance(self, rows: int) -> int:
+        """Go on by some rows, and return how many stored rows these are."""
+        before = self._reader.stored_rows(self._path, self._place, self._last)
+        self._last += rows
+        return self._reader.stored_rows(self._path, self._place, self._last) - before
 
     def close(self) -> None:
         """Decode nothing more; what is being decoded is waited for."""
@@ -300,13 +353,6 @@ def _places(file: DataFile) -> Iterator[RowGroupPlace]:
     for number, group in enumerate(file.row_groups):
         yield RowGroupPlace(number, first, group.rows)
         first += group.rows
-
-
-def _without_views(table: pa.Table) -> pa.Table:
-    kinds = list(map(delivered_type, table.schema.types))
-    if kinds == table.schema.types:
-        return table
-    return table.cast(pa.schema([column.with_type(kind) for column, kind in zip(table.schema, kinds, strict=True)]))
 
 
 def _mask(table: pa.Table, filters: pc.Expression) -> pa.ChunkedArray:

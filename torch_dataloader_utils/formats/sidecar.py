@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils.errors import MetadataFileWarning, UnreadableFileError, warn_user
-from torch_dataloader_utils.formats.footers import FOOTER_THREADS, Footer, FooterReader, NotParquetError, parse_footer
+from torch_dataloader_utils.formats.footers import FOOTER_THREADS, FooterReader, NotParquetError, parse_footer
 from torch_dataloader_utils.formats.pruning import select_row_groups
+from torch_dataloader_utils.formats.source import FileCase, Footer
 from torch_dataloader_utils.model import DESCRIBED, DataFile, RowGroup
 from torch_dataloader_utils.storage import Storage, StoredFile
 
@@ -63,7 +64,7 @@ class Sidecar:
         self, files: Sequence[str], filters: pc.Expression, schema: pa.Schema, columns: Sequence[str]
     ) -> tuple[tuple[int, ...], ...] | None:
         """Return what `pruning.select_row_groups` would with the files' own footers."""
-        found = select_row_groups([self.content], filters, schema, columns)
+        found = select_row_groups([self.content], filters, schema, columns, [FileCase()])
         if found is None:
             return None
         selected = frozenset(found[0])
