@@ -245,6 +245,9 @@ class Course:
             options=self._plan_options,
             filter_digest=self._source.filter_digest,
             topology=topology,
+            format=self._source.format.name,
+            format_options=self._source.format.options_digest,
+            **self._source.pin,
         )
 
     @property

@@ -18,13 +18,12 @@ from torch_dataloader_utils.course import Course
 from torch_dataloader_utils.cutting import Batch, StreamEnd
 from torch_dataloader_utils.errors import ProgressUnknownError
 from torch_dataloader_utils.evening import UNEVEN_RANKS, UnevenRanks
-from torch_dataloader_utils.formats.manifests import dump_manifest, load_manifest
-from torch_dataloader_utils.formats.opening import open_source
+from torch_dataloader_utils.fileset import FileSet, PathSet
+from torch_dataloader_utils.formats.manifests import dump_manifest
 from torch_dataloader_utils.formats.parquet import Parquet
-from torch_dataloader_utils.formats.partitions import Partitioning, partition_columns, require_partitioning
+from torch_dataloader_utils.formats.partitions import Partitioning, require_partitioning
 from torch_dataloader_utils.formats.source import KnownFooters, Source
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
-from torch_dataloader_utils.listing import list_files
 from torch_dataloader_utils.loader import StructuredDataLoader
 from torch_dataloader_utils.merging import ON_CHANGED_FILES
 from torch_dataloader_utils.metrics import Metrics
@@ -46,7 +45,6 @@ from torch_dataloader_utils.options import (
 )
 from torch_dataloader_utils.planning import PlanOptions
 from torch_dataloader_utils.reading import check_columns
-from torch_dataloader_utils.storage import Storage
 from torch_dataloader_utils.streams import Stream
 from torch_dataloader_utils.topology import arrange
 from torch_dataloader_utils.transport import Parcel, Post
@@ -82,7 +80,7 @@ class StructuredDataset(IterableDataset[Any]):
     @classmethod
     def create_dataloader(
         cls,
-        path: PathLike | Sequence[PathLike],
+        path: PathLike | Sequence[PathLike] | FileSet,
         format: Literal["parquet"] = "parquet",  # noqa: A002 - the name that readers of data use
         *,
         batch_size: int = 1024,
@@ -193,9 +191,12 @@ class StructuredDataset(IterableDataset[Any]):
         require_choice(format, "format", ("parquet",))
         require_choice(output_format, "output_format", OUTPUT_FORMATS)
         wanted = parse_columns(columns, row_id_column)
-        urls = parse_paths(path)
         require_callable(collate_fn, "collate_fn")
         require_options(storage_options, "storage_options")
+        if isinstance(path, FileSet):
+            files = path
+        else:
+            files = PathSet(parse_paths(path), Parquet(), storage_options, require_partitioning(partitioning), manifest)
         if filters is not None and not isinstance(filters, pc.Expression):
             msg = f"filters={filters!r}: expected a pyarrow.compute.Expression such as pc.field('x') > 3"
             raise TypeError(msg)
@@ -231,22 +232,11 @@ class StructuredDataset(IterableDataset[Any]):
             mixing_seed=plan_options.mixing_seed,
             read_ahead_bytes=parse_bytes(read_ahead_bytes, "read_ahead_bytes"),
         )
-        partitioning = require_partitioning(partitioning)
         interval = require_seconds(progress_interval_sec, "progress_interval_sec")
-        storage, locations = Storage.for_urls(urls, storage_options)
-        if manifest is None:
-            listing, known = list_files(storage, locations, Parquet.suffixes), None
-        else:
-            listing, known = load_manifest(manifest, storage, locations)
-        source = open_source(
-            storage,
-            listing,
-            Parquet(),
-            known=known,
+        source = files.open(
             columns=wanted,
             filters=filters,
             refuses_nulls=lambda column: refuses_nulls(column.type, output_format),
-            annotations=partition_columns([file.path for file in listing.files], partitioning, listing.root),
         )
         check_columns(source, read_options)
         course = Course(

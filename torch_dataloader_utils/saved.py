@@ -314,6 +314,10 @@ def _settings(state: _Place, plan: _Place) -> dict[str, Any]:
         "virtual_ranks": optional(plan["virtual_ranks"]),
         "virtual_workers": optional(plan["virtual_workers"]),
         "global_batch_size": optional(plan["global_batch_size"]),
+        "format": plan["format"].text(),
+        "format_options": None if plan["format_options"].absent else plan["format_options"].text(),
+        "snapshot_id": None if plan["snapshot_id"].absent else plan["snapshot_id"].integer(),
+        "version": None if plan["version"].absent else plan["version"].integer(),
         "filters": None if plan["filter"].absent else plan["filter"].text(),
         "plan_algorithm": state["plan_algorithm"].integer(),
     }

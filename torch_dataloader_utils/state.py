@@ -38,12 +38,20 @@ class Run:
         options: The plan's options.
         filter_digest: Digest of the serialised filter, or None.
         topology: Who reads.
+        format: The files' format.
+        format_options: Digest of the options that decide what rows a file has, or None.
+        snapshot_id: The snapshot of an Iceberg table, or None.
+        version: The version of a Delta Lake table, or None.
     """
 
     manifest: Manifest
     options: PlanOptions
     filter_digest: str | None
     topology: Topology
+    format: str = "parquet"
+    format_options: str | None = None
+    snapshot_id: int | None = None
+    version: int | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return what must be equal for a state to be loaded, by the names that users know; the files come apart."""
@@ -73,6 +81,10 @@ class Run:
         options = self.options
         size = options.batch_size
         return {
+            "format": self.format,
+            "format_options": self.format_options,
+            "snapshot_id": self.snapshot_id,
+            "version": self.version,
             "split_bytes": options.split_bytes,
             "split_rows": options.split_rows,
             "shuffle": options.shuffle,

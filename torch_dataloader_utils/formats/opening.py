@@ -47,6 +47,7 @@ class Annotations:
         constant_schema: Columns that have one value for all of a file.
         constants: Their values in each file, by path.
         deleted: Places in a file of the rows that are deleted, int64, rising, by path.
+        pin: What a table is pinned to: its ``snapshot_id`` or ``version``.
     """
 
     schema: pa.Schema | None = None
@@ -54,6 +55,7 @@ class Annotations:
     constant_schema: pa.Schema = NO_COLUMNS
     constants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     deleted: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
+    pin: Mapping[str, int] = field(default_factory=dict)
 
     def name_of(self, schema: pa.Schema, column: str) -> str | None:
         """Return a file's name of a column; None where it has none."""
@@ -143,6 +145,7 @@ def open_source(
         constants=annotations.constants,
         constant_columns=tuple(annotations.constant_schema.names),
         deletes=deletes,
+        pin=annotations.pin,
     )
     source = replace(source, announced_nulls=tuple(_announced_nulls(source, footers, refused)))
     file_format.verify(source)

@@ -295,6 +295,7 @@ class Source:
         constants: The values that `constant_columns` have in a file, by path.
         constant_columns: Columns that have one value for all of a file: partition columns.
         deletes: Rows that are deleted, by path.
+        pin: What a table was pinned to: its ``snapshot_id`` or ``version``, which states record.
         row_bytes: The most that a row has taken in memory, by column, of those that have no fixed width: filled by
             whoever reads.
     """
@@ -316,6 +317,7 @@ class Source:
     constants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, repr=False)
     constant_columns: tuple[str, ...] = ()
     deletes: Mapping[str, Deletes] = field(default_factory=dict, repr=False)
+    pin: Mapping[str, int] = field(default_factory=dict)
     row_bytes: dict[str, float] = field(default_factory=dict, repr=False)
 
     @cached_property
