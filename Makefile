@@ -29,7 +29,8 @@ demo: $(STAMP)  ## run the flights example
 	$(BIN)/python examples/flights/demo.py
 
 test: check docs wheel $(STAMP)  ## everything: check, docs, the built wheel, the tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -m "not soak and not alone" -n auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -m "alone and not soak"
 
 check: $(STAMP)  ## format, lint, types, layers; changes nothing
 	$(BIN)/ruff format --check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -103,3 +104,8 @@ def row_ids(manifest: Manifest, shard: Shard) -> list[int]:
     """Return the places of a shard's rows among all rows of the manifest, in file order of its splits."""
     first = manifest.first_rows
     return [first[split.path] + split.row_offset + row for split in shard.splits for row in range(split.row_length)]
+
+
+def named(value: Any) -> str:
+    """Return a parameter's text without addresses, so that every process gives a test the same name."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))

@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from ranged import ranged
 
+pytestmark = pytest.mark.alone
+
 ROWS = 800_000
 COLUMNS = 10
 WIDTH = COLUMNS * 8

@@ -23,7 +23,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support import DEFAULT_FILES, batches_of, manifest_of, open_loader, row_ids, rows_of, write_dataset
+from support import DEFAULT_FILES, batches_of, manifest_of, named, open_loader, row_ids, rows_of, write_dataset
 
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError
 from torch_dataloader_utils import state as state_module
@@ -374,7 +374,7 @@ def test_a_recorded_range_that_is_no_union_of_current_splits_is_refused_with_the
     assert "of the checkpoint is not in this rank's plan of today" in str(error)
 
 
-@pytest.mark.parametrize("rows", [[0, 1], [1, 50], [0, 49], [0, 130, 131, 140], [ROWS - 1, ROWS], [49, 51]], ids=str)
+@pytest.mark.parametrize("rows", [[0, 1], [1, 50], [0, 49], [0, 130, 131, 140], [ROWS - 1, ROWS], [49, 51]], ids=named)
 def test_row_numbers_that_are_no_union_of_current_splits_are_refused(data, rows):
     _, state = saved(data, batches=0)
     assert refused(data, numbered(state, completed=rows, in_progress=[])).shard
@@ -463,7 +463,7 @@ def _row_tensor(batch: dict[str, Any]) -> dict[str, Any]:
         {"collate_fn": _row_tensor},
         {"pin_memory": True},
     ],
-    ids=str,
+    ids=named,
 )
 @pytest.mark.parametrize("mixing", [{}, {"shuffle_buffer_size": 70}], ids=["in file order", "mixed"])
 def test_what_the_plan_does_not_depend_on_may_change_and_each_row_comes_once(data, change, mixing):

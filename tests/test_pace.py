@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import batches_of, open_loader, rows_of, write_dataset
+from support import batches_of, named, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils.pace import CHANGES, FACTOR, LARGE_BYTES, MOST_BATCHES, QUICK_SEC, SINGLE, Pace
 
@@ -112,7 +112,7 @@ def slow_at_times(batch: Any) -> Any:
 
 
 @pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("options", [{}, {"collate_fn": slow_at_times}, {"prefetch_factor": 5}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"collate_fn": slow_at_times}, {"prefetch_factor": 5}], ids=named)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_batches_come_in_the_same_order_whatever_travels_together(path, workers, options, monkeypatch):
     loader, _ = open_loader(path, num_workers=workers, batch_size=4, **options)
