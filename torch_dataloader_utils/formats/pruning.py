@@ -72,7 +72,13 @@ def _filter_error(filters: pc.Expression, schema: pa.Schema, error: Exception) -
             require_column(name, schema, f" for the filter {shown}")
         except ColumnError as missing:
             return missing
-    return ColumnError(f"the filter {shown} does not fit the columns: {text}")
+    kinds = [f"{column.name!r} is {column.type}" for column in schema if _is_named(column.name, str(filters))]
+    return ColumnError(f"the filter {shown} does not fit the columns: {', '.join(kinds) or 'none of them'}; {text}")
+
+
+def _is_named(column: str, filters: str) -> bool:
+    """Whether a column's name is in the text of a filter, and not as part of another name or as a text."""
+    return re.search(rf'(?<![\w"]){re.escape(column)}(?![\w"])', filters) is not None
 
 
 def _binds(filters: pc.Expression, schema: pa.Schema) -> bool:

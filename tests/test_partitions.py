@@ -1,0 +1,274 @@
+"""Partition columns and files whose columns differ: what pyarrow reads of the same files, or an error that says why."""
+
+from __future__ import annotations
+
+import datetime as dt
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import batches_of, open_loader
+
+from torch_dataloader_utils import ColumnError, UnreadableFileError
+
+NULL = "__HIVE_DEFAULT_PARTITION__"
+
+
+def write(path: Path, **columns: Any) -> None:
+    """Write one file with three row groups at least, and its rows' numbers."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path, row_group_size=2)
+
+
+def write_tree(root, values, rows=5):
+    """Write a file for each (directory, first row)."""
+    for number, directory in enumerate(values):
+        write(root / directory / "part.parquet", x=np.arange(rows) + rows * number)
+
+
+def delivered(loader: Any, *names: str) -> dict[str, list[Any]]:
+    """The values of columns over all batches."""
+    batches = list(loader)
+    return {name: [value for batch in batches for value in batch[name]] for name in names}
+
+
+# Types of partition columns ------------------------------------------------------------------------------------------
+
+KINDS = {
+    "small integers": (["k=1", "k=-20"], pa.int32(), [1, -20]),
+    "leading zeros": (["k=01", "k=02"], pa.int32(), [1, 2]),
+    "wide integers": (["k=1", "k=3000000000"], pa.int64(), [1, 3_000_000_000]),
+    "integers beyond any": (["k=1", "k=99999999999999999999"], pa.string(), ["1", "99999999999999999999"]),
+    "dates": (["k=2024-02-29", "k=1999-01-01"], pa.date32(), [dt.date(2024, 2, 29), dt.date(1999, 1, 1)]),
+    "no dates": (["k=2024-02-30", "k=1999-01-01"], pa.string(), ["2024-02-30", "1999-01-01"]),
+    "texts": (["k=a", "k=b"], pa.string(), ["a", "b"]),
+    "integers and texts": (["k=1", "k=b"], pa.string(), ["1", "b"]),
+    "null and integers": ([f"k={NULL}", "k=7"], pa.int32(), [None, 7]),
+    "null alone": ([f"k={NULL}"], pa.string(), [None]),
+    "encoded": (["k=a%20b%2Fc", "k=%C3%A9"], pa.string(), ["a b/c", "é"]),
+    "an empty text": (["k=", "k=x"], pa.string(), ["", "x"]),
+}
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_a_partition_column_has_the_type_that_all_its_values_fit(tmp_path, case):
+    directories, kind, values = KINDS[case]
+    write_tree(tmp_path, directories)
+    loader, dataset = open_loader(tmp_path, partitioning="hive", output_format="dict", columns=["k", "x"])
+    assert dataset.schema.field("k").type == kind
+    order = sorted(range(len(directories)), key=lambda number: directories[number])
+    found = delivered(loader, "k", "x")
+    assert found["k"] == [values[number] for number in order for _ in range(5)]
+    assert found["x"] == [row for number in order for row in range(5 * number, 5 * number + 5)]
+
+
+def test_only_directories_below_the_root_stand_for_columns_and_only_where_they_are_asked_for(tmp_path):
+    root = tmp_path / "above=1" / "data"
+    write_tree(root, ["a=1/b=x", "a=2/b=y"])
+    _, dataset = open_loader(root, partitioning="hive")
+    assert dataset.schema.names == ["x", "a", "b"]
+    _, below = open_loader(root / "a=1", partitioning="hive")
+    assert below.schema.names == ["x", "b"]
+    loader, _ = open_loader(root, partitioning="hive", columns=["a"])
+    assert [set(batch) for batch in loader] == [{"a", "row"}]
+    _, without = open_loader(root)
+    assert without.schema.names == ["x"]
+
+
+def test_a_directory_without_a_value_leaves_its_column_null(tmp_path):
+    write_tree(tmp_path, ["k=1", "plain"])
+    loader, _ = open_loader(tmp_path, partitioning="hive", output_format="dict")
+    assert delivered(loader, "k")["k"] == [1] * 5 + [None] * 5
+    with pytest.raises(ColumnError, match=r"column 'k' holds 2 nulls.*plain/part\.parquet"):
+        open_loader(tmp_path, partitioning="hive")
+
+
+def test_a_pyarrow_partitioning_is_parsed_by_pyarrow(tmp_path):
+    write_tree(tmp_path, ["2024/a", "2025/b"])
+    schema = pa.schema([("year", pa.int16()), ("kind", pa.string())])
+    loader, dataset = open_loader(tmp_path, partitioning=pads.partitioning(schema), output_format="dict")
+    assert dataset.schema.field("year").type == pa.int16()
+    assert delivered(loader, "year", "kind") == {"year": [2024] * 5 + [2025] * 5, "kind": ["a"] * 5 + ["b"] * 5}
+    with pytest.raises(ColumnError, match=r"2024/a/part\.parquet"):
+        open_loader(tmp_path, partitioning=pads.partitioning(pa.schema([("year", pa.int8())])))
+    with pytest.raises(TypeError, match="with a schema"):
+        open_loader(tmp_path, partitioning=pads.partitioning(flavor="hive"))
+
+
+def test_partitioning_by_file_names(tmp_path):
+    write(tmp_path / "2024_a.parquet", x=[1])
+    write(tmp_path / "2025_b.parquet", x=[2])
+    partitioning = pads.partitioning(pa.schema([("year", pa.int16())]), flavor="filename")
+    loader, _ = open_loader(tmp_path, partitioning=partitioning)
+    assert [int(year) for year in delivered(loader, "year")["year"]] == [2024, 2025]
+
+
+def test_a_column_that_is_in_paths_and_in_files_is_an_error_that_names_a_file(tmp_path):
+    write(tmp_path / "x=1" / "a.parquet", x=[1])
+    with pytest.raises(ColumnError, match=r"column 'x' is both in the paths of files and in .*a\.parquet"):
+        open_loader(tmp_path, partitioning="hive")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values=st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=5), min_size=1))
+def test_any_text_survives_the_way_through_a_path(tmp_path_factory, values):
+    root = tmp_path_factory.mktemp("any")
+    texts = set(values)
+    write_tree(root, [f"k={quote(text, safe='')}" for text in texts], rows=1)
+    loader, _ = open_loader(
+        root, partitioning=pads.partitioning(pa.schema([("k", pa.string())]), flavor="hive"), output_format="dict"
+    )
+    assert sorted(delivered(loader, "k")["k"]) == sorted(texts)
+
+
+# Filters --------------------------------------------------------------------------------------------------------------
+
+X, K, D = pc.field("x"), pc.field("k"), pc.field("d")
+FILTERS = {
+    "one partition": K == 2,
+    "none": K == 99,
+    "not": ~(K == 2),
+    "null": K.is_null(),
+    "not null": K.is_valid(),
+    "a date": dt.date(2024, 1, 1) < D,
+    "both kinds": (K == 1) & (X > 2),
+    "either kind": (K == 1) | (X > 17),
+    "each for its own": ((K == 1) & (X < 2)) | ((K == 2) & (X >= 13)),
+    "membership": K.isin([1, 3]),
+    "a computed one": (K + X) > 8,
+}
+
+
+@pytest.fixture
+def tree(tmp_path):
+    write_tree(tmp_path, [f"d=2024-01-0{k}/k={k}" for k in (1, 2, 3)] + [f"d={NULL}/k={NULL}"])
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("options", [{}, {"shuffle": True, "shuffle_buffer_size": 7}], ids=["in order", "mixed"])
+def test_a_filter_over_partition_columns_keeps_what_pyarrow_keeps(tree, name, options):
+    schema = pa.schema([("x", pa.int64()), ("d", pa.date32()), ("k", pa.int32())])
+    whole = pads.dataset(tree, schema=schema, partitioning=pads.partitioning(schema.remove(0), flavor="hive"))
+    kept = sorted(whole.to_table(columns=["x"], filter=FILTERS[name])["x"].to_pylist())
+    loader, _ = open_loader(tree, filters=FILTERS[name], partitioning="hive", columns=["x"], batch_size=3, **options)
+    batches = batches_of(loader)
+    assert all(len(batch) == 3 for batch in batches[:-1])
+    assert 0 not in map(len, batches)
+    loader, _ = open_loader(tree, filters=FILTERS[name], partitioning="hive", columns=["x"], **options)
+    assert sorted(int(value) for value in delivered(loader, "x")["x"]) == kept
+
+
+@pytest.mark.parametrize(("name", "read"), [("one partition", 1), ("none", 0), ("null", 1), ("each for its own", 2)])
+def test_files_of_other_partitions_are_not_opened(tree, name, read):
+    loader, dataset = open_loader(tree, filters=FILTERS[name], partitioning="hive", columns=["x"])
+    kept = sorted(tree.rglob("*.parquet"), key=str)
+    groups = sum(pq.read_metadata(path).num_row_groups for path in kept)
+    assert groups - dataset.get_metrics()["row_groups_pruned"] <= 3 * read
+    for path in kept:
+        if (name, path.parent.name) in {("one partition", "k=1"), ("none", "k=2"), ("null", "k=3")}:
+            path.unlink()
+    batches_of(loader)  # nobody misses them
+
+
+WRONG = {
+    "a text beside integers": (pc.field("x") == "one", "int64"),
+    "an integer beside texts": (pc.field("name") > 3, "string"),
+    "a partition column": (pc.field("k") == "two", "int32"),
+    "a list beside integers": (pc.field("x") == pa.scalar([1]), "int64"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_filter_of_the_wrong_type_names_the_column_and_both_types(tmp_path, case):
+    write(tmp_path / "k=2" / "a.parquet", x=[1, 2], name=["a", "b"])
+    filters, kind = WRONG[case]
+    column = next(name for name in ("x", "name", "k") if f"({name} " in str(filters))
+    with pytest.raises(ColumnError) as raised:
+        open_loader(tmp_path, filters=filters, partitioning="hive")
+    assert str(filters) in str(raised.value)
+    assert f"{column!r} is {kind}" in str(raised.value)
+
+
+# Files whose columns differ -------------------------------------------------------------------------------------------
+
+PROMOTED = {
+    "wider integers": (pa.array([1, -2], pa.int8()), pa.array([2**40, 3], pa.int64()), pa.int64()),
+    "integers and floats": (pa.array([1, 2], pa.int32()), pa.array([0.5, 1.5]), pa.float64()),
+    "floats": (pa.array([1.5, 2], pa.float32()), pa.array([0.1, 1.5]), pa.float64()),
+    "texts": (pa.array(["a", "b"]), pa.array(["c", "d"], pa.large_string()), pa.large_string()),
+    "times": (pa.array([1, 2], pa.timestamp("s")), pa.array([3, 4], pa.timestamp("ms")), pa.timestamp("ms")),
+    "null and integers": (pa.nulls(2), pa.array([1, 2]), pa.int64()),
+}
+
+
+@pytest.mark.parametrize("case", PROMOTED)
+@pytest.mark.parametrize("turned", [False, True])
+def test_types_that_differ_are_unified_as_pyarrow_does(tmp_path, case, turned):
+    one, other, kind = PROMOTED[case]
+    one, other = (other, one) if turned else (one, other)
+    write(tmp_path / "a.parquet", x=one, y=[1, 2])
+    write(tmp_path / "b.parquet", y=[3, 4], x=other)
+    loader, dataset = open_loader(tmp_path, output_format="arrow", batch_size=100)
+    assert dataset.schema.field("x").type == kind
+    expected = pa.concat_tables(
+        [pa.table({"x": one, "y": [1, 2]}), pa.table({"x": other, "y": [3, 4]})], promote_options="permissive"
+    )
+    [batch] = loader
+    assert batch.select(["x", "y"]).to_pydict() == expected.to_pydict()
+    assert batch.schema.field("x").type == expected.schema.field("x").type
+
+
+def test_a_column_that_a_file_lacks_is_null_there(tmp_path):
+    write(tmp_path / "a.parquet", x=[1, 2], score=[0.5, 1.5], name=["a", "b"])
+    write(tmp_path / "b.parquet", x=[3, 4], late=[1.0, 2.0])
+    loader, dataset = open_loader(tmp_path)
+    assert dataset.schema.names == ["x", "score", "name", "late"]
+    [batch] = loader
+    assert batch["x"].tolist() == [1, 2, 3, 4]
+    np.testing.assert_equal(batch["score"].numpy(), [0.5, 1.5, np.nan, np.nan])
+    np.testing.assert_equal(batch["late"].numpy(), [np.nan, np.nan, 1, 2])
+    assert batch["name"] == ["a", "b", None, None]
+
+
+def test_an_integer_that_no_float_holds_is_an_error_that_names_its_row_group_not_another_number(tmp_path):
+    write(tmp_path / "a.parquet", x=[0.5])
+    write(tmp_path / "b.parquet", x=[1, 2, 3, 2**53 + 1])
+    loader, _ = open_loader(tmp_path)
+    with pytest.raises(UnreadableFileError, match=r"row group 1 of .*b\.parquet.*column 'x' is int64.*double"):
+        list(loader)
+
+
+def test_statistics_of_a_file_whose_column_has_another_type_rule_nothing_out(tmp_path):
+    write(tmp_path / "a.parquet", x=pa.array([1, 2, 3], pa.int32()))
+    write(tmp_path / "b.parquet", x=[0.5, 2.5, 3.5])
+    write(tmp_path / "c.parquet", y=[1])
+    for filters, kept in ((X > 2.25, [3, 2.5, 3.5]), (X < 1, [0.5]), (X.is_null(), [None])):
+        loader, _ = open_loader(tmp_path, filters=filters, output_format="dict")
+        assert delivered(loader, "x")["x"] == kept
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_partitioned_files_that_differ_resume_after_any_batch(tmp_path, num_workers):
+    write(tmp_path / "k=1" / "a.parquet", x=pa.array(range(9), pa.int16()))
+    write(tmp_path / "k=2" / "a.parquet", y=["a", "b", "c"], x=pa.array(range(9, 12), pa.int64()))
+    write(tmp_path / "k=3" / "a.parquet", x=pa.array(np.arange(12.0, 30)))
+    options = {"partitioning": "hive", "batch_size": 4, "shuffle": True, "shuffle_buffer_size": 6,
+               "filters": (K > 1) | (X < 5), "num_workers": num_workers}  # fmt: skip
+    loader, _ = open_loader(tmp_path, **options)
+    whole = batches_of(loader)
+    assert sorted(row for batch in whole for row in batch) == [*range(5), *range(9, 30)]
+    for stop in range(len(whole) + 1) if num_workers == 0 else (2,):
+        iterator = iter(loader)
+        before = [next(iterator)["row"].tolist() for _ in range(stop)]
+        resumed, _ = open_loader(tmp_path, **options)
+        resumed.load_state_dict(loader.state_dict())
+        assert before + batches_of(resumed) == whole
