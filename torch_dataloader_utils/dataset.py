@@ -18,9 +18,8 @@ from torch_dataloader_utils.course import Course
 from torch_dataloader_utils.cutting import Batch, StreamEnd
 from torch_dataloader_utils.errors import ProgressUnknownError
 from torch_dataloader_utils.evening import UNEVEN_RANKS, UnevenRanks
-from torch_dataloader_utils.fileset import FileSet, PathSet
+from torch_dataloader_utils.fileset import FORMATS, FileSet, PathSet
 from torch_dataloader_utils.formats.manifests import dump_manifest
-from torch_dataloader_utils.formats.parquet import Parquet
 from torch_dataloader_utils.formats.partitions import Partitioning, require_partitioning
 from torch_dataloader_utils.formats.source import KnownFooters, Source
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
@@ -81,7 +80,7 @@ class StructuredDataset(IterableDataset[Any]):
     def create_dataloader(
         cls,
         path: PathLike | Sequence[PathLike] | FileSet,
-        format: Literal["parquet"] = "parquet",  # noqa: A002 - the name that readers of data use
+        format: Literal["parquet", "orc"] = "parquet",  # noqa: A002 - the name that readers of data use
         *,
         batch_size: int = 1024,
         drop_last: bool = False,
@@ -188,7 +187,7 @@ class StructuredDataset(IterableDataset[Any]):
             ValueError: If an argument's value makes no sense.
             TypeError: If an argument has the wrong type.
         """
-        require_choice(format, "format", ("parquet",))
+        require_choice(format, "format", tuple(FORMATS))
         require_choice(output_format, "output_format", OUTPUT_FORMATS)
         wanted = parse_columns(columns, row_id_column)
         require_callable(collate_fn, "collate_fn")
@@ -196,7 +195,9 @@ class StructuredDataset(IterableDataset[Any]):
         if isinstance(path, FileSet):
             files = path
         else:
-            files = PathSet(parse_paths(path), Parquet(), storage_options, require_partitioning(partitioning), manifest)
+            files = PathSet(
+                parse_paths(path), FORMATS[format](), storage_options, require_partitioning(partitioning), manifest
+            )
         if filters is not None and not isinstance(filters, pc.Expression):
             msg = f"filters={filters!r}: expected a pyarrow.compute.Expression such as pc.field('x') > 3"
             raise TypeError(msg)

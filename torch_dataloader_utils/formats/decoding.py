@@ -132,7 +132,10 @@ class Decoder:
             local = self._source.storage.open_local(self._source.files[path])
             opened = _OpenFile(self._codec.open(path, local.file, local), local=local)
         else:
-            sparse = SparseFile(self._source.files[path].size)
+            size = self._source.files[path].size
+            sparse = SparseFile(size)
+            tail = self._codec.tail(path)
+            sparse.add(size - len(tail), tail)
             opened = _OpenFile(self._codec.open(path, pa.PythonFile(sparse, mode="r"), None), sparse=sparse)
         self._open[path] = opened
         return opened

@@ -191,6 +191,10 @@ class Codec(ABC):
     def layout(self, path: str) -> Layout:
         """Return where in a file its row groups lie."""
 
+    def tail(self, path: str) -> bytes:  # noqa: ARG002 - what others know a file by
+        """Return the bytes at a file's end that have to be there to open it, where they are not read otherwise."""
+        return b""
+
     @abstractmethod
     def open(self, path: str, file: Any, local: LocalFile | None) -> RowGroups:
         """Open a file.

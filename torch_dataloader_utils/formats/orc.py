@@ -1,0 +1,277 @@
+"""ORC: stripes with their row counts out of the file's tail, decoded by pyarrow.
+
+The layout (stripes, footer, postscript, its length in the last byte) and the numbers of the fields are those of the
+Apache ORC specification, https://orc.apache.org/specification/ORCv1/, and of its protobuf schema, ``orc_proto.proto``.
+pyarrow gives the footer, decompressed, but not what it says of stripes; so those few fields are read here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar
+
+import pyarrow as pa
+import pyarrow.orc as pa_orc
+
+from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.formats.fetching import OPEN_FILES
+from torch_dataloader_utils.formats.layout import width
+from torch_dataloader_utils.formats.parquet import read_each
+from torch_dataloader_utils.formats.source import (
+    Codec,
+    Described,
+    Footer,
+    Format,
+    KnownFooters,
+    Layout,
+    Measures,
+    Source,
+)
+from torch_dataloader_utils.formats.sparse import SparseFile
+from torch_dataloader_utils.listing import Listing
+from torch_dataloader_utils.model import DataFile, RowGroup
+from torch_dataloader_utils.storage import LocalFile, Storage, StoredFile
+
+__all__ = ["Orc"]
+
+MAGIC = b"ORC"
+
+TAIL_BYTES = 16 * 1024
+"""How much of a file's end ORC's reader asks for first."""
+
+FOOTER_LENGTH, METADATA_LENGTH = 1, 5
+"""Fields of the postscript."""
+
+FOOTER, STRIPES = 2, 3
+"""The footer in the whole tail, and the stripes in the footer."""
+
+STRIPE_OFFSET, INDEX_LENGTH, DATA_LENGTH, STRIPE_FOOTER_LENGTH, STRIPE_ROWS = range(1, 6)
+"""Fields of a stripe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stripe:
+    """A stripe: where its bytes lie, and its rows."""
+
+    start: int
+    stop: int
+    rows: int
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The end of an ORC file, read and understood.
+
+    Attributes:
+        content: The bytes that ORC's reader asks for to open the file.
+        size: The file's size.
+    """
+
+    content: bytes
+    size: int
+
+    @cached_property
+    def file(self) -> pa_orc.ORCFile:
+        """The file, without its stripes."""
+        sparse = SparseFile(self.size)
+        sparse.add(self.size - len(self.content), self.content)
+        return pa_orc.ORCFile(pa.PythonFile(sparse, mode="r"))
+
+    @cached_property
+    def stripes(self) -> tuple[Stripe, ...]:
+        """The stripes, in order."""
+        footer = _fields(self.file.reader.serialized_file_tail())[FOOTER][0]
+        return tuple(_stripe(_fields(one)) for one in _fields(footer)[STRIPES])
+
+
+def _stripe(fields: Mapping[int, Sequence[Any]]) -> Stripe:
+    start = _number(fields, STRIPE_OFFSET)
+    length = sum(_number(fields, field) for field in (INDEX_LENGTH, DATA_LENGTH, STRIPE_FOOTER_LENGTH))
+    return Stripe(start, start + length, _number(fields, STRIPE_ROWS))
+
+
+def _number(fields: Mapping[int, Sequence[Any]], field: int) -> int:
+    return int(fields[field][0]) if fields[field] else 0
+
+
+def _fields(message: bytes) -> Mapping[int, list[Any]]:
+    """Return the fields of a protobuf message by number: integers, and the bytes of what has a length.
+
+    See https://protobuf.dev/programming-guides/encoding/.
+    """
+    fields: dict[int, list[Any]] = defaultdict(list)
+    place = 0
+    while place < len(message):
+        key, place = _varint(message, place)
+        kind = key & 7
+        if kind == 0:
+            value, place = _varint(message, place)
+            fields[key >> 3].append(value)
+        elif kind in (1, 5):  # eight bytes, four bytes: of none of the fields that are needed here
+            place += 8 if kind == 1 else 4
+        elif kind == 2:  # noqa: PLR2004 - the specification's number for what has a length
+            length, place = _varint(message, place)
+            if place + length > len(message):
+                msg = "its tail is cut short"
+                raise ValueError(msg)
+            fields[key >> 3].append(message[place : place + length])
+            place += length
+        else:
+            msg = f"its tail has a field of an unknown kind, {kind}"
+            raise ValueError(msg)
+    return fields
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    value = shift = 0
+    while place < len(message):
+        byte = message[place]
+        place += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:  # noqa: PLR2004 - the last byte of a number has no highest bit
+            return value, place
+        shift += 7
+    msg = "its tail is cut short"
+    raise ValueError(msg)
+
+
+@dataclass(frozen=True, slots=True)
+class Orc(Format):
+    """Apache ORC: https://orc.apache.org."""
+
+    name: ClassVar[str] = "orc"
+    suffixes: ClassVar[tuple[str, ...]] = (".orc",)
+
+    def describe(
+        self,
+        storage: Storage,
+        listing: Listing,
+        known: KnownFooters | None,
+        counts_nulls: Callable[[pa.Field], bool],  # noqa: ARG002 - tails do not tell where nulls are
+    ) -> Described:
+        """Read every file's tail, once."""
+        schemas: dict[bytes, pa.Schema] = {}
+
+        def read(file: StoredFile) -> Footer:
+            content = _read_tail(storage, file) if known is None else known.footers[file.path]
+            return _parsed(storage, file, content, schemas)
+
+        return Described(list(read_each(read, listing.files, at_once=storage.is_local)))
+
+    def codec(self, source: Source) -> Codec:
+        """Return the way to the rows for one that reads."""
+        return _OrcCodec(source)
+
+
+def _read_tail(storage: Storage, file: StoredFile) -> bytes:
+    """Return what ORC's reader asks for to open a file: mostly in one request."""
+    name = storage.display(file.location)
+    if file.size < len(MAGIC) + 1:
+        msg = f"{name} is not an ORC file: it has only {file.size} bytes"
+        raise UnreadableFileError(msg)
+    tail = storage.read(file, max(0, file.size - TAIL_BYTES), file.size)
+    length = tail[-1]
+    if tail[-1 - len(MAGIC) : -1] != MAGIC:
+        msg = f"{name} is no complete ORC file: it ends in {tail[-1 - len(MAGIC) : -1]!r}, not in {MAGIC!r}"
+        raise UnreadableFileError(msg)
+    with storage.errors_at(f"the tail of {name}"):
+        postscript = _fields(tail[-1 - length : -1])
+        needed = 1 + length + _number(postscript, FOOTER_LENGTH) + _number(postscript, METADATA_LENGTH)
+        if needed > file.size:
+            msg = f"its tail would be {needed} bytes of {file.size}"
+            raise ValueError(msg)
+    if needed > len(tail):
+        tail = storage.read(file, file.size - needed, file.size - len(tail)) + tail
+    return tail
+
+
+def _parsed(storage: Storage, file: StoredFile, content: bytes, schemas: dict[bytes, pa.Schema]) -> Footer:
+    with storage.errors_at(f"the tail of {storage.display(file.location)}"):
+        tail = Tail(content, file.size)
+        schema = tail.file.schema.remove_metadata()
+        list(schema.names)  # one that is no text is an error
+        stripes = tail.stripes
+        if any(stripe.rows < 0 or not 0 <= stripe.start <= stripe.stop <= file.size for stripe in stripes):
+            msg = "its stripes do not lie in it"
+            raise ValueError(msg)
+        if sum(stripe.rows for stripe in stripes) != tail.file.nrows or len(stripes) != tail.file.nstripes:
+            msg = f"its stripes do not add up to {tail.file.nrows} rows"
+            raise ValueError(msg)
+    schema = schemas.setdefault(schema.serialize().to_pybytes(), schema)  # alike ones are one object
+    groups = tuple(RowGroup(stripe.rows, stripe.stop - stripe.start) for stripe in stripes)
+    digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+    return Footer(DataFile(file.path, file.size, digest, groups, file.etag, file.modified), schema, (), content)
+
+
+class _OrcCodec(Codec):
+    """Stripes decoded by pyarrow."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._layout = lru_cache(OPEN_FILES)(self._parse)
+
+    def layout(self, path: str) -> _OrcLayout:
+        return self._layout(path)
+
+    def tail(self, path: str) -> bytes:
+        return self._source.footers[path]
+
+    def open(self, path: str, file: Any, local: LocalFile | None) -> _Stripes:
+        tail = self._source.footers[path]
+        if local is not None:
+            local.file.seek(local.size - len(tail))
+            if local.file.read(len(tail)) != tail:
+                msg = f"{self._source.manifest.full_path(path)} was written anew since it was listed"
+                raise UnreadableFileError(msg)
+            local.file.seek(0)
+        return _Stripes(pa_orc.ORCFile(file), self._source.projection(path).stored.names)
+
+    def _parse(self, path: str) -> _OrcLayout:
+        tail = Tail(self._source.footers[path], self._source.files[path].size)
+        return _OrcLayout(tail.stripes, self._source.projection(path).stored)
+
+
+@dataclass(frozen=True, slots=True)
+class _OrcLayout(Layout):
+    """The stripes of a file. One is fetched as a whole: where its columns lie stands within it."""
+
+    stripes: tuple[Stripe, ...]
+    stored: pa.Schema
+
+    def measures(self) -> Measures:
+        widths = {column.name: width(column.type) for column in self.stored}
+        sizes = tuple(stripe.stop - stripe.start for stripe in self.stripes)
+        variable = {name: sizes for name, bytes_of_a_value in widths.items() if not bytes_of_a_value}
+        return Measures(sum(widths.values()), sizes, variable)
+
+    def ranges(self, number: int) -> list[tuple[int, int]]:
+        return [(self.stripes[number].start, self.stripes[number].stop)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Stripes:
+    """An open ORC file, and the columns that are needed of it."""
+
+    file: pa_orc.ORCFile
+    columns: list[str]
+
+    def read(self, number: int) -> pa.Table:
+        return pa.Table.from_batches([self._stripe(number)]).select(self.columns)
+
+    def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:  # noqa: ARG002
+        stripe = self._stripe(number).select(self.columns)
+        for start in range(0, stripe.num_rows, rows):
+            yield stripe.slice(start, rows)
+
+    def close(self) -> None:
+        """Nothing is open beside the bytes."""
+
+    def _stripe(self, number: int) -> pa.RecordBatch:
+        """Read a stripe; where pyarrow cannot tell a column by its name, with columns beside those that are needed."""
+        names = self.columns or self.file.schema.names[:1]
+        by_name = not any("." in name for name in names)  # which pyarrow takes for a field of a struct
+        return self.file.read_stripe(number, columns=names if by_name else None)
