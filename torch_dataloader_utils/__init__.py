@@ -15,17 +15,25 @@ from torch_dataloader_utils.errors import (
     UnreadableFileError,
 )
 from torch_dataloader_utils.loader import StructuredDataLoader
+from torch_dataloader_utils.model import DataFile, Manifest, RowGroup, Shard, Split
+from torch_dataloader_utils.strategies import SplitStrategy
 
 __all__ = [
     "ChangedFilesWarning",
     "CheckpointMismatchError",
     "ColumnError",
+    "DataFile",
     "DatasetError",
     "IterationEndedError",
     "LostRowsWarning",
+    "Manifest",
     "MetadataFileWarning",
     "ProgressUnknownError",
     "RankMismatchError",
+    "RowGroup",
+    "Shard",
+    "Split",
+    "SplitStrategy",
     "StructuredDataLoader",
     "StructuredDataset",
     "UnevenRanksWarning",

@@ -25,6 +25,7 @@ from torch_dataloader_utils.restoring import restore_progress
 from torch_dataloader_utils.saved import SavedState, parse_states
 from torch_dataloader_utils.sharing import Copies, is_being_sent_to_a_process
 from torch_dataloader_utils.state import Run, dump_state
+from torch_dataloader_utils.strategies import SplitStrategy, bundled, name_of
 from torch_dataloader_utils.topology import Topology
 from torch_dataloader_utils.walking import ReadOptions
 
@@ -40,6 +41,7 @@ class Course:
         source: The data files.
         plan_options: What plans depend on.
         read_options: What the number of batches depends on.
+        strategy: How row groups are bundled, or None for the plan's own way.
         topology: Who reads.
         adopts_num_workers: Whether a loaded state's number of workers is taken over.
         progress_interval_sec: Seconds between two lines about the progress; None for none.
@@ -51,6 +53,7 @@ class Course:
         plan_options: PlanOptions,
         read_options: ReadOptions,
         *,
+        strategy: SplitStrategy | None,
         topology: Topology,
         adopts_num_workers: bool,
         progress_interval_sec: float | None,
@@ -62,6 +65,7 @@ class Course:
         self._source = source
         self._plan_options = plan_options
         self._read_options = read_options
+        self._strategy = strategy
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
         self._plan: tuple[tuple[int, int, Base | None], Plan] | None = None
@@ -70,6 +74,7 @@ class Course:
         self._iterations = 0
         self._warned_of_uneven_ranks = False
         self._warn_of_uneven_ranks()
+        self._check_strategy()
 
     @property
     def num_batches(self) -> int:
@@ -123,6 +128,7 @@ class Course:
         self.epoch = epoch
         self._take_over("set_epoch", None)
         self._warn_of_uneven_ranks()
+        self._check_strategy()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
@@ -223,6 +229,11 @@ class Course:
 
     # Within ----------------------------------------------------------------------------------------------------------
 
+    def _check_strategy(self) -> None:
+        """Plan the epoch at once where a user's strategy may be wrong."""
+        if self._strategy is not None:
+            self._plan_of(None)
+
     def _fresh(self, base: Base | None = None) -> Progress:
         """Return the progress at the beginning of the epoch, or of what a base left of it."""
         streams = self.topology.own_streams(self._plan_of(base))
@@ -248,6 +259,7 @@ class Course:
             format=self._source.format.name,
             format_options=self._source.format.options_digest,
             **self._source.pin,
+            split_strategy=name_of(self._strategy),
         )
 
     @property
@@ -271,6 +283,7 @@ class Course:
             num_workers=topology.planned_workers,
             selection=self._source.selection,
             base=base,
+            bundled=None if self._strategy is None else bundled(self._strategy, self._source.manifest, epoch),
         )
 
     def _batches(self, progress: Progress) -> int:

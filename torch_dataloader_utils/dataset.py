@@ -44,6 +44,7 @@ from torch_dataloader_utils.options import (
 )
 from torch_dataloader_utils.planning import PlanOptions
 from torch_dataloader_utils.reading import check_columns
+from torch_dataloader_utils.strategies import SplitStrategy, require_strategy
 from torch_dataloader_utils.streams import Stream
 from torch_dataloader_utils.topology import arrange
 from torch_dataloader_utils.transport import Parcel, Post
@@ -92,6 +93,7 @@ class StructuredDataset(IterableDataset[Any]):
         shuffle_interleave: int = 8,
         split_bytes: int | str = "128MiB",
         split_rows: int | None = None,
+        split_strategy: SplitStrategy | None = None,
         read_ahead_bytes: int | str = "128MiB",
         num_workers: int | None = None,
         num_ranks: int | None = None,
@@ -136,6 +138,9 @@ class StructuredDataset(IterableDataset[Any]):
             split_bytes: Uncompressed bytes of a shard, at most, unless a single row group has more: an integer or a
                 text such as ``"128MiB"``. Lowered where streams would get too few shards.
             split_rows: Rows of a shard, at most, unless a single row group has more.
+            split_strategy: An object whose method ``shards(manifest, epoch)`` returns the epoch's shards, in order: see
+                `SplitStrategy`. Checked before use: every row is in exactly one shard. It decides what shards there are
+                and their order; with `shuffle_buffer_size` the rows within each are mixed.
             read_ahead_bytes: Decoded bytes that a stream (each worker, or this process) holds at most, those of the
                 batches that it is delivering included: an integer or a text. A row group that has more than half of
                 that is read in pieces. A shard of mixed rows may have more; then the next one is not read ahead.
@@ -233,6 +238,8 @@ class StructuredDataset(IterableDataset[Any]):
             mixing_seed=plan_options.mixing_seed,
             read_ahead_bytes=parse_bytes(read_ahead_bytes, "read_ahead_bytes"),
         )
+        if split_strategy is not None:
+            require_strategy(split_strategy, plan_options)
         interval = require_seconds(progress_interval_sec, "progress_interval_sec")
         source = files.open(
             columns=wanted,
@@ -244,6 +251,7 @@ class StructuredDataset(IterableDataset[Any]):
             source,
             plan_options,
             read_options,
+            strategy=split_strategy,
             topology=topology,
             adopts_num_workers=num_workers is None,
             progress_interval_sec=interval if show_progress else None,

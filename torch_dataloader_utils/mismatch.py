@@ -83,6 +83,7 @@ ADVICE = {
     "rank": "load the state that this rank saved (distributed.own_state picks it from a gathered list)",
     "plan_algorithm": "finish the epoch with the release that saved the checkpoint",
     "format_options": "use the format_options that the checkpoint was saved with",
+    "split_strategy": "use the split strategy that the checkpoint was saved with",
     "filters": "use the filter that the checkpoint was saved with (a new pyarrow may also write it differently)",
     "global_batch_size": "use the batch_size that, times the number of ranks, gives the checkpoint's",
 }

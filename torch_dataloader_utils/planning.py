@@ -99,6 +99,7 @@ def make_plan(
     num_workers: int,
     selection: Sequence[Sequence[int]] | None = None,
     base: Base | None = None,
+    bundled: Sequence[Sequence[SizedSplit]] | None = None,
 ) -> Plan:
     """Plan an epoch, or what is left of it.
 
@@ -110,6 +111,7 @@ def make_plan(
         num_workers: Number of worker processes of each rank, 0 for the rank's own process; of a grid, its virtual ones.
         selection: For each file the row groups, by number and in order, that may hold rows to deliver; None for all.
         base: What was delivered of the epoch before; None for nothing.
+        bundled: The row groups of each shard, in order, where a split strategy says so; every row group once.
 
     Returns:
         The plan: what the base left of its shards, then every other selected row group in exactly one shard.
@@ -120,8 +122,8 @@ def make_plan(
     if base is not None:
         carried = list(_carried(base))
         groups = list(_untouched(groups, base))
-    shards = _shards(groups, options, epoch, streams)
-    if options.shuffle:
+    shards = _shards(groups, options, epoch, streams) if bundled is None else list(_given(bundled, groups, options))
+    if options.shuffle and bundled is None:
         shards = _balanced(shards, carried, streams)
     pieces = [*carried, *map(Piece, shards)]
     plan = Plan(epoch=epoch, num_ranks=num_ranks, num_workers=num_workers, pieces=tuple(pieces))
@@ -163,6 +165,19 @@ def _shards(groups: Sequence[SizedSplit], options: PlanOptions, epoch: int, stre
     bundled = _mixed(small, options, max(0, streams - len(in_rounds)))
     place = {one.split: number for number, one in enumerate(groups)}
     return sorted([*in_rounds, *bundled], key=lambda shard: place[shard.splits[0]])
+
+
+def _given(
+    bundled: Iterable[Sequence[SizedSplit]], groups: Iterable[SizedSplit], options: PlanOptions
+) -> Iterator[Shard]:
+    """Yield the shards of a split strategy, as far as their row groups are to be delivered."""
+    wanted = {one.split for one in groups}
+    for shard in bundled:
+        left = [one for one in shard if one.split in wanted]
+        if left and options.shuffle_buffer_size is not None:
+            yield _in_rounds(left, options.shuffle_buffer_size, options.split_bytes)
+        elif left:
+            yield Shard(tuple(each.split for each in _join(left, _Limit(sum(one.bytes for one in left), None))))
 
 
 def _in_files(groups: Sequence[SizedSplit], options: PlanOptions, epoch: int, streams: int) -> list[Shard]:

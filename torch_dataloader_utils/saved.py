@@ -318,6 +318,7 @@ def _settings(state: _Place, plan: _Place) -> dict[str, Any]:
         "format_options": None if plan["format_options"].absent else plan["format_options"].text(),
         "snapshot_id": None if plan["snapshot_id"].absent else plan["snapshot_id"].integer(),
         "version": None if plan["version"].absent else plan["version"].integer(),
+        "split_strategy": None if plan["split_strategy"].absent else plan["split_strategy"].text(),
         "filters": None if plan["filter"].absent else plan["filter"].text(),
         "plan_algorithm": state["plan_algorithm"].integer(),
     }

@@ -42,6 +42,7 @@ class Run:
         format_options: Digest of the options that decide what rows a file has, or None.
         snapshot_id: The snapshot of an Iceberg table, or None.
         version: The version of a Delta Lake table, or None.
+        split_strategy: What the split strategy is called, or None.
     """
 
     manifest: Manifest
@@ -52,6 +53,7 @@ class Run:
     format_options: str | None = None
     snapshot_id: int | None = None
     version: int | None = None
+    split_strategy: str | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return what must be equal for a state to be loaded, by the names that users know; the files come apart."""
@@ -85,6 +87,7 @@ class Run:
             "format_options": self.format_options,
             "snapshot_id": self.snapshot_id,
             "version": self.version,
+            "split_strategy": self.split_strategy,
             "split_bytes": options.split_bytes,
             "split_rows": options.split_rows,
             "shuffle": options.shuffle,
