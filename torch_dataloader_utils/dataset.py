@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch.distributed as dist
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.convert import OUTPUT_FORMATS, OutputFormat, refuses_nulls
 from torch_dataloader_utils.course import Course
-from torch_dataloader_utils.cutting import Batch, StreamEnd
 from torch_dataloader_utils.errors import ProgressUnknownError
 from torch_dataloader_utils.evening import UNEVEN_RANKS, UnevenRanks
+from torch_dataloader_utils.feed import Feed
 from torch_dataloader_utils.fileset import FORMATS, FileSet, PathSet
 from torch_dataloader_utils.formats.manifests import dump_manifest
 from torch_dataloader_utils.formats.partitions import Partitioning, require_partitioning
-from torch_dataloader_utils.formats.source import KnownFooters, Source
-from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
+from torch_dataloader_utils.formats.source import KnownFooters
 from torch_dataloader_utils.loader import StructuredDataLoader
 from torch_dataloader_utils.merging import ON_CHANGED_FILES
 from torch_dataloader_utils.metrics import Metrics
-from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.options import (
     PathLike,
     default_num_workers,
@@ -45,15 +41,13 @@ from torch_dataloader_utils.options import (
 from torch_dataloader_utils.planning import PlanOptions
 from torch_dataloader_utils.reading import check_columns
 from torch_dataloader_utils.strategies import SplitStrategy, require_strategy
-from torch_dataloader_utils.streams import Stream
 from torch_dataloader_utils.topology import arrange
-from torch_dataloader_utils.transport import Parcel, Post
 from torch_dataloader_utils.walking import ReadOptions
 
 __all__ = ["StructuredDataset"]
 
 
-class StructuredDataset(IterableDataset[Any]):
+class StructuredDataset(Feed):
     """Batches of a dataset's rows, for one rank, with progress that is exact to the row.
 
     `create_dataloader` makes it together with its loader, and takes and documents the same parameters. Iterating over
@@ -61,21 +55,6 @@ class StructuredDataset(IterableDataset[Any]):
     ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=n)`` it delivers each row of the rank once;
     with workers the progress is not known there, and `state_dict` says so.
     """
-
-    def __init__(
-        self,
-        source: Source,
-        course: Course,
-        read_options: ReadOptions,
-        collate_fn: Callable[[Any], Any] | None,
-        seed: int,
-    ) -> None:
-        super().__init__()
-        self._source = source
-        self._course = course
-        self._stream = Stream(source, read_options, collate_fn, seed, course.topology.rank)
-        self._post: Post | None = None
-        self._is_lean = False
 
     @classmethod
     def create_dataloader(
@@ -386,72 +365,6 @@ class StructuredDataset(IterableDataset[Any]):
         counters: dict[str, Any] = {"epoch": self.epoch, **asdict(iteration.metrics if iteration else Metrics())}
         counters |= dict(zip(("row_groups_pruned", "bytes_pruned"), self._source.pruned, strict=True))
         return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._course.evened_rows().items()}
-
-    def __iter__(self) -> Iterator[Any]:
-        """Begin the epoch anew, or continue from a loaded state, and deliver the batches in this process."""
-        if self._post is not None:
-            return self._answer(self._post, self._post.inbox.begin())
-        worker = get_worker_info()
-        if worker is not None:
-            return self._deliver_in_plain_worker(worker.id, worker.num_workers, worker.seed - worker.id)
-        iteration = self.begin_iteration()
-        return Handover(iteration, take_turns(map(self.batches, iteration.assignments())))
-
-    # What the loader calls -------------------------------------------------------------------------------------------
-
-    def begin_iteration(self) -> Iteration:
-        """Begin an iteration: the epoch anew, or what a state that was loaded since the last one left."""
-        return self._course.begin_iteration()
-
-    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
-        """Read one stream in this process."""
-        return self._stream.batches(assignment, pin=pin)
-
-    def attach_post(self, post: Post) -> None:
-        """Make this copy, in a worker, answer the assignments that come by post."""
-        self._post = post
-
-    @contextmanager
-    def lean(self) -> Iterator[None]:
-        """Let copies that are sent to processes have nothing that assignments bring along."""
-        self._is_lean = True
-        try:
-            yield
-        finally:
-            self._is_lean = False
-
-    def equipped(self, assignment: Assignment, known: Collection[str]) -> Assignment:
-        """Add to an assignment the footers that a lean copy needs for it and does not know."""
-        footers = self._source.footers
-        pieces = [piece for lane in assignment.lanes for piece in lane.pieces]
-        needed = {split.path for piece in pieces for split in piece.shard.present}
-        new = sorted(needed.difference(known).intersection(footers))
-        return replace(assignment, footers={path: footers[path] for path in new})
-
-    # Within ----------------------------------------------------------------------------------------------------------
-
-    def _answer(self, post: Post, number: int) -> Iterator[Parcel]:
-        """Read, in a worker of this package's own loader, what its assignment says."""
-        yield from self._stream.parcels(post.inbox.receive(number), post)
-
-    def _deliver_in_plain_worker(self, worker: int, num_workers: int, loader_seed: int) -> Iterator[Any]:
-        """Deliver one stream, in a worker of a plain DataLoader; what is wrong is raised with the first batch."""
-        self._course.join_plain_loader(num_workers, loader_seed)
-        iteration = self.begin_iteration()
-        own = list(iteration.assignments())[worker]  # by turn: a plain loader asks its first worker first
-        yield from Handover(iteration, self.batches(own), streams={lane.stream for lane in own.lanes})
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Let a copy stand on its own, and leave behind, where that is wanted, what assignments bring along."""
-        if not self._is_lean:
-            return self.__dict__ | {"_course": copy.copy(self._course)}
-        stream = self._stream.without_footers()
-        return {
-            **self.__dict__,
-            "_stream": stream,
-            "_source": stream.source,
-            "_course": self._course.lean(stream.source),
-        }
 
 
 def _process_group() -> tuple[int, int] | None:
