@@ -280,23 +280,32 @@ def _without_ruled_out(
 
 def _announced_nulls(source: Source, footers: Sequence[Footer], refused: set[str]) -> Iterator[AnnouncedNulls]:
     """Yield nulls that footers announce in columns that cannot be delivered with them."""
+    names = [dict(zip(one.sources, source.needed.names, strict=True)) for one in source.projections]
+    lacking = [
+        [
+            name
+            for name, stored in zip(source.needed.names, one.sources, strict=True)
+            if stored is None and name in refused
+        ]
+        for one in source.projections
+    ]
     for number, footer in enumerate(footers):
         file = footer.file
+        projection = source.projected.get(file.path, 0)
+        if not footer.nulls and not lacking[projection]:
+            continue
         path = source.manifest.full_path(file.path)
         selected = range(len(file.row_groups)) if source.selection is None else source.selection[number]
-        projection = source.projection(file.path)
-        names = {stored: column.name for column, stored in zip(source.needed, projection.sources, strict=True)}
         for found in footer.nulls:
-            name = names.get(found.column)
+            name = names[projection].get(found.column)
             if name in refused and found.row_group in selected:
                 yield AnnouncedNulls(path, replace(found, column=name))
-        lacking = [name for name in refused if projection.sources[source.needed.get_field_index(name)] is None]
         values = source.constants_of(file.path)
         group = next((one for one in selected if file.row_groups[one].rows), None)
-        for name in lacking:
+        for name in lacking[projection]:
             if values.get(name) is None and group is not None:
-                found = NullCount(name, group, file.row_groups[group].rows)
-                yield AnnouncedNulls(path, found, None if name in values else _home(source, footers, name))
+                announced = NullCount(name, group, file.row_groups[group].rows)
+                yield AnnouncedNulls(path, announced, None if name in values else _home(source, footers, name))
 
 
 def _home(source: Source, footers: Sequence[Footer], column: str) -> str | None:
