@@ -1,5 +1,6 @@
 """Resumable PyTorch data loading from Parquet: every row exactly once, through crashes and shuffling."""
 
+from torch_dataloader_utils.choices import Codes, ColumnFormat, Padded
 from torch_dataloader_utils.dataset import StructuredDataset
 from torch_dataloader_utils.errors import (
     ChangedFilesWarning,
@@ -15,15 +16,20 @@ from torch_dataloader_utils.errors import (
     UnreadableFileError,
 )
 from torch_dataloader_utils.loader import StructuredDataLoader
+from torch_dataloader_utils.ragged import PackedBytes
 
 __all__ = [
     "ChangedFilesWarning",
     "CheckpointMismatchError",
+    "Codes",
     "ColumnError",
+    "ColumnFormat",
     "DatasetError",
     "IterationEndedError",
     "LostRowsWarning",
     "MetadataFileWarning",
+    "PackedBytes",
+    "Padded",
     "ProgressUnknownError",
     "RankMismatchError",
     "StructuredDataLoader",

@@ -97,7 +97,7 @@ def open_parquet(
     *,
     columns: Sequence[str] | None = None,
     filters: pc.Expression | None = None,
-    refuses_nulls: Callable[[pa.DataType], bool] = lambda _: False,
+    refuses_nulls: Callable[[pa.Field], bool] = lambda _: False,
     known: KnownFooters | None = None,
 ) -> ParquetSource:
     """Read every file's footer, once, or `_metadata` if there is one, and check columns and filter against them.
@@ -108,7 +108,7 @@ def open_parquet(
         known: What another source read, so that nothing has to be; or None.
         columns: The columns to deliver; None for all.
         filters: Which rows to deliver; None for all.
-        refuses_nulls: The types that cannot be delivered with nulls.
+        refuses_nulls: Tells the columns that cannot be delivered with nulls.
 
     Returns:
         The source.
@@ -120,7 +120,7 @@ def open_parquet(
     """
 
     def counts_nulls(column: pa.Field) -> bool:
-        return (columns is None or column.name in columns) and refuses_nulls(column.type)
+        return (columns is None or column.name in columns) and refuses_nulls(column)
 
     footers, sidecar = _footers(FooterReader(storage, counts_nulls), storage, listing, known)
     manifest = Manifest(listing.root, tuple(footer.file for footer in footers))
