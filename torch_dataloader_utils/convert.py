@@ -21,6 +21,7 @@ from torch_dataloader_utils.delivery import Delivery, Form
 from torch_dataloader_utils.dense import concatenated, dense_array
 from torch_dataloader_utils.python_values import to_list
 from torch_dataloader_utils.ragged import Ragged, RaggedBatches, concatenate, ragged
+from torch_dataloader_utils.slices import copied, takeable
 
 __all__ = [
     "OUTPUT_FORMATS",
@@ -133,7 +134,7 @@ def copy_rows(cut: Cut) -> Columns:
     """Return a copy of a cut's rows that does not keep the columns it was cut from in memory."""
     if isinstance(cut.columns, pa.Table):
         table = _rows(cut.columns, cut)
-        return table.take(pa.array(range(len(table))))
+        return pa.table([copied(column) for column in table.columns], schema=table.schema)
     return {name: _copy(_rows(values, cut)) for name, values in cut.columns.items()}
 
 
@@ -150,14 +151,15 @@ def interleave(parts: Sequence[Columns], count: int) -> Columns:
     first = parts[0]
     if isinstance(first, pa.Table):
         order = _interleaved_rows([len(part) for part in parts], count)
-        return pa.concat_tables(parts).take(order)
+        return takeable(pa.concat_tables(parts)).take(order)
     return {name: _interleave_column([part[name] for part in parts], count) for name in first}
 
 
 def _interleave_column(values: list[Any], count: int) -> Any:
     if isinstance(values[0], pa.ChunkedArray):
         together = pa.chunked_array([chunk for each in values for chunk in each.chunks], values[0].type)
-        return together.take(_interleaved_rows(list(map(len, values)), count))
+        order = _interleaved_rows(list(map(len, values)), count)
+        return takeable(pa.table({"": together}))[""].take(order)
     if isinstance(values[0], Ragged):
         steps = [len(each) // count for each in values]
         parts = [
@@ -189,7 +191,7 @@ def size_of(columns: Columns) -> int:
 
 def _copy(values: Any) -> Any:
     if isinstance(values, pa.ChunkedArray):
-        return values.take(pa.array(range(len(values))))
+        return copied(values)
     return values.clone() if isinstance(values, torch.Tensor) else values.copy()
 
 

@@ -90,7 +90,7 @@ def fill(values: pa.Array, value: pa.Scalar | None) -> pa.Array:
         filled = leaves.fill_null(value) if leaves.null_count else leaves
     else:
         filled = pc.if_else(pc.and_(pa.array(valid), leaves.is_valid()), leaves, value)
-    return nest(filled, kind)
+    return nest(filled if filled.type == leaves.type else filled.cast(leaves.type), kind)  # decimals may come wider
 
 
 def _fill_lists(lists: pa.Array, value: pa.Scalar | None) -> pa.Array:

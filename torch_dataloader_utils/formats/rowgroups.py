@@ -22,6 +22,7 @@ from torch_dataloader_utils.formats.footers import parse_footer
 from torch_dataloader_utils.formats.layout import Layout, width
 from torch_dataloader_utils.formats.parquet import ParquetSource, delivered_type
 from torch_dataloader_utils.model import DataFile, Split
+from torch_dataloader_utils.slices import takeable
 
 __all__ = ["Cursor", "ParquetReader", "RowGroupPlace"]
 
@@ -233,7 +234,7 @@ class ParquetReader:
 
     def _finished(self, table: pa.Table, first: int) -> pa.Table:
         rows = table.num_rows
-        table = _without_views(table)
+        table = takeable(_without_views(table))
         if self._row_id_column is not None:
             table = table.append_column(self._row_id_column, _row_ids(first, rows))
         if self._source.filter is not None:
