@@ -1,7 +1,7 @@
 """Slices of Arrow columns in memory of their own.
 
 pyarrow's `take` and `filter` give wrong values, silently, for slices of fixed-size lists inside fixed-size lists: they
-leave out a part of the offset (seen in 17.0 and in 26.0). `concat_arrays` is right, and copies a slice even if it is one.
+leave out a part of the offset (seen in 17.0 and in 26.0). `concat_arrays` is right, and copies even a single one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ def _is_misread(kind: pa.DataType) -> bool:
     """Whether there are fixed-size lists in fixed-size lists, at any depth."""
     if pa.types.is_fixed_size_list(kind) and pa.types.is_fixed_size_list(kind.value_type):
         return True
-    return any(_is_misread(kind.field(number).type) for number in range(kind.num_fields)) if _has_fields(kind) else False
+    return (
+        any(_is_misread(kind.field(number).type) for number in range(kind.num_fields)) if _has_fields(kind) else False
+    )
 
 
 def _has_fields(kind: pa.DataType) -> bool:
