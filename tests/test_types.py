@@ -360,29 +360,30 @@ def innermost(kind: pa.DataType) -> pa.DataType:
     return innermost(kind.value_type) if "list" in str(kind).partition("<")[0] else kind
 
 
-def shape_of(kind: pa.DataType) -> list[int] | None:
-    """Return the sizes of fixed-size lists; None for lists of different lengths."""
+def is_ragged(kind: pa.DataType) -> bool:
+    """Whether it is a type of lists of different lengths."""
+    return "list" in str(kind).partition("<")[0] and not pa.types.is_fixed_size_list(kind)
+
+
+def shape_of(kind: pa.DataType) -> list[int]:
+    """Return the sizes of fixed-size lists."""
     if isinstance(kind, pa.FixedShapeTensorType):
         return list(kind.shape)
-    if pa.types.is_fixed_size_list(kind):
-        inner = shape_of(kind.value_type)
-        return None if inner is None else [kind.list_size, *inner]
-    return None if "list" in str(kind).partition("<")[0] else []
+    return [kind.list_size, *shape_of(kind.value_type)] if pa.types.is_fixed_size_list(kind) else []
 
 
 def filled(row: Any, kind: pa.DataType, value: Any) -> Any:
     """Return a row with a value in place of each null: at all places of fixed-size lists, and none of a null list."""
+    if is_ragged(kind):
+        return [] if row is None else [filled(one, kind.value_type, value) for one in row]
     shape = shape_of(kind)
-    if shape == []:
+    if not shape:
         return value if row is None else row
-    if shape is not None:
-        inner = shape[1:]
-        kinds = pa.list_(pa.int8(), shape[1]) if len(inner) == 1 else pa.int8()
-        return [filled(one, kinds, value) for one in ([None] * shape[0] if row is None else row)]
-    return [] if row is None else [filled(one, kind.value_type, value) for one in row]
+    inner = pa.list_(pa.int8(), shape[1]) if isinstance(kind, pa.FixedShapeTensorType) else kind.value_type
+    return [filled(one, inner, value) for one in ([None] * shape[0] if row is None else row)]
 
 
-def marked(row: Any, shape: list[int] | None) -> Any:
+def marked(row: Any, shape: list[int]) -> Any:
     """Return where a row is null: place by place in fixed-size lists."""
     if not shape:
         return row is None
@@ -441,7 +442,7 @@ def _check_mask(source: Source, kind: pa.DataType, output_format: str, *, refuse
         has_nat = output_format == "numpy" and pa.types.is_temporal(leaf) and not pa.types.is_time(leaf)
         if has_nat or pa.types.is_floating(leaf):
             zero = None
-        elif shape_of(kind) is None:
+        elif is_ragged(kind):
             with pytest.raises(ColumnError, match=r"fill_nulls=\{'x': ...\} what stands for those inside lists"):
                 source.batches(**options)
             options["fill_nulls"] = {"x": zero}

@@ -63,14 +63,12 @@ def count_nulls(values: pa.Array, *, leaves_may_be_null: bool) -> int:
     if is_list(values.type):
         inner = values.flatten() if len(values) else values.values.slice(0, 0)
         return int(values.null_count) + count_nulls(inner, leaves_may_be_null=leaves_may_be_null)
-    if leaves_may_be_null:
-        return 0
-    count = int(values.null_count)
-    while pa.types.is_fixed_size_list(values.type):
+    own = 0 if leaves_may_be_null else int(values.null_count)
+    if pa.types.is_fixed_size_list(values.type):
         size = values.type.list_size
-        values = values.values.slice(values.offset * size, len(values) * size)
-        count += int(values.null_count)
-    return count
+        inner = values.values.slice(values.offset * size, len(values) * size)
+        return own + count_nulls(inner, leaves_may_be_null=leaves_may_be_null)
+    return own
 
 
 def fill(values: pa.Array, value: pa.Scalar | None) -> pa.Array:
@@ -86,18 +84,24 @@ def fill(values: pa.Array, value: pa.Scalar | None) -> pa.Array:
     if value is None:
         return values
     leaves, valid = leaves_of_places(values)
-    if valid is None:
+    if is_list(leaves.type):
+        filled = _fill_lists(leaves, value, valid)
+    elif valid is None:
         filled = leaves.fill_null(value) if leaves.null_count else leaves
     else:
         filled = pc.if_else(pc.and_(pa.array(valid), leaves.is_valid()), leaves, value)
     return nest(filled if filled.type == leaves.type else filled.cast(leaves.type), kind)  # decimals may come wider
 
 
-def _fill_lists(lists: pa.Array, value: pa.Scalar | None) -> pa.Array:
+def _fill_lists(lists: pa.Array, value: pa.Scalar | None, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+    """Return lists without nulls. Those that are not valid may hold values all the same, which are left out."""
     kind = lists.type
     width, make = (np.int32, pa.ListArray) if pa.types.is_list(kind) else (np.int64, pa.LargeListArray)
     lengths = lists.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
-    offsets = np.zeros(len(lists) + 1, width)
+    if valid is not None:
+        lengths = np.where(valid, lengths, 0)
+        lists = lists.filter(pa.array(valid))
+    offsets = np.zeros(len(lengths) + 1, width)
     np.cumsum(lengths, out=offsets[1:])
     return make.from_arrays(pa.array(offsets), fill(lists.flatten(), value), type=kind)
 
