@@ -27,11 +27,12 @@ OPTIONS: dict[str, Any] = {
     "column_formats": {"padded": Padded(65535), "packed": "packed", "as_list": "list", "code": Codes(["a", "b", "c"])},
     "fill_nulls": {"jagged": -1},
     "mask_nulls": ["jagged", "pair"],
-    "batch_size": 7,
+    "batch_size": 8,
 }
 ORDERS: dict[str, dict[str, Any]] = {
     "in file order": {},
     "mixed": {"shuffle": True, "shuffle_buffer_size": 25},
+    "in a grid": {"virtual_ranks": 2, "virtual_workers": 2, "uneven_ranks": "drop"},
     "mixed in rounds": {"shuffle": True, "shuffle_buffer_size": 8, "shuffle_interleave": 2},
 }
 
@@ -164,6 +165,7 @@ def jagged(*lengths: int, **options: Any) -> torch.Tensor:
     return torch.nested.nested_tensor_from_jagged(torch.arange(float(offsets[-1])).requires_grad_(**options), offsets)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # those of another layout
 def test_nested_tensors_of_any_kind_that_a_collate_fn_makes_arrive_as_they_were():
     arrived = sent(
         {"jagged": jagged(2, 0, 3, requires_grad=False), "bytes": PackedBytes(torch.ones(2), torch.zeros(1))}

@@ -583,6 +583,22 @@ def test_a_tensor_whose_dimensions_are_stored_in_another_order_has_its_logical_s
     assert batch["x"].tolist() == [[[0, 3], [1, 4], [2, 5]], [[-1] * 2] * 3]
 
 
+def test_lists_of_no_places_have_as_many_rows_as_there_are(tmp_path):
+    """Parquet does not store them; other formats may."""
+    source = Source(
+        tmp_path,
+        pa.FixedSizeListArray.from_buffers(pa.list_(pa.int32(), 0), 6, [None], children=[pa.nulls(0, pa.int32())]),
+    )
+    source.directory = None
+    batches = source.batches(output_format="torch", fill_nulls={"x": 1}, mask_nulls=["x"])
+    assert [tuple(batch[name].shape) for batch in batches for name in ("x", "x_is_null")] == [
+        (4, 0),
+        (4, 0),
+        (2, 0),
+        (2, 0),
+    ]
+
+
 def test_decimals_become_the_nearest_floats(tmp_path):
     for precision, scale in ((10, 2), (15, 15), (18, 4), (38, 37)):
         numbers = [int(str(7**number)[:precision].rjust(precision, "3")) for number in range(500)]

@@ -46,11 +46,12 @@ def leaves_of_places(values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_] 
     return values, valid
 
 
-def nest(leaves: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return values as the fixed-size lists of a type; the other way round of `leaves_of_places`."""
+def nest(leaves: pa.Array, kind: pa.DataType, length: int) -> pa.Array:
+    """Return values as so many fixed-size lists of a type; the other way round of `leaves_of_places`."""
     if not pa.types.is_fixed_size_list(kind):
         return leaves
-    return pa.FixedSizeListArray.from_arrays(nest(leaves, kind.value_type), type=kind)
+    inner = nest(leaves, kind.value_type, length * kind.list_size)
+    return pa.Array.from_buffers(kind, length, [None], children=[inner])
 
 
 def count_nulls(values: pa.Array, *, leaves_may_be_null: bool) -> int:
@@ -90,7 +91,8 @@ def fill(values: pa.Array, value: pa.Scalar | None) -> pa.Array:
         filled = leaves.fill_null(value) if leaves.null_count else leaves
     else:
         filled = pc.if_else(pc.and_(pa.array(valid), leaves.is_valid()), leaves, value)
-    return nest(filled if filled.type == leaves.type else filled.cast(leaves.type), kind)  # decimals may come wider
+    filled = filled if filled.type == leaves.type else filled.cast(leaves.type)  # decimals may come wider
+    return nest(filled, kind, len(values))
 
 
 def _fill_lists(lists: pa.Array, value: pa.Scalar | None, valid: npt.NDArray[np.bool_] | None = None) -> pa.Array:
@@ -112,7 +114,7 @@ def mark(values: pa.Array) -> pa.Array:
     marks = leaves.is_null()
     if valid is not None:
         marks = pc.or_(marks, pa.array(~valid))
-    return nest(marks, mask_type(values.type))
+    return nest(marks, mask_type(values.type), len(values))
 
 
 def mask_type(kind: pa.DataType) -> pa.DataType:

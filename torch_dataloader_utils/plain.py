@@ -67,8 +67,10 @@ def _tensors(stored: pa.FixedSizeListArray, kind: pa.FixedShapeTensorType) -> pa
         leaves = leaves.take(pa.array((rows + places).ravel()))
     lists = plain_type(kind)
     if not stored.null_count:
-        return nest(leaves, lists)
-    return pa.FixedSizeListArray.from_arrays(nest(leaves, lists.value_type), type=lists, mask=stored.is_null())
+        return nest(leaves, lists, len(stored))
+    return pa.FixedSizeListArray.from_arrays(
+        nest(leaves, lists.value_type, len(stored) * shape[0]), type=lists, mask=stored.is_null()
+    )
 
 
 def _logical(kind: pa.FixedShapeTensorType, shape: Sequence[int]) -> list[int]:

@@ -92,8 +92,8 @@ def look_at_formats(packed: PackedBytes) -> None:
     wanted: dict[str, ColumnFormat] = {"x": "padded", "y": Padded(), "z": Codes([1, 2])}
     StructuredDataset.create_dataloader("a", column_formats=wanted)
     assert_type(Padded().length, int | None)
-    values, offsets = packed
     assert_type(packed.values, Any)
+    assert_type(packed.offsets, Any)
 
 
 def use_many_ranks(loader: StructuredDataLoader, dataset: StructuredDataset, directory: Path) -> None:
