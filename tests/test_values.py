@@ -151,6 +151,14 @@ def _can_be_stored(values: pa.Array) -> bool:
 NUMERIC = {name: values for name, values in _numeric() if not IS_OLD or _can_be_stored(values)}
 OTHERS = {name: values for name, values in _others() if not IS_OLD or _can_be_stored(values)}
 
+BY_DEFAULT = (
+    "string", "large_string", "binary", "large_binary", "fixed_size_binary", "decimal128", "decimal256", "large_list",
+    "list of lists", "two strings", "struct", "map", "dictionary", "null", "uuid",
+)  # fmt: skip
+"""What becomes Python lists without being asked for."""
+
+AS_LISTS = {name: "list" for name in OTHERS if name not in BY_DEFAULT}
+
 MIXED = {"shuffle": True, "shuffle_buffer_size": 20}
 ORDERS = {
     "in file order": {},
@@ -296,8 +304,9 @@ def test_no_two_batches_or_columns_share_memory(data, output_format):
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("output_format", ["torch", "numpy"])
-def test_every_other_type_becomes_a_list_of_the_values_that_pyarrow_gives(data, expected, output_format, order):
-    loader, _ = open_loader(data, columns=list(OTHERS), output_format=output_format, batch_size=11, **ORDERS[order])
+def test_lists_hold_the_values_that_pyarrow_gives(data, expected, output_format, order):
+    options = {**ORDERS[order], "output_format": output_format, "column_formats": AS_LISTS}
+    loader, _ = open_loader(data, columns=list(OTHERS), batch_size=11, **options)
     delivered: dict[str, dict[int, Any]] = {name: {} for name in OTHERS}
     for batch in loader:
         for name in OTHERS:
@@ -353,7 +362,7 @@ def test_a_value_that_python_cannot_hold_is_an_error_that_names_the_column_and_a
     loader, _ = open_loader(tmp_path, output_format="arrow")
     [table] = loader
     assert table["when"].cast(pa.int64()).to_pylist() == [1001, 2002]
-    loader, _ = open_loader(tmp_path, output_format=output_format)
+    loader, _ = open_loader(tmp_path, output_format=output_format, column_formats={"when": "list"})
     with pytest.raises(ColumnError, match=r"column 'when' of type timestamp\[ns\].*use output_format='arrow'"):
         next(iter(loader))
 
@@ -374,7 +383,7 @@ def test_nanoseconds_become_what_microseconds_become_at_any_depth(tmp_path, kind
     if IS_OLD and not _can_be_stored(pa.array(values, make(coarse)).cast(make(kind))):
         pytest.skip("this pyarrow cannot store such a column at all")
     pq.write_table(pa.table({"x": pa.array(values, make(coarse)).cast(make(kind))}), tmp_path / "a.parquet")
-    [batch] = open_loader(tmp_path)[0]
+    [batch] = open_loader(tmp_path, column_formats={"x": "list"})[0]
     assert batch["x"] == values
     assert {type(one) for one in innermost(batch["x"])} == {type(value), type(None)}
 
@@ -508,7 +517,7 @@ def test_columns_come_in_the_order_asked_for_and_the_row_ids_last(data, output_f
 
 
 def test_all_columns_come_in_the_order_of_the_files_and_no_row_ids_unless_asked_for(data, expected):
-    batch = next(iter(open_loader(data, row_id_column=None)[0]))
+    batch = next(iter(open_loader(data, row_id_column=None, column_formats=AS_LISTS)[0]))
     assert list(batch) == expected.column_names
 
 
@@ -608,6 +617,7 @@ def test_collate_fn_is_given_a_batch_in_the_output_format(data, output_format, k
 @pytest.mark.parametrize("order", ORDERS)
 def test_worker_processes_deliver_equal_values_of_equal_types_for_all_types(data, output_format, order):
     options = {**ORDERS[order], "output_format": output_format, "split_rows": GROUP}
+    options["column_formats"] = AS_LISTS if output_format in ("torch", "numpy") else None
     alone = by_row(open_loader(data, num_workers=0, batch_size=7, **options)[0])
     together = by_row(open_loader(data, num_workers=2, batch_size=5, **options)[0])
     assert alone.keys() == together.keys() == wanted_rows(order)

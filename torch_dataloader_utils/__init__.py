@@ -1,5 +1,6 @@
 """Resumable PyTorch data loading from Parquet: every row exactly once, through crashes and shuffling."""
 
+from torch_dataloader_utils.choices import Codes, ColumnFormat, Padded
 from torch_dataloader_utils.dataset import StructuredDataset
 from torch_dataloader_utils.errors import (
     ChangedFilesWarning,
@@ -16,18 +17,23 @@ from torch_dataloader_utils.errors import (
 )
 from torch_dataloader_utils.loader import StructuredDataLoader
 from torch_dataloader_utils.model import DataFile, Manifest, RowGroup, Shard, Split
+from torch_dataloader_utils.ragged import PackedBytes
 from torch_dataloader_utils.strategies import SplitStrategy
 
 __all__ = [
     "ChangedFilesWarning",
     "CheckpointMismatchError",
+    "Codes",
     "ColumnError",
+    "ColumnFormat",
     "DataFile",
     "DatasetError",
     "IterationEndedError",
     "LostRowsWarning",
     "Manifest",
     "MetadataFileWarning",
+    "PackedBytes",
+    "Padded",
     "ProgressUnknownError",
     "RankMismatchError",
     "RowGroup",

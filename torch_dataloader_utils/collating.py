@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from torch_dataloader_utils.ragged import PackedBytes, is_plain_jagged, jagged_parts
+
 __all__ = ["Gathered", "UncopyableError", "snapshot"]
 
 
@@ -24,17 +26,28 @@ def snapshot(value: Any) -> Any:
     Raises:
         UncopyableError: If there is anything else in it.
     """
-    if type(value) is torch.Tensor and value.layout == torch.strided and not value.requires_grad:
-        return value.clone()
+    if isinstance(value, torch.Tensor):
+        return _copied(value)
     if type(value) is np.ndarray and not value.dtype.hasobject:
         return value.copy()
     if type(value) is dict:
         return {key: snapshot(inner) for key, inner in value.items()}
     if type(value) in (list, tuple):
         return type(value)(map(snapshot, value))
+    if type(value) is PackedBytes:
+        return PackedBytes._make(map(snapshot, value))
     if value is None or type(value) in (bool, int, float, complex, str, bytes):
         return value
     raise UncopyableError
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    if type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.requires_grad:
+        return tensor.clone()
+    if not is_plain_jagged(tensor):
+        raise UncopyableError
+    values, offsets = jagged_parts(tensor)
+    return torch.nested.nested_tensor_from_jagged(values.clone(), offsets=offsets.clone())
 
 
 class Gathered:

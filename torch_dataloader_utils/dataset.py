@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -11,8 +12,10 @@ import pyarrow.compute as pc
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from torch_dataloader_utils.convert import OUTPUT_FORMATS, OutputFormat, refuses_nulls
+from torch_dataloader_utils.choices import ColumnFormat, parse_choices
+from torch_dataloader_utils.convert import OUTPUT_FORMATS, OutputFormat
 from torch_dataloader_utils.course import Course
+from torch_dataloader_utils.delivery import Delivery, refuses_announced_nulls
 from torch_dataloader_utils.errors import ProgressUnknownError
 from torch_dataloader_utils.evening import UNEVEN_RANKS, UnevenRanks
 from torch_dataloader_utils.feed import Feed
@@ -78,6 +81,9 @@ class StructuredDataset(Feed):
         num_ranks: int | None = None,
         rank: int | None = None,
         output_format: OutputFormat = "torch",
+        column_formats: Mapping[str, ColumnFormat] | None = None,
+        fill_nulls: Mapping[str, Any] | None = None,
+        mask_nulls: Sequence[str] | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         partitioning: Partitioning | None = None,
@@ -128,9 +134,18 @@ class StructuredDataset(Feed):
             num_ranks: Number of ranks; None asks the process group, else ``WORLD_SIZE``, else is 1.
             rank: This rank; None asks the process group, else ``RANK``, else is 0.
             output_format: What a batch is: ``"torch"`` or ``"numpy"``, a dictionary of column names to tensors or
-                arrays of shape ``(rows,)``, or ``(rows, size)`` for fixed-size lists, in the column's own dtype, and
-                to Python lists for every type that is not numeric; ``"dict"``, a dictionary of Python lists;
-                ``"arrow"``, a ``pyarrow.Table``.
+                arrays of shape ``(rows,)``, or ``(rows, size, ...)`` for fixed-size lists, in the column's own dtype;
+                dates and times as int64 in the column's unit or as NumPy's; lists of numbers as jagged nested tensors
+                or as lists of arrays; and all else as Python lists. ``"dict"``, a dictionary of Python lists;
+                ``"arrow"``, a ``pyarrow.Table``. The guide to types has a table of them.
+            column_formats: How columns are delivered that are wanted otherwise than their type says: ``"list"``, Python
+                lists; ``"padded"`` or ``Padded(value, length)``, lists padded to one length; ``"packed"``, strings and
+                binary as `PackedBytes`; ``"float64"`` or ``"int64"`` (the digits without the point), decimals;
+                ``Codes(vocabulary)``, strings and integers as their places in a vocabulary.
+            fill_nulls: What stands for null in columns, by name; in lists, for each null value inside, and a null list
+                becomes empty.
+            mask_nulls: Columns that are followed by one of booleans, named ``<column>_is_null``, True where a null is.
+                Integers and booleans are then 0 and False there, lists and packed bytes empty.
             collate_fn: Called with each batch, in the worker; what it returns is delivered.
             storage_options: fsspec's options for the storage, credentials included. They appear in no state,
                 message or log.
@@ -165,15 +180,16 @@ class StructuredDataset(Feed):
         Raises:
             FileNotFoundError: If the path stands for no file.
             UnreadableFileError: If a footer cannot be read.
-            ColumnError: If a column of `columns` or `filters` does not exist, has types in different files that cannot
-                be unified, does not fit the filter, or is of integers or booleans with nulls, which tensors and arrays
-                cannot hold.
+            ColumnError: If a column of `columns`, `filters` or another parameter does not exist, has types in different
+                files that cannot be unified, does not fit the filter or what was chosen for it, or has nulls that
+                tensors and arrays cannot hold, as far as footers tell; else it is raised where they are read.
             ValueError: If an argument's value makes no sense.
             TypeError: If an argument has the wrong type.
         """
         require_choice(format, "format", tuple(FORMATS))
         require_choice(output_format, "output_format", OUTPUT_FORMATS)
         wanted = parse_columns(columns, row_id_column)
+        choices = parse_choices(output_format, column_formats, fill_nulls, mask_nulls)
         require_callable(collate_fn, "collate_fn")
         require_options(storage_options, "storage_options")
         if isinstance(path, FileSet):
@@ -185,6 +201,7 @@ class StructuredDataset(Feed):
         if filters is not None and not isinstance(filters, pc.Expression):
             msg = f"filters={filters!r}: expected a pyarrow.compute.Expression such as pc.field('x') > 3"
             raise TypeError(msg)
+        batch_size = require_count(batch_size, "batch_size")
         num_ranks, rank = resolve_rank(num_ranks, rank, _process_group())
         topology = arrange(
             num_ranks=num_ranks,
@@ -195,7 +212,7 @@ class StructuredDataset(Feed):
             adopts_num_workers=num_workers is None,
             virtual_ranks=optional_count(virtual_ranks, "virtual_ranks"),
             virtual_workers=optional_count(virtual_workers, "virtual_workers"),
-            batch_size=require_count(batch_size, "batch_size"),
+            batch_size=batch_size,
             uneven_ranks=require_choice(uneven_ranks, "uneven_ranks", UNEVEN_RANKS),
             filtered=filters is not None,
         )
@@ -209,21 +226,22 @@ class StructuredDataset(Feed):
             uneven_ranks=uneven_ranks,
             batch_size=None if uneven_ranks == "allow" else batch_size // topology.streams_per_turn,
         )
-        read_options = ReadOptions(
-            batch_size=require_count(batch_size, "batch_size"),
-            drop_last=require_flag(drop_last, "drop_last"),
-            output_format=output_format,
-            row_id_column=row_id_column,
-            mixing_seed=plan_options.mixing_seed,
-            read_ahead_bytes=parse_bytes(read_ahead_bytes, "read_ahead_bytes"),
-        )
+        drop_last, read_ahead = require_flag(drop_last, "drop_last"), parse_bytes(read_ahead_bytes, "read_ahead_bytes")
         if split_strategy is not None:
             require_strategy(split_strategy, plan_options)
         interval = require_seconds(progress_interval_sec, "progress_interval_sec")
         source = files.open(
             columns=wanted,
             filters=filters,
-            refuses_nulls=lambda column: refuses_nulls(column.type, output_format),
+            refuses_nulls=partial(refuses_announced_nulls, choices=choices),
+        )
+        read_options = ReadOptions(
+            batch_size=batch_size,
+            drop_last=drop_last,
+            delivery=Delivery.of(source.schema, choices, row_id_column),
+            row_id_column=row_id_column,
+            mixing_seed=plan_options.mixing_seed,
+            read_ahead_bytes=read_ahead,
         )
         check_columns(source, read_options)
         course = Course(
@@ -263,7 +281,7 @@ class StructuredDataset(Feed):
     @property
     def schema(self) -> pa.Schema:
         """The columns of a batch and their Arrow types, the row id column apart."""
-        return self._source.schema
+        return self._schema
 
     @property
     def num_batches(self) -> int:

@@ -44,6 +44,7 @@ class Feed(IterableDataset[Any]):
         super().__init__()
         self._source = source
         self._course = course
+        self._schema = read_options.delivery.schema
         self._stream = Stream(source, read_options, collate_fn, seed, course.topology.rank)
         self._post: Post | None = None
         self._is_lean = False

@@ -85,7 +85,7 @@ class MixedWalk(Walk):
                 indices = self._draw(step.piece.shard, range(1))
             table = self.reader.read(step.path, step.place)
             self.count(step.path, step.place, again=step.piece.start > 0)
-            tables[step.number] = self.checked(step.path, step.place, table)
+            tables[step.number] = self.delivered(step.path, step.place, table)
             size += step.size
             del table
             if step.last:
@@ -139,7 +139,7 @@ class MixedWalk(Walk):
         mixed = pa.table(list(self._threads.map(take, range(len(names)))), names=names)
         held = self._half_at_least(mixed.nbytes)
         self.room.give_back(block.size - held)
-        converted = convert(mixed, self.options.output_format)
+        converted = convert(mixed, self.options.delivery)
         return Chunk(step.position, block.first + skip, mixed.num_rows, block.last, converted, held)
 
     def _draw(self, shard: Shard, rounds: range) -> Future[pa.Array] | None:
@@ -202,7 +202,7 @@ class MixedWalk(Walk):
                     asked += 1
                 indices = self._draw(shard, rounds)
                 parts = [
-                    self.checked(path, place, cursor.take())
+                    self.delivered(path, place, cursor.take())
                     for cursor, (path, place) in zip(cursors, groups, strict=True)
                 ]
                 rows = sum(part.num_rows for part in parts)

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.collating import Gathered, UncopyableError, snapshot
-from torch_dataloader_utils.convert import with_lists
+from torch_dataloader_utils.convert import with_lists, with_offsets
 from torch_dataloader_utils.cutting import Batch, Batches, StreamEnd
 from torch_dataloader_utils.formats.source import Source
 from torch_dataloader_utils.lanes import read_assignment
@@ -55,7 +55,7 @@ class Stream:
             pin: Whether to copy tensors into pinned memory: in the thread that reads ahead, or after `collate_fn`.
         """
         collate = self._collate(assignment)
-        ahead = self._ahead(assignment, pinned if pin and self.collate_fn is None else None)
+        ahead = self._ahead(assignment, _pinned_together if pin and self.collate_fn is None else None)
         try:
             for content in ahead:
                 if isinstance(content, StreamEnd):
@@ -160,6 +160,10 @@ class Stream:
             yield replace(batches, columns=gathered.columns)
         else:
             yield from done
+
+
+def _pinned_together(batches: Batches) -> Batches:
+    return pinned(replace(batches, columns=with_offsets(batches.columns, batches.sizes)))
 
 
 @dataclass(frozen=True, slots=True)

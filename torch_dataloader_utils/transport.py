@@ -21,6 +21,7 @@ from torch_dataloader_utils.blocks import Blocks, Bytes
 from torch_dataloader_utils.cutting import Batch, Batches, StreamEnd
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.pace import Pace
+from torch_dataloader_utils.ragged import is_plain_jagged, jagged_parts
 
 __all__ = ["MOST_HELD", "Content", "Inbox", "Parcel", "Post", "pinned"]
 
@@ -251,6 +252,8 @@ class _Packer(pickle.Pickler):
         self._left_out = left_out
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor) and value.is_nested:
+            return (_unpack_jagged, jagged_parts(value)) if is_plain_jagged(value) else NotImplemented
         if type(value) is torch.Tensor:
             flat = _bytes_of(value)
             if flat is not None:
@@ -284,6 +287,10 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _unpack_tensor(flat: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     typed = flat.view(dtype)
     return typed if len(shape) == 1 else typed.view(shape)
+
+
+def _unpack_jagged(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+    return torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
 
 
 def _ipc(table: pa.Table) -> pa.Buffer:

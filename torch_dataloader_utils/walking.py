@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from torch_dataloader_utils.convert import convert, find_nulls, null_message
+from torch_dataloader_utils.convert import convert
 from torch_dataloader_utils.cutting import BytesRead, Chunk
+from torch_dataloader_utils.delivery import Delivery
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.rowgroups import RowGroupPlace, RowGroupReader
 from torch_dataloader_utils.model import Piece
@@ -35,7 +36,7 @@ class ReadOptions:
     Attributes:
         batch_size: Rows in a batch; only a stream's last batch has fewer.
         drop_last: Whether a stream's short last batch is left out.
-        output_format: What a batch is made of.
+        delivery: What is delivered of the columns that are read.
         row_id_column: Name of the added row id column, or None.
         mixing_seed: Seed of the permutation inside shards, or None where rows keep their order.
         read_ahead_bytes: Decoded bytes that a stream holds at most; a shard of mixed rows may have more.
@@ -43,7 +44,7 @@ class ReadOptions:
 
     batch_size: int
     drop_last: bool
-    output_format: str
+    delivery: Delivery
     row_id_column: str | None
     mixing_seed: int | None
     read_ahead_bytes: int
@@ -141,15 +142,13 @@ class Walk(ABC):
         self._bytes_read.total += size
         self._bytes_read.again += size if again else 0
 
-    def checked(self, path: str, place: RowGroupPlace, table: pa.Table) -> pa.Table:
-        """Return rows of a row group, or raise if they hold nulls that have no value."""
-        nulls = find_nulls(table, self.options.output_format)
-        if nulls is not None:
-            column, count = nulls
-            where = f"row group {place.number} of {self.reader.full_path(path)}"
-            msg = f"{null_message(column, count)} ({where})"
-            raise ColumnError(msg)
-        return table
+    def delivered(self, path: str, place: RowGroupPlace, table: pa.Table) -> pa.Table:
+        """Return rows of a row group as they are delivered, or raise if they hold what cannot be."""
+        try:
+            return self.options.delivery.deliver(table)
+        except ColumnError as error:
+            msg = f"{error} (row group {place.number} of {self.reader.full_path(path)})"
+            raise ColumnError(msg) from None
 
 
 class OrderedWalk(Walk):
@@ -164,7 +163,7 @@ class OrderedWalk(Walk):
             for table, last in self._tables(step):
                 skip = min(table.num_rows, max(0, step.piece.start - first))
                 rows = max(0, min(table.num_rows, step.piece.stop - first) - skip)
-                columns = convert(table.slice(skip, rows), self.options.output_format)
+                columns = convert(table.slice(skip, rows), self.options.delivery)
                 held = self.reader.held_bytes(table)
                 yield Chunk(step.position, first + skip, rows, step.last and last, columns, held)
                 first += table.num_rows
@@ -201,7 +200,7 @@ class OrderedWalk(Walk):
         path, place = step.path, step.place
         self.count(path, place, again=step.first < step.piece.start)
         if step.whole:
-            table = self.checked(path, place, self.reader.read(path, place))
+            table = self.delivered(path, place, self.reader.read(path, place))
             self.room.give_back(step.size - self.reader.held_bytes(table))
             yield table, True
             return
@@ -213,10 +212,12 @@ class OrderedWalk(Walk):
         if step.last and self.reader.knows_rows:
             left = min(left, step.piece.stop - step.first)
         self.room.take(share)
-        for table, count in self.reader.read_in_pieces(path, place, rows):
+        for read, count in self.reader.read_in_pieces(path, place, rows):
             left -= count
+            table = self.delivered(path, place, read)
+            del read
             self.room.give_back(share - self.reader.held_bytes(table))
-            yield self.checked(path, place, table), left <= 0
+            yield table, left <= 0
             del table
             if left <= 0:
                 break

@@ -9,7 +9,15 @@ import pyarrow.compute as pc
 from torch.utils.data import DataLoader, IterableDataset
 from typing_extensions import assert_type
 
-from torch_dataloader_utils import CheckpointMismatchError, StructuredDataLoader, StructuredDataset
+from torch_dataloader_utils import (
+    CheckpointMismatchError,
+    Codes,
+    ColumnFormat,
+    PackedBytes,
+    Padded,
+    StructuredDataLoader,
+    StructuredDataset,
+)
 from torch_dataloader_utils.distributed import (
     CheckpointEntry,
     gather_states,
@@ -57,6 +65,9 @@ def use_every_parameter() -> None:
         num_ranks=2,
         rank=0,
         output_format="numpy",
+        column_formats={"x": "packed", "y": Padded(-1, length=8), "z": Codes(["a", "b"])},
+        fill_nulls={"x": "", "z": -100},
+        mask_nulls=["y"],
         collate_fn=len,
         storage_options={"anon": True},
         manifest=b"",
@@ -73,6 +84,16 @@ def refuse_what_is_wrong(path: Path) -> None:
     StructuredDataset.create_dataloader(path, output_format="pandas")  # type: ignore[arg-type]
     StructuredDataset.create_dataloader(path, format="csv")  # type: ignore[arg-type]
     StructuredDataset.create_dataloader(path, batch_size="8")  # type: ignore[arg-type]
+    StructuredDataset.create_dataloader(path, column_formats={"x": "jagged"})  # type: ignore[dict-item]
+    StructuredDataset.create_dataloader(path, mask_nulls=[1])  # type: ignore[list-item]
+
+
+def look_at_formats(packed: PackedBytes) -> None:
+    wanted: dict[str, ColumnFormat] = {"x": "padded", "y": Padded(), "z": Codes([1, 2])}
+    StructuredDataset.create_dataloader("a", column_formats=wanted)
+    assert_type(Padded().length, int | None)
+    assert_type(packed.values, Any)
+    assert_type(packed.offsets, Any)
 
 
 def use_many_ranks(loader: StructuredDataLoader, dataset: StructuredDataset, directory: Path) -> None:

@@ -22,6 +22,7 @@ from torch_dataloader_utils.formats.fetching import FETCHES, Fetcher
 from torch_dataloader_utils.formats.layout import width
 from torch_dataloader_utils.formats.source import Source
 from torch_dataloader_utils.model import DataFile, Split
+from torch_dataloader_utils.slices import takeable
 
 __all__ = ["Cursor", "RowGroupPlace", "RowGroupReader"]
 
@@ -275,7 +276,7 @@ class RowGroupReader:
         """Return the rows to deliver of a row group's stored rows from `first` on, and how many are not deleted."""
         source = self._source
         rows = table.num_rows
-        table = source.projection(path).apply(table, source.needed, source.constants_of(path))
+        table = takeable(source.projection(path).apply(table, source.needed, source.constants_of(path)))
         deleted = self._deleted(path, place)
         begin, end = np.searchsorted(deleted, [first, first + rows])
         if end > begin:

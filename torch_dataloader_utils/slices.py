@@ -1,0 +1,37 @@
+"""Slices of Arrow columns in memory of their own.
+
+pyarrow's `take` and `filter` give wrong values, silently, for slices of fixed-size lists inside fixed-size lists: they
+leave out a part of the offset (seen in 17.0 and in 26.0). `concat_arrays` is right, and copies even a single one.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+__all__ = ["copied", "takeable"]
+
+
+def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a copy that keeps nothing else in memory."""
+    return pa.chunked_array([pa.concat_arrays(column.chunks)] if column.num_chunks else [], column.type)
+
+
+def takeable(table: pa.Table) -> pa.Table:
+    """Return a table of which rows may be taken, or filtered."""
+    for place, column in enumerate(table.columns):
+        if _is_misread(column.type) and any(chunk.offset for chunk in column.chunks):
+            table = table.set_column(place, table.schema.field(place), copied(column))
+    return table
+
+
+def _is_misread(kind: pa.DataType) -> bool:
+    """Whether there are fixed-size lists in fixed-size lists, at any depth."""
+    if pa.types.is_fixed_size_list(kind) and pa.types.is_fixed_size_list(kind.value_type):
+        return True
+    return (
+        any(_is_misread(kind.field(number).type) for number in range(kind.num_fields)) if _has_fields(kind) else False
+    )
+
+
+def _has_fields(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_nested(kind) or pa.types.is_fixed_size_list(kind))
