@@ -88,7 +88,7 @@ def fill(values: pa.Array, value: pa.Scalar | None) -> pa.Array:
     if is_list(leaves.type):
         filled = _fill_lists(leaves, value, valid)
     elif valid is None:
-        filled = leaves.fill_null(value) if leaves.null_count else leaves
+        filled = pc.if_else(leaves.is_valid(), leaves, value)  # fill_null knows no float16 in older releases
     else:
         filled = pc.if_else(pc.and_(pa.array(valid), leaves.is_valid()), leaves, value)
     filled = filled if filled.type == leaves.type else filled.cast(leaves.type)  # decimals may come wider
