@@ -265,7 +265,7 @@ def test_pinning_pins_what_tensors_consist_of_and_changes_no_value(data, monkeyp
     stream, assignments = dataset._stream, dataset.begin_iteration().assignments()
     correct = plain_batches(open_loader(data, **OPTIONS)[0])
     done = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: done.append(tensor.dtype) or tensor.clone())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: done.append(tensor.dtype) or tensor.clone())
     batches = [
         content.data for one in assignments for content in stream.batches(one, pin=True) if isinstance(content, Batch)
     ]

@@ -87,10 +87,10 @@ EXAMPLES: dict[str, list[tuple[dict[str, str], pa.DataType]]] = {
     "list<struct>": [({}, pa.list_(pa.struct([("a", pa.int64())])))],
     "string": [({}, pa.string())],
     "large_string": [({}, pa.large_string())],
-    "string_view": [({}, pa.string_view())],
+    "string_view": [] if IS_OLD else [({}, pa.string_view())],
     "binary": [({}, pa.binary())],
     "large_binary": [({}, pa.large_binary())],
-    "binary_view": [({}, pa.binary_view())],
+    "binary_view": [] if IS_OLD else [({}, pa.binary_view())],
     "fixed_size_binary[3]": [({}, pa.binary(3))],
     "decimalN": [
         ({"N": n}, getattr(pa, f"decimal{n}")(precision, 2))
