@@ -22,6 +22,8 @@ from torch_dataloader_utils.delivery import Delivery
 from torch_dataloader_utils.model import Receipt
 from torch_dataloader_utils.transport import Parcel
 
+IS_OLD = int(pa.__version__.split(".")[0]) < 26  # and cannot read null fixed-size lists back
+
 ROWS = 90
 OPTIONS: dict[str, Any] = {
     "column_formats": {"padded": Padded(65535), "packed": "packed", "as_list": "list", "code": Codes(["a", "b", "c"])},
@@ -35,6 +37,10 @@ ORDERS: dict[str, dict[str, Any]] = {
     "in a grid": {"virtual_ranks": 2, "virtual_workers": 2, "uneven_ranks": "drop"},
     "mixed in rounds": {"shuffle": True, "shuffle_buffer_size": 8, "shuffle_interleave": 2},
 }
+
+
+def has_pair(row: int) -> bool:
+    return IS_OLD or row % 5 != 1
 
 
 def tokens(row: int) -> list[int]:
@@ -54,7 +60,7 @@ def data(tmp_path_factory) -> Path:
             "as_list": [tokens(row) for row in rows],
             "texts": [f"text {row}" for row in rows],
             "code": pa.array(["abc"[row % 3] for row in rows]).dictionary_encode(),
-            "pair": pa.array([None if row % 5 == 1 else [row, 1] for row in rows], pa.list_(pa.int16(), 2)),
+            "pair": pa.array([[row, 1] if has_pair(row) else None for row in rows], pa.list_(pa.int16(), 2)),
             "time": pa.array(rows, pa.timestamp("ms")),
         }
     )
@@ -111,8 +117,8 @@ def test_each_row_keeps_its_values_in_any_order(data, order):
         assert [content[ends[n] : ends[n + 1]].decode() for n in range(len(rows))] == [f"é{r}" * (r % 4) for r in rows]
         assert batch["as_list"] == [tokens(row) for row in rows]
         assert batch["code"].tolist() == [row % 3 for row in rows]
-        assert batch["pair"].tolist() == [[0, 0] if row % 5 == 1 else [row, 1] for row in rows]
-        assert batch["pair_is_null"].tolist() == [[row % 5 == 1] * 2 for row in rows]
+        assert batch["pair"].tolist() == [[row, 1] if has_pair(row) else [0, 0] for row in rows]
+        assert batch["pair_is_null"].tolist() == [[not has_pair(row)] * 2 for row in rows]
         assert batch["time"].tolist() == rows
 
 
@@ -165,7 +171,6 @@ def jagged(*lengths: int, **options: Any) -> torch.Tensor:
     return torch.nested.nested_tensor_from_jagged(torch.arange(float(offsets[-1])).requires_grad_(**options), offsets)
 
 
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")  # those of another layout
 def test_nested_tensors_of_any_kind_that_a_collate_fn_makes_arrive_as_they_were():
     arrived = sent(
         {"jagged": jagged(2, 0, 3, requires_grad=False), "bytes": PackedBytes(torch.ones(2), torch.zeros(1))}
@@ -175,6 +180,11 @@ def test_nested_tensors_of_any_kind_that_a_collate_fn_makes_arrive_as_they_were(
     values = arrived["jagged"].values()
     values += 1
     assert values.tolist() == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.skipif(IS_OLD, reason="torch of that age does not pickle them rightly either")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_of_the_older_layout_arrive_as_they_were():
     strided = torch.nested.nested_tensor([torch.ones(2), torch.zeros(3)])
     assert [one.tolist() for one in sent([strided])[0].unbind()] == [[1, 1], [0, 0, 0]]
 
@@ -255,7 +265,7 @@ def test_pinning_pins_what_tensors_consist_of_and_changes_no_value(data, monkeyp
     stream, assignments = dataset._stream, dataset.begin_iteration().assignments()
     correct = plain_batches(open_loader(data, **OPTIONS)[0])
     done = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: done.append(tensor.dtype) or tensor.clone())
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: done.append(tensor.dtype) or tensor.clone())
     batches = [
         content.data for one in assignments for content in stream.batches(one, pin=True) if isinstance(content, Batch)
     ]

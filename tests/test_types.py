@@ -24,6 +24,9 @@ from torch_dataloader_utils.choices import parse_choices
 from torch_dataloader_utils.convert import convert, split
 from torch_dataloader_utils.delivery import Delivery
 
+IS_OLD = int(pa.__version__.split(".")[0]) < 26
+not_with_old_pyarrow = pytest.mark.skipif(IS_OLD, reason="this pyarrow cannot read such columns back")
+
 GUIDE = Path(__file__).parent.parent / "docs" / "guide" / "types.md"
 FORMATS = ("torch", "numpy", "dict", "arrow")
 ROWS = 13
@@ -84,10 +87,10 @@ EXAMPLES: dict[str, list[tuple[dict[str, str], pa.DataType]]] = {
     "list<struct>": [({}, pa.list_(pa.struct([("a", pa.int64())])))],
     "string": [({}, pa.string())],
     "large_string": [({}, pa.large_string())],
-    "string_view": [({}, pa.string_view())],
+    "string_view": [] if IS_OLD else [({}, pa.string_view())],
     "binary": [({}, pa.binary())],
     "large_binary": [({}, pa.large_binary())],
-    "binary_view": [({}, pa.binary_view())],
+    "binary_view": [] if IS_OLD else [({}, pa.binary_view())],
     "fixed_size_binary[3]": [({}, pa.binary(3))],
     "decimalN": [
         ({"N": n}, getattr(pa, f"decimal{n}")(precision, 2))
@@ -127,7 +130,7 @@ def value(kind: pa.DataType, number: int) -> Any:
 
 
 def _integer(kind: pa.DataType, number: int) -> int:
-    limits = np.iinfo(kind.to_pandas_dtype())
+    limits = np.iinfo(str(kind))
     return (int(limits.min), int(limits.max), int(limits.max) - 1)[number] if number < 3 else number
 
 
@@ -146,7 +149,7 @@ VALUES: list[tuple[Any, Any]] = [
     (pa.types.is_union, lambda *_: None),
     (pa.types.is_boolean, lambda _, number: number % 3 == 0),
     (pa.types.is_integer, _integer),
-    (pa.types.is_floating, lambda kind, number: np.dtype(kind.to_pandas_dtype()).type(number / 8 - 1)),
+    (pa.types.is_floating, lambda kind, number: np.dtype(f"float{kind.bit_width}").type(number / 8 - 1)),
     (pa.types.is_date, lambda _, number: dt.date(1960 + number, 2, 28)),
     (
         pa.types.is_timestamp,
@@ -306,7 +309,7 @@ def _described_rows(values: list[Any] | PackedBytes) -> str:
     if isinstance(example, np.ndarray):
         inner = "".join(f", {size}" for size in example.shape[1:])
         return f"list of `{example.dtype}` arrays" + (f" `(*{inner})`" if inner else "")
-    return f"list of `{type(example).__name__}`"
+    return f"list of `{type(example).__name__.removesuffix('16')}`"
 
 
 # The table ------------------------------------------------------------------------------------------------------------
@@ -399,6 +402,8 @@ def can_be_filled(kind: pa.DataType) -> bool:
 @pytest.mark.parametrize("output_format", FORMATS)
 @pytest.mark.parametrize(("row", "replacements", "kind"), CASES)
 def test_nulls_are_what_the_table_says_and_what_is_chosen(tmp_path, row, replacements, kind, output_format):
+    if IS_OLD and pa.types.is_union(kind):
+        pytest.skip("this pyarrow does not tell nulls in unions")
     source = Source(tmp_path, example(kind, nulls=True))
     says = TABLE[row][-1].split(" / ")
     without_a_choice = "`None`" if output_format in ("dict", "arrow") else says[-1 if output_format == "numpy" else 0]
@@ -561,6 +566,7 @@ def test_floats_that_are_null_may_be_filled_too_and_nan_stays(tmp_path):
     assert batch["x_is_null"].tolist() == [False, True, False]
 
 
+@not_with_old_pyarrow
 def test_a_mask_follows_its_column_and_the_schema_says_so(tmp_path):
     table = pa.table({"a": [1, None], "b": ["x", None], "c": pa.array([[1, 2], None], pa.list_(pa.int8(), 2))})
     pq.write_table(table, tmp_path / "a.parquet")
@@ -575,6 +581,7 @@ def test_a_mask_follows_its_column_and_the_schema_says_so(tmp_path):
     assert dataset.schema.field("c_is_null").type == pa.list_(pa.bool_(), 2)
 
 
+@not_with_old_pyarrow
 def test_a_tensor_whose_dimensions_are_stored_in_another_order_has_its_logical_shape(tmp_path):
     kind = pa.fixed_shape_tensor(pa.int32(), [2, 3], permutation=[1, 0])
     column = pa.ExtensionArray.from_storage(kind, pa.array([list(range(6)), None], kind.storage_type))
@@ -791,6 +798,7 @@ def columns(draw: st.DrawFn, count: int) -> tuple[pa.Array, dict[str, Any]]:
     return column, chosen
 
 
+@not_with_old_pyarrow
 @given(st.data())
 @settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
 def test_any_schema_is_delivered_as_pyarrow_reads_it(tmp_path_factory, data):

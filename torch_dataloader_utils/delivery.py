@@ -18,7 +18,7 @@ from torch_dataloader_utils.choices import Choices, Codes, Padded
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.pruning import require_column
 from torch_dataloader_utils.nulls import count_nulls, each_chunk, fill, innermost, is_list, mark, mask_type
-from torch_dataloader_utils.plain import plain, plain_type
+from torch_dataloader_utils.plain import is_bytes_view, plain, plain_type
 
 __all__ = ["Delivery", "Form", "fitting", "null_message", "refuses_announced_nulls"]
 
@@ -228,7 +228,7 @@ def _mask_name(name: str) -> str:
 def _column(field: pa.Field, choices: Choices) -> Column:
     """Return what becomes of a column, or raise if the choices do not fit it."""
     name, wanted, output = field.name, choices.formats.get(field.name), choices.output_format
-    is_plain = output != "arrow" or wanted is not None or name in choices.fills
+    is_plain = output != "arrow" or wanted is not None or name in choices.fills or is_bytes_view(field.type)
     kind = plain_type(field.type) if is_plain else field.type
     made: Literal["float64", "int64", "codes"] | None = None
     vocabulary = None

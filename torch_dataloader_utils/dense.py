@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from torch_dataloader_utils.nulls import innermost, leaves_of_places
+from torch_dataloader_utils.nulls import innermost, leaves_of_places, where
 
 __all__ = ["concatenated", "dense_array", "dense_dtype", "read_buffer"]
 
@@ -58,7 +57,7 @@ def dense_array(values: pa.Array, *, times: bool) -> npt.NDArray[Any]:
         kind = kind.value_type
     leaves, valid = leaves_of_places(values)
     if valid is not None:
-        leaves = pc.if_else(pa.array(valid), leaves, pa.scalar(None, kind))
+        leaves = where(pa.array(valid), leaves, pa.scalar(None, kind))
     array = _times(leaves) if pa.types.is_temporal(kind) else _numbers(leaves)
     return array.view(dense_dtype(kind, times=times)).reshape(shape)
 

@@ -9,7 +9,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["count_nulls", "each_chunk", "fill", "innermost", "is_list", "leaves_of_places", "mark", "mask_type", "nest"]
+__all__ = [
+    "count_nulls",
+    "each_chunk",
+    "fill",
+    "innermost",
+    "is_list",
+    "leaves_of_places",
+    "mark",
+    "mask_type",
+    "nest",
+    "where",
+]
 
 
 def is_list(kind: pa.DataType) -> bool:
@@ -54,6 +65,14 @@ def nest(leaves: pa.Array, kind: pa.DataType, length: int) -> pa.Array:
     return pa.Array.from_buffers(kind, length, [None], children=[inner])
 
 
+def where(known: pa.Array, values: pa.Array, value: pa.Scalar) -> pa.Array:
+    """Return values where they are known, else another one."""
+    if values.type != pa.float16():
+        return pc.if_else(known, values, value)
+    bits = pa.repeat(value, 1).view(pa.uint16())[0]  # older releases choose among no float16
+    return pc.if_else(known, values.view(pa.uint16()), bits).view(pa.float16())
+
+
 def count_nulls(values: pa.Array, *, leaves_may_be_null: bool) -> int:
     """Count the nulls that a tensor has no value for: lists, as they have no length, and values inside.
 
@@ -88,9 +107,9 @@ def fill(values: pa.Array, value: pa.Scalar | None) -> pa.Array:
     if is_list(leaves.type):
         filled = _fill_lists(leaves, value, valid)
     elif valid is None:
-        filled = leaves.fill_null(value) if leaves.null_count else leaves
+        filled = where(leaves.is_valid(), leaves, value)
     else:
-        filled = pc.if_else(pc.and_(pa.array(valid), leaves.is_valid()), leaves, value)
+        filled = where(pc.and_(pa.array(valid), leaves.is_valid()), leaves, value)
     filled = filled if filled.type == leaves.type else filled.cast(leaves.type)  # decimals may come wider
     return nest(filled, kind, len(values))
 

@@ -11,13 +11,20 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils.nulls import nest
 
-__all__ = ["plain", "plain_type"]
+__all__ = ["is_bytes_view", "plain", "plain_type"]
+
+
+def is_bytes_view(kind: pa.DataType) -> bool:
+    """Whether it is a type of views of strings or binary, which pyarrow can neither take nor filter."""
+    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
     """Return the type of what `plain` returns."""
     if pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind):
         return plain_type(kind.value_type)
+    if is_bytes_view(kind):
+        return pa.string() if pa.types.is_string_view(kind) else pa.binary()
     if pa.types.is_list_view(kind):
         return pa.list_(kind.value_field)
     if pa.types.is_large_list_view(kind):
@@ -34,6 +41,8 @@ def plain(values: pa.Array) -> pa.Array:
         return plain(values.dictionary_decode())
     if pa.types.is_run_end_encoded(kind):
         return plain(pc.run_end_decode(values))
+    if is_bytes_view(kind):
+        return values.cast(plain_type(kind))
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
         return _lists(values)
     if isinstance(kind, pa.FixedShapeTensorType):
