@@ -23,7 +23,7 @@ from torch_dataloader_utils.formats.choosing import FORMATS, FormatName, choose_
 from torch_dataloader_utils.formats.manifests import dump_manifest
 from torch_dataloader_utils.formats.partitions import Partitioning, require_partitioning
 from torch_dataloader_utils.formats.source import KnownFooters, Source
-from torch_dataloader_utils.formats.text import Cutting
+from torch_dataloader_utils.formats.textfooters import Cutting
 from torch_dataloader_utils.iteration import Handover, Iteration, take_turns
 from torch_dataloader_utils.loader import StructuredDataLoader
 from torch_dataloader_utils.merging import ON_CHANGED_FILES

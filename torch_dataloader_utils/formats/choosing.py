@@ -9,7 +9,7 @@ from torch_dataloader_utils.formats.csv import Csv
 from torch_dataloader_utils.formats.jsonl import JsonLines
 from torch_dataloader_utils.formats.parquet import Parquet
 from torch_dataloader_utils.formats.source import Format
-from torch_dataloader_utils.formats.text import Cutting
+from torch_dataloader_utils.formats.textfooters import Cutting
 
 __all__ = ["FORMATS", "FormatName", "choose_format", "require_known_rows"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -14,48 +13,26 @@ from pyarrow import csv
 
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.formats.compression import Decompressed
+from torch_dataloader_utils.formats.csvoptions import (
+    checked,
+    column_types,
+    convert_options,
+    encoding_of,
+    is_ascii_like,
+    parse_options,
+    quote_of,
+    read_options,
+)
+from torch_dataloader_utils.formats.lines import Text
 from torch_dataloader_utils.formats.projections import FileSchema, unified
-from torch_dataloader_utils.formats.text import Sample, Text, TextFormat
+from torch_dataloader_utils.formats.text import Sample, TextFormat
 from torch_dataloader_utils.options import nearest
 from torch_dataloader_utils.storage import Storage, StoredFile
 
 __all__ = ["Csv"]
 
-READ = (
-    "block_size",
-    "skip_rows",
-    "skip_rows_after_names",
-    "column_names",
-    "autogenerate_column_names",
-    "encoding",
-)
-PARSE = ("delimiter", "quote_char", "double_quote", "escape_char", "newlines_in_values", "ignore_empty_lines")
-CONVERT = (
-    "check_utf8",
-    "column_types",
-    "default_column_type",
-    "null_values",
-    "true_values",
-    "false_values",
-    "decimal_point",
-    "strings_can_be_null",
-    "quoted_strings_can_be_null",
-    "auto_dict_encode",
-    "auto_dict_max_cardinality",
-    "timestamp_parsers",
-)
-OURS = {
-    "use_threads": "it is set by how the dataset is read",
-    "include_columns": "name them by `columns`",
-    "include_missing_columns": "a column that a file lacks is null",
-    "invalid_row_handler": "rows are never left out",
-}
-
 UNCUTTABLE = ("escape_char", "newlines_in_values", "skip_rows", "skip_rows_after_names")
 """Options under which a line end may be no row's end, or a file's beginning is not its first line."""
-
-ISO8601 = "pyarrow.csv.ISO8601"
-"""Stands for pyarrow's parser of timestamps, which cannot be sent to a process."""
 
 ZERO = "holds a zero byte: the file is damaged, or no text"
 CHUNK = 1 << 20
@@ -74,39 +51,26 @@ class Csv(TextFormat):
     suffixes: ClassVar[tuple[str, ...]] = (".csv", ".csv.gz", ".csv.zst")
 
     def __post_init__(self) -> None:
-        for name in self.options:
-            if name in OURS:
-                msg = f"format_options[{name!r}] cannot be set: {OURS[name]}"
-                raise ValueError(msg)
-            if name not in (*READ, *PARSE, *CONVERT):
-                msg = f"format_options has no {name!r} for CSV{nearest(name, (*READ, *PARSE, *CONVERT))}"
-                raise ValueError(msg)
-        object.__setattr__(self, "options", {name: _sendable(name, value) for name, value in self.options.items()})
-        try:
-            _read_options(self.options), _parse_options(self.options), _convert_options(self.options)
-            codecs.lookup(_encoding(self.options))
-        except (TypeError, ValueError, LookupError, AttributeError, pa.ArrowException) as error:
-            msg = f"format_options: {error}"
-            raise ValueError(msg) from None
+        object.__setattr__(self, "options", checked(self.options))
 
     def sample(self, text: Text, *, is_all: bool) -> Sample:
         """Return the columns that pyarrow infers from the first block."""
         content = text.content.to_pybytes()
-        if is_all and not content.endswith((b"\n", b"\r")) and _is_ascii_like(self.options):
+        if is_all and not content.endswith((b"\n", b"\r")) and is_ascii_like(self.options):
             content += b"\n"  # pyarrow does not take a header for one that has no end
         text = replace(text, content=pa.py_buffer(content))
         lines = _Lines(self.options)
-        if 0 in content and _is_ascii_like(self.options):
+        if 0 in content and is_ascii_like(self.options):
             raise text.error(content[: content.index(0)].count(b"\n") + 1, ZERO)
         with lines.errors(text):
             reader = csv.open_csv(
                 text.open(),
-                _read_options(self.options, use_threads=False),
-                _parse_options(self.options),
-                _convert_options(self.options),
+                read_options(self.options, use_threads=False),
+                parse_options(self.options),
+                convert_options(self.options),
             )
             rows = next((batch.num_rows for batch in reader), 0)
-        told = _column_types(self.options)
+        told = column_types(self.options)
         for column in reader.schema:
             if pa.types.is_binary(column.type) and column.name not in told and self.options.get("check_utf8", True):
                 as_text = CsvParser(self.options, reader.schema.names, pa.schema([(column.name, pa.string())]))
@@ -115,9 +79,9 @@ class Csv(TextFormat):
 
     def can_cut(self, storage: Storage, file: StoredFile) -> bool:
         """Whether no value can hold a line end: nothing is quoted."""
-        if any(self.options.get(name) for name in UNCUTTABLE) or not _is_ascii_like(self.options):
+        if any(self.options.get(name) for name in UNCUTTABLE) or not is_ascii_like(self.options):
             return False
-        quote = _quote(self.options)
+        quote = quote_of(self.options)
         if not quote:
             return True
         if not storage.is_local:
@@ -128,7 +92,7 @@ class Csv(TextFormat):
     def unified(self, schemas: Sequence[FileSchema]) -> list[pa.Schema]:
         """Return each file's columns with the types that all files come to; those of no value are texts."""
         whole = unified(schemas)
-        for name in _column_types(self.options):
+        for name in column_types(self.options):
             if name not in whole.schema.names:
                 msg = f"format_options['column_types'] names {name!r}, which no file has"
                 raise ColumnError(f"{msg}{nearest(name, whole.schema.names)}")
@@ -171,7 +135,7 @@ class CsvParser:
         # Without a column pyarrow would take all of them.
         read = stored if len(stored) else pa.schema([(self._names[0], pa.binary())])
         types = {column.name: column.type for column in read}
-        self._convert = _convert_options(options, column_types=types, include_columns=read.names)
+        self._convert = convert_options(options, column_types=types, include_columns=read.names)
 
     def table(self, text: Text) -> pa.Table:
         """Return all rows."""
@@ -200,16 +164,16 @@ class CsvParser:
 
     def _read(self, text: Text, *, use_threads: bool = True) -> csv.ReadOptions:
         if not text.start:
-            return _read_options(self._options, use_threads=use_threads)
+            return read_options(self._options, use_threads=use_threads)
         own = {"column_names": self._names, "autogenerate_column_names": False}
-        return _read_options(self._options, use_threads=use_threads, **own)
+        return read_options(self._options, use_threads=use_threads, **own)
 
     def _parse(self, text: Text) -> csv.ParseOptions:
         whole = text.start == 0 and text.is_last
-        return _parse_options({"newlines_in_values": whole, **self._options})
+        return parse_options({"newlines_in_values": whole, **self._options})
 
     def _watched(self, text: Text) -> Decompressed | None:
-        return None if text.compression is None else Decompressed(text.open(), _quote(self._options))
+        return None if text.compression is None else Decompressed(text.open(), quote_of(self._options))
 
 
 class _Lines:
@@ -223,7 +187,7 @@ class _Lines:
     def __init__(self, options: Mapping[str, Any], names: Sequence[str] = ()) -> None:
         self._options = options
         self._names = names
-        self._quote = _quote(options)
+        self._quote = quote_of(options)
         self._delimiter = str(options.get("delimiter", ",")).encode()
         escape = options.get("escape_char") or ""
         self._escaped = re.compile(re.escape(str(escape).encode()) + b".", re.DOTALL) if escape else None
@@ -266,7 +230,7 @@ class _Lines:
 
     def require_sound(self, text: Text, watched: Decompressed | None) -> None:
         """Raise if a text holds zero bytes, or ends within a quoted value: pyarrow takes the one and the other."""
-        if not _is_ascii_like(self._options):
+        if not is_ascii_like(self._options):
             return
         quotes, has_zeros = 0, False
         if watched is not None:
@@ -312,9 +276,9 @@ class _Lines:
             inside = self._ends_inside(line, inside=inside)
 
     def _plain_lines(self, text: Text) -> Iterable[bytes]:
-        if _is_ascii_like(self._options):
+        if is_ascii_like(self._options):
             return text.lines()
-        content = b"".join(text.chunks()).decode(_encoding(self._options), errors="replace")
+        content = b"".join(text.chunks()).decode(encoding_of(self._options), errors="replace")
         return [line.encode() for line in content.splitlines(keepends=True)]
 
     def _ends_inside(self, line: bytes, *, inside: bool) -> bool:
@@ -351,51 +315,3 @@ def _source(text: Text, watched: Decompressed | None) -> pa.NativeFile:
 
 def _shortened(what: str) -> str:
     return what if len(what) <= MOST_SHOWN else f"{what[:MOST_SHOWN]}..."
-
-
-# Options: pyarrow's own objects cannot be sent to a process ----------------------------------------------------------
-
-
-def _sendable(name: str, value: Any) -> Any:
-    """Return an option as it can be sent to a process."""
-    if name == "column_types" and value is not None:
-        return dict(_column_types({name: value}))
-    if name == "timestamp_parsers" and value is not None:
-        return [ISO8601 if one is csv.ISO8601 else one for one in value]
-    return value
-
-
-def _column_types(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    types = options.get("column_types") or {}
-    if isinstance(types, Mapping):
-        return types
-    return {column.name: column.type for column in pa.schema(types)}
-
-
-def _read_options(options: Mapping[str, Any], **own: Any) -> csv.ReadOptions:
-    return csv.ReadOptions(**{name: options[name] for name in READ if name in options} | own)
-
-
-def _parse_options(options: Mapping[str, Any]) -> csv.ParseOptions:
-    return csv.ParseOptions(**{name: options[name] for name in PARSE if name in options})
-
-
-def _convert_options(options: Mapping[str, Any], **own: Any) -> csv.ConvertOptions:
-    told = {name: options[name] for name in CONVERT if name in options}
-    if told.get("timestamp_parsers"):
-        told["timestamp_parsers"] = [csv.ISO8601 if one == ISO8601 else one for one in told["timestamp_parsers"]]
-    return csv.ConvertOptions(**told | own)
-
-
-def _quote(options: Mapping[str, Any]) -> bytes:
-    """Return the character that quotes values; none where that is switched off."""
-    return str(options.get("quote_char", '"') or "").encode()
-
-
-def _encoding(options: Mapping[str, Any]) -> str:
-    return codecs.lookup(str(options.get("encoding") or "utf8")).name
-
-
-def _is_ascii_like(options: Mapping[str, Any]) -> bool:
-    """Whether a text's bytes are its characters, as far as it takes to find line ends and quotes."""
-    return _encoding(options) in ("utf-8", "ascii")

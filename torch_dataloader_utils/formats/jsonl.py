@@ -18,8 +18,9 @@ import pyarrow as pa
 from pyarrow import json
 
 from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.formats.lines import Text
 from torch_dataloader_utils.formats.projections import FileSchema, unified
-from torch_dataloader_utils.formats.text import Sample, Text, TextFormat
+from torch_dataloader_utils.formats.text import Sample, TextFormat
 from torch_dataloader_utils.options import nearest
 from torch_dataloader_utils.storage import Storage, StoredFile
 

@@ -1,48 +1,33 @@
-"""What CSV and JSON Lines share: what a file's beginning says, where it is cut, rows counted or not, lines in errors.
+"""What CSV and JSON Lines share: what a file's beginning says, where it is cut, rows counted or not.
 
-Text has no footer. So one is made of what it takes to know a file without reading it again: its ranges, cut at line
-ends, the columns that its beginning shows, and the rows of each range where they are counted.
+Text has no footer. So one is made of what it takes to know a file without reading it again.
 """
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, lru_cache, partial
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.compression import (
-    MOST_TEXT,
-    compression_of,
-    decompressed_head,
-    opened,
-)
-from torch_dataloader_utils.formats.fetching import OPEN_FILES
-from torch_dataloader_utils.formats.layout import width
+from torch_dataloader_utils.formats.compression import MOST_TEXT, compression_of, decompressed_head
+from torch_dataloader_utils.formats.lines import Text
 from torch_dataloader_utils.formats.projections import FileSchema
-from torch_dataloader_utils.formats.source import (
-    Codec,
-    Described,
-    Footer,
-    Format,
-    KnownFooters,
-    Layout,
-    Measures,
-    Source,
-)
+from torch_dataloader_utils.formats.source import Codec, Described, Footer, Format, KnownFooters, Source
+from torch_dataloader_utils.formats.textcodec import Parser, TextCodec, range_of
+from torch_dataloader_utils.formats.textfooters import DIGEST_BYTES, Cutting, TextFooter, cuts, digest_of
 from torch_dataloader_utils.listing import Listing
 from torch_dataloader_utils.model import TEXT, DataFile, RowGroup
-from torch_dataloader_utils.storage import LocalFile, Storage, StoredFile
+from torch_dataloader_utils.storage import Storage, StoredFile
 
-__all__ = ["Cutting", "Parser", "Sample", "Text", "TextFormat"]
+__all__ = ["Sample", "TextFormat"]
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -50,72 +35,8 @@ U = TypeVar("U")
 BLOCK_BYTES = 1 << 20
 """How much pyarrow parses at a time unless told otherwise: columns are inferred from the first of these blocks."""
 
-LARGEST_RANGE = 16 << 20
-"""Files larger than this are cut, so that several workers share one and little is read again after a resume."""
-
-SMALLEST_RANGE = 64 * 1024
-"""Files are cut no finer for the sake of mixing rows, unless the buffer holds fewer rows than such a range."""
-
-RANGES_OF_A_BUFFER = 8
-DIGEST_BYTES = 64 * 1024
 FILES_AT_ONCE = 16
 """How many files are looked at side by side where the storage does not answer at once."""
-
-CHUNK = 1 << 20
-
-
-# A text and what is wrong with it ---------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A range of lines of a file, or all of it.
-
-    Attributes:
-        file: The file, for people.
-        content: The stored bytes.
-        compression: How they are compressed, or None.
-        start: Where they begin in the file.
-        before: The bytes before them, where they are at hand: for the numbers of lines in errors.
-        is_last: Whether nothing follows them in the file.
-    """
-
-    file: str
-    content: pa.Buffer
-    compression: str | None = None
-    start: int = 0
-    before: pa.Buffer | None = None
-    is_last: bool = True
-
-    def open(self) -> pa.NativeFile:
-        """Open it for reading."""
-        return opened(self.content, self.compression)
-
-    def chunks(self) -> Iterator[bytes]:
-        """Yield its bytes."""
-        with self.open() as stream:
-            while content := stream.read(CHUNK):
-                yield content
-
-    def lines(self) -> Iterator[bytes]:
-        """Yield its lines, each with its end."""
-        rest = b""
-        for content in self.chunks():
-            *lines, rest = (rest + content).split(b"\n")
-            yield from (line + b"\n" for line in lines)
-        if rest:
-            yield rest
-
-    def error(self, line: int | None, what: str) -> UnreadableFileError:
-        """Return the error that says what is wrong with a line, counted from 1 at the beginning of this text."""
-        if line is None:
-            return UnreadableFileError(f"{self.file}: {what}")
-        if self.start and self.before is None:
-            return UnreadableFileError(f"{self.file}, line {line} after byte {self.start}: {what}")
-        if self.before is not None:
-            parts = range(0, self.before.size, CHUNK)
-            line += sum(self.before.slice(first, CHUNK).to_pybytes().count(b"\n") for first in parts)
-        return UnreadableFileError(f"{self.file}, line {line}: {what}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,108 +54,6 @@ class Sample:
     bytes: int
 
 
-class Parser(Protocol):
-    """Makes rows of texts of one file. Whatever is wrong is an UnreadableFileError with file and line."""
-
-    def table(self, text: Text) -> pa.Table:
-        """Return all rows."""
-
-    def batches(self, text: Text, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, block by block."""
-
-
-# A footer ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class TextFooter:
-    """What is known of a file once its beginning was read.
-
-    Attributes:
-        made_by: Digest of the options that it depends on.
-        digest: Digest of the file's first and last bytes.
-        size: The file's size.
-        schema: The columns that its beginning shows.
-        compression: How it is compressed, or None.
-        starts: Where its ranges begin.
-        row_bytes: About how many stored bytes a row takes.
-        text_bytes: About how many bytes of text a stored byte is.
-        rows: The rows of each range, where they are counted.
-    """
-
-    made_by: str
-    digest: str
-    size: int
-    schema: pa.Schema
-    compression: str | None
-    starts: tuple[int, ...]
-    row_bytes: float
-    text_bytes: float
-    rows: tuple[int, ...] | None = None
-
-    @cached_property
-    def ranges(self) -> tuple[tuple[int, int], ...]:
-        """Where each range begins and ends."""
-        return tuple(zip(self.starts, (*self.starts[1:], self.size), strict=True))
-
-    @cached_property
-    def expected_rows(self) -> tuple[int, ...]:
-        """The rows of each range, or about how many they are."""
-        if self.rows is not None:
-            return self.rows
-        return tuple(max(1, round((stop - start) / self.row_bytes)) for start, stop in self.ranges)
-
-    def dump(self) -> bytes:
-        """Return it as bytes."""
-        schema = base64.b64encode(self.schema.serialize().to_pybytes()).decode()
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
-        return json.dumps({**values, "schema": schema}).encode()
-
-    @classmethod
-    def load(cls, content: bytes) -> TextFooter:
-        """Return what `dump` made bytes of."""
-        values = json.loads(content)
-        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(values["schema"])))
-        rows = values["rows"]
-        return cls(
-            **{
-                **values,
-                "schema": schema,
-                "starts": tuple(values["starts"]),
-                "rows": None if rows is None else tuple(rows),
-            }
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Cutting:
-    """How finely large files are cut.
-
-    Attributes:
-        split_bytes: Bytes of a shard, at most.
-        buffer_rows: Rows that are mixed with one another, at most; None where rows are not mixed.
-    """
-
-    split_bytes: int
-    buffer_rows: int | None = None
-
-    def step(self, row_bytes: float, *, counted: bool) -> int:
-        """Return how long the ranges of a file are, about.
-
-        Where rows are mixed and not counted, nothing tells where a part of a range ends: so a buffer holds some ranges,
-        each of them whole.
-        """
-        step = min(self.split_bytes, LARGEST_RANGE)
-        if self.buffer_rows is not None and not counted:
-            buffer = self.buffer_rows * row_bytes
-            fine = max(buffer / RANGES_OF_A_BUFFER, min(SMALLEST_RANGE, buffer / 2))
-            step = min(self.split_bytes // 2, step, int(fine))
-        return max(1, step)
-
-
-# The format ----------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class TextFormat(Format):
     """A format of lines.
@@ -246,7 +65,7 @@ class TextFormat(Format):
     """
 
     options: Mapping[str, Any] = field(default_factory=dict)
-    cutting: Cutting = field(default_factory=lambda: Cutting(LARGEST_RANGE))
+    cutting: Cutting = field(default_factory=lambda: Cutting(128 << 20))
     counts: bool = False
 
     @property
@@ -329,7 +148,7 @@ class TextFormat(Format):
 
     def codec(self, source: Source) -> Codec:
         """Return the way to the rows for one that reads."""
-        return _TextCodec(source, self)
+        return TextCodec(source, self.parser)
 
     # What a file is -------------------------------------------------------------------------------------------------
 
@@ -371,7 +190,7 @@ class TextFormat(Format):
         text_bytes = len(text) / max(1, stored)
         footer = TextFooter(
             made_by=self._made_by,
-            digest=_digest(storage, file, head),
+            digest=digest_of(storage, file, head),
             size=file.size,
             schema=sample.schema,
             compression=compression,
@@ -382,7 +201,7 @@ class TextFormat(Format):
         step = self.cutting.step(footer.row_bytes, counted=self.counts)
         if compression is not None or file.size <= step or not self.can_cut(storage, file):
             return footer
-        return replace(footer, starts=tuple(_cuts(storage, file, step)))
+        return replace(footer, starts=tuple(cuts(storage, file, step)))
 
     def _counted(
         self, storage: Storage, files: Sequence[StoredFile], footers: Sequence[TextFooter]
@@ -396,21 +215,20 @@ class TextFormat(Format):
 
         def count(one: tuple[StoredFile, TextFooter, int]) -> int:
             file, footer, number = one
-            start, stop = footer.ranges[number]
             shown = storage.display(file.location)
+            rows_in = self.counter(footer.schema.names)
             with storage.errors(file.location):
-                if storage.is_local:
-                    local = storage.open_local(file)
-                    text = _text(shown, footer, number, _whole(local))
-                    rows = self.counter(footer.schema.names)(text)
-                    local.require_unchanged()
-                    return rows
-                content = pa.py_buffer(storage.read(file, start, stop))
-                if content.size != stop - start:
-                    msg = f"{shown} changed since it was listed: {content.size} bytes came back of {start} to {stop}"
-                    raise UnreadableFileError(msg)
-                text = Text(shown, content, footer.compression, start, None, number == len(footer.ranges) - 1)
-                return self.counter(footer.schema.names)(text)
+                if not storage.is_local:
+                    start, stop = footer.ranges[number]
+                    content = pa.py_buffer(storage.read(file, start, stop))
+                    if content.size != stop - start:
+                        msg = f"{shown} changed since it was listed: {content.size} bytes came back of {stop - start}"
+                        raise UnreadableFileError(msg)
+                    return rows_in(range_of(shown, footer, number, content))
+                local = storage.open_local(file)
+                rows = rows_in(range_of(shown, footer, number, local.file.read_buffer(local.size)))
+                local.require_unchanged()
+                return rows
 
         counted = _side_by_side(count, ranges, storage)
         return [replace(footer, rows=tuple(next(counted) for _ in footer.ranges)) for footer in footers]
@@ -478,133 +296,3 @@ def _side_by_side(action: Callable[[T], U], items: Sequence[T], storage: Storage
             yield from threads.map(action, items)
         finally:
             threads.shutdown(cancel_futures=True)
-
-
-def _digest(storage: Storage, file: StoredFile, head: bytes) -> str:
-    """Return a digest of a file's first and last bytes, 16 hexadecimal characters."""
-    begin = max(0, file.size - DIGEST_BYTES)
-    tail = head[begin:] if len(head) == file.size else storage.read(file, begin, file.size)
-    digest = hashlib.blake2b(head[:DIGEST_BYTES], digest_size=8)
-    digest.update(tail)
-    return digest.hexdigest()
-
-
-def _cuts(storage: Storage, file: StoredFile, step: int) -> Iterator[int]:
-    """Yield where the ranges of a file begin: each behind the first line end at or after a multiple of the step."""
-    last = 0
-    yield 0
-    for wanted in range(step, file.size, step):
-        if wanted <= last:
-            continue
-        place = _line_end(storage, file, wanted - 1)
-        if place >= file.size:
-            return
-        yield place
-        last = place
-
-
-def _line_end(storage: Storage, file: StoredFile, begin: int) -> int:
-    """Return the place behind the first line end from a place on; the file's end where there is none."""
-    while begin < file.size:
-        content = storage.read(file, begin, min(file.size, begin + DIGEST_BYTES))
-        found = content.find(b"\n")
-        if found >= 0:
-            return begin + found + 1
-        if not content:
-            break
-        begin += len(content)
-    return file.size
-
-
-# Reading -------------------------------------------------------------------------------------------------------------
-
-
-class _TextLayout(Layout):
-    """Where a file's ranges lie, and about how large they become."""
-
-    def __init__(self, footer: TextFooter, stored: pa.Schema) -> None:
-        self.footer = footer
-        self._stored = stored
-
-    def measures(self) -> Measures:
-        footer = self.footer
-        widths = {column.name: width(column.type) for column in self._stored}
-        share = footer.text_bytes / max(1, len(footer.schema))
-        sizes = tuple(stop - start for start, stop in footer.ranges)
-        variable = tuple(int(size * share) for size in sizes)
-        return Measures(
-            row_bytes=sum(widths.values()),
-            stored=sizes,
-            variable={name: variable for name, size in widths.items() if not size},
-            rows=footer.expected_rows,
-        )
-
-    def ranges(self, number: int) -> list[tuple[int, int]]:
-        return [self.footer.ranges[number]]
-
-
-class _TextCodec(Codec):
-    """Ranges of lines, parsed by pyarrow."""
-
-    def __init__(self, source: Source, file_format: TextFormat) -> None:
-        self._source = source
-        self._format = file_format
-        self._layout = lru_cache(OPEN_FILES)(
-            lambda path: _TextLayout(TextFooter.load(source.footers[path]), source.projection(path).stored)
-        )
-
-    def layout(self, path: str) -> _TextLayout:
-        return self._layout(path)
-
-    def open(self, path: str, file: Any, local: LocalFile | None) -> _TextRowGroups:
-        shown = self._source.manifest.full_path(path)
-        listed = self._source.files[path].modified
-        if local is not None and listed is not None and local.modified != listed:
-            msg = f"{shown} was written anew since it was listed"
-            raise UnreadableFileError(msg)
-        footer = self._layout(path).footer
-        parser = self._format.parser(footer.schema.names, self._source.projection(path).stored)
-        return _TextRowGroups(shown, footer, parser, file, is_local=local is not None)
-
-
-@dataclass(frozen=True, slots=True)
-class _TextRowGroups:
-    """An open text file."""
-
-    shown: str
-    footer: TextFooter
-    parser: Parser
-    file: pa.NativeFile
-    is_local: bool
-
-    def read(self, number: int) -> pa.Table:
-        return self.parser.table(self._text(number))
-
-    def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
-        for batch in self.parser.batches(self._text(number), use_threads=use_threads):
-            for first in range(0, batch.num_rows, rows):
-                yield batch.slice(first, rows)
-
-    def close(self) -> None:
-        """Nothing is open but the file itself."""
-
-    def _text(self, number: int) -> Text:
-        if self.is_local:
-            self.file.seek(0)
-            return _text(self.shown, self.footer, number, self.file.read_buffer(self.footer.size))
-        start, stop = self.footer.ranges[number]
-        self.file.seek(start)
-        content = self.file.read_buffer(stop - start)
-        return Text(self.shown, content, self.footer.compression, start, None, number == len(self.footer.ranges) - 1)
-
-
-def _whole(local: LocalFile) -> pa.Buffer:
-    return local.file.read_buffer(local.size)
-
-
-def _text(shown: str, footer: TextFooter, number: int, whole: pa.Buffer) -> Text:
-    """Return a range of a file that is at hand as a whole."""
-    start, stop = footer.ranges[number]
-    content = whole.slice(start, stop - start)
-    is_last = number == len(footer.ranges) - 1
-    return Text(shown, content, footer.compression, start, whole.slice(0, start), is_last)
