@@ -94,6 +94,7 @@ class JsonLines(TextFormat):
         block = content if is_all and len(content) <= self.block_bytes else _first_block(content, self.block_bytes)
         if block is None:
             raise text.error(1, _too_long(self.block_bytes))
+        _require_text(text, block)
         _require_shallow(text, block)
         parser = JsonParser(self._parse_options(self._explicit, "infer"), self.block_bytes)
         table = parser.block(text, block, 0)
@@ -134,7 +135,8 @@ class JsonParser:
     Args:
         options: What pyarrow's parser is told.
         block_bytes: How much is parsed at a time; no line may be longer.
-        names: The columns to return; None for all.
+        names: The columns to return; None where only their types or the number of rows matter. Then values are not
+            looked at: what pyarrow infers of lists that begin with null is wrong in all but its type.
     """
 
     def __init__(self, options: json.ParseOptions, block_bytes: int, names: list[str] | None = None) -> None:
@@ -210,7 +212,8 @@ class JsonParser:
             table = json.read_json(
                 pa.BufferReader(block), json.ReadOptions(use_threads=use_threads, block_size=size), self._options
             )
-            table.validate(full=True)
+            if self._names is not None:
+                table.validate(full=True)  # texts are not looked at before
         except pa.ArrowException as error:
             if use_threads:
                 return self._parsed(block, use_threads=False)
@@ -262,6 +265,14 @@ def _first_block(content: bytes, size: int) -> bytes | None:
     """Return the first whole lines of a text, about so long; None if there is no line end to be seen."""
     end = content.rfind(b"\n", 0, size) + 1 or content.find(b"\n", size) + 1
     return content[:end] if end else None
+
+
+def _require_text(text: Text, block: bytes) -> None:
+    """Raise unless it is all UTF-8: names of columns are taken from it."""
+    try:
+        block.decode()
+    except UnicodeDecodeError as error:
+        raise text.error(block.count(b"\n", 0, error.start) + 1, f"is no valid UTF-8: {error.reason}") from None
 
 
 def _require_shallow(text: Text, block: bytes) -> None:

@@ -58,8 +58,8 @@ class TextFooter:
 
     @cached_property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """Where each range begins and ends."""
-        return tuple(zip(self.starts, (*self.starts[1:], self.size), strict=True))
+        """Where each range begins and ends; none where there is no row."""
+        return tuple(zip(self.starts, (*self.starts[1:], self.size), strict=False))
 
     @cached_property
     def expected_rows(self) -> tuple[int, ...]:
