@@ -9,6 +9,7 @@ import os
 import pickle
 from collections.abc import Iterable
 from datetime import date, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,9 @@ def test_a_large_plain_file_is_cut_at_line_ends_and_has_every_row_once(tmp_path:
     (file,) = dataset._source.manifest.files
     assert len(file.row_groups) > 10
     assert rows_of(loader) == list(range(400))
-    assert rows_of(open_text(tmp_path, format=kind, count_rows=count_rows, shuffle=True, **SMALL)[0]) != list(range(400))
+    assert rows_of(open_text(tmp_path, format=kind, count_rows=count_rows, shuffle=True, **SMALL)[0]) != list(
+        range(400)
+    )
     if count_rows:
         assert file.rows == 400
         assert len(loader) == 50
@@ -279,7 +282,9 @@ def test_what_needs_to_know_the_rows_is_refused_by_name_unless_they_are_counted(
 def test_rows_that_were_counted_are_mixed_in_rounds(tmp_path: Path, kind: str):
     write_text(tmp_path, kind, suffixes=("", ".gz", ".zst", ""))
 
-    loader, _ = open_text(tmp_path, format=kind, count_rows=True, shuffle=True, shuffle_buffer_size=15, split_bytes=2000)
+    loader, _ = open_text(
+        tmp_path, format=kind, count_rows=True, shuffle=True, shuffle_buffer_size=15, split_bytes=2000
+    )
 
     batches = list(loader)
     assert sorted(rows_of(batches)) == list(range(ROWS))
@@ -436,7 +441,7 @@ def test_rows_that_nobody_counted_are_mixed_among_finer_ranges(tmp_path: Path, k
     assert {shard.rounds for shard in shards} == {1}
     rows = rows_of(loader)
     assert sorted(rows) == list(range(2000))
-    assert sum(abs(one - other) > 20 for one, other in zip(rows, rows[1:], strict=False)) > 1500
+    assert sum(abs(one - other) > 20 for one, other in pairwise(rows)) > 1500
 
 
 def test_a_compressed_file_larger_than_the_buffer_has_to_be_counted_to_be_mixed(tmp_path: Path):
@@ -449,7 +454,7 @@ def test_a_compressed_file_larger_than_the_buffer_has_to_be_counted_to_be_mixed(
 def test_a_compressed_file_is_read_in_pieces_that_fit_the_room(tmp_path: Path):
     write_text(tmp_path, "csv", [200_000], suffixes=[".gz"])
 
-    loader, dataset = open_text(
+    loader, _ = open_text(
         tmp_path, format="csv", columns=["row"], batch_size=1000, read_ahead_bytes="256KiB", output_format="torch"
     )
 
@@ -547,8 +552,10 @@ def test_json_lines_are_what_pyarrow_reads_of_them_as_a_whole(
     tmp_path: Path, table: pa.Table, suffix: str, split_bytes: int
 ):
     text = "".join(f"{json.dumps(row, default=str)}\n" for row in table.to_pylist()).encode()
-    if not text:
-        return
+    names = [name for name in table.schema.names if name.startswith("list")]
+    lists = [[item for one in table[name].to_pylist() for item in one or ()] for name in names]
+    if not text or any(items and items == [None] * len(items) for items in lists):
+        return  # no line at all, or lists of nothing but null, whose type is not known
     path = tmp_path / f"data.jsonl{suffix}"
     path.write_bytes(COMPRESSORS[suffix](text))
     told = pajson.ParseOptions(explicit_schema=pajson.read_json(io.BytesIO(text)).schema)
@@ -570,4 +577,4 @@ def test_columns_without_a_common_type_are_named_with_both_files(tmp_path: Path)
     with pytest.raises(ColumnError, match=r"column 'x' is string in .*b\.csv but int64 in .*a\.csv"):
         open_text(tmp_path, format="csv")
     told = {"column_types": {"x": "string"}}
-    assert list(open_text(tmp_path, format="csv", format_options=told)[0])[0]["x"] == ["1", "one"]
+    assert next(iter(open_text(tmp_path, format="csv", format_options=told)[0]))["x"] == ["1", "one"]

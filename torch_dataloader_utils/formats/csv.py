@@ -6,6 +6,7 @@ import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -59,7 +60,7 @@ class Csv(TextFormat):
         if is_all and not content.endswith((b"\n", b"\r")) and is_ascii_like(self.options):
             content += b"\n"  # pyarrow does not take a header for one that has no end
         text = replace(text, content=pa.py_buffer(content))
-        lines = _Lines(self.options)
+        lines = _Lines(self.options, partial(self._names, text))
         if 0 in content and is_ascii_like(self.options):
             raise text.error(content[: content.index(0)].count(b"\n") + 1, ZERO)
         with lines.errors(text):
@@ -69,6 +70,7 @@ class Csv(TextFormat):
                 parse_options(self.options),
                 convert_options(self.options),
             )
+            reader.schema.names  # noqa: B018 - they may be no text
             rows = next((batch.num_rows for batch in reader), 0)
         told = column_types(self.options)
         for column in reader.schema:
@@ -76,6 +78,12 @@ class Csv(TextFormat):
                 as_text = CsvParser(self.options, reader.schema.names, pa.schema([(column.name, pa.string())]))
                 next(as_text.batches(text, use_threads=False), None)  # names the line that is no valid text
         return Sample(reader.schema, rows, min(len(content), self.block_bytes))
+
+    def _names(self, text: Text) -> list[str]:
+        """Return the columns of a file, whatever is wrong with its values."""
+        told = csv.ConvertOptions(column_types={}, check_utf8=False)
+        reader = csv.open_csv(text.open(), read_options(self.options), parse_options(self.options), told)
+        return list(reader.schema.names)
 
     def can_cut(self, storage: Storage, file: StoredFile) -> bool:
         """Whether no value can hold a line end: nothing is quoted."""
@@ -131,7 +139,7 @@ class CsvParser:
         self._options = options
         self._names = list(names)
         self._stored = stored
-        self._lines = _Lines(options, self._names)
+        self._lines = _Lines(options, lambda: self._names)
         # Without a column pyarrow would take all of them.
         read = stored if len(stored) else pa.schema([(self._names[0], pa.binary())])
         types = {column.name: column.type for column in read}
@@ -181,10 +189,10 @@ class _Lines:
 
     Args:
         options: What pyarrow is told.
-        names: The file's columns, as far as they are known.
+        names: Returns the file's columns.
     """
 
-    def __init__(self, options: Mapping[str, Any], names: Sequence[str] = ()) -> None:
+    def __init__(self, options: Mapping[str, Any], names: Callable[[], Sequence[str]]) -> None:
         self._options = options
         self._names = names
         self._quote = quote_of(options)
@@ -206,6 +214,12 @@ class _Lines:
             raise self._located(text, error, again) from None
         except pa.ArrowKeyError as error:
             raise text.error(None, f"its columns are others than when it was listed: {error}") from None
+        except UnicodeDecodeError as error:
+            raise text.error(
+                None,
+                f"the name of a column is no valid text: {error.reason}; an encoding may be told by "
+                "format_options={'encoding': ...}",
+            ) from None
         except OSError as error:
             raise text.error(None, f"it is cut short or damaged: {error}") from None
 
@@ -222,7 +236,7 @@ class _Lines:
             what += "row, pass format_options={'block_size': ...} in bytes"
         number = found["column"] if found is not None else None
         if number is not None:
-            column = self._names[int(number)] if int(number) < len(self._names) else number
+            column = self._names()[int(number)]
             what = f"column {column!r}: {what}; the type may be told by "
             what += f"format_options={{'column_types': {{{column!r}: ...}}}}"
         row = found["row"] if found is not None else None

@@ -248,6 +248,8 @@ def _explained(what: str, line: bytes, known: Sequence[str]) -> str:
             what += f" not in the beginning of any file: give their types by {told}, or name `columns` without them"
     elif "changed from null" in what:
         what += f": it had no value in the beginning of any file, so its type is not known; give it by {told}"
+    elif "list offsets" in what:
+        what = "a list holds nothing but null, so the type of what it holds is not known; give it by " + told
     elif "changed from" in what or "Failed to convert" in what:
         what += f"; types may be told by {told}"
     return what if len(what) <= MOST_SHOWN else f"{what[:MOST_SHOWN]}..."

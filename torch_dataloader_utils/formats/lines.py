@@ -61,6 +61,7 @@ class Text:
         if self.start and self.before is None:
             return UnreadableFileError(f"{self.file}, line {line} after byte {self.start}: {what}")
         if self.before is not None:
-            parts = range(0, self.before.size, CHUNK)
-            line += sum(self.before.slice(first, CHUNK).to_pybytes().count(b"\n") for first in parts)
+            with pa.BufferReader(self.before) as before:
+                while content := before.read(CHUNK):
+                    line += content.count(b"\n")
         return UnreadableFileError(f"{self.file}, line {line}: {what}")
