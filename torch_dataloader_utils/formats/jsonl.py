@@ -95,6 +95,7 @@ class JsonLines(TextFormat):
         if block is None:
             raise text.error(1, _too_long(self.block_bytes))
         _require_text(text, block)
+        _require_objects(text, block)
         _require_shallow(text, block)
         parser = JsonParser(self._parse_options(self._explicit, "infer"), self.block_bytes)
         table = parser.block(text, block, 0)
@@ -198,13 +199,13 @@ class JsonParser:
 
     def _parsed(self, block: bytes, *, use_threads: bool) -> pa.Table | str:
         """Return the rows of some lines, or what is wrong with them."""
-        lines = block.count(b"\n") + (not block.endswith(b"\n"))
-        if block.count(b"\n{") + block.startswith(b"{") < lines:
+        characters = np.frombuffer(block, dtype=np.uint8)
+        starts = np.flatnonzero(characters[:-1] == ord("\n")) + 1
+        lines = len(starts) + 1
+        if not block.startswith(b"{") or (characters[starts] != ord("{")).any():
             if NOT_AN_OBJECT.search(block):
                 return "this is no JSON object: a row is an object in a line of its own"
             lines = sum(1 for line in block.split(b"\n") if line.strip(b" \t\r"))
-        if NULL_AFTER.search(block) and any(map(_is_wrong, block.split(b"\n"))):
-            return SEVERAL
         if not lines:
             return self._options.explicit_schema.empty_table()
         size = self._block_bytes if use_threads else max(self._block_bytes, len(block) + 1)
@@ -275,6 +276,13 @@ def _require_text(text: Text, block: bytes) -> None:
         block.decode()
     except UnicodeDecodeError as error:
         raise text.error(block.count(b"\n", 0, error.start) + 1, f"is no valid UTF-8: {error.reason}") from None
+
+
+def _require_objects(text: Text, block: bytes) -> None:
+    """Raise if null stands behind an object in its line: pyarrow, which infers columns of it, would end the process."""
+    for number, line in enumerate(block.split(b"\n") if NULL_AFTER.search(block) else (), 1):
+        if _is_wrong(line):
+            raise text.error(number, SEVERAL)
 
 
 def _require_shallow(text: Text, block: bytes) -> None:
