@@ -95,6 +95,7 @@ class Course:
             self._plan_of(self.progress.base).digest,
             self._source.manifest.fingerprint,
             self._source.filter_digest,
+            self._source.format.options_digest,
             self._plan_options,
             self._read_options.batch_size,
             self._read_options.drop_last,
@@ -161,8 +162,11 @@ class Course:
         merged = merge_states(saved, self._run(), on_changed_files=on_changed_files)
         self._warn_of_touched_files(saved[0])
         if merged.lost_rows:
-            lost = [f"{path} ({rows} rows)" for path, rows in merged.lost_rows.items()]
-            text = f"{sum(merged.lost_rows.values())} rows cannot be delivered any more, of files that are gone or "
+            lost, count = list(merged.lost_rows), "an unknown number of"
+            if self._source.manifest.counts_rows:
+                lost = [f"{path} ({rows} rows)" for path, rows in merged.lost_rows.items()]
+                count = str(sum(merged.lost_rows.values()))
+            text = f"{count} rows cannot be delivered any more, of files that are gone or "
             text += f"were written anew since the checkpoint: {shorten(lost)}; what is new of them comes next epoch"
             warn_user(text, LostRowsWarning)
         self.epoch = merged.epoch

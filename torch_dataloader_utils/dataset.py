@@ -19,10 +19,12 @@ from torch_dataloader_utils.delivery import Delivery, refuses_announced_nulls
 from torch_dataloader_utils.errors import ProgressUnknownError
 from torch_dataloader_utils.evening import UNEVEN_RANKS, UnevenRanks
 from torch_dataloader_utils.feed import Feed
-from torch_dataloader_utils.fileset import FORMATS, FileSet, PathSet
+from torch_dataloader_utils.fileset import FileSet, PathSet
+from torch_dataloader_utils.formats.choosing import FORMATS, FormatName, choose_format, require_known_rows
 from torch_dataloader_utils.formats.manifests import dump_manifest
 from torch_dataloader_utils.formats.partitions import Partitioning, require_partitioning
 from torch_dataloader_utils.formats.source import KnownFooters
+from torch_dataloader_utils.formats.textfooters import Cutting
 from torch_dataloader_utils.loader import StructuredDataLoader
 from torch_dataloader_utils.merging import ON_CHANGED_FILES
 from torch_dataloader_utils.metrics import Metrics
@@ -63,8 +65,10 @@ class StructuredDataset(Feed):
     def create_dataloader(
         cls,
         path: PathLike | Sequence[PathLike] | FileSet,
-        format: Literal["parquet", "orc"] = "parquet",  # noqa: A002 - the name that readers of data use
+        format: FormatName = "parquet",  # noqa: A002 - the name that readers of data use
         *,
+        format_options: Mapping[str, Any] | None = None,
+        count_rows: bool = False,
         batch_size: int = 1024,
         drop_last: bool = False,
         columns: Sequence[str] | None = None,
@@ -103,9 +107,18 @@ class StructuredDataset(Feed):
 
         Args:
             path: A file, a directory (searched in depth), a glob, or a list of them; any URL that fsspec knows.
-                In directories and globs hidden files, names that begin with an underscore and other endings than
-                .parquet, .parq and .pq are passed over; a file named in full is taken as it is.
-            format: The file format.
+                In directories and globs hidden files, names that begin with an underscore and other endings than the
+                format's are passed over; a file named in full is taken as it is.
+            format: The file format: ``"parquet"`` (.parquet, .parq, .pq); ``"csv"`` (.csv); ``"jsonl"`` or ``"json"``,
+                which is an object a line either way (.jsonl, .ndjson, .json). Text may be compressed by gzip or zstd
+                (.gz, .zst behind that).
+            format_options: What pyarrow's parser is told, by the names of its options: for ``"csv"`` those of
+                ``pyarrow.csv.ReadOptions``, ``ParseOptions`` and ``ConvertOptions``, such as ``delimiter`` or
+                ``column_types``; for ``"jsonl"`` those of ``pyarrow.json.ReadOptions`` and ``ParseOptions``, such as
+                ``explicit_schema``.
+            count_rows: Whether to read text files through once, here, and count their rows. They do not tell: without
+                it ``len(loader)``, `row_id_column`, `uneven_ranks` and `virtual_ranks` are refused, and a shard under
+                way is read from its beginning when a state is resumed.
             batch_size: Rows in a batch. Batches span row groups, files and shards; only the last batch of a worker's
                 stream is shorter.
             drop_last: Whether to leave that short batch out. The rows are counted as ``rows_dropped``.
@@ -186,7 +199,7 @@ class StructuredDataset(Feed):
             ValueError: If an argument's value makes no sense.
             TypeError: If an argument has the wrong type.
         """
-        require_choice(format, "format", tuple(FORMATS))
+        require_choice(format, "format", FORMATS)
         require_choice(output_format, "output_format", OUTPUT_FORMATS)
         wanted = parse_columns(columns, row_id_column)
         choices = parse_choices(output_format, column_formats, fill_nulls, mask_nulls)
@@ -195,8 +208,25 @@ class StructuredDataset(Feed):
         if isinstance(path, FileSet):
             files = path
         else:
+            file_format = choose_format(
+                format,
+                format_options,
+                count_rows=require_flag(count_rows, "count_rows"),
+                cutting=Cutting(
+                    parse_bytes(split_bytes, "split_bytes"), optional_count(shuffle_buffer_size, "shuffle_buffer_size")
+                ),
+                names_columns=columns is not None,
+            )
+            needing = {
+                "row_id_column": row_id_column,
+                "uneven_ranks": None if uneven_ranks == "allow" else uneven_ranks,
+                "virtual_ranks": virtual_ranks,
+                "virtual_workers": virtual_workers,
+                "split_strategy with shuffle_buffer_size": None if split_strategy is None else shuffle_buffer_size,
+            }
+            require_known_rows(file_format, needing)
             files = PathSet(
-                parse_paths(path), FORMATS[format](), storage_options, require_partitioning(partitioning), manifest
+                parse_paths(path), file_format, storage_options, require_partitioning(partitioning), manifest
             )
         if filters is not None and not isinstance(filters, pc.Expression):
             msg = f"filters={filters!r}: expected a pyarrow.compute.Expression such as pc.field('x') > 3"

@@ -12,17 +12,12 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils.formats.manifests import load_manifest
 from torch_dataloader_utils.formats.opening import open_source
-from torch_dataloader_utils.formats.orc import Orc
-from torch_dataloader_utils.formats.parquet import Parquet
 from torch_dataloader_utils.formats.partitions import Partitioning, partition_columns
 from torch_dataloader_utils.formats.source import Format, Source
 from torch_dataloader_utils.listing import list_files
 from torch_dataloader_utils.storage import Storage
 
-__all__ = ["FORMATS", "FileSet", "PathSet"]
-
-FORMATS: Mapping[str, type[Format]] = {file_format.name: file_format for file_format in (Parquet, Orc)}
-"""The formats, by what users call them."""
+__all__ = ["FileSet", "PathSet"]
 
 
 class FileSet(ABC):

@@ -36,7 +36,8 @@ class Merged:
         epoch: Their epoch.
         base: What was delivered of it.
         added: Files that are new since, by relative path.
-        lost_rows: For each file that is gone or was written anew, the rows that cannot be delivered any more.
+        lost_rows: For each file that is gone or was written anew, the rows that cannot be delivered any more; where
+            rows are not counted, the bytes.
     """
 
     epoch: int
@@ -229,9 +230,10 @@ def _without_changed(
         if absent <= set(one.shard.absent):
             started.append(one)
             continue
-        if run.filter_digest is not None:
+        if run.filter_digest is not None or not run.manifest.counts_rows:
+            why = "through a filter" if run.filter_digest is not None else "and not counted"
             paths = sorted({one.shard.splits[place].path for place in absent})
-            msg = f"{paths} changed while rows of them were being delivered together with others, through a filter: "
+            msg = f"{paths} changed while rows of them were being delivered together with others, {why}: "
             msg += "which of the others were delivered cannot be told; bring the files back, or begin the epoch anew"
             raise CheckpointMismatchError(msg, files_changed=tuple(paths))
         kept = _with_absent(one, absent, run, saved.epoch, lost)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from torch_dataloader_utils.errors import CheckpointMismatchError, Difference
-from torch_dataloader_utils.model import DESCRIBED, DataFile, Manifest, Split
+from torch_dataloader_utils.model import DESCRIBED, TEXT, DataFile, Manifest, Split
 from torch_dataloader_utils.saved import SavedFile, SavedState, dump_splits
 
 __all__ = ["TOPOLOGY", "FileChanges", "compare_files", "mismatch", "shorten", "touched_files"]
@@ -76,14 +76,21 @@ def _is_described(file: SavedFile | DataFile) -> bool:
 
 def _differs(before: SavedFile, now: DataFile) -> bool:
     etags = before.etag is not None and now.etag is not None and before.etag != now.etag
-    return (before.size, before.digest) != (now.size, now.digest) or etags
+    return (before.size, before.digest) != (now.size, now.digest) or etags or _is_rewritten_text(before, now)
+
+
+def _is_rewritten_text(before: SavedFile, now: DataFile) -> bool:
+    """Whether a file without a footer was written anew, as far as its modification time tells."""
+    same_version = now.etag is not None and before.etag == now.etag
+    times = before.modified is not None and now.modified is not None and before.modified != now.modified
+    return now.digest.startswith(TEXT) and times and not same_version
 
 
 ADVICE = {
     "rank": "load the state that this rank saved (distributed.own_state picks it from a gathered list)",
     "plan_algorithm": "finish the epoch with the release that saved the checkpoint",
-    "format_options": "use the format_options that the checkpoint was saved with",
     "split_strategy": "use the split strategy that the checkpoint was saved with",
+    "format_options": "use the format_options and count_rows that the checkpoint was saved with",
     "filters": "use the filter that the checkpoint was saved with (a new pyarrow may also write it differently)",
     "global_batch_size": "use the batch_size that, times the number of ranks, gives the checkpoint's",
 }
@@ -113,8 +120,9 @@ def mismatch(
         before, now = files.fingerprints
         lines.append(f"  - the file list changed: checkpoint={before!r}, current={now!r} (fingerprints)")
     if lost is not None:
+        unit = "rows" if manifest.counts_rows else "bytes"
         shown = "; ".join(
-            f"{manifest.full_path(s.path)} rows {s.row_offset} to {s.row_offset + s.row_length}" for s in lost[:SHOWN]
+            f"{manifest.full_path(s.path)} {unit} {s.row_offset} to {s.row_offset + s.row_length}" for s in lost[:SHOWN]
         )
         lines.append(f"  the shard [{shown}] of the checkpoint is not in this rank's plan of today")
     lines.append("What to do: " + "; or ".join([*_advice(differences, files), "begin the epoch anew without a state"]))

@@ -12,6 +12,7 @@ from typing import Any
 
 __all__ = [
     "DESCRIBED",
+    "TEXT",
     "Assignment",
     "Base",
     "DataFile",
@@ -34,17 +35,29 @@ DESCRIBED = "_metadata:"
 """What begins the digest of a file whose footer was not read, because a `_metadata` file describes it."""
 
 
+TEXT = "text:"
+"""What begins the digest of a file of text, which has no footer: of its first and last bytes."""
+
+UNTOLD = -1
+
+
 @dataclass(frozen=True, slots=True)
 class RowGroup:
     """A row group as its file's footer describes it.
 
     Attributes:
-        rows: Number of rows.
+        rows: Number of rows; where rows are not counted, of bytes, which are more than it can have.
         bytes: The footer's ``total_byte_size``: uncompressed bytes over all columns.
+        expected: Where rows are not counted, about how many there are; else `rows`.
     """
 
     rows: int
     bytes: int
+    expected: int = UNTOLD
+
+    def __post_init__(self) -> None:
+        if self.expected == UNTOLD:
+            object.__setattr__(self, "expected", self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +67,8 @@ class DataFile:
     Attributes:
         path: Path relative to the dataset's root, with forward slashes.
         size: Size in bytes.
-        digest: Digest of the footer, 16 hexadecimal characters; or, behind `DESCRIBED`, of what `_metadata` says.
+        digest: Digest of the footer, 16 hexadecimal characters; or, behind `DESCRIBED`, of what `_metadata` says, or,
+            behind `TEXT`, of its first and last bytes.
         row_groups: The row groups in file order.
         etag: What the storage calls this version of the object, where it says.
         modified: Modification time as seconds since 1970, where the storage says.
@@ -88,10 +102,15 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class SizedSplit:
-    """A split and its uncompressed bytes."""
+    """A split, its uncompressed bytes, and its rows, or about how many they are where they are not counted."""
 
     split: Split
     bytes: int
+    rows: int = UNTOLD
+
+    def __post_init__(self) -> None:
+        if self.rows == UNTOLD:
+            object.__setattr__(self, "rows", self.split.row_length)
 
 
 @dataclass(frozen=True)
@@ -101,10 +120,13 @@ class Manifest:
     Attributes:
         root: What the paths are relative to, as a URL without credentials or query.
         files: The files, sorted by path.
+        counts_rows: Whether it is known how many rows they have. If not, each byte that a file's text may have stands
+            for a row in all that is planned and recorded.
     """
 
     root: str
     files: tuple[DataFile, ...]
+    counts_rows: bool = True
 
     def __post_init__(self) -> None:
         paths = [file.path for file in self.files]
@@ -114,7 +136,7 @@ class Manifest:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what can be worked out again."""
-        return {"root": self.root, "files": self.files}
+        return {"root": self.root, "files": self.files, "counts_rows": self.counts_rows}
 
     @cached_property
     def fingerprint(self) -> str:
@@ -146,6 +168,11 @@ class Manifest:
         return [(file.path, file.rows) for file in self.files]
 
     @cached_property
+    def rows_of(self) -> dict[str, int]:
+        """Each file's number of rows, by relative path."""
+        return dict(self.rows_by_file)
+
+    @cached_property
     def written_lengths(self) -> dict[str, int]:
         """How many characters each file's path under the root takes in JSON, by relative path."""
         return {file.path: len(json.dumps(self.full_path(file.path))) for file in self.files}
@@ -163,7 +190,7 @@ class Manifest:
 def _row_group_splits(file: DataFile) -> list[SizedSplit]:
     offsets = accumulate((group.rows for group in file.row_groups), initial=0)
     return [
-        SizedSplit(Split(file.path, offset, group.rows), max(1, group.bytes))
+        SizedSplit(Split(file.path, offset, group.rows), max(1, group.bytes), group.expected)
         for offset, group in zip(offsets, file.row_groups, strict=False)
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import operator
 import os
 import re
@@ -13,6 +14,7 @@ from typing import TypeAlias
 __all__ = [
     "PathLike",
     "default_num_workers",
+    "nearest",
     "optional_count",
     "parse_bytes",
     "parse_columns",
@@ -142,6 +144,13 @@ def parse_columns(columns: object, row_id_column: object) -> list[str] | None:
         msg = "columns is empty: a batch would hold nothing"
         raise ValueError(msg)
     return names
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Return what a misspelled name may have meant, for the end of a message; or what there is."""
+    names = list(known)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    return f": did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
 
 
 def default_num_workers() -> int:

@@ -157,11 +157,11 @@ def _shards(groups: Sequence[SizedSplit], options: PlanOptions, epoch: int, stre
         return _in_files(groups, options, epoch, streams)
     room = _Limit(options.split_bytes, options.shuffle_buffer_size)
     groups = _shuffled(groups, options.shuffle_seed, epoch)
-    large = [one for one in groups if not room.holds(one.bytes, one.split.row_length)]
+    large = [one for one in groups if not room.holds(one.bytes, one.rows)]
     if not large:
         return _mixed(groups, options, streams)
     in_rounds = list(_interleaved(large, options, streams))
-    small = [one for one in groups if room.holds(one.bytes, one.split.row_length)]
+    small = [one for one in groups if room.holds(one.bytes, one.rows)]
     bundled = _mixed(small, options, max(0, streams - len(in_rounds)))
     place = {one.split: number for number, one in enumerate(groups)}
     return sorted([*in_rounds, *bundled], key=lambda shard: place[shard.splits[0]])
@@ -200,7 +200,7 @@ def _in_files(groups: Sequence[SizedSplit], options: PlanOptions, epoch: int, st
 
 def _cut_evenly(groups: Sequence[SizedSplit], limit: _Limit, streams: int) -> Iterator[Shard]:
     """Cut the files, one after the other, into shards of about as many rows, as many for each stream."""
-    total = sum(one.split.row_length for one in groups)
+    total = sum(one.rows for one in groups)
     size = sum(one.bytes for one in groups)
     count = max(-(-size // limit.bytes), -(-total // limit.rows) if limit.rows else 1)
     count = -(-count // streams) * streams
@@ -208,17 +208,17 @@ def _cut_evenly(groups: Sequence[SizedSplit], limit: _Limit, streams: int) -> It
     whole = _Limit(2 * size, None)
     held_bytes = held_rows = rows = closed = 0
     for one in groups:
-        fits = limit.holds(held_bytes + one.bytes, held_rows + one.split.row_length)
+        fits = limit.holds(held_bytes + one.bytes, held_rows + one.rows)
         # The middle of it is beyond where the next shard is to begin.
-        if held and (not fits or (2 * rows + one.split.row_length) * count >= 2 * (closed + 1) * total):
+        if held and (not fits or (2 * rows + one.rows) * count >= 2 * (closed + 1) * total):
             yield Shard(tuple(each.split for each in _join(held, whole)))
             held = []
             held_bytes = held_rows = 0
             closed = max(closed + 1, rows * count // total)
         held.append(one)
         held_bytes += one.bytes
-        held_rows += one.split.row_length
-        rows += one.split.row_length
+        held_rows += one.rows
+        rows += one.rows
     if held:
         yield Shard(tuple(each.split for each in _join(held, whole)))
 
@@ -265,12 +265,12 @@ def _interleaved(groups: Sequence[SizedSplit], options: PlanOptions, streams: in
     most = min(options.shuffle_interleave, -(-len(groups) // streams))
     count = -(-len(groups) // most)
     count = min(len(groups), -(-count // streams) * streams)
-    total = sum(one.split.row_length for one in groups)
+    total = sum(one.rows for one in groups)
     held: list[SizedSplit] = []
     rows = closed = 0
     for number, one in enumerate(groups):
         held.append(one)
-        rows += one.split.row_length
+        rows += one.rows
         others = len(groups) - number - 1  # none, or just enough for the shards that are wanted yet
         if others <= max(0, count - closed - 1) or len(held) == most or rows * count >= (closed + 1) * total:
             yield _in_rounds(held, options.shuffle_buffer_size, options.split_bytes)
@@ -280,7 +280,7 @@ def _interleaved(groups: Sequence[SizedSplit], options: PlanOptions, streams: in
 
 def _in_rounds(groups: Sequence[SizedSplit], most_rows: int, most_bytes: int) -> Shard:
     """Return a shard that mixes at most so many rows and bytes at once, but for a row of each of its row groups."""
-    rows, size = sum(one.split.row_length for one in groups), sum(one.bytes for one in groups)
+    rows, size = sum(one.rows for one in groups), sum(one.bytes for one in groups)
     rounds = max(-(-rows // most_rows), -(-size // most_bytes))
     return Shard(tuple(one.split for one in groups), rounds=min(rounds, rows))
 
@@ -375,7 +375,7 @@ def _first_limit(groups: Sequence[SizedSplit], options: PlanOptions, least: int)
     share = -(-sum(one.bytes for one in groups) // least)
     rows = options.split_rows
     if options.shuffle_buffer_size is not None:
-        row_share = -(-sum(one.split.row_length for one in groups) // least)
+        row_share = -(-sum(one.rows for one in groups) // least)
         rows = min(options.shuffle_buffer_size, max(1, row_share), *([] if rows is None else [rows]))
     return _Limit(min(options.split_bytes, max(1, share)), rows)
 
@@ -385,7 +385,7 @@ def _join(groups: Iterable[SizedSplit], limit: _Limit) -> Iterator[SizedSplit]:
     held: SizedSplit | None = None
     for one in groups:
         joined = held and _joined(held, one)
-        if joined and limit.holds(joined.bytes, joined.split.row_length):
+        if joined and limit.holds(joined.bytes, joined.rows):
             held = joined
             continue
         if held:
@@ -400,7 +400,7 @@ def _joined(one: SizedSplit, other: SizedSplit) -> SizedSplit | None:
     if one.split.path != other.split.path or end != other.split.row_offset:
         return None
     rows = one.split.row_length + other.split.row_length
-    return SizedSplit(Split(one.split.path, one.split.row_offset, rows), one.bytes + other.bytes)
+    return SizedSplit(Split(one.split.path, one.split.row_offset, rows), one.bytes + other.bytes, one.rows + other.rows)
 
 
 def _bundle(splits: Iterable[SizedSplit], limit: _Limit) -> Iterator[Shard]:
@@ -408,12 +408,12 @@ def _bundle(splits: Iterable[SizedSplit], limit: _Limit) -> Iterator[Shard]:
     held: list[Split] = []
     size = rows = 0
     for one in splits:
-        if held and not limit.holds(size + one.bytes, rows + one.split.row_length):
+        if held and not limit.holds(size + one.bytes, rows + one.rows):
             yield Shard(tuple(held))
             held, size, rows = [], 0, 0
         held.append(one.split)
         size += one.bytes
-        rows += one.split.row_length
+        rows += one.rows
     if held:
         yield Shard(tuple(held))
 

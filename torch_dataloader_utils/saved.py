@@ -5,7 +5,6 @@ Whatever is loaded, a wrong value ends in a ``ValueError`` that names its place,
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -13,9 +12,11 @@ from typing import Any
 
 from torch_dataloader_utils.evening import UNEVEN_RANKS
 from torch_dataloader_utils.model import Manifest, Split, root_prefix
+from torch_dataloader_utils.places import Place
 from torch_dataloader_utils.ranges import Windows
 
 __all__ = [
+    "MOST_FILES",
     "STATE_VERSION",
     "SavedBase",
     "SavedFile",
@@ -32,11 +33,12 @@ STATE_VERSION = 1
 MOST_WORKERS = 10_000
 """More workers than any machine runs: a number above it is damage, and planning for it would take forever."""
 
+MOST_FILES = 10_000
+"""Above this many files a state carries the manifest's fingerprint alone."""
+
 FILE_REQUIRED = ("path", "size", "digest")
 FILE_OPTIONAL = ("etag", "modified", "rows")
 """What a file's entry holds, in order."""
-
-_MISSING = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,84 +137,19 @@ class SavedState:
         return int(self.settings["num_workers"])
 
 
-def dump_splits(manifest: Manifest, splits: Iterable[Split]) -> list[dict[str, str | int]]:
-    """Return row ranges as states and errors show them."""
-    return [
-        {
-            "path": manifest.full_path(one.path),
-            "row_offset": one.row_offset,
-            "row_length": one.row_length,
-        }
-        for one in splits
-    ]
+def dump_splits(manifest: Manifest, splits: Iterable[Split]) -> list[dict[str, str | int | None]]:
+    """Return row ranges as states and errors show them; where rows are not counted, ranges of bytes or whole files."""
+    return [_dump_split(manifest, one) for one in splits]
 
 
-class _Place:
-    """A value in a state and where it stands, so that an error can say so."""
-
-    def __init__(self, value: object, name: str) -> None:
-        self.value = value
-        self.name = name
-
-    def fail(self, wanted: str) -> ValueError:
-        shown = "is missing" if self.value is _MISSING else f"is {type(self.value).__name__} {self.value!r:.80}"
-        return ValueError(f"not a state of this package: {self.name} {shown}, expected {wanted}")
-
-    def __getitem__(self, key: str) -> _Place:
-        if not isinstance(self.value, Mapping):
-            raise self.fail("a dictionary")
-        return _Place(self.value.get(key, _MISSING), f"{self.name}[{key!r}]")
-
-    def items(self) -> list[_Place]:
-        if not isinstance(self.value, Sequence) or isinstance(self.value, (str, bytes)):
-            raise self.fail("a list")
-        return [_Place(value, f"{self.name}[{number}]") for number, value in enumerate(self.value)]
-
-    def optional_items(self) -> list[_Place]:
-        return [] if self.missing else self.items()
-
-    @property
-    def missing(self) -> bool:
-        """Whether there is no such value at all."""
-        return self.value is _MISSING
-
-    def integer(self, least: int | None = 0) -> int:
-        if type(self.value) is not int or (least is not None and self.value < least):
-            raise self.fail("an integer" if least is None else f"an integer of at least {least}")
-        return self.value
-
-    def boolean(self) -> bool:
-        if not isinstance(self.value, bool):
-            raise self.fail("true or false")
-        return self.value
-
-    def text(self) -> str:
-        if not isinstance(self.value, str):
-            raise self.fail("a string")
-        return self.value
-
-    def number(self) -> float:
-        if isinstance(self.value, bool) or not isinstance(self.value, (int, float)):
-            raise self.fail("a number")
-        try:
-            number = float(self.value)
-        except OverflowError:
-            number = math.inf
-        if not math.isfinite(number):
-            raise self.fail("a finite number")
-        return number
-
-    def choice(self, choices: Sequence[str]) -> str:
-        if self.value not in choices:
-            raise self.fail(" or ".join(map(repr, choices)))
-        return self.text()
-
-    @property
-    def absent(self) -> bool:
-        """Whether the value is None; a missing one is an error of its own."""
-        if self.value is _MISSING:
-            raise self.fail("a value or None")
-        return self.value is None
+def _dump_split(manifest: Manifest, split: Split) -> dict[str, str | int | None]:
+    path = manifest.full_path(split.path)
+    if manifest.counts_rows:
+        return {"path": path, "row_offset": split.row_offset, "row_length": split.row_length}
+    whole: dict[str, str | int | None] = {"path": path, "row_offset": None, "row_length": None}
+    if split.row_length == manifest.rows_of.get(split.path) and len(manifest.files) <= MOST_FILES:
+        return whole
+    return whole | {"byte_offset": split.row_offset, "byte_length": split.row_length}
 
 
 def parse_states(raw: object) -> list[SavedState]:
@@ -238,7 +175,7 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
     Raises:
         ValueError: If it is not such a state; the message names the place.
     """
-    state = _Place(raw, "state")
+    state = Place(raw, "state")
     version = state["version"].integer()
     if version != STATE_VERSION:
         msg = (
@@ -252,17 +189,18 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
     next_worker = state["next_worker"].integer()
     if next_worker >= max(1, settings["virtual_workers"] or settings["num_workers"]):
         raise state["next_worker"].fail(f"less than the number of workers, {settings['num_workers']}")
-    completed = tuple(_shard(place, root) for place in state["completed_shards"].items())
-    in_progress = _started_shards(state["in_progress"], root, settings["rows"])
+    if known is not None and known[0]["files"] == state["files"].value:
+        files = known[1].files
+    else:
+        files = None if state["files"].absent else _files(state["files"])
+    tree = _Tree(root, {file.path: file.rows for file in files or ()})
+    completed = tuple(_shard(place, tree) for place in state["completed_shards"].items())
+    in_progress = _started_shards(state["in_progress"], tree, settings["rows"])
     own = [shard for shard in in_progress if not shard.repeats]
     _refuse_overlap([(split.path, *_ends(split)) for shard in [*completed, *own] for split in shard.splits])
     completed_rows = _rising_numbers(state["completed_rows"], settings["rows"])
     if completed and completed_rows:
         raise state["completed_rows"].fail("an empty list beside completed_shards")
-    if known is not None and known[0]["files"] == state["files"].value:
-        files = known[1].files
-    else:
-        files = None if state["files"].absent else _files(state["files"])
     return SavedState(
         settings=settings,
         epoch=state["epoch"].integer(),
@@ -274,12 +212,12 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         completed=completed,
         completed_rows=completed_rows,
         in_progress=in_progress,
-        base=None if state["base"].absent else _base(state["base"], root, settings["rows"]),
+        base=None if state["base"].absent else _base(state["base"], tree, settings["rows"]),
     )
 
 
-def _base(place: _Place, root: str, dataset_rows: int) -> SavedBase:
-    in_progress = _started_shards(place["in_progress"], root, dataset_rows)
+def _base(place: Place, tree: _Tree, dataset_rows: int) -> SavedBase:
+    in_progress = _started_shards(place["in_progress"], tree, dataset_rows)
     _refuse_overlap([(split.path, *_ends(split)) for shard in in_progress for split in shard.splits])
     return SavedBase(
         batches_delivered=place["batches_delivered"].integer(),
@@ -289,8 +227,8 @@ def _base(place: _Place, root: str, dataset_rows: int) -> SavedBase:
     )
 
 
-def _settings(state: _Place, plan: _Place) -> dict[str, Any]:
-    def optional(place: _Place) -> int | None:
+def _settings(state: Place, plan: Place) -> dict[str, Any]:
+    def optional(place: Place) -> int | None:
         return None if place.absent else place.integer(1)
 
     num_workers = state["_num_workers"].integer()
@@ -324,14 +262,14 @@ def _settings(state: _Place, plan: _Place) -> dict[str, Any]:
     }
 
 
-def _files(place: _Place) -> tuple[SavedFile, ...]:
+def _files(place: Place) -> tuple[SavedFile, ...]:
     files = []
     for entry in place.items():
         values = entry.items()
         if not len(FILE_REQUIRED) <= len(values) <= len(FILE_REQUIRED) + len(FILE_OPTIONAL):
             raise entry.fail(f"a list of {', '.join(FILE_REQUIRED)} and perhaps {', '.join(FILE_OPTIONAL)}")
         path, size, digest, *extra = values
-        etag, modified, rows = [*extra, *[_Place(None, "")] * len(FILE_OPTIONAL)][: len(FILE_OPTIONAL)]
+        etag, modified, rows = [*extra, *[Place(None, "")] * len(FILE_OPTIONAL)][: len(FILE_OPTIONAL)]
         files.append(
             SavedFile(
                 path=path.text(),
@@ -347,34 +285,52 @@ def _files(place: _Place) -> tuple[SavedFile, ...]:
     return tuple(files)
 
 
-def _split(place: _Place, root: str) -> Split:
+@dataclass(frozen=True, slots=True)
+class _Tree:
+    """The directory that a state's files were in, and the rows of each, by relative path, as far as it lists them."""
+
+    root: str
+    rows: Mapping[str, int | None]
+
+
+def _split(place: Place, tree: _Tree) -> Split:
     path = place["path"].text()
-    prefix = root_prefix(root)
+    prefix = root_prefix(tree.root)
     if not path.startswith(prefix):
-        raise place["path"].fail(f"a path under the root {root!r}")
-    return Split(path.removeprefix(prefix), place["row_offset"].integer(), place["row_length"].integer(1))
+        raise place["path"].fail(f"a path under the root {tree.root!r}")
+    path = path.removeprefix(prefix)
+    if not place["row_offset"].absent:
+        return Split(path, place["row_offset"].integer(), place["row_length"].integer(1))
+    if not place["row_length"].absent:
+        raise place["row_length"].fail("None beside a row_offset of None")
+    if not place["byte_offset"].missing:
+        return Split(path, place["byte_offset"].integer(), place["byte_length"].integer(1))
+    whole = tree.rows.get(path)
+    if not whole:
+        raise place["path"].fail("a file that `files` lists with what it holds, or a byte_offset beside it")
+    return Split(path, 0, whole)
 
 
-def _shard(place: _Place, root: str) -> SavedShard:
-    splits = tuple(_split(split, root) for split in place["splits"].items())
+def _shard(place: Place, tree: _Tree) -> SavedShard:
+    splits = tuple(_split(split, tree) for split in place["splits"].items())
     if not splits:
         raise place["splits"].fail("at least one split")
     return SavedShard(splits)
 
 
-def _started_shards(places: _Place, root: str, dataset_rows: int) -> tuple[SavedShard, ...]:
-    shards = tuple(_started_shard(place, root, dataset_rows) for place in places.items())
+def _started_shards(places: Place, tree: _Tree, dataset_rows: int) -> tuple[SavedShard, ...]:
+    shards = tuple(_started_shard(place, tree, dataset_rows) for place in places.items())
     own = [shard for shard in shards if not shard.repeats]
     _refuse_overlap([("the dataset", *pair) for shard in own for pair in _pairs(shard.rows)])
     return shards
 
 
-def _started_shard(place: _Place, root: str, dataset_rows: int) -> SavedShard:
+def _started_shard(place: Place, tree: _Tree, dataset_rows: int) -> SavedShard:
     delivered = place["rows_delivered"].integer()
     rows = _row_numbers(place["rows"], dataset_rows)
     if rows and place["splits"].items():
         raise place["splits"].fail("an empty list beside rows")
-    splits = () if rows else _shard(place, root).splits
+    splits = () if rows else _shard(place, tree).splits
     absent = tuple(entry.integer() for entry in place["absent"].optional_items())
     if any(one >= len(splits) for one in absent) or len(set(absent)) < len(absent):
         raise place["absent"].fail("places of splits")
@@ -399,7 +355,7 @@ def _started_shard(place: _Place, root: str, dataset_rows: int) -> SavedShard:
     )
 
 
-def _window(place: _Place) -> tuple[int, int]:
+def _window(place: Place) -> tuple[int, int]:
     bounds = [entry.integer() for entry in place.items()]
     if len(bounds) != len(("start", "stop")) or bounds[0] >= bounds[1]:
         raise place.fail("start and stop of a window")
@@ -424,14 +380,14 @@ def _refuse_overlap(ranges: Sequence[tuple[str, int, int]]) -> None:
             raise ValueError(msg)
 
 
-def _rising_numbers(place: _Place, dataset_rows: int) -> tuple[int, ...]:
+def _rising_numbers(place: Place, dataset_rows: int) -> tuple[int, ...]:
     numbers = _row_numbers(place, dataset_rows)
     if any(one >= other for one, other in pairwise(numbers)):
         raise place.fail("rising row numbers")
     return numbers
 
 
-def _row_numbers(place: _Place, dataset_rows: int) -> tuple[int, ...]:
+def _row_numbers(place: Place, dataset_rows: int) -> tuple[int, ...]:
     numbers = tuple(entry.integer() for entry in place.optional_items())
     sound = len(numbers) % 2 == 0 and all(start < stop <= dataset_rows for start, stop in _pairs(numbers))
     if not sound:

@@ -14,13 +14,10 @@ from torch_dataloader_utils.model import Base, Manifest, Piece, Shard, Split
 from torch_dataloader_utils.planning import PLAN_ALGORITHM, PlanOptions
 from torch_dataloader_utils.progress import Progress
 from torch_dataloader_utils.ranges import Windows, merged, merged_row_numbers, row_numbers
-from torch_dataloader_utils.saved import STATE_VERSION, dump_splits
+from torch_dataloader_utils.saved import MOST_FILES, STATE_VERSION, dump_splits
 from torch_dataloader_utils.topology import Topology
 
 __all__ = ["Run", "dump_state"]
-
-MOST_FILES = 10_000
-"""Above this many files a state carries the manifest's fingerprint alone."""
 
 MOST_BYTES = 500_000
 """Above this many bytes of JSON, done ranges are recorded as row numbers of the whole manifest, not written out."""

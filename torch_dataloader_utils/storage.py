@@ -62,6 +62,7 @@ class LocalFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
+        self._modified = os.stat(path).st_mtime  # noqa: PTH116 - as listings ask
         self._version = self._stat()
         with open(path, "rb") as file:  # noqa: PTH123 - the same path that fsspec and os.stat take
             self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -71,6 +72,11 @@ class LocalFile:
     def size(self) -> int:
         """Its size in bytes when it was opened."""
         return self._version[0]
+
+    @property
+    def modified(self) -> float:
+        """When it was written last, when it was opened: seconds since 1970, as listings have them."""
+        return self._modified
 
     def will_need(self, start: int, stop: int) -> None:
         """Let the system read a range from disk, as far as it is not in memory."""

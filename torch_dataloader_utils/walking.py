@@ -205,7 +205,7 @@ class OrderedWalk(Walk):
             yield table, True
             return
         share = max(1, self.room.limit // (2 * LARGEST_SHARE))
-        rows = max(1, place.rows * share // self.reader.decoded_bytes(path, place))
+        rows = max(1, self.reader.expected_rows(path, place) * share // self.reader.decoded_bytes(path, place))
         if not self.reader.knows_sizes(path):
             rows = min(rows, FIRST_ROWS)
         left = place.rows

@@ -82,7 +82,7 @@ def use_every_parameter() -> None:
 
 def refuse_what_is_wrong(path: Path) -> None:
     StructuredDataset.create_dataloader(path, output_format="pandas")  # type: ignore[arg-type]
-    StructuredDataset.create_dataloader(path, format="csv")  # type: ignore[arg-type]
+    StructuredDataset.create_dataloader(path, format="feather")  # type: ignore[arg-type]
     StructuredDataset.create_dataloader(path, batch_size="8")  # type: ignore[arg-type]
     StructuredDataset.create_dataloader(path, column_formats={"x": "jagged"})  # type: ignore[dict-item]
     StructuredDataset.create_dataloader(path, mask_nulls=[1])  # type: ignore[list-item]

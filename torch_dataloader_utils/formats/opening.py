@@ -104,7 +104,7 @@ def open_source(
 
     described = file_format.describe(storage, listing, known, counts_nulls)
     deletes, footers = _without_deleted(described.footers, annotations)
-    manifest = Manifest(listing.root, tuple(footer.file for footer in footers))
+    manifest = Manifest(listing.root, tuple(footer.file for footer in footers), file_format.unknown_rows is None)
     whole = _whole_schema(manifest, footers, annotations)
     filtering = () if filters is None else filter_columns(filters, whole.schema)
     delivered = whole.schema.names if columns is None else list(columns)

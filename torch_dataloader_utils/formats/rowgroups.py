@@ -121,12 +121,18 @@ class RowGroupReader:
         """Whether something was decoded of all columns that have no fixed width: their footers tell too little."""
         return all(name in self._source.row_bytes for name in self._measures(path).variable)
 
+    def expected_rows(self, path: str, place: RowGroupPlace) -> int:
+        """Return the rows of a row group, or about how many they are where they are not counted."""
+        expected = self._measures(path).rows
+        return place.rows if expected is None else expected[place.number]
+
     def decoded_bytes(self, path: str, place: RowGroupPlace) -> int:
         """Return how large a row group will be in memory: exactly for numbers, by what others came to for the rest."""
         measures = self._measures(path)
-        size = place.rows * (measures.row_bytes + self._added_bytes(path))
+        rows = self.expected_rows(path, place)
+        size = rows * (measures.row_bytes + self._added_bytes(path))
         for name, sizes in measures.variable.items():
-            size += max(place.rows * self._source.row_bytes.get(name, 0), sizes[place.number])
+            size += max(rows * self._source.row_bytes.get(name, 0), sizes[place.number])
         return max(1, int(size))
 
     def _added_bytes(self, path: str) -> float:

@@ -144,11 +144,13 @@ class Measures:
         row_bytes: What a row takes in memory, columns of no fixed width left out.
         stored: The compressed bytes of each row group.
         variable: The uncompressed bytes in each row group of those columns, by name; a dictionary counts once.
+        rows: Where rows are not counted, about how many each row group has; else None.
     """
 
     row_bytes: float
     stored: tuple[int, ...]
     variable: Mapping[str, tuple[int, ...]]
+    rows: tuple[int, ...] | None = None
 
 
 class Layout(ABC):

@@ -1,0 +1,580 @@
+"""CSV and JSON Lines: the rows that pyarrow reads, each once, and resumed at any batch, counted or not."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import pickle
+from collections.abc import Iterable
+from datetime import date, datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv as pacsv
+import pyarrow.json as pajson
+import pytest
+from conftest import S3Server
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning, StructuredDataset
+from torch_dataloader_utils.errors import ColumnError
+from torch_dataloader_utils.formats.csv import Csv
+from torch_dataloader_utils.formats.textfooters import Cutting
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning"),
+]
+
+FILES = (40, 3, 61, 26)
+ROWS = sum(FILES)
+SUFFIXES = {"csv": "csv", "jsonl": "jsonl"}
+SMALL = {"split_bytes": 300}
+"""Files of some hundred bytes are cut into ranges of ten or twenty rows."""
+
+KEPT: dict[str, dict[str, Any]] = {"all": {}, "filtered": {"filters": pc.bit_wise_and(pc.field("row"), 8) == 0}}
+
+
+def open_text(path: Any, **options: Any) -> tuple[Any, Any]:
+    return StructuredDataset.create_dataloader(
+        path, **{"batch_size": 8, "num_workers": 0, "output_format": "dict", **options}
+    )
+
+
+def csv_of(rows: Iterable[int]) -> bytes:
+    return b"row,score,name\n" + b"".join(b"%d,%g,row %d\n" % (row, row / 8, row) for row in rows)
+
+
+def jsonl_of(rows: Iterable[int]) -> bytes:
+    lines = [json.dumps({"row": row, "score": row / 8, "name": f"row {row}"}) for row in rows]
+    return "".join(f"{line}\n" for line in lines).encode()
+
+
+WRITERS = {"csv": csv_of, "jsonl": jsonl_of}
+COMPRESSORS = {"": bytes, ".gz": gzip.compress, ".zst": lambda text: pa.compress(text, "zstd", asbytes=True)}
+
+
+def write_text(directory: Path, kind: str, files: Iterable[int] = FILES, suffixes: Iterable[str] = ("",) * 4) -> Path:
+    """Write files whose column `row` counts through all of them."""
+    directory.mkdir(exist_ok=True)
+    first = 0
+    for number, (rows, suffix) in enumerate(zip(files, suffixes, strict=False)):
+        text = WRITERS[kind](range(first, first + rows))
+        (directory / f"part-{number}.{kind}{suffix}").write_bytes(COMPRESSORS[suffix](text))
+        first += rows
+    return directory
+
+
+def rows_of(batches: Iterable[Any]) -> list[int]:
+    return [row for batch in batches for row in batch["row"]]
+
+
+def through_json(state: Any) -> Any:
+    return json.loads(json.dumps(state))
+
+
+def whole_table(batches: Iterable[pa.Table]) -> pa.Table:
+    return pa.concat_tables(batches)
+
+
+# What is read --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+@pytest.mark.parametrize("kind", WRITERS)
+def test_plain_and_compressed_text_has_the_rows_that_pyarrow_reads(tmp_path: Path, kind: str, suffix: str):
+    path = tmp_path / f"data.{kind}{suffix}"
+    path.write_bytes(COMPRESSORS[suffix](WRITERS[kind](range(500))))
+    read = {"csv": pacsv.read_csv, "jsonl": pajson.read_json}[kind]
+
+    for format_name in ("csv",) if kind == "csv" else ("json", "jsonl"):
+        loader, dataset = open_text(path, format=format_name, output_format="arrow", **SMALL)
+        table = whole_table(loader)
+        assert table == read(io.BytesIO(WRITERS[kind](range(500))))
+        assert dataset.schema == table.schema
+
+
+@pytest.mark.parametrize("count_rows", [False, True])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_a_large_plain_file_is_cut_at_line_ends_and_has_every_row_once(tmp_path: Path, kind: str, count_rows: bool):
+    write_text(tmp_path, kind, [400])
+
+    loader, dataset = open_text(tmp_path, format=kind, count_rows=count_rows, **SMALL)
+
+    (file,) = dataset._source.manifest.files
+    assert len(file.row_groups) > 10
+    assert rows_of(loader) == list(range(400))
+    assert rows_of(open_text(tmp_path, format=kind, count_rows=count_rows, shuffle=True, **SMALL)[0]) != list(
+        range(400)
+    )
+    if count_rows:
+        assert file.rows == 400
+        assert len(loader) == 50
+
+
+def test_quoted_line_ends_leave_a_file_whole_and_are_respected(tmp_path: Path):
+    text = "row,text\n" + "".join(f'{row},"line\n{row}, ""quoted"""\n' for row in range(300))
+    (tmp_path / "data.csv").write_text(text)
+
+    loader, dataset = open_text(tmp_path, format="csv", output_format="arrow", **SMALL)
+
+    assert len(dataset._source.manifest.files[0].row_groups) == 1
+    options = pacsv.ParseOptions(newlines_in_values=True)
+    assert whole_table(loader) == pacsv.read_csv(io.BytesIO(text.encode()), parse_options=options)
+
+
+def test_quotes_that_are_switched_off_let_a_file_be_cut(tmp_path: Path):
+    (tmp_path / "data.csv").write_text("row,text\n" + "".join(f'{row},5" disk\n' for row in range(300)))
+
+    loader, dataset = open_text(tmp_path, format="csv", format_options={"quote_char": False}, **SMALL)
+
+    assert len(dataset._source.manifest.files[0].row_groups) > 10
+    assert rows_of(loader) == list(range(300))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xef\xbb\xbfrow,name\r\n1,a\r\n2,b\r\n\r\n",
+        b"row,name\n1,a\n2,b",
+        b"row,name\n1,a\n\n2,b\n\n\n",
+        b'\xef\xbb\xbf{"row": 1, "name": "a"}\r\n{"row": 2, "name": "b"}\r\n\r\n',
+        b'{"row": 1, "name": "a"}\n \n{"row": 2, "name": "b"}',
+    ],
+)
+@pytest.mark.parametrize("count_rows", [False, True])
+def test_byte_order_marks_line_ends_of_windows_and_blank_lines_are_no_rows(
+    tmp_path: Path, text: bytes, count_rows: bool
+):
+    kind = "csv" if b"{" not in text else "jsonl"
+    (tmp_path / f"data.{kind}").write_bytes(text)
+
+    loader, dataset = open_text(tmp_path, format=kind, count_rows=count_rows)
+
+    assert list(loader) == [{"row": [1, 2], "name": ["a", "b"]}]
+    assert dataset.schema.names == ["row", "name"]
+
+
+@pytest.mark.parametrize("header", [b"row,name\n", b"row,name"])
+@pytest.mark.parametrize("count_rows", [False, True])
+def test_a_file_with_a_header_and_no_rows_is_fine(tmp_path: Path, header: bytes, count_rows: bool):
+    (tmp_path / "a.csv").write_bytes(header)
+    assert list(open_text(tmp_path, format="csv", count_rows=count_rows)[0]) == []
+
+    (tmp_path / "b.csv").write_bytes(b"row,name\n7,x\n")
+    assert list(open_text(tmp_path, format="csv", count_rows=count_rows)[0]) == [{"row": [7], "name": ["x"]}]
+
+
+def test_a_dataset_has_one_dtype_a_column_over_files_whose_beginnings_differ(tmp_path: Path):
+    (tmp_path / "a.csv").write_bytes(b"row,x,empty\n1,1,\n")
+    (tmp_path / "b.csv").write_bytes(b"row,x,extra\n2,2.5,e\n")
+
+    loader, dataset = open_text(tmp_path, format="csv")
+
+    types = {column.name: column.type for column in dataset.schema}
+    assert types == {"row": pa.int64(), "x": pa.float64(), "empty": pa.string(), "extra": pa.string()}
+    assert list(loader) == [{"row": [1, 2], "x": [1.0, 2.5], "empty": ["", None], "extra": [None, "e"]}]
+
+
+def test_fields_of_objects_may_be_missing_anywhere_and_turn_up_in_any_file(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"row": 1}\n' + b'{"row": 2}\n' * 9 + b'{"x": 2.5, "row": 3}\n')
+    (tmp_path / "b.jsonl").write_bytes(b'{"row": 4, "x": 1}\n')
+
+    table = whole_table(open_text(tmp_path, format="jsonl", output_format="arrow")[0])
+
+    assert table["x"].to_pylist() == [None] * 10 + [2.5, 1.0]
+    assert table["row"].to_pylist() == [1, *[2] * 9, 3, 4]
+
+
+def test_types_and_delimiters_are_told_by_format_options(tmp_path: Path):
+    (tmp_path / "a.csv").write_bytes(b"row;when;price\n1;01/02/2024;1,50\n")
+    told = {
+        "delimiter": ";",
+        "decimal_point": ",",
+        "timestamp_parsers": ["%d/%m/%Y", pacsv.ISO8601],
+        "column_types": {"price": pa.decimal128(8, 2), "row": "int32"},
+    }
+
+    table = whole_table(open_text(tmp_path, format="csv", format_options=told, output_format="arrow")[0])
+
+    assert table.schema.types == [pa.int32(), pa.timestamp("s"), pa.decimal128(8, 2)]
+    assert table.to_pylist()[0]["when"] == datetime(2024, 2, 1)  # noqa: DTZ001 - as the file has it
+    (tmp_path / "a.jsonl").write_bytes(b'{"row": 1, "price": "1.50", "other": 2}\n')
+    told = {"explicit_schema": pa.schema({"price": pa.decimal128(8, 2)})}
+    table = whole_table(open_text(tmp_path, format="jsonl", format_options=told, output_format="arrow")[0])
+    assert table.schema.field("price").type == pa.decimal128(8, 2)
+    told["unexpected_field_behavior"] = "ignore"
+    assert open_text(tmp_path, format="jsonl", format_options=told)[1].schema.names == ["price"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "words"),
+    [
+        ("csv", {"delimeter": ";"}, "did you mean 'delimiter'"),
+        ("csv", {"use_threads": False}, "'use_threads'] cannot be set"),
+        ("csv", {"include_columns": ["a"]}, "name them by `columns`"),
+        ("csv", {"delimiter": "too long"}, "format_options:"),
+        ("csv", {"encoding": "no such"}, "no such"),
+        ("csv", {"column_types": {"rwo": "int32"}}, "did you mean 'row'"),
+        ("jsonl", {"delimiter": ";"}, "format_options has no 'delimiter'"),
+        ("jsonl", {"newlines_in_values": True}, "a row is a line"),
+        ("parquet", {"delimiter": ";"}, "format='parquet' has none"),
+    ],
+)
+def test_options_that_do_not_exist_or_are_not_the_users_are_refused(
+    tmp_path: Path, kind: str, told: dict[str, Any], words: str
+):
+    if kind != "parquet":
+        write_text(tmp_path, kind, [3])
+    with pytest.raises(ValueError, match=words.replace("[", r"\[").replace("]", r"\]")):
+        open_text(tmp_path, format=kind, format_options=told)
+
+
+def test_a_format_can_be_sent_to_a_process_with_all_its_options():
+    told = {"timestamp_parsers": [pacsv.ISO8601, "%Y"], "column_types": pa.schema({"a": pa.int8()}), "quote_char": "'"}
+    made = Csv(told, Cutting(1 << 20), counts=True)
+
+    sent = pickle.loads(pickle.dumps(made))
+
+    assert sent == made
+    assert sent.options_digest == made.options_digest != Csv({}, Cutting(1 << 20), counts=True).options_digest
+
+
+# Rows that nobody counted --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"row_id_column": "id"},
+        {"uneven_ranks": "drop"},
+        {"uneven_ranks": "pad"},
+        {"virtual_ranks": 2, "virtual_workers": 1, "uneven_ranks": "drop"},
+    ],
+)
+@pytest.mark.parametrize("kind", WRITERS)
+def test_what_needs_to_know_the_rows_is_refused_by_name_unless_they_are_counted(
+    tmp_path: Path, kind: str, wanted: dict[str, Any]
+):
+    write_text(tmp_path, kind)
+
+    with pytest.raises(ValueError, match=rf"{next(iter(wanted))}|uneven_ranks.*count_rows=True"):
+        open_text(tmp_path, format=kind, **wanted)
+    with pytest.raises(TypeError, match="count_rows=True"):
+        len(open_text(tmp_path, format=kind)[0])
+
+    loader, _ = open_text(tmp_path, format=kind, count_rows=True, **wanted)
+    assert len(loader) == -(-ROWS // 8)
+    batches = list(loader)
+    assert len(batches) == len(loader)
+    assert sorted(rows_of(batches)) == list(range(ROWS))
+    if "row_id_column" in wanted:
+        assert [row for batch in batches for row in batch["id"]] == rows_of(batches)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_rows_that_were_counted_are_mixed_in_rounds(tmp_path: Path, kind: str):
+    write_text(tmp_path, kind, suffixes=("", ".gz", ".zst", ""))
+
+    loader, _ = open_text(
+        tmp_path, format=kind, count_rows=True, shuffle=True, shuffle_buffer_size=15, split_bytes=2000
+    )
+
+    batches = list(loader)
+    assert sorted(rows_of(batches)) == list(range(ROWS))
+    for number in (1, 7, 12):
+        iterator = iter(loader)
+        for _ in range(number):
+            next(iterator)
+        loader.load_state_dict(through_json(loader.state_dict()))
+        assert list(loader) == batches[number:]
+
+
+@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("order", ["in order", "shards shuffled", "rows shuffled"])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_resume_at_every_batch_delivers_the_very_batches_that_were_to_come(
+    tmp_path: Path, kind: str, order: str, kept: str
+):
+    write_text(tmp_path, kind, suffixes=("", ".gz", "", ".zst"))
+    mixing = {"in order": {}, "shards shuffled": {"shuffle": True}}.get(
+        order, {"shuffle": True, "shuffle_buffer_size": 50, "split_bytes": 4000}
+    )
+    options = {"format": kind, **SMALL, **mixing, **KEPT[kept]}
+    loader, dataset = open_text(tmp_path, **options)
+    iterator, whole, states = iter(loader), [], [through_json(loader.state_dict())]
+    for batch in iterator:
+        whole.append(batch)
+        states.append(through_json(loader.state_dict()))
+    assert sorted(rows_of(whole)) == [row for row in range(ROWS) if kept == "all" or not row & 8]
+
+    for number, state in enumerate(states):
+        if number % 5 == 1:
+            loader, dataset = open_text(tmp_path, **options, manifest=dataset.dump_manifest())
+        loader.load_state_dict(state)
+        assert list(loader) == whole[number:], number
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_workers_resume_at_every_batch(tmp_path: Path, kind: str):
+    write_text(tmp_path, kind, suffixes=("", ".gz", "", ".zst"))
+    workers = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"}
+    options = {"format": kind, "batch_size": 11, **SMALL, **KEPT["filtered"], **workers}
+    loader, _ = open_text(tmp_path, **options)
+    iterator, whole, states = iter(loader), [], [through_json(loader.state_dict())]
+    for batch in iterator:
+        whole.append(batch)
+        states.append(through_json(loader.state_dict()))
+    assert sorted(rows_of(whole)) == [row for row in range(ROWS) if not row & 8]
+
+    for number, state in enumerate(states):
+        loader.load_state_dict(state)
+        assert list(loader) == whole[number:], number
+
+
+def test_states_write_ranges_of_bytes_and_whole_files(tmp_path: Path):
+    write_text(tmp_path, "csv", [100, 20], suffixes=("", ".gz"))
+    loader, dataset = open_text(tmp_path, format="csv", **SMALL)
+
+    states = [dataset.state_dict() for _ in loader]
+
+    splits = [split for state in states for shard in state["in_progress"] for split in shard["splits"]]
+    assert all(split["row_offset"] is split["row_length"] is None for split in splits)
+    ranges = [split for split in splits if split["path"].endswith("0.csv")]
+    assert {split["byte_offset"] for split in ranges} > {0}
+    whole = [split for split in splits if split["path"].endswith(".gz")]
+    assert whole
+    assert all("byte_offset" not in split for split in whole)
+    counted = open_text(tmp_path, format="csv", count_rows=True, **SMALL)[0]
+    with pytest.raises(CheckpointMismatchError, match="count_rows"):
+        counted.load_state_dict(states[3])
+    for damage in ({"row_length": 3}, {"byte_offset": "0"}, {"byte_length": None}, {"row_offset": 0}):
+        state = through_json(states[3])
+        state["in_progress"][0]["splits"][0] |= damage
+        with pytest.raises(ValueError, match="not a state of this package"):
+            loader.load_state_dict(state)
+
+
+def test_states_of_other_options_are_refused(tmp_path: Path):
+    write_text(tmp_path, "csv")
+    loader, dataset = open_text(tmp_path, format="csv")
+    next(iter(loader))
+    other, _ = open_text(tmp_path, format="csv", format_options={"null_values": ["1"]})
+
+    with pytest.raises(CheckpointMismatchError, match="format_options changed"):
+        other.load_state_dict(dataset.state_dict())
+    with pytest.raises(ValueError, match="open the dataset with those"):
+        open_text(tmp_path, format="csv", manifest=dataset.dump_manifest(), count_rows=True)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_elastic_resume_over_rows_that_nobody_counted_delivers_each_once(tmp_path: Path, kind: str):
+    write_text(tmp_path, kind, suffixes=("", ".gz", "", ".zst"))
+    options = {"format": kind, "shuffle": True, **SMALL}
+    delivered: list[int] = []
+    states: Any = None
+    for num_ranks, steps in ((3, 2), (2, 3), (1, 1000)):
+        saved = []
+        for rank in range(num_ranks):
+            loader, dataset = open_text(tmp_path, **options, num_ranks=num_ranks, rank=rank, batch_size=4 + rank)
+            if states is not None:
+                loader.load_state_dict(states, strict=False)
+            for _, batch in zip(range(steps + rank), loader, strict=False):
+                delivered += batch["row"]
+            saved.append(through_json(dataset.state_dict()))
+        states = saved
+
+    assert sorted(delivered) == list(range(ROWS))
+
+
+def test_files_written_anew_are_left_out_and_refused_where_rows_of_them_were_under_way(tmp_path: Path):
+    write_text(tmp_path, "csv", [40, 40])
+    options = {"format": "csv", "split_bytes": "1MiB", "batch_size": 30}
+    loader, dataset = open_text(tmp_path, **options)
+    iterator = iter(loader)
+    delivered = rows_of([next(iterator)])
+    under_way = through_json(dataset.state_dict())
+    (tmp_path / "part-0.csv").write_bytes(csv_of(range(1000, 1050)))
+
+    again, _ = open_text(tmp_path, **options)
+    with pytest.raises(CheckpointMismatchError, match="changed while rows of them"):
+        again.load_state_dict([under_way], strict=False, on_changed_files="continue")
+
+    write_text(tmp_path, "csv", [40, 40])
+    os.utime(tmp_path / "part-0.csv", ns=(0, dataset._source.files["part-0.csv"].modified.__int__() * 10**9))
+    loader, dataset = open_text(tmp_path, **options)
+    state = dataset.state_dict()
+    (tmp_path / "part-1.csv").write_bytes(csv_of(range(1000, 1050)))
+    again, _ = open_text(tmp_path, **options)
+    with pytest.warns(LostRowsWarning, match="an unknown number of rows"):
+        again.load_state_dict([state], strict=False, on_changed_files="continue")
+    assert rows_of(again) == list(range(40))
+    assert delivered == list(range(30))
+
+
+def test_a_new_modification_time_alone_refuses_a_state_for_text_has_no_footer(tmp_path: Path):
+    write_text(tmp_path, "csv")
+    loader, dataset = open_text(tmp_path, format="csv")
+    next(iter(loader))
+    state = dataset.state_dict()
+    os.utime(tmp_path / "part-1.csv", (1, 1))
+
+    with pytest.raises(CheckpointMismatchError, match=r"changed since the checkpoint: part-1\.csv"):
+        open_text(tmp_path, format="csv")[0].load_state_dict(state)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_rows_that_nobody_counted_are_mixed_among_finer_ranges(tmp_path: Path, kind: str):
+    write_text(tmp_path, kind, [2000])
+
+    loader, dataset = open_text(tmp_path, format=kind, shuffle=True, shuffle_buffer_size=400)
+
+    shards = [piece.shard for piece in dataset._course.plan.pieces]
+    assert len(shards) > 4
+    assert any(len(shard.splits) > 1 for shard in shards)
+    assert {shard.rounds for shard in shards} == {1}
+    rows = rows_of(loader)
+    assert sorted(rows) == list(range(2000))
+    assert sum(abs(one - other) > 20 for one, other in pairwise(rows)) > 1500
+
+
+def test_a_compressed_file_larger_than_the_buffer_has_to_be_counted_to_be_mixed(tmp_path: Path):
+    write_text(tmp_path, "csv", [2000], suffixes=[".gz"])
+
+    with pytest.raises(OSError, match=r"part-0\.csv\.gz has about .*count_rows=True"):
+        open_text(tmp_path, format="csv", shuffle=True, shuffle_buffer_size=400)
+
+
+def test_a_compressed_file_is_read_in_pieces_that_fit_the_room(tmp_path: Path):
+    write_text(tmp_path, "csv", [200_000], suffixes=[".gz"])
+
+    loader, _ = open_text(
+        tmp_path, format="csv", columns=["row"], batch_size=1000, read_ahead_bytes="256KiB", output_format="torch"
+    )
+
+    assert [int(row) for batch in loader for row in batch["row"]] == list(range(200_000))
+
+
+def test_partition_columns_stand_beside_those_of_text(tmp_path: Path):
+    for day in ("2024-01-01", "2024-01-02"):
+        write_text(tmp_path / f"day={day}", "csv", [5])
+
+    loader, _ = open_text(
+        tmp_path, format="csv", partitioning="hive", columns=["day", "row"], filters=pc.field("day") > date(2024, 1, 1)
+    )
+
+    assert list(loader) == [{"day": [date(2024, 1, 2)] * 5, "row": [0, 1, 2, 3, 4]}]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_text_out_of_object_storage_resumes(tmp_path: Path, s3: S3Server, kind: str):
+    write_text(tmp_path, kind, suffixes=("", ".gz", "", ".zst"))
+    bucket = s3.new_bucket(tmp_path)
+    told = {"quote_char": False} if kind == "csv" else {}
+    options = {"format": kind, "storage_options": s3.storage_options(), "format_options": told, **SMALL}
+    loader, dataset = open_text(f"s3://{bucket}", **options)
+    assert any(len(file.row_groups) > 1 for file in dataset._source.manifest.files)
+    batches = list(loader)
+    assert rows_of(batches) == list(range(ROWS))
+
+    iterator = iter(loader)
+    for _ in range(5):
+        next(iterator)
+    again, _ = open_text(f"s3://{bucket}", **options, manifest=dataset.dump_manifest())
+    again.load_state_dict(through_json(dataset.state_dict()))
+
+    assert list(again) == batches[5:]
+    assert rows_of(open_text(f"s3://{bucket}", count_rows=True, row_id_column="id", **options)[0]) == list(range(ROWS))
+
+
+# Equality with pyarrow -----------------------------------------------------------------------------------------------
+
+TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=("Cs", "Cc")) | st.sampled_from('",\n;'), max_size=8)
+COLUMNS: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
+    "int": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    "float": (pa.float64(), st.floats(allow_nan=False, allow_infinity=False)),
+    "bool": (pa.bool_(), st.booleans()),
+    "text": (pa.string(), TEXTS),
+    "when": (pa.timestamp("s"), st.integers(0, 2**31).map(lambda s: datetime(1990, 1, 1) + timedelta(seconds=s))),  # noqa: DTZ001
+}
+NESTED = {
+    "list": (pa.list_(pa.int64()), st.lists(st.integers(0, 9) | st.none(), max_size=3)),
+    "struct": (pa.struct({"x": pa.int64()}), st.fixed_dictionaries({"x": st.integers(0, 9) | st.none()})),
+}
+
+
+@st.composite
+def tables(draw: st.DrawFn, kinds: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]]) -> pa.Table:
+    names = draw(st.lists(st.sampled_from(sorted(kinds)), min_size=1, max_size=4))
+    rows = draw(st.integers(0, 30))
+    columns = {}
+    for number, name in enumerate(names):
+        kind, values = kinds[name]
+        nullable = values | st.none()
+        columns[f"{name} {number}"] = pa.array(draw(st.lists(nullable, min_size=rows, max_size=rows)), kind)
+    return pa.table(columns)
+
+
+QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@QUICK
+@given(table=tables(COLUMNS), suffix=st.sampled_from(sorted(COMPRESSORS)), batch_size=st.integers(1, 12))
+def test_csv_is_what_pyarrow_reads_of_it_as_a_whole(tmp_path: Path, table: pa.Table, suffix: str, batch_size: int):
+    sink = io.BytesIO()
+    pacsv.write_csv(table, sink)
+    path = tmp_path / f"data.csv{suffix}"
+    path.write_bytes(COMPRESSORS[suffix](sink.getvalue()))
+    options = pacsv.ParseOptions(newlines_in_values=True)
+    expected = pacsv.read_csv(io.BytesIO(sink.getvalue()), parse_options=options)
+    types = [pa.string() if pa.types.is_null(column.type) else column.type for column in expected.schema]
+    texts = pacsv.ConvertOptions(column_types=dict(zip(expected.schema.names, types, strict=True)))
+    expected = pacsv.read_csv(io.BytesIO(sink.getvalue()), parse_options=options, convert_options=texts)
+
+    loader, dataset = open_text(
+        path, format="csv", output_format="arrow", batch_size=batch_size, split_bytes=64, count_rows=True
+    )
+
+    assert dataset.schema == expected.schema
+    assert len(loader) == -(-expected.num_rows // batch_size)
+    assert pa.concat_tables([dataset.schema.empty_table(), *loader]) == expected
+
+
+@QUICK
+@given(table=tables(COLUMNS | NESTED), suffix=st.sampled_from(sorted(COMPRESSORS)), split_bytes=st.integers(20, 500))
+def test_json_lines_are_what_pyarrow_reads_of_them_as_a_whole(
+    tmp_path: Path, table: pa.Table, suffix: str, split_bytes: int
+):
+    text = "".join(f"{json.dumps(row, default=str)}\n" for row in table.to_pylist()).encode()
+    names = [name for name in table.schema.names if name.startswith("list")]
+    lists = [[item for one in table[name].to_pylist() for item in one or ()] for name in names]
+    if not text or any(items and items == [None] * len(items) for items in lists):
+        return  # no line at all, or lists of nothing but null, whose type is not known
+    path = tmp_path / f"data.jsonl{suffix}"
+    path.write_bytes(COMPRESSORS[suffix](text))
+    told = pajson.ParseOptions(explicit_schema=pajson.read_json(io.BytesIO(text)).schema)
+    expected = pajson.read_json(io.BytesIO(text), parse_options=told)  # what it infers of [null, 1] is a broken list
+
+    loader, dataset = open_text(path, format="jsonl", output_format="arrow", batch_size=7, split_bytes=split_bytes)
+
+    assert dataset.schema == expected.schema
+    assert whole_table(loader) == expected
+    if suffix == "" and len(text) > 2 * split_bytes:
+        counted = open_text(path, format="json", count_rows=True, split_bytes=split_bytes)[1]
+        assert counted._source.manifest.rows == table.num_rows
+
+
+def test_columns_without_a_common_type_are_named_with_both_files(tmp_path: Path):
+    (tmp_path / "a.csv").write_bytes(b"row,x\n1,1\n")
+    (tmp_path / "b.csv").write_bytes(b"row,x\n1,one\n")
+
+    with pytest.raises(ColumnError, match=r"column 'x' is string in .*b\.csv but int64 in .*a\.csv"):
+        open_text(tmp_path, format="csv")
+    told = {"column_types": {"x": "string"}}
+    assert next(iter(open_text(tmp_path, format="csv", format_options=told)[0]))["x"] == ["1", "one"]
