@@ -14,11 +14,11 @@ import torch
 from support import open_loader
 
 from torch_dataloader_utils import Codes, PackedBytes, Padded
-from torch_dataloader_utils.choices import Choices
 from torch_dataloader_utils.collating import UncopyableError, snapshot
-from torch_dataloader_utils.convert import convert, split
+from torch_dataloader_utils.columns.choices import Choices
+from torch_dataloader_utils.columns.convert import convert, split
+from torch_dataloader_utils.columns.delivery import Delivery
 from torch_dataloader_utils.cutting import Batch, BytesRead
-from torch_dataloader_utils.delivery import Delivery
 from torch_dataloader_utils.model import Receipt
 from torch_dataloader_utils.transport import Parcel
 

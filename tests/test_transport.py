@@ -22,7 +22,7 @@ from support import open_loader, write_dataset
 
 from torch_dataloader_utils.blocks import Blocks
 from torch_dataloader_utils.collating import Gathered
-from torch_dataloader_utils.convert import split
+from torch_dataloader_utils.columns.convert import split
 from torch_dataloader_utils.cutting import Batch, BytesRead, StreamEnd
 from torch_dataloader_utils.model import Receipt
 from torch_dataloader_utils.transport import ALIGNMENT, Parcel

@@ -1,6 +1,7 @@
 """Resumable PyTorch data loading from Parquet: every row exactly once, through crashes and shuffling."""
 
-from torch_dataloader_utils.choices import Codes, ColumnFormat, Padded
+from torch_dataloader_utils.columns.choices import Codes, ColumnFormat, Padded
+from torch_dataloader_utils.columns.ragged import PackedBytes
 from torch_dataloader_utils.dataset import StructuredDataset
 from torch_dataloader_utils.errors import (
     ChangedFilesWarning,
@@ -17,7 +18,6 @@ from torch_dataloader_utils.errors import (
 )
 from torch_dataloader_utils.loader import StructuredDataLoader
 from torch_dataloader_utils.model import DataFile, Manifest, RowGroup, Shard, Split
-from torch_dataloader_utils.ragged import PackedBytes
 from torch_dataloader_utils.strategies import SplitStrategy
 
 __all__ = [

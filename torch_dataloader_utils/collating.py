@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_dataloader_utils.ragged import PackedBytes, is_plain_jagged, jagged_parts
+from torch_dataloader_utils.columns.ragged import PackedBytes, is_plain_jagged, jagged_parts
 
 __all__ = ["Gathered", "UncopyableError", "snapshot"]
 

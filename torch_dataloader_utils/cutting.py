@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch_dataloader_utils.convert import Columns, Cut, copy_rows, join, split
+from torch_dataloader_utils.columns.convert import Columns, Cut, copy_rows, join, split
 from torch_dataloader_utils.model import Receipt
 
 __all__ = ["Batch", "Batches", "BytesRead", "Chunk", "Cutter", "StreamEnd"]

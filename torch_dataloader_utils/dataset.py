@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 import torch.distributed as dist
 from torch.utils.data import get_worker_info
 
-from torch_dataloader_utils.choices import ColumnFormat, parse_choices
-from torch_dataloader_utils.convert import OUTPUT_FORMATS, OutputFormat
+from torch_dataloader_utils.columns.choices import ColumnFormat, parse_choices
+from torch_dataloader_utils.columns.convert import OUTPUT_FORMATS, OutputFormat
+from torch_dataloader_utils.columns.delivery import Delivery, refuses_announced_nulls
 from torch_dataloader_utils.course import Course
-from torch_dataloader_utils.delivery import Delivery, refuses_announced_nulls
 from torch_dataloader_utils.errors import ProgressUnknownError
 from torch_dataloader_utils.evening import UNEVEN_RANKS, UnevenRanks
 from torch_dataloader_utils.feed import Feed

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
 
-from torch_dataloader_utils.convert import interleave, size_of
+from torch_dataloader_utils.columns.convert import interleave, size_of
 from torch_dataloader_utils.cutting import Batches, BytesRead, StreamEnd
 from torch_dataloader_utils.formats.source import Source
 from torch_dataloader_utils.model import Assignment, Receipt

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.convert import convert
+from torch_dataloader_utils.columns.convert import convert
 from torch_dataloader_utils.cutting import Chunk
 from torch_dataloader_utils.formats.rowgroups import RowGroupPlace, RowGroupReader
 from torch_dataloader_utils.model import Piece, Shard

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from torch_dataloader_utils.convert import join
+from torch_dataloader_utils.columns.convert import join
+from torch_dataloader_utils.columns.delivery import null_message
 from torch_dataloader_utils.cutting import Batches, Cutter, StreamEnd
-from torch_dataloader_utils.delivery import null_message
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.rowgroups import RowGroupReader
 from torch_dataloader_utils.formats.source import Source

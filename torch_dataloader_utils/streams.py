@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.collating import Gathered, UncopyableError, snapshot
-from torch_dataloader_utils.convert import with_lists, with_offsets
+from torch_dataloader_utils.columns.convert import with_lists, with_offsets
 from torch_dataloader_utils.cutting import Batch, Batches, StreamEnd
 from torch_dataloader_utils.formats.source import Source
 from torch_dataloader_utils.lanes import read_assignment

@@ -18,10 +18,10 @@ import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from torch_dataloader_utils.blocks import Blocks, Bytes
+from torch_dataloader_utils.columns.ragged import is_plain_jagged, jagged_parts
 from torch_dataloader_utils.cutting import Batch, Batches, StreamEnd
 from torch_dataloader_utils.model import Assignment
 from torch_dataloader_utils.pace import Pace
-from torch_dataloader_utils.ragged import is_plain_jagged, jagged_parts
 
 __all__ = ["MOST_HELD", "Content", "Inbox", "Parcel", "Post", "pinned"]
 

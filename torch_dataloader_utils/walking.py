@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from torch_dataloader_utils.convert import convert
+from torch_dataloader_utils.columns.convert import convert
+from torch_dataloader_utils.columns.delivery import Delivery
 from torch_dataloader_utils.cutting import BytesRead, Chunk
-from torch_dataloader_utils.delivery import Delivery
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.rowgroups import RowGroupPlace, RowGroupReader
 from torch_dataloader_utils.model import Piece

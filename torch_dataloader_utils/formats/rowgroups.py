@@ -20,9 +20,9 @@ from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.decoding import Decoder
 from torch_dataloader_utils.formats.fetching import FETCHES, Fetcher
 from torch_dataloader_utils.formats.layout import width
+from torch_dataloader_utils.formats.slices import takeable
 from torch_dataloader_utils.formats.source import Source
 from torch_dataloader_utils.model import DataFile, Split
-from torch_dataloader_utils.slices import takeable
 
 __all__ = ["Cursor", "RowGroupPlace", "RowGroupReader"]
 

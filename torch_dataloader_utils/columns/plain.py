@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.nulls import nest
+from torch_dataloader_utils.columns.nulls import nest
 
 __all__ = ["is_bytes_view", "plain", "plain_type"]
 

@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from torch_dataloader_utils.choices import Padded
-from torch_dataloader_utils.delivery import Delivery, Form
-from torch_dataloader_utils.dense import concatenated, dense_array
-from torch_dataloader_utils.python_values import to_list
-from torch_dataloader_utils.ragged import Ragged, RaggedBatches, concatenate, ragged
-from torch_dataloader_utils.slices import copied, takeable
+from torch_dataloader_utils.columns.choices import Padded
+from torch_dataloader_utils.columns.delivery import Delivery, Form
+from torch_dataloader_utils.columns.dense import concatenated, dense_array
+from torch_dataloader_utils.columns.python_values import to_list
+from torch_dataloader_utils.columns.ragged import Ragged, RaggedBatches, concatenate, ragged
+from torch_dataloader_utils.formats.slices import copied, takeable
 
 __all__ = [
     "OUTPUT_FORMATS",

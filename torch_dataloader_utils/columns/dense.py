@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from torch_dataloader_utils.nulls import innermost, leaves_of_places, where
+from torch_dataloader_utils.columns.nulls import innermost, leaves_of_places, where
 
 __all__ = ["concatenated", "dense_array", "dense_dtype", "read_buffer"]
 

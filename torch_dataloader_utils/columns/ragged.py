@@ -16,10 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from torch_dataloader_utils.choices import Padded
-from torch_dataloader_utils.delivery import Form, fitting
-from torch_dataloader_utils.dense import concatenated, dense_array, read_buffer
-from torch_dataloader_utils.nulls import innermost
+from torch_dataloader_utils.columns.choices import Padded
+from torch_dataloader_utils.columns.delivery import Form, fitting
+from torch_dataloader_utils.columns.dense import concatenated, dense_array, read_buffer
+from torch_dataloader_utils.columns.nulls import innermost
 
 __all__ = ["PackedBytes", "Ragged", "RaggedBatches", "concatenate", "is_plain_jagged", "jagged_parts", "ragged"]
 

@@ -14,11 +14,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.choices import Choices, Codes, Padded
+from torch_dataloader_utils.columns.choices import Choices, Codes, Padded
+from torch_dataloader_utils.columns.nulls import count_nulls, each_chunk, fill, innermost, is_list, mark, mask_type
+from torch_dataloader_utils.columns.plain import is_bytes_view, plain, plain_type
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.pruning import require_column
-from torch_dataloader_utils.nulls import count_nulls, each_chunk, fill, innermost, is_list, mark, mask_type
-from torch_dataloader_utils.plain import is_bytes_view, plain, plain_type
 
 __all__ = ["Delivery", "Form", "fitting", "null_message", "refuses_announced_nulls"]
 
