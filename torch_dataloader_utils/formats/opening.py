@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
-from torch_dataloader_utils.formats.projections import FileSchema, Projection, Unified, projected, unified
+from torch_dataloader_utils.formats.projections import FileSchema, Projection, Unified, grew_out_of, projected, unified
 from torch_dataloader_utils.formats.pruning import filter_columns, require_column, rules_out, takes_nulls
 from torch_dataloader_utils.formats.source import (
     AnnouncedNulls,
@@ -245,13 +245,9 @@ class _Projections:
 def _require_promotable(projection: Projection, needed: pa.Schema, path: str) -> None:
     """Raise unless a file's types are those of the table, or such as it may have grown out of."""
     for column, source in zip(needed, projection.sources, strict=True):
-        if source is None or projection.stored.field(source).type == column.type:
-            continue
-        own = FileSchema(path, pa.schema([projection.stored.field(source).with_name(column.name)]))
-        table = FileSchema("the table", pa.schema([column]))
-        both = unified([table, own])
-        if column.name in both.problems or both.schema.field(0).type != column.type:
-            msg = f"column {column.name!r} is {own.schema.field(0).type} in {path} but {column.type} in the table"
+        own = None if source is None else projection.stored.field(source).type
+        if own is not None and not grew_out_of(column.type, own):
+            msg = f"column {column.name!r} is {own} in {path} but {column.type} in the table"
             raise ColumnError(msg)
 
 
