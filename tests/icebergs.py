@@ -6,11 +6,16 @@ import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.io.pyarrow import (
+    compute_statistics_plan,
+    data_file_statistics_from_parquet_metadata,
+    parquet_path_to_id_mapping,
+    schema_to_pyarrow,
+)
 from pyiceberg.manifest import (
     DataFile,
     DataFileContent,
@@ -56,13 +61,52 @@ def new_catalog(directory: Path) -> Catalog:
     return catalog
 
 
+def append_rows(table: Table, rows: pa.Table, partition: Record | None = None, group_rows: int = 7) -> str:
+    """Write a data file of some row groups by the table's current schema, commit it, and return its path.
+
+    Args:
+        table: The table.
+        rows: Its rows; columns that the table has beside them are left out of the file.
+        partition: The partition that they are of, by the table's current specification.
+        group_rows: Rows of a row group.
+    """
+    schema = table.schema()
+    arrow = pa.schema([field for field in schema_to_pyarrow(schema) if field.name in rows.column_names])
+    path = _path(table, "parquet")
+    pq.write_table(rows.select(arrow.names).cast(arrow), path, row_group_size=group_rows, store_schema=False)
+    statistics = data_file_statistics_from_parquet_metadata(
+        pq.read_metadata(path),
+        compute_statistics_plan(schema, table.properties),
+        parquet_path_to_id_mapping(schema),
+    )
+    file = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=f"file://{path}",
+        file_format=FileFormat.PARQUET,
+        partition=partition or Record(),
+        file_size_in_bytes=path.stat().st_size,
+        **statistics.to_serialized_dict(),
+    )
+    file.spec_id = table.spec().spec_id
+    with table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
+        append.append_data_file(file)
+    table.refresh()
+    return f"file://{path}"
+
+
+def _path(table: Table, ending: str) -> Path:
+    directory = Path(table.location().removeprefix("file://")) / "data"
+    directory.mkdir(parents=True, exist_ok=True)
+    return directory / f"{len(list(directory.iterdir())):04d}.{ending}"
+
+
 def write_position_deletes(table: Table, places: Mapping[str, Sequence[int]]) -> tuple[str, int, int]:
     """Write a position delete file, and return its path, its size and its rows."""
     rows = sorted((path, place) for path, found in places.items() for place in found)
     paths, positions = zip(*rows, strict=True)
-    path = f"{table.location().removeprefix('file://')}/data/deletes-{uuid4()}.parquet"
+    path = _path(table, "parquet")
     pq.write_table(pa.table([paths, positions], schema=POSITION_DELETES), path, row_group_size=7)
-    return f"file://{path}", Path(path).stat().st_size, len(rows)
+    return f"file://{path}", path.stat().st_size, len(rows)
 
 
 def write_deletion_vectors(table: Table, places: Mapping[str, Sequence[int]]) -> tuple[str, int, int]:
@@ -80,7 +124,7 @@ def write_deletion_vectors(table: Table, places: Mapping[str, Sequence[int]]) ->
         content += blob
     footer = f'{{"blobs": [{", ".join(blobs)}]}}'.encode()
     content += b"PFA1" + footer + len(footer).to_bytes(4, "little") + bytes(4) + b"PFA1"
-    path = Path(f"{table.location().removeprefix('file://')}/data/deletes-{uuid4()}.puffin")
+    path = _path(table, "puffin")
     path.write_bytes(content)
     return f"file://{path}", len(content), sum(map(len, places.values()))
 

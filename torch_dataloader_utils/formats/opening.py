@@ -28,7 +28,7 @@ from torch_dataloader_utils.formats.source import (
     Source,
 )
 from torch_dataloader_utils.listing import Listing
-from torch_dataloader_utils.model import DataFile, Manifest, RowGroup
+from torch_dataloader_utils.model import DataFile, Manifest, RowGroup, root_prefix
 from torch_dataloader_utils.storage import Storage
 
 __all__ = ["Annotations", "open_source"]
@@ -103,7 +103,7 @@ def open_source(
         return is_wanted and refuses_nulls(column)
 
     described = file_format.describe(storage, listing, known, counts_nulls)
-    deletes, footers = _without_deleted(described.footers, annotations)
+    deletes, footers = _without_deleted(described.footers, annotations, listing.root)
     manifest = Manifest(listing.root, tuple(footer.file for footer in footers))
     whole = _whole_schema(manifest, footers, annotations)
     filtering = () if filters is None else filter_columns(filters, whole.schema)
@@ -168,7 +168,7 @@ def _whole_schema(manifest: Manifest, footers: Sequence[Footer], annotations: An
 
 
 def _without_deleted(
-    footers: Sequence[Footer], annotations: Annotations
+    footers: Sequence[Footer], annotations: Annotations, root: str
 ) -> tuple[dict[str, Deletes], Sequence[Footer]]:
     """Return footers whose row groups have only the rows that are not deleted, and which are, by path."""
     if not annotations.deleted:
@@ -182,7 +182,8 @@ def _without_deleted(
             continue
         file = footer.file
         if positions[0] < 0 or positions[-1] >= file.rows:
-            msg = f"the table deletes row {positions[-1]} of {file.path}, which has {file.rows} rows"
+            path = f"{root_prefix(root)}{file.path}"
+            msg = f"the table deletes row {positions[-1]} of {path}, which has {file.rows} rows"
             raise UnreadableFileError(msg)
         deletes[file.path] = own = Deletes(positions, tuple(group.rows for group in file.row_groups))
         groups = tuple(

@@ -121,11 +121,15 @@ class RowGroupReader:
         return all(name in self._source.row_bytes for name in self._measures(path).variable)
 
     def decoded_bytes(self, path: str, place: RowGroupPlace) -> int:
-        """Return how large a row group will be in memory: exactly for numbers, by what others came to for the rest."""
+        """Return how large a row group will be in memory: exactly for numbers, by what others came to for the rest.
+
+        Rows that are deleted are decoded before they are left out.
+        """
         measures = self._measures(path)
-        size = place.rows * (measures.row_bytes + self._added_bytes(path))
+        rows = place.rows + len(self._deleted(path, place))
+        size = rows * (measures.row_bytes + self._added_bytes(path))
         for name, sizes in measures.variable.items():
-            size += max(place.rows * self._source.row_bytes.get(name, 0), sizes[place.number])
+            size += max(rows * self._source.row_bytes.get(name, 0), sizes[place.number])
         return max(1, int(size))
 
     def _added_bytes(self, path: str) -> float:
