@@ -150,7 +150,8 @@ def delivered(loader: Any) -> Counter[str]:
     counts: Counter[str] = Counter()
     for batch in loader:
         names = sorted(batch)
-        counts.update(repr(dict(zip(names, row, strict=True))) for row in zip(*(batch[name] for name in names)))
+        rows = zip(*(batch[name] for name in names), strict=True)
+        counts.update(repr(dict(zip(names, row, strict=True))) for row in rows)
     return counts
 
 
@@ -283,10 +284,11 @@ def test_workers_resume_at_every_batch(pitted):
         assert [batch["id"] for batch in loader] == batches[number:]
 
 
+@pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning")
 def test_ranks_share_the_rows_that_are_left_and_resume_under_another_number(pitted):
     ids = sorted(table_of(pitted, "db.numbers").scan().to_arrow()["id"].to_pylist())
     found, states = [], []
-    options = {"split_rows": 10, "batch_size": 7, "uneven_ranks": "allow"}
+    options = {"split_rows": 10, "batch_size": 7}
     for rank in range(2):
         loader, dataset = open_table(pitted, "db.numbers", num_ranks=2, rank=rank, **options)
         iterator = iter(loader)
@@ -297,3 +299,241 @@ def test_ranks_share_the_rows_that_are_left_and_resume_under_another_number(pitt
         dataset.load_state_dict(states, strict=False)
         found += [one for batch in loader for one in batch["id"]]
     assert sorted(found) == ids
+
+
+# What a table moves on to, and what cannot be read --------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path) -> Path:
+    """A catalog with the table ``db.small`` of two files of ten rows."""
+    schema = Schema(NestedField(1, "id", LongType(), required=True), NestedField(2, "city", StringType()))
+    table = new_catalog(tmp_path).create_table("db.small", schema, properties={"format-version": "2"})
+    for first in (0, 10):
+        append_rows(table, small_rows(first))
+    return tmp_path
+
+
+def small_rows(first: int) -> pa.Table:
+    return pa.table({"id": range(first, first + 10), "city": ["Bern"] * 10})
+
+
+def ids_of(loader: Any) -> list[int]:
+    return sorted(one for batch in loader for one in batch["id"])
+
+
+def test_the_snapshot_of_the_construction_is_read_while_the_table_moves_on(small):
+    loader, dataset = open_table(small, "db.small")
+    table = table_of(small, "db.small")
+    pinned = table.current_snapshot().snapshot_id
+    iterator = iter(loader)
+    found = list(next(iterator)["id"])
+    state = dataset.state_dict()
+    append_rows(table, small_rows(20))
+    delete_rows(table, {data_files(table)[0]: [0, 1]})
+    assert sorted(found + [one for batch in iterator for one in batch["id"]]) == list(range(20))
+    assert ids_of(open_table(small, "db.small")[0]) == list(range(2, 30))
+
+    _, moved_on = open_table(small, "db.small")
+    with pytest.raises(CheckpointMismatchError, match=f"create the loader with snapshot_id={pinned}") as caught:
+        moved_on.load_state_dict(state)
+    assert {difference.name for difference in caught.value.differences} == {"snapshot_id", "rows"}
+    with pytest.raises(CheckpointMismatchError, match=f"snapshot_id={pinned}"):
+        moved_on.load_state_dict([state], strict=False, on_changed_files="continue")
+
+    loader, resumed = open_table(small, "db.small", snapshot_id=pinned)
+    resumed.load_state_dict(state)
+    assert ids_of(loader) == sorted(set(range(20)) - set(found))
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_know_no_catalog(small, context):
+    options = {"num_workers": 1, "multiprocessing_context": context}
+    loader, dataset = open_table(small, "db.small", **options)
+    assert b"sqlite" not in pickle.dumps(dataset)
+    (small / "catalog.db").unlink()
+    shutil.rmtree(small / "warehouse" / "db" / "small" / "metadata")
+    assert ids_of(loader) == list(range(20))
+
+
+def test_a_table_needs_a_snapshot_and_a_catalog_that_knows_it(small):
+    with pytest.raises(FileNotFoundError, match=r"no table 'db\.smal' in the catalog"):
+        open_table(small, "db.smal")
+    with pytest.raises(FileNotFoundError, match=r"no table 'nowhere\.small'"):
+        open_table(small, "nowhere.small")
+    with pytest.raises(ValueError, match=r"snapshot_id=7: the table 'db\.small' has no such snapshot.*latest are"):
+        open_table(small, "db.small", snapshot_id=7)
+    load_catalog(**config_of(small)).create_table("db.empty", SCHEMA)
+    with pytest.raises(FileNotFoundError, match=r"'db\.empty' has no snapshot"):
+        open_table(small, "db.empty")
+    for name in ("path", "format", "partitioning", "manifest"):
+        with pytest.raises(TypeError, match=f"{name}: the files"):
+            open_table(small, "db.small", **{name: "x"})
+
+
+def test_a_filter_has_to_fit_the_table(small):
+    with pytest.raises(ColumnError, match="scan_filter=towns = 'Bern' does not fit"):
+        open_table(small, "db.small", scan_filter="towns = 'Bern'")
+    with pytest.raises(ValueError, match=r"scan_filter='city =' cannot be parsed"):
+        open_table(small, "db.small", scan_filter="city =")
+    with pytest.raises(TypeError, match="scan_filter=3"):
+        open_table(small, "db.small", scan_filter=3)
+    with pytest.raises(ColumnError, match="no column 'towns'"):
+        open_table(small, "db.small", filters=FIELD("towns") == "Bern")
+    with pytest.raises(ValueError, match="filter"):
+        open_table(small, "db.small", scan_filter="id > 3", uneven_ranks="drop")
+
+
+def test_a_table_is_no_manifest(small):
+    with pytest.raises(ValueError, match="open it with snapshot_id="):
+        open_table(small, "db.small")[1].dump_manifest()
+
+
+def test_an_epoch_of_which_everything_is_ruled_out_is_empty(small):
+    for wanted in ({"filters": FIELD("id") > 99}, {"scan_filter": "id > 99"}):
+        loader, dataset = open_table(small, "db.small", **wanted)
+        assert list(loader) == []
+        dataset.load_state_dict(dataset.state_dict())
+        assert list(loader) == []
+    table = table_of(small, "db.small")
+    delete_rows(table, {file: range(10) for file in data_files(table)})
+    loader, _ = open_table(small, "db.small")
+    assert len(loader) == 0
+    assert list(loader) == []
+
+
+def test_files_that_are_gone_or_cut_short_are_named(small):
+    table = table_of(small, "db.small")
+    data = Path(data_files(table)[1].removeprefix("file://"))
+    loader, _ = open_table(small, "db.small")
+    content = data.read_bytes()
+    data.unlink()
+    with pytest.raises(FileNotFoundError, match=data.name):
+        list(loader)
+    with pytest.raises(FileNotFoundError, match=data.name):
+        open_table(small, "db.small")
+    data.write_bytes(content[:-30])
+    with pytest.raises(UnreadableFileError, match=data.name):
+        open_table(small, "db.small")
+    data.write_bytes(content)
+
+    deletes = Path(delete_rows(table, {data_files(table)[0]: [3]}).removeprefix("file://"))
+    content = deletes.read_bytes()
+    for broken in (content[:-9], content[:40] + bytes(20) + content[60:], bytes(len(content))):
+        deletes.write_bytes(broken)
+        with pytest.raises(UnreadableFileError, match=deletes.name):
+            open_table(small, "db.small")
+    deletes.unlink()
+    with pytest.raises(FileNotFoundError, match=deletes.name):
+        open_table(small, "db.small")
+
+
+def test_a_damaged_deletion_vector_is_named(small):
+    table = table_of(small, "db.small")
+    vectors = Path(delete_rows(table, {data_files(table)[0]: [3, 4]}, vectors=True).removeprefix("file://"))
+    content = vectors.read_bytes()
+    vectors.write_bytes(content[:20] + b"\xff" + content[21:])
+    with pytest.raises(UnreadableFileError, match=rf"{vectors.name}.*damaged"):
+        open_table(small, "db.small")
+
+
+def test_deletes_beyond_the_end_of_a_file_are_refused(small):
+    table = table_of(small, "db.small")
+    file = data_files(table)[0]
+    delete_rows(table, {file: [3, 10]})
+    with pytest.raises(UnreadableFileError, match=rf"deletes row 10 of .*{Path(file).name}, which has 10 rows"):
+        open_table(small, "db.small")
+
+
+def test_deletes_apply_to_the_files_that_were_there_when_they_were_made(small):
+    table = table_of(small, "db.small")
+    files = data_files(table)
+    later = str(Path(files[0]).with_name("0003.parquet")).replace("file:/", "file:///")
+    delete_rows(table, {files[0]: [1], later: [2]})  # names a file that comes only later
+    assert append_rows(table, small_rows(20)) == later
+    assert ids_of(open_table(small, "db.small")[0]) == [0, *range(2, 30)]
+
+
+def test_equality_deletes_are_refused_by_name(small):
+    table = table_of(small, "db.small")
+    path = delete_rows(table, {data_files(table)[0]: [3]}, content=DataFileContent.EQUALITY_DELETES)
+    with pytest.raises(UnreadableFileError, match=rf"'db\.small' deletes rows by equality, in {path}"):
+        open_table(small, "db.small")
+
+
+def test_files_without_ids_are_read_by_the_tables_names(small):
+    table = table_of(small, "db.small")
+    path = small / "added.parquet"
+    columns = pa.schema([pa.field("id", pa.int64(), nullable=False), ("city", pa.string())])
+    pq.write_table(small_rows(20).cast(columns), path)
+    table.add_files([f"file://{path}"])  # gives the table its names
+    with table.update_schema() as change:
+        change.rename_column("city", "town")
+    table = table_of(small, "db.small")
+    loader, _ = open_table(small, "db.small")
+    assert delivered(loader) == counted(table.scan().to_arrow())
+    with table.transaction() as transaction:
+        transaction.remove_properties("schema.name-mapping.default")
+    with pytest.raises(ColumnError, match=r"added.parquet: .*no field ids .*schema\.name-mapping\.default"):
+        open_table(small, "db.small")
+
+
+def test_fields_within_columns_that_changed_are_refused_by_name(small):
+    schema = Schema(
+        NestedField(1, "id", LongType()), NestedField(2, "place", StructType(NestedField(3, "x", LongType())))
+    )
+    table = load_catalog(**config_of(small)).create_table("db.nested", schema)
+    append_rows(table, pa.table({"id": [1, 2], "place": [{"x": 1}, None]}))
+    assert delivered(open_table(small, "db.nested")[0]) == counted(table.scan().to_arrow())
+    with table.update_schema() as change:
+        change.rename_column(("place", "x"), "longitude")
+    with pytest.raises(
+        ColumnError, match=r"0000.parquet: column 'place' has the fields longitude \(id 3\) in the table but x \(id 3\)"
+    ):
+        open_table(small, "db.nested")
+    assert ids_of(open_table(small, "db.nested", columns=["id"])[0]) == [1, 2]
+    with table.update_schema() as change:
+        change.rename_column("place", "spot")  # whose leaves, for Parquet, are called as before
+        change.rename_column(("place", "longitude"), "x")
+    append_rows(table, pa.table({"id": [3], "spot": [{"x": 3}]}))
+    assert delivered(open_table(small, "db.nested")[0]) == counted(table.scan().to_arrow())
+
+
+def test_what_a_partition_or_a_default_says_of_a_column_stands_in_for_it(small):
+    table = table_of(small, "db.small")
+    with table.update_spec() as change:
+        change.add_identity("city")
+    append_rows(table, small_rows(20).drop_columns(["city"]), Record("Chur"))
+    loader, _ = open_table(small, "db.small", filters=FIELD("city") == "Chur")
+    assert ids_of(loader) == list(range(20, 30))
+    assert delivered(open_table(small, "db.small")[0]) == counted(table.scan().to_arrow())
+
+
+def test_a_new_columns_default_stands_in_for_it(small):
+    table = table_of(small, "db.small")
+    with table.update_schema() as change:
+        change.add_column("kind", StringType())
+    append_rows(table, small_rows(20).append_column("kind", pa.nulls(10, pa.string())))
+    metadata = Path(table.metadata_location.removeprefix("file://"))
+    content = json.loads(metadata.read_text())  # pyiceberg writes no table of version 3, which is what has defaults
+    next(field for field in content["schemas"][-1]["fields"] if field["name"] == "kind")["initial-default"] = "plain"
+    metadata.write_text(json.dumps(content))
+    assert delivered(open_table(small, "db.small")[0]) == counted(table_of(small, "db.small").scan().to_arrow())
+    assert ids_of(open_table(small, "db.small", filters=FIELD("kind") == "plain")[0]) == list(range(20))
+    assert ids_of(open_table(small, "db.small", filters=FIELD("kind").is_null())[0]) == list(range(20, 30))
+
+
+def test_what_the_catalog_is_configured_with_is_shown_nowhere(small, monkeypatch):
+    config = {"type": "sql", "uri": "postgresql://me:hunter2hunter2@db/lake", "s3.secret-access-key": "s3cr3ts3cr3t"}
+
+    def fail(**config: str) -> None:
+        raise OSError(f"no connection with {config}")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("torch_dataloader_utils.iceberg.tables.load_catalog", fail)
+        with pytest.raises(UnreadableFileError, match=r"'db\.small'.*no connection.*db/lake") as caught:
+            IcebergDataset.create_dataloader("db.small", catalog_config=config)
+    assert "hunter2" not in str(caught.value)
+    assert "s3cr3t" not in str(caught.value)
+    _, dataset = open_table(small, "db.small")
+    assert "catalog.db" not in json.dumps(dataset.state_dict()) + repr(dataset)

@@ -114,7 +114,7 @@ class Columns:
     nested: tuple[tuple[int, str], ...]
 
     def is_of(self, stored: pq.ParquetSchema) -> bool:
-        """Whether these are another file's columns, too: Parquet's schemas are equal if all leaves are, by last name."""
+        """Whether these are another file's columns, too: Parquet's schemas are equal if all leaves are, by own name."""
         return self.stored.equals(stored) and all(stored.column(leaf).path == path for leaf, path in self.nested)
 
     def announced_nulls(self, groups: Sequence[pq.RowGroupMetaData]) -> Iterator[NullCount]:

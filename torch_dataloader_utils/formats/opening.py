@@ -208,9 +208,7 @@ class _Projections:
         for footer in footers:
             schema = footer.schema
             if id(schema) not in by_schema:
-                made = projected(schema, needed, partial(annotations.name_of, schema))
-                if annotations.schema is not None:
-                    _require_promotable(made, needed, manifest.full_path(footer.file.path))
+                made = _projected(schema, needed, annotations, manifest.full_path(footer.file.path))
                 if made not in self.distinct:
                     self.distinct.append(made)
                 by_schema[id(schema)] = self.distinct.index(made)
@@ -241,6 +239,18 @@ class _Projections:
             else:
                 comparable &= source == name and footer.schema.field(source).type == kind
         return FileCase(reduce(operator.and_, guarantees) if guarantees else None, comparable)
+
+
+def _projected(schema: pa.Schema, needed: pa.Schema, annotations: Annotations, path: str) -> Projection:
+    """Return how a file's columns become the needed ones, or raise an error that names the file."""
+    try:
+        made = projected(schema, needed, partial(annotations.name_of, schema))
+    except ColumnError as error:
+        msg = f"{path}: {error}"
+        raise ColumnError(msg) from None
+    if annotations.schema is not None:
+        _require_promotable(made, needed, path)
+    return made
 
 
 def _require_promotable(projection: Projection, needed: pa.Schema, path: str) -> None:

@@ -89,7 +89,7 @@ class TableColumns:
             return None if found is None else found.name
         if self._mapped is None:
             msg = (
-                f"column {column!r}: a file's columns have no field ids (it has {', '.join(own.names[:50])}), and the "
+                f"column {column!r}: the file's columns have no field ids (it has {', '.join(own.names[:50])}), and the "
                 f"table has no property {NAME_MAPPING!r} that gives names ids: set it, or write the file anew"
             )
             raise ColumnError(msg)
@@ -130,8 +130,8 @@ def _require_same(wanted: NestedField, found: pa.Field, column: str, *, by_id: b
         now = ", ".join(f"{one.name} (id {one.field_id})" for one in inner)
         then = ", ".join(f"{one.name} (id {_id_of(one)})" for one in own)
         msg = (
-            f"column {column!r} has the nested fields {now} in the table but {then} in a file: fields within a column "
-            "that were renamed, added, dropped or moved are not supported; choose `columns` without it"
+            f"column {column!r} has the fields {now} in the table but {then} in the file: fields within a column that "
+            "were renamed, added, dropped or moved are not supported; choose `columns` without it"
         )
         raise ColumnError(msg)
     for one, other in zip(inner, own, strict=True):
