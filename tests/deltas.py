@@ -29,12 +29,6 @@ def commit(table: Path, version: int, actions: Sequence[Mapping[str, Any]]) -> N
     (log / f"{version:020d}.json").write_text("\n".join(lines) + "\n")
 
 
-def actions_of(table: Path, version: int) -> list[dict[str, Any]]:
-    """Return a version's actions."""
-    text = (table / "_delta_log" / f"{version:020d}.json").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def vector_on_disk(table: Path, places: Sequence[int]) -> dict[str, Any]:
     """Write a deletion vector to a file of the table and return what describes it."""
     name = uuid4()

@@ -43,26 +43,27 @@ POSITION_DELETES = pa.schema(
 )
 
 
-def config_of(directory: Path) -> dict[str, str]:
+def config_of(directory: Path, **more: str) -> dict[str, str]:
     """Return what opens the catalog of a directory."""
     return {
         "name": "tests",
         "type": "sql",
         "uri": f"sqlite:///{directory}/catalog.db",
         "warehouse": f"file://{directory}/warehouse",
+        **more,
     }
 
 
-def new_catalog(directory: Path) -> Catalog:
+def new_catalog(directory: Path, **more: str) -> Catalog:
     """Make a catalog with the namespace ``db``."""
     (directory / "warehouse").mkdir(parents=True)
-    catalog = load_catalog(**config_of(directory))
+    catalog = load_catalog(**config_of(directory, **more))
     catalog.create_namespace("db")
     return catalog
 
 
 def append_rows(table: Table, rows: pa.Table, partition: Record | None = None, group_rows: int = 7) -> str:
-    """Write a data file of some row groups by the table's current schema, commit it, and return its path.
+    """Write a data file of some row groups by the table's current schema, commit it, and return its URL.
 
     Args:
         table: The table.
@@ -72,41 +73,52 @@ def append_rows(table: Table, rows: pa.Table, partition: Record | None = None, g
     """
     schema = table.schema()
     arrow = pa.schema([field for field in schema_to_pyarrow(schema) if field.name in rows.column_names])
-    path = _path(table, "parquet")
-    pq.write_table(rows.select(arrow.names).cast(arrow), path, row_group_size=group_rows, store_schema=False)
+    sink = pa.BufferOutputStream()
+    pq.write_table(rows.select(arrow.names).cast(arrow), sink, row_group_size=group_rows, store_schema=False)
+    content = sink.getvalue().to_pybytes()
     statistics = data_file_statistics_from_parquet_metadata(
-        pq.read_metadata(path),
+        pq.read_metadata(pa.BufferReader(content)),
         compute_statistics_plan(schema, table.properties),
         parquet_path_to_id_mapping(schema),
     )
     file = DataFile.from_args(
         content=DataFileContent.DATA,
-        file_path=f"file://{path}",
+        file_path=_written(table, content, "parquet"),
         file_format=FileFormat.PARQUET,
         partition=partition or Record(),
-        file_size_in_bytes=path.stat().st_size,
+        file_size_in_bytes=len(content),
         **statistics.to_serialized_dict(),
     )
     file.spec_id = table.spec().spec_id
     with table.transaction() as transaction, transaction.update_snapshot().fast_append() as append:
         append.append_data_file(file)
     table.refresh()
-    return f"file://{path}"
+    return str(file.file_path)
 
 
-def _path(table: Table, ending: str) -> Path:
-    directory = Path(table.location().removeprefix("file://")) / "data"
-    directory.mkdir(parents=True, exist_ok=True)
-    return directory / f"{len(list(directory.iterdir())):04d}.{ending}"
+def next_url(table: Table, ending: str) -> str:
+    """Return where the next file of a table is written: their order is that in which they were."""
+    return f"{table.location()}/data/{len(WRITTEN):06d}.{ending}"
+
+
+WRITTEN: list[str] = []
+
+
+def _written(table: Table, content: bytes, ending: str) -> str:
+    url = next_url(table, ending)
+    with table.io.new_output(url).create() as file:
+        file.write(content)
+    WRITTEN.append(url)
+    return url
 
 
 def write_position_deletes(table: Table, places: Mapping[str, Sequence[int]]) -> tuple[str, int, int]:
-    """Write a position delete file, and return its path, its size and its rows."""
+    """Write a position delete file, and return its URL, its size and its rows."""
     rows = sorted((path, place) for path, found in places.items() for place in found)
-    paths, positions = zip(*rows, strict=True)
-    path = _path(table, "parquet")
-    pq.write_table(pa.table([paths, positions], schema=POSITION_DELETES), path, row_group_size=7)
-    return f"file://{path}", path.stat().st_size, len(rows)
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(list(zip(*rows, strict=True)), schema=POSITION_DELETES), sink, row_group_size=7)
+    content = sink.getvalue().to_pybytes()
+    return _written(table, content, "parquet"), len(content), len(rows)
 
 
 def write_deletion_vectors(table: Table, places: Mapping[str, Sequence[int]]) -> tuple[str, int, int]:
@@ -124,9 +136,7 @@ def write_deletion_vectors(table: Table, places: Mapping[str, Sequence[int]]) ->
         content += blob
     footer = f'{{"blobs": [{", ".join(blobs)}]}}'.encode()
     content += b"PFA1" + footer + len(footer).to_bytes(4, "little") + bytes(4) + b"PFA1"
-    path = _path(table, "puffin")
-    path.write_bytes(content)
-    return f"file://{path}", len(content), sum(map(len, places.values()))
+    return _written(table, content, "puffin"), len(content), sum(map(len, places.values()))
 
 
 def delete_rows(

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
-from deltas import actions_of, commit, vector_inline, vector_on_disk
+from deltas import commit, vector_inline, vector_on_disk
 
 from torch_dataloader_utils import CheckpointMismatchError, ColumnError, DeltaDataset, UnreadableFileError
 
@@ -147,6 +147,7 @@ def metadata(fields: list[dict[str, Any]], partitions: tuple[str, ...] = (), **m
         "format": {"provider": "parquet", "options": {}},
         "schemaString": json.dumps({"type": "struct", "fields": fields}),
         "partitionColumns": list(partitions),
+        "configuration": {},
         "createdTime": 0,
         **more,
     }
@@ -263,7 +264,7 @@ def test_features_that_are_not_supported_are_named(tmp_path):
 
 
 def test_a_table_and_its_version_have_to_be_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no Delta table"):
+    with pytest.raises(FileNotFoundError, match="is not there: no log"):
         open_table(tmp_path / "nowhere")
     write_deltalake(tmp_path / "table", rows_from(0, 4))
     with pytest.raises(UnreadableFileError, match="version 7 of the table"):
@@ -300,8 +301,25 @@ def test_a_damaged_deletion_vector_is_an_error(pitted, tmp_path):
         open_table(table)
 
 
+def test_a_table_on_s3_is_read_with_fsspecs_options_and_its_log_with_deltalakes(tmp_path, s3, pitted):
+    bucket = s3.new_bucket(pitted)
+    delta_options = {
+        "aws_endpoint": s3.url,
+        "aws_access_key_id": s3.storage_options()["key"],
+        "aws_secret_access_key": s3.storage_options()["secret"],
+        "aws_region": "us-east-1",
+        "allow_http": "true",
+    }
+    options = {"storage_options": s3.storage_options(), "delta_options": delta_options}
+    loader, _ = open_table(f"s3://{bucket}/", **options)
+    assert ids_of(loader) == ids_of(open_table(pitted)[0])
+
+
 def test_options_of_the_storage_are_shown_nowhere(tmp_path):
-    secrets = {"storage_options": {"secret": "hunter2hunter2"}, "delta_options": {"aws_secret_access_key": "s3cr3ts3cr3t"}}
+    secrets = {
+        "storage_options": {"secret": "hunter2hunter2"},
+        "delta_options": {"aws_secret_access_key": "s3cr3ts3cr3t"},
+    }
     with pytest.raises(Exception, match="nowhere") as caught:
         open_table(f"{tmp_path}/nowhere", **secrets)
     assert "hunter2" not in str(caught.value)

@@ -8,7 +8,9 @@ from __future__ import annotations
 import json
 import os
 import posixpath
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import unquote
@@ -19,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils.dataset import StructuredDataset
-from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
+from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.fileset import FileSet
 from torch_dataloader_utils.formats.opening import Annotations, open_source
 from torch_dataloader_utils.formats.parquet import Parquet
@@ -57,6 +59,9 @@ FEATURES = frozenset(
     }
 )
 """What a table may need of its readers."""
+
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+BACKTRACE = "\n   0: "
 
 MAPPING = "delta.columnMapping.mode"
 PHYSICAL_NAME = "delta.columnMapping.physicalName"
@@ -134,8 +139,7 @@ class VersionFiles(FileSet):
     ) -> Source:
         """Read the log, and the footers of the files that it names."""
         redactor = Redactor({**(self.storage_options or {}), **(self.delta_options or {})}, [self.url])
-        version = "" if self.version is None else f"version {self.version} of "
-        with redactor.errors(lambda: f"{version}the table {self.url}", ColumnError):
+        with redactor.errors(lambda: f"the table {self.url}"):
             log = _read_log(self.url, self.version, self.delta_options)
         urls = [self.url, *(_file_url(self.url, path) for path in log.sizes)]
         storage, (root, *locations) = Storage.for_urls(urls, self.storage_options)
@@ -190,29 +194,46 @@ class _Log:
 
 
 def _read_log(url: str, version: int | None, options: Mapping[str, str] | None) -> _Log:
-    try:
+    with _explained(url, version):
         table = DeltaTable(url, version=version, storage_options=None if options is None else dict(options))
-    except TableNotFoundError as error:
-        msg = f"there is no Delta table at {url}: {error}"
-        raise FileNotFoundError(msg) from None
-    protocol = table.protocol()
-    _require_known(protocol.min_reader_version, protocol.reader_features or ())
-    columns = _Columns.of(table)
-    added = pa.table(table.get_add_actions())
+        protocol = table.protocol()
+    features = protocol.reader_features or ()
+    unknown = sorted(set(features) - FEATURES)
+    if unknown or protocol.min_reader_version > READER_VERSION:
+        needed = ", ".join(unknown) or f"version {protocol.min_reader_version} of the protocol"
+        msg = f"the table {url} needs readers that support {needed}, which this one does not"
+        raise OSError(msg)
+    with _explained(url, version):
+        columns = _Columns.of(table)
+        added = pa.table(table.get_add_actions())
+        vectors = pa.table(table.deletion_vectors()) if "deletionVectors" in features else None
     paths = added["path"].to_pylist()
     if len(set(paths)) != len(paths):
-        msg = "its log names a file twice"
-        raise UnreadableFileError(msg)
-    names = columns.partition_schema.names
-    values = [_values(added, name) for name in names]
-    rows = zip(*values, strict=True) if names else ((),) * len(paths)
+        msg = f"the table {url} names a file twice"
+        raise OSError(msg)
+    values = [_values(added, name) for name in columns.partition_schema.names]
+    rows = zip(*values, strict=True) if values else ((),) * len(paths)
     return _Log(
         version=table.version(),
         columns=columns,
         sizes=dict(zip(paths, added["size_bytes"].to_pylist(), strict=True)),
         partitions=dict(zip(paths, rows, strict=True)),
-        deleted=_read_vectors(table, set(paths)) if "deletionVectors" in (protocol.reader_features or ()) else {},
+        deleted={} if vectors is None else _deleted(vectors, table.table_uri, set(paths)),
     )
+
+
+@contextmanager
+def _explained(url: str, version: int | None) -> Iterator[None]:
+    """Say of deltalake's errors which table they are of, and leave out the traces that they have in them."""
+    try:
+        yield
+    except TableNotFoundError:
+        msg = f"the table {url} is not there: no log of a Delta table was found"
+        raise FileNotFoundError(msg) from None
+    except Exception as error:  # noqa: BLE001 - they are of many kinds
+        text = " ".join(ANSI.sub("", str(error).partition(BACKTRACE)[0]).split())
+        msg = f"{'' if version is None else f'version {version} of '}the table {url} cannot be read: {text}"
+        raise OSError(msg) from None
 
 
 def _values(added: pa.Table, name: str) -> list[Any]:
@@ -220,26 +241,21 @@ def _values(added: pa.Table, name: str) -> list[Any]:
     return pc.struct_field(added["partition"], [name]).to_pylist()  # type: ignore[no-any-return]
 
 
-def _require_known(reader_version: int, features: Sequence[str]) -> None:
-    unknown = sorted(set(features) - FEATURES)
-    if reader_version > READER_VERSION:
-        msg = f"it needs readers of version {reader_version} of the protocol; {READER_VERSION} is supported"
-        raise UnreadableFileError(msg)
-    if unknown:
-        msg = f"it needs readers that support {', '.join(unknown)}, which this one does not"
-        raise UnreadableFileError(msg)
+def _deleted(vectors: pa.Table, table: str, paths: set[str]) -> dict[str, npt.NDArray[np.int64]]:
+    """Return the places of deleted rows, by the path of the file that has them.
 
-
-def _read_vectors(table: DeltaTable, paths: set[str]) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the places of deleted rows, by the path of the file that has them."""
-    vectors = pa.table(table.deletion_vectors())
-    root = table.table_uri.rstrip("/") + "/"
+    Args:
+        vectors: Which rows of which files are kept, as deltalake says it.
+        table: The table, as it does.
+        paths: The table's files, as its log calls them.
+    """
+    root = table.rstrip("/") + "/"
     deleted = {}
     for url, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
         path = url if url in paths else url.removeprefix(root)
         if path not in paths:
-            msg = f"it has a deletion vector of {url}, which is none of its files"
-            raise UnreadableFileError(msg)
+            msg = f"the table {table} has a deletion vector of {url}, which is none of its files"
+            raise OSError(msg)
         deleted[path] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False)).astype(np.int64)
     return deleted
 

@@ -89,8 +89,8 @@ class TableColumns:
             return None if found is None else found.name
         if self._mapped is None:
             msg = (
-                f"column {column!r}: the file's columns have no field ids (it has {', '.join(own.names[:50])}), and the "
-                f"table has no property {NAME_MAPPING!r} that gives names ids: set it, or write the file anew"
+                f"column {column!r}: the file's columns have no field ids (it has {', '.join(own.names[:50])}), and "
+                f"the table has no property {NAME_MAPPING!r} that gives names ids: set it, or write the file anew"
             )
             raise ColumnError(msg)
         own_names: list[str] = next((one.names for one in self._mapped if one.field_id == wanted.field_id), [])

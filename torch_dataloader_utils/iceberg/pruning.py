@@ -104,7 +104,7 @@ def _tree(filters: pc.Expression) -> Any:
     holds, and the calls in the metadata of its schema, which has the same keys many times, so that only its text has
     them all.
     """
-    batch = pa.ipc.open_file(pa.py_buffer(filters.__reduce__()[1][0])).get_batch(0)
+    batch = pa.ipc.open_file(filters.__reduce__()[1][0]).get_batch(0)
     show = {"truncate_metadata": False, "show_field_metadata": False}
     columns = batch.schema.remove_metadata().to_string(**show)
     text = batch.schema.to_string(**show)
@@ -116,7 +116,7 @@ def _tree(filters: pc.Expression) -> Any:
     items = iter([(line[1], line[2]) for line in lines if line])
     try:
         return _node(*next(items), items, batch)
-    except (StopIteration, ValueError, IndexError):
+    except (StopIteration, ValueError, LookupError, AttributeError):
         return None
 
 
@@ -168,7 +168,7 @@ class _Translation:
             return Or(*map(self.of, node.arguments))
         try:
             return self._test(node)
-        except _InexactError:
+        except (_InexactError, LookupError):
             return AlwaysTrue()
 
     def _test(self, node: _Call) -> BooleanExpression:
@@ -179,9 +179,10 @@ class _Translation:
         negated = node.function == "invert"
         if negated and isinstance(node.arguments[0], _Call):
             node = node.arguments[0]
-        takes_nan = bool(node.options and node.options["nan_is_null"].as_py()) if node.function == "is_null" else False
-        if node.function not in ("is_null", "is_valid") or takes_nan:
+        if node.function not in ("is_null", "is_valid"):
             raise _InexactError
+        if node.function == "is_null" and (node.options is None or node.options["nan_is_null"].as_py()):
+            raise _InexactError  # NaN is taken, too, or it is not known whether it is
         name = self._name(node.arguments[0])
         return IsNull(name) if (node.function == "is_null") != negated else NotNull(name)
 

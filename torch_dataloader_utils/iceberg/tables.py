@@ -124,7 +124,7 @@ def _load(
             with closing(load_catalog(**config)) as catalog:
                 loaded = catalog.load_table(table)
         except (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError):
-            msg = f"there is no table {table!r} in the catalog"
+            msg = f"the table {table!r} is not in the catalog"
             raise FileNotFoundError(msg) from None
         snapshot = _snapshot(loaded, table, snapshot_id)
         metadata = loaded.metadata
