@@ -137,7 +137,7 @@ def _from_parquet(content: bytes, urls: set[str]) -> dict[str, Positions]:
 def _from_puffin(content: bytes, urls: set[str]) -> dict[str, Positions]:
     puffin = PuffinFile(content)
     return {
-        url: _from_vector(puffin.get_blob_payload(blob))
+        url: _from_vector(content[blob.offset : blob.offset + blob.length])  # such a blob is never compressed
         for blob in puffin.footer.blobs
         if blob.type == VECTOR and (url := blob.properties.get("referenced-data-file")) in urls
     }
