@@ -60,7 +60,7 @@ def delivered(loader: Any) -> Counter[str]:
 
 
 def queried(table: Path) -> pa.Table:
-    """Read a table as deltalake's own engine does: its to_pyarrow_table knows no deletion vectors, no mapped columns."""
+    """Read a table as deltalake's own engine does: to_pyarrow_table knows no deletion vectors and no mapping."""
     reader = QueryBuilder().register("own", DeltaTable(table)).execute("SELECT * FROM own")
     return pa.table(reader)
 

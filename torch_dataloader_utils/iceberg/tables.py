@@ -100,7 +100,11 @@ class IcebergDataset(StructuredDataset):
             TypeError: If an argument has the wrong type.
         """
         refuse_path_options(options, "the table")
-        require_options(catalog_config, "catalog_config")
+        if not isinstance(catalog_config, Mapping):
+            msg = (
+                f"catalog_config is {type(catalog_config).__name__}, expected what load_catalog takes, as a dictionary"
+            )
+            raise TypeError(msg)
         require_options(storage_options, "storage_options")
         if snapshot_id is not None:
             snapshot_id = require_count(snapshot_id, "snapshot_id", least=None)
