@@ -179,6 +179,7 @@ FIELD = pc.field
 FILTERS: dict[str, tuple[pc.Expression, int]] = {
     "an identity partition": (FIELD("city") == "Bern", 5),
     "an identity partition that is null": (FIELD("city").is_null(), 4),
+    "an identity partition's order, where one is null": ((FIELD("city") < "C") & (FIELD("id") > 2), 5),
     "an identity partition, not": (FIELD("city") != "Bern", 8),
     "a bucket and a day": ((FIELD("id") == 105) & (FIELD("seen") >= MIDNIGHT + timedelta(days=1)), 1),
     "a day": (FIELD("seen") < MIDNIGHT + timedelta(days=1), 4),

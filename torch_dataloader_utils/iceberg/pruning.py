@@ -7,7 +7,7 @@ casts to comparisons of two columns, passes everything; and nothing is negated: 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,16 +71,19 @@ LONG = 2**63
 EXACT_DOUBLE = 2**53
 
 
-def weaker_filter(filters: pc.Expression, schema: Schema) -> BooleanExpression:
+def weaker_filter(
+    filters: pc.Expression, schema: Schema, unordered: Collection[str | None] = frozenset()
+) -> BooleanExpression:
     """Return a filter that every row passes which another keeps.
 
     Args:
         filters: The other.
         schema: The table's columns.
+        unordered: Columns of which it must not ask whether they are less or greater than something.
     """
     names = {column.name: column.field_type for column in schema.fields}
     tree = None if any("\n" in name for name in schema.column_names) else _tree(filters)
-    return AlwaysTrue() if tree is None else _Translation(names).of(tree)
+    return AlwaysTrue() if tree is None else _Translation(names, unordered).of(tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,9 +157,11 @@ class _Translation:
 
     Attributes:
         types: The types of the table's columns.
+        unordered: Columns of which it must not ask whether they are less or greater than something.
     """
 
     types: dict[str, IcebergType]
+    unordered: Collection[str | None]
 
     def of(self, node: Any) -> BooleanExpression:
         """Return a filter that every row passes for which a node is true."""
@@ -202,8 +207,9 @@ class _Translation:
         literal = _literal(value, self.types[name])
         if function == "not_equal" and isinstance(self.types[name], (FloatType, DoubleType)):
             raise _InexactError  # NaN is not equal to anything, and statistics leave it out
-        made = COMPARISONS[function][0]
-        return made(name, literal)
+        if name in self.unordered and function not in ("equal", "not_equal"):
+            return NotNull(name)
+        return COMPARISONS[function][0](name, literal)
 
     def _is_in(self, node: _Call) -> BooleanExpression:
         name = self._name(node.arguments[0])

@@ -16,7 +16,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchIdentifierError, NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 from pyiceberg.expressions.parser import parse as parse_filter
-from pyiceberg.expressions.visitors import bind
+from pyiceberg.expressions.visitors import bind, expression_evaluator, inclusive_projection
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import expression_to_pyarrow
 from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent
@@ -100,11 +100,7 @@ class IcebergDataset(StructuredDataset):
             TypeError: If an argument has the wrong type.
         """
         refuse_path_options(options, "the table")
-        if not isinstance(catalog_config, Mapping):
-            msg = (
-                f"catalog_config is {type(catalog_config).__name__}, expected what load_catalog takes, as a dictionary"
-            )
-            raise TypeError(msg)
+        _require_config(catalog_config)
         require_options(storage_options, "storage_options")
         if snapshot_id is not None:
             snapshot_id = require_count(snapshot_id, "snapshot_id", least=None)
@@ -115,6 +111,13 @@ class IcebergDataset(StructuredDataset):
             filters = own if filters is None else own & filters
         loader, dataset = super().create_dataloader(files, filters=filters, **options)
         return loader, cast("IcebergDataset", dataset)
+
+
+def _require_config(value: object) -> None:
+    """Raise unless the value is a dictionary; it may be a secret and is not shown."""
+    if not isinstance(value, Mapping):
+        msg = f"catalog_config is {type(value).__name__}, expected what load_catalog takes, as a dictionary"
+        raise TypeError(msg)
 
 
 def _load(
@@ -246,19 +249,43 @@ class SnapshotFiles(FileSet):
 
     def _plan(self, filters: pc.Expression | None) -> list[FileScanTask]:
         """Return the data files that may hold a row for the filters, each with the delete files that apply to it."""
-        row_filter = self.scan_filter
-        if filters is not None:
-            row_filter = And(row_filter, weaker_filter(filters, self.schema))
-        scan = DataScan(self.metadata, self.io, row_filter=row_filter, snapshot_id=self.snapshot.snapshot_id)
-        with self.redactor.errors(lambda: f"the table {self.table!r}", ColumnError):
+        with self.redactor.errors(lambda: f"the table {self.table!r}"):
             try:
-                tasks = list(scan.plan_files())
+                tasks = self._planned(filters)
             except ValueError:
                 self._refuse_equality_deletes()
                 raise
             for task in tasks:
                 self._require_readable(task)
         return tasks
+
+    def _planned(self, filters: pc.Expression | None) -> list[FileScanTask]:
+        """Let pyiceberg plan.
+
+        It works out, too, what a filter leaves to look at in each file, and fails at that where a partition is null and
+        the filter asks for its order. So then it is asked for less, and the partitions are looked at here.
+        """
+        row_filter = self.scan_filter
+        if filters is not None:
+            row_filter = And(row_filter, weaker_filter(filters, self.schema))
+        scan = DataScan(self.metadata, self.io, snapshot_id=self.snapshot.snapshot_id)
+        try:
+            return list(scan.filter(row_filter).plan_files())
+        except TypeError:
+            if filters is None:
+                raise
+        specs = self.metadata.partition_specs
+        partitioned = {self.schema.find_column_name(one.source_id) for spec in specs for one in spec.fields}
+        tasks = scan.filter(weaker_filter(filters, self.schema, unordered=partitioned)).plan_files()
+        may_match = {
+            spec.spec_id: expression_evaluator(
+                Schema(*spec.partition_type(self.schema).fields),
+                inclusive_projection(self.schema, spec)(row_filter),
+                case_sensitive=True,
+            )
+            for spec in specs
+        }
+        return [task for task in tasks if may_match[task.file.spec_id](task.file.partition)]
 
     def _refuse_equality_deletes(self) -> None:
         """Name a file of equality deletes, of which pyiceberg says only that there are some."""
