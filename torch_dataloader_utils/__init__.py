@@ -1,5 +1,10 @@
 """Resumable PyTorch data loading from Parquet: every row exactly once, through crashes and shuffling."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from torch_dataloader_utils.columns.choices import Codes, ColumnFormat, Padded
 from torch_dataloader_utils.columns.ragged import PackedBytes
 from torch_dataloader_utils.dataset import StructuredDataset
@@ -19,6 +24,10 @@ from torch_dataloader_utils.errors import (
 from torch_dataloader_utils.loader import StructuredDataLoader
 from torch_dataloader_utils.model import DataFile, Manifest, RowGroup, Shard, Split
 from torch_dataloader_utils.strategies import SplitStrategy
+
+if TYPE_CHECKING:
+    from torch_dataloader_utils.delta import DeltaDataset as DeltaDataset
+    from torch_dataloader_utils.iceberg import IcebergDataset as IcebergDataset
 
 __all__ = [
     "ChangedFilesWarning",
@@ -45,3 +54,18 @@ __all__ = [
     "UnevenRanksWarning",
     "UnreadableFileError",
 ]
+
+_TABLES = {"DeltaDataset": "delta", "IcebergDataset": "iceberg"}
+"""Classes that need another package, and the modules that they are in."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import what needs another package when it is asked for."""
+    if name in _TABLES:
+        return getattr(import_module(f"{__name__}.{_TABLES[name]}"), name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_TABLES])

@@ -391,9 +391,14 @@ class StructuredDataset(Feed):
             Bytes to keep in a file or to send (``broadcast_object_list``). They hold no credentials.
 
         Raises:
-            ValueError: If a file's URL has a query or a user's name in it, without which it would not be found.
+            ValueError: If a file's URL has a query or a user's name in it, without which it would not be found; or if
+                the dataset is a table, which says more of its files than they do themselves.
         """
         source = self._source
+        if source.pin:
+            pinned = ", ".join(f"{name}={value}" for name, value in source.pin.items())
+            msg = f"a table's files are no dataset without the table: open it with {pinned} instead of a manifest"
+            raise ValueError(msg)
         known = KnownFooters(source.footers, source.sidecar)
         return dump_manifest(source.manifest.root, tuple(source.files.values()), known)
 

@@ -17,7 +17,7 @@ from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.redaction import is_http, without_query
 from torch_dataloader_utils.storage import Storage, StoredFile, etag_of
 
-__all__ = ["GLOB", "Listing", "list_files"]
+__all__ = ["GLOB", "Listing", "list_files", "list_known"]
 
 
 GLOB = r"[*?\[]"
@@ -73,6 +73,32 @@ def list_files(storage: Storage, locations: Sequence[str], suffixes: Sequence[st
     files = sorted((_stored(storage, info, root) for info in found), key=lambda file: file.path)
     sidecar = _stored(storage, only.sidecar, root) if only and only.sidecar else None
     return Listing(_shown_root(storage, root), tuple(files), sidecar)
+
+
+def list_known(storage: Storage, sizes: Sequence[tuple[str, int]], root: str) -> Listing:
+    """Return a listing of files that something else has listed, such as a table, without asking their storage.
+
+    Args:
+        storage: Where they lie.
+        sizes: Each file's location, as the storage calls it, and its size in bytes.
+        root: What to call the root where there is no file.
+
+    Returns:
+        The files, sorted by path under their common directory.
+
+    Raises:
+        ValueError: If a file is there twice.
+    """
+    base = _common_directory(posixpath.dirname(location) for location, _ in sizes) if sizes else root
+    found: list[dict[str, Any]] = [
+        {"name": location, "size": size, "islink": False} for location, size in sorted(sizes)
+    ]
+    for one, other in itertools.pairwise(found):
+        if one["name"] == other["name"]:
+            msg = f"the file {storage.display(one['name'])!r} is named twice"
+            raise ValueError(msg)
+    files = sorted((_stored(storage, info, base) for info in found), key=lambda file: file.path)
+    return Listing(_shown_root(storage, base), tuple(files))
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ __all__ = [
     "parse_bytes",
     "parse_columns",
     "parse_paths",
+    "refuse_path_options",
     "require_callable",
     "require_choice",
     "require_count",
@@ -99,6 +100,14 @@ def require_options(value: object, name: str) -> None:
     """Raise unless the value is a dictionary of options or None; its value may be a secret and is not shown."""
     if value is not None and not isinstance(value, Mapping):
         msg = f"{name} is {type(value).__name__}, expected a dictionary of options for the storage"
+        raise TypeError(msg)
+
+
+def refuse_path_options(options: Iterable[str], table: str) -> None:
+    """Raise if options of files that paths name are given for a table."""
+    wrong = [name for name in ("path", "format", "partitioning", "manifest") if name in options]
+    if wrong:
+        msg = f"{' and '.join(wrong)}: the files, their format and their partitions are those that {table} names"
         raise TypeError(msg)
 
 

@@ -13,6 +13,8 @@ from torch_dataloader_utils import (
     CheckpointMismatchError,
     Codes,
     ColumnFormat,
+    DeltaDataset,
+    IcebergDataset,
     PackedBytes,
     Padded,
     StructuredDataLoader,
@@ -27,6 +29,15 @@ from torch_dataloader_utils.distributed import (
     save_rank_state,
 )
 from torch_dataloader_utils.errors import Difference
+
+
+def open_tables(path: Path) -> None:
+    loader, dataset = IcebergDataset.create_dataloader("db.t", catalog_config={"type": "sql"}, scan_filter="x > 3")
+    assert_type(loader, StructuredDataLoader)
+    assert_type(dataset, IcebergDataset)
+    loader, version = DeltaDataset.create_dataloader(path, version=3, batch_size=4)
+    assert_type(version, DeltaDataset)
+    table: StructuredDataset = version
 
 
 def use_the_loader(path: Path) -> None:

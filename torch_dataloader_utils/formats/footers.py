@@ -89,23 +89,33 @@ class FooterReader:
         """Return a file's columns."""
         arrow = (metadata.metadata or {}).get(b"ARROW:schema")  # Arrow's types are kept there
         last = self._last
-        if last is None or last.arrow != arrow or not last.stored.equals(metadata.schema):
+        if last is None or last.arrow != arrow or not last.is_of(metadata.schema):
             schema = metadata.schema.to_arrow_schema().remove_metadata()
             schema = self._schemas.setdefault(schema.serialize().to_pybytes(), schema)  # alike ones are one object
             leaves = leaves_of(schema)
             counted = tuple((column.name, leaves[column.name][0]) for column in schema if self._counts_nulls(column))
-            last = self._last = Columns(metadata.schema, arrow, schema, counted)
+            chunks = [metadata.schema.column(leaf) for leaf in range(len(metadata.schema))]
+            nested = tuple((leaf, chunk.path) for leaf, chunk in enumerate(chunks) if chunk.path != chunk.name)
+            last = self._last = Columns(metadata.schema, arrow, schema, counted, nested)
         return last
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A file's columns as Parquet and Arrow note them, as a schema, and the first leaves of those to count nulls of."""
+    """A file's columns as Parquet and Arrow note them, as a schema, and the first leaves of those to count nulls of.
+
+    And the paths of leaves that lie within columns.
+    """
 
     stored: pq.ParquetSchema
     arrow: bytes | None
     schema: pa.Schema
     counted: tuple[tuple[str, int], ...]
+    nested: tuple[tuple[int, str], ...]
+
+    def is_of(self, stored: pq.ParquetSchema) -> bool:
+        """Whether these are another file's columns, too: Parquet's schemas are equal if all leaves are, by own name."""
+        return self.stored.equals(stored) and all(stored.column(leaf).path == path for leaf, path in self.nested)
 
     def announced_nulls(self, groups: Sequence[pq.RowGroupMetaData]) -> Iterator[NullCount]:
         """Yield the nulls that row groups announce in the columns to count them in."""

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
-from torch_dataloader_utils.formats.projections import FileSchema, Projection, Unified, projected, unified
+from torch_dataloader_utils.formats.projections import FileSchema, Projection, Unified, grew_out_of, projected, unified
 from torch_dataloader_utils.formats.pruning import filter_columns, require_column, rules_out, takes_nulls
 from torch_dataloader_utils.formats.source import (
     AnnouncedNulls,
@@ -28,7 +28,7 @@ from torch_dataloader_utils.formats.source import (
     Source,
 )
 from torch_dataloader_utils.listing import Listing
-from torch_dataloader_utils.model import DataFile, Manifest, RowGroup
+from torch_dataloader_utils.model import DataFile, Manifest, RowGroup, root_prefix
 from torch_dataloader_utils.storage import Storage
 
 __all__ = ["Annotations", "open_source"]
@@ -103,7 +103,7 @@ def open_source(
         return is_wanted and refuses_nulls(column)
 
     described = file_format.describe(storage, listing, known, counts_nulls)
-    deletes, footers = _without_deleted(described.footers, annotations)
+    deletes, footers = _without_deleted(described.footers, annotations, listing.root)
     manifest = Manifest(listing.root, tuple(footer.file for footer in footers), file_format.unknown_rows is None)
     whole = _whole_schema(manifest, footers, annotations)
     filtering = () if filters is None else filter_columns(filters, whole.schema)
@@ -168,7 +168,7 @@ def _whole_schema(manifest: Manifest, footers: Sequence[Footer], annotations: An
 
 
 def _without_deleted(
-    footers: Sequence[Footer], annotations: Annotations
+    footers: Sequence[Footer], annotations: Annotations, root: str
 ) -> tuple[dict[str, Deletes], Sequence[Footer]]:
     """Return footers whose row groups have only the rows that are not deleted, and which are, by path."""
     if not annotations.deleted:
@@ -182,7 +182,8 @@ def _without_deleted(
             continue
         file = footer.file
         if positions[0] < 0 or positions[-1] >= file.rows:
-            msg = f"the table deletes row {positions[-1]} of {file.path}, which has {file.rows} rows"
+            path = f"{root_prefix(root)}{file.path}"
+            msg = f"the table deletes row {positions[-1]} of {path}, which has {file.rows} rows"
             raise UnreadableFileError(msg)
         deletes[file.path] = own = Deletes(positions, tuple(group.rows for group in file.row_groups))
         groups = tuple(
@@ -207,9 +208,7 @@ class _Projections:
         for footer in footers:
             schema = footer.schema
             if id(schema) not in by_schema:
-                made = projected(schema, needed, partial(annotations.name_of, schema))
-                if annotations.schema is not None:
-                    _require_promotable(made, needed, manifest.full_path(footer.file.path))
+                made = _projected(schema, needed, annotations, manifest.full_path(footer.file.path))
                 if made not in self.distinct:
                     self.distinct.append(made)
                 by_schema[id(schema)] = self.distinct.index(made)
@@ -242,16 +241,24 @@ class _Projections:
         return FileCase(reduce(operator.and_, guarantees) if guarantees else None, comparable)
 
 
+def _projected(schema: pa.Schema, needed: pa.Schema, annotations: Annotations, path: str) -> Projection:
+    """Return how a file's columns become the needed ones, or raise an error that names the file."""
+    try:
+        made = projected(schema, needed, partial(annotations.name_of, schema))
+    except ColumnError as error:
+        msg = f"{path}: {error}"
+        raise ColumnError(msg) from None
+    if annotations.schema is not None:
+        _require_promotable(made, needed, path)
+    return made
+
+
 def _require_promotable(projection: Projection, needed: pa.Schema, path: str) -> None:
     """Raise unless a file's types are those of the table, or such as it may have grown out of."""
     for column, source in zip(needed, projection.sources, strict=True):
-        if source is None or projection.stored.field(source).type == column.type:
-            continue
-        own = FileSchema(path, pa.schema([projection.stored.field(source).with_name(column.name)]))
-        table = FileSchema("the table", pa.schema([column]))
-        both = unified([table, own])
-        if column.name in both.problems or both.schema.field(0).type != column.type:
-            msg = f"column {column.name!r} is {own.schema.field(0).type} in {path} but {column.type} in the table"
+        own = None if source is None else projection.stored.field(source).type
+        if own is not None and not grew_out_of(column.type, own):
+            msg = f"column {column.name!r} is {own} in {path} but {column.type} in the table"
             raise ColumnError(msg)
 
 

@@ -16,7 +16,17 @@ import pyarrow as pa
 
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 
-__all__ = ["FileSchema", "Projection", "Unified", "delivered_type", "projected", "unified"]
+__all__ = [
+    "FileSchema",
+    "Projection",
+    "Unified",
+    "children",
+    "delivered_type",
+    "grew_out_of",
+    "plain_type",
+    "projected",
+    "unified",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +141,48 @@ def _common(known: pa.Field, field: pa.Field) -> pa.Field | None:
     return common
 
 
+def grew_out_of(kind: pa.DataType, own: pa.DataType) -> bool:
+    """Whether a table's column of a type may be of another in files that were written before the table was altered.
+
+    A value that does not fit is an error of its row group all the same.
+    """
+    if isinstance(own, pa.BaseExtensionType):
+        own = own.storage_type
+    if pa.types.is_dictionary(own):
+        own = own.value_type
+    own = SMALL.get(str(own), own)
+    if kind == own or pa.types.is_null(own):
+        return True
+    if pa.types.is_nested(kind):
+        return _parts_grew_out_of(kind, own)
+    if pa.types.is_decimal(kind):
+        return bool(pa.types.is_decimal(own) and kind.scale == own.scale and kind.precision >= own.precision)
+    if pa.types.is_timestamp(kind):
+        return pa.types.is_timestamp(own) and (kind.tz is not None or own.tz is None)  # INT96 has no time zone
+    if not _is_number(kind) or not _is_number(own):
+        return False
+    common = _common(pa.field("", kind), pa.field("", own))
+    return common is not None and common.type == kind
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _parts_grew_out_of(kind: pa.DataType, own: pa.DataType) -> bool:
+    """Whether each part of a nested type may have grown out of another's."""
+    if pa.types.is_struct(kind) and pa.types.is_struct(own):
+        same = [one.name for one in kind] == [one.name for one in own]
+        parts = [(one.type, other.type) for one, other in zip(kind, own, strict=False)]
+    elif pa.types.is_map(kind) and pa.types.is_map(own):
+        same, parts = True, [(kind.key_type, own.key_type), (kind.item_type, own.item_type)]
+    elif pa.types.is_list(kind) and (pa.types.is_list(own) or pa.types.is_large_list(own)):
+        same, parts = True, [(kind.value_type, own.value_type)]
+    else:
+        return False
+    return same and all(grew_out_of(one, other) for one, other in parts)
+
+
 def projected(schema: pa.Schema, needed: pa.Schema, name_of: Callable[[str], str | None]) -> Projection:
     """Return how files of a schema become the needed columns.
 
@@ -144,7 +196,33 @@ def projected(schema: pa.Schema, needed: pa.Schema, name_of: Callable[[str], str
     return Projection(pa.schema([schema.field(source) for source in stored]), sources)
 
 
+VIEWS = {"string_view": pa.string(), "binary_view": pa.binary()}
+SMALL = VIEWS | {"large_string": pa.string(), "large_binary": pa.binary()}
+
+
 def delivered_type(kind: pa.DataType) -> pa.DataType:
     """Return the type that a column is delivered in: its own, but for views, which pyarrow cannot filter."""
-    views = {"string_view": pa.string(), "binary_view": pa.binary()}
-    return views.get(str(kind), kind)
+    return VIEWS.get(str(kind), kind)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a table's column is delivered in: any value may be null, texts and lists are not large."""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    inner = [(one.name, plain_type(one.type)) for one in children(kind)]
+    if pa.types.is_map(kind):
+        return pa.map_(*(one for _, one in inner))
+    if pa.types.is_struct(kind):
+        return pa.struct(inner)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(pa.field(*inner[0]))
+    return SMALL.get(str(kind), kind)
+
+
+def children(kind: pa.DataType) -> list[pa.Field]:
+    """Return the fields of a nested type; none of another."""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    return [kind.field(number) for number in range(kind.num_fields)] if pa.types.is_nested(kind) else []

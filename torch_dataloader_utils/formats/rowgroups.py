@@ -127,9 +127,12 @@ class RowGroupReader:
         return place.rows if expected is None else expected[place.number]
 
     def decoded_bytes(self, path: str, place: RowGroupPlace) -> int:
-        """Return how large a row group will be in memory: exactly for numbers, by what others came to for the rest."""
+        """Return how large a row group will be in memory: exactly for numbers, by what others came to for the rest.
+
+        Rows that are deleted are decoded before they are left out.
+        """
         measures = self._measures(path)
-        rows = self.expected_rows(path, place)
+        rows = self.expected_rows(path, place) + len(self._deleted(path, place))
         size = rows * (measures.row_bytes + self._added_bytes(path))
         for name, sizes in measures.variable.items():
             size += max(rows * self._source.row_bytes.get(name, 0), sizes[place.number])
