@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -12,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from test_text import COMPRESSORS, WRITERS, csv_of, jsonl_of, open_text, rows_of, write_text
+from test_text import COMPRESSORS, WRITERS, csv_of, jsonl_of, open_text, replace_file, rows_of, write_text
 
 from torch_dataloader_utils.errors import UnreadableFileError
 
@@ -96,7 +97,7 @@ def test_a_file_cut_short_anywhere_is_an_error_or_has_every_whole_line(tmp_path:
     stored = COMPRESSORS[suffix](text)
     path = tmp_path / f"data.{kind}{suffix}"
     for length in range(0, len(stored), 1 if suffix else 7):
-        path.write_bytes(stored[:length])
+        replace_file(path, stored[:length])
         try:
             rows = read_all(path, kind)
         except UnreadableFileError as error:
@@ -121,7 +122,7 @@ def test_flipped_bytes_are_an_error_or_leave_as_many_rows(tmp_path: Path, kind: 
         for flip in (0x01, 0x80, 0xFF):
             damaged = bytearray(stored)
             damaged[place] ^= flip
-            path.write_bytes(damaged)
+            replace_file(path, bytes(damaged))
             try:
                 found = next(iter(open_text(path, format=kind, batch_size=1000)[0]), {})
             except UnreadableFileError as error:
@@ -212,6 +213,7 @@ def test_a_file_that_changes_between_planning_and_reading_is_an_error(tmp_path: 
         path.mkdir()
     elif change != "gone":
         path.write_bytes(content if change == "anew" else content[:-9])
+        os.utime(path, (1, 1))  # a clock may stand still for so short a time
 
     with pytest.raises(OSError, match=f"part-1.{kind}"):
         list(loader)
@@ -250,3 +252,22 @@ def test_lines_that_end_the_process_that_gives_them_to_pyarrow_are_errors(tmp_pa
 
     assert done.returncode == 0, done.stderr
     assert "data.jsonl, line 1: " in done.stdout
+
+
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+@pytest.mark.parametrize("read_ahead_bytes", [1000, "128MiB"])
+def test_which_lines_are_too_long_does_not_depend_on_how_they_are_read(
+    tmp_path: Path, suffix: str, read_ahead_bytes: Any
+):
+    path = tmp_path / f"data.jsonl{suffix}"
+    options = {"format_options": {"block_size": 1000}, "read_ahead_bytes": read_ahead_bytes}
+
+    def written(length: int) -> bytes:
+        line = f'{{"row": 60, "name": "{"x" * length}"}}'
+        return COMPRESSORS[suffix](jsonl_of(range(60)) + f"{line}\n".encode() + jsonl_of(range(61, 200)))
+
+    path.write_bytes(written(1900))
+    assert read_all(path, "jsonl", **options) == list(range(200))
+    replace_file(path, written(2100))
+    with pytest.raises(UnreadableFileError, match=r"line 61: is longer than 2000 bytes"):
+        read_all(path, "jsonl", **options)

@@ -60,13 +60,19 @@ WRITERS = {"csv": csv_of, "jsonl": jsonl_of}
 COMPRESSORS = {"": bytes, ".gz": gzip.compress, ".zst": lambda text: pa.compress(text, "zstd", asbytes=True)}
 
 
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file anew as writers should: one that still reads the old file reads that."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(content)
+
+
 def write_text(directory: Path, kind: str, files: Iterable[int] = FILES, suffixes: Iterable[str] = ("",) * 4) -> Path:
     """Write files whose column `row` counts through all of them."""
     directory.mkdir(exist_ok=True)
     first = 0
     for number, (rows, suffix) in enumerate(zip(files, suffixes, strict=False)):
         text = WRITERS[kind](range(first, first + rows))
-        (directory / f"part-{number}.{kind}{suffix}").write_bytes(COMPRESSORS[suffix](text))
+        replace_file(directory / f"part-{number}.{kind}{suffix}", COMPRESSORS[suffix](text))
         first += rows
     return directory
 
@@ -400,17 +406,15 @@ def test_files_written_anew_are_left_out_and_refused_where_rows_of_them_were_und
     iterator = iter(loader)
     delivered = rows_of([next(iterator)])
     under_way = through_json(dataset.state_dict())
-    (tmp_path / "part-0.csv").write_bytes(csv_of(range(1000, 1050)))
+    replace_file(tmp_path / "part-0.csv", csv_of(range(1000, 1050)))
 
     again, _ = open_text(tmp_path, **options)
     with pytest.raises(CheckpointMismatchError, match="changed while rows of them"):
         again.load_state_dict([under_way], strict=False, on_changed_files="continue")
 
     write_text(tmp_path, "csv", [40, 40])
-    os.utime(tmp_path / "part-0.csv", ns=(0, dataset._source.files["part-0.csv"].modified.__int__() * 10**9))
-    loader, dataset = open_text(tmp_path, **options)
-    state = dataset.state_dict()
-    (tmp_path / "part-1.csv").write_bytes(csv_of(range(1000, 1050)))
+    state = open_text(tmp_path, **options)[1].state_dict()
+    replace_file(tmp_path / "part-1.csv", csv_of(range(1000, 1050)))
     again, _ = open_text(tmp_path, **options)
     with pytest.warns(LostRowsWarning, match="an unknown number of rows"):
         again.load_state_dict([state], strict=False, on_changed_files="continue")
@@ -447,7 +451,7 @@ def test_rows_that_nobody_counted_are_mixed_among_finer_ranges(tmp_path: Path, k
 def test_a_compressed_file_larger_than_the_buffer_has_to_be_counted_to_be_mixed(tmp_path: Path):
     write_text(tmp_path, "csv", [2000], suffixes=[".gz"])
 
-    with pytest.raises(OSError, match=r"part-0\.csv\.gz has about .*count_rows=True"):
+    with pytest.raises(ValueError, match=r"part-0\.csv\.gz has about .*count_rows=True"):
         open_text(tmp_path, format="csv", shuffle=True, shuffle_buffer_size=400)
 
 
@@ -530,7 +534,7 @@ def test_csv_is_what_pyarrow_reads_of_it_as_a_whole(tmp_path: Path, table: pa.Ta
     sink = io.BytesIO()
     pacsv.write_csv(table, sink)
     path = tmp_path / f"data.csv{suffix}"
-    path.write_bytes(COMPRESSORS[suffix](sink.getvalue()))
+    replace_file(path, COMPRESSORS[suffix](sink.getvalue()))
     options = pacsv.ParseOptions(newlines_in_values=True)
     expected = pacsv.read_csv(io.BytesIO(sink.getvalue()), parse_options=options)
     types = [pa.string() if pa.types.is_null(column.type) else column.type for column in expected.schema]
@@ -557,7 +561,7 @@ def test_json_lines_are_what_pyarrow_reads_of_them_as_a_whole(
     if not text or any(items and items == [None] * len(items) for items in lists):
         return  # no line at all, or lists of nothing but null, whose type is not known
     path = tmp_path / f"data.jsonl{suffix}"
-    path.write_bytes(COMPRESSORS[suffix](text))
+    replace_file(path, COMPRESSORS[suffix](text))
     told = pajson.ParseOptions(explicit_schema=pajson.read_json(io.BytesIO(text)).schema)
     expected = pajson.read_json(io.BytesIO(text), parse_options=told)  # what it infers of [null, 1] is a broken list
 

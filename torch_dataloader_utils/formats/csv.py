@@ -237,8 +237,8 @@ class _Lines:
         number = found["column"] if found is not None else None
         if number is not None:
             column = self._names()[int(number)]
-            what = f"column {column!r}: {what}; the type may be told by "
-            what += f"format_options={{'column_types': {{{column!r}: ...}}}}"
+            advice = "'encoding': ..." if "UTF8" in what else f"'column_types': {{{column!r}: ...}}"
+            what = f"column {column!r}: {what}; it may be told by format_options={{{advice}}}"
         row = found["row"] if found is not None else None
         return text.error(None if row is None else self.line_of(text, int(row)), _shortened(what))
 

@@ -37,6 +37,9 @@ NOT_AN_OBJECT = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)
 NULL_AFTER = re.compile(rb"\}[ \t\r]*null")
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 SEVERAL = "this is not one JSON object in a line of its own"
+LONGEST = 2
+"""How many blocks a line may fill, wherever they begin; pyarrow takes it if they begin in the right places."""
+
 DEEPEST = 200
 PARALLEL = 16
 """Blocks that are parsed with threads together."""
@@ -135,7 +138,7 @@ class JsonParser:
 
     Args:
         options: What pyarrow's parser is told.
-        block_bytes: How much is parsed at a time; no line may be longer.
+        block_bytes: How much is parsed at a time.
         names: The columns to return; None where only their types or the number of rows matter. Then values are not
             looked at: what pyarrow infers of lists that begin with null is wrong in all but its type.
     """
@@ -181,7 +184,7 @@ class JsonParser:
                     content = content.removeprefix(BOM) if first else content
                     first = False
                     whole, end, left = content.rpartition(b"\n")
-                    if not end and len(rest) + len(left) > 2 * self._block_bytes:
+                    if not end and len(rest) + len(left) > LONGEST * self._block_bytes:
                         raise text.error(line + 1, _too_long(self._block_bytes))
                     if end:
                         block = rest + whole + end
@@ -202,6 +205,8 @@ class JsonParser:
         characters = np.frombuffer(block, dtype=np.uint8)
         starts = np.flatnonzero(characters[:-1] == ord("\n")) + 1
         lines = len(starts) + 1
+        if np.diff(starts, prepend=0, append=len(block)).max() > LONGEST * self._block_bytes:
+            return _too_long(self._block_bytes)
         if not block.startswith(b"{") or (characters[starts] != ord("{")).any():
             if NOT_AN_OBJECT.search(block):
                 return "this is no JSON object: a row is an object in a line of its own"
@@ -302,4 +307,4 @@ def _depth(content: bytes) -> int:
 
 
 def _too_long(block_bytes: int) -> str:
-    return f"is longer than {block_bytes} bytes: pass format_options={{'block_size': ...}} in bytes"
+    return f"is longer than {LONGEST * block_bytes} bytes: pass format_options={{'block_size': ...}} in bytes"

@@ -118,8 +118,9 @@ class RowGroupReader:
         return 0 if self._fetcher is None else self.stored_bytes(path, place)
 
     def knows_sizes(self, path: str) -> bool:
-        """Whether something was decoded of all columns that have no fixed width: their footers tell too little."""
-        return all(name in self._source.row_bytes for name in self._measures(path).variable)
+        """Whether something was decoded of all columns that have no fixed width: footers tell too little, texts do."""
+        measures = self._measures(path)
+        return measures.rows is not None or all(name in self._source.row_bytes for name in measures.variable)
 
     def expected_rows(self, path: str, place: RowGroupPlace) -> int:
         """Return the rows of a row group, or about how many they are where they are not counted."""

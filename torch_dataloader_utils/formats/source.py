@@ -144,7 +144,7 @@ class Measures:
         row_bytes: What a row takes in memory, columns of no fixed width left out.
         stored: The compressed bytes of each row group.
         variable: The uncompressed bytes in each row group of those columns, by name; a dictionary counts once.
-        rows: Where rows are not counted, about how many each row group has; else None.
+        rows: Of text, whose size in memory follows from its bytes, about how many rows each row group has; else None.
     """
 
     row_bytes: float

@@ -131,7 +131,7 @@ class TextFormat(Format):
         """Read each file's beginning, find where to cut it, count its rows if asked to; once."""
         files = listing.files
         if known is not None:
-            footers = [self._known(storage, file, known.footers[file.path]) for file in files]
+            footers = [self._known(storage, file, known.footers.get(file.path, b"")) for file in files]
         else:
             footers = list(_side_by_side(partial(self._read, storage), files, storage))
             if self.counts:
@@ -247,7 +247,7 @@ class TextFormat(Format):
                     )
                     msg += f"or may hold quoted line ends): to mix its rows with shuffle_buffer_size={most} and "
                     msg += f"split_bytes={self.cutting.split_bytes}, pass count_rows=True"
-                    raise UnreadableFileError(msg)
+                    raise ValueError(msg)
 
     def _data_file(self, file: StoredFile, footer: TextFooter) -> DataFile:
         return DataFile(

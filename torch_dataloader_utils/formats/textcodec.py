@@ -34,6 +34,11 @@ MakeParser: TypeAlias = Callable[[Sequence[str], pa.Schema], Parser]
 """Given a file's columns, and those that are needed with their types, returns what makes rows of its texts."""
 
 
+OFFSET_BYTES = 4
+NESTED_GROWTH = 2
+"""Numbers in lists are some characters each, and eight bytes."""
+
+
 class _TextLayout(Layout):
     """Where a file's ranges lie, and about how large they become."""
 
@@ -42,15 +47,21 @@ class _TextLayout(Layout):
         self._stored = stored
 
     def measures(self) -> Measures:
+        """Return about how large the ranges become: texts, all together, no larger than what they are read of."""
         footer = self.footer
         widths = {column.name: width(column.type) for column in self._stored}
-        share = footer.text_bytes / max(1, len(footer.schema))
         sizes = tuple(stop - start for start, stop in footer.ranges)
-        variable = tuple(int(size * share) for size in sizes)
+        variable = [column for column in self._stored if not widths[column.name]]
+
+        def largest(column: pa.Field) -> tuple[int, ...]:
+            growth = footer.text_bytes * (NESTED_GROWTH if pa.types.is_nested(column.type) else 1) / len(variable)
+            offsets = [OFFSET_BYTES * rows for rows in footer.expected_rows]
+            return tuple(int(size * growth) + offset for size, offset in zip(sizes, offsets, strict=True))
+
         return Measures(
             row_bytes=sum(widths.values()),
             stored=sizes,
-            variable={name: variable for name, size in widths.items() if not size},
+            variable={column.name: largest(column) for column in variable},
             rows=footer.expected_rows,
         )
 
