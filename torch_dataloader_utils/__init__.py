@@ -1,4 +1,4 @@
-"""Resumable PyTorch data loading from Parquet: every row exactly once, through crashes and shuffling."""
+"""Resumable PyTorch data loading from Parquet and its like: every row exactly once, through crashes and shuffling."""
 
 from __future__ import annotations
 
