@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow import csv, orc
 
 from benchmarks.paths import DATA
 
@@ -92,17 +93,43 @@ def make(name: str, scale: float = 1.0) -> Data:
     files = []
     for file_name, tables in recipe.write(scale):
         path = directory / file_name
-        with pq.ParquetWriter(path, tables[0].schema) as writer:
-            for table in tables:
-                writer.write_table(table, row_group_size=table.num_rows)
-                rows += table.num_rows
-                checksum += _sum(table.column(recipe.verify))
-                largest = max(largest, table.nbytes)
+        WRITERS[path.suffix](path, tables)
+        for table in tables:
+            rows += table.num_rows
+            checksum += _sum(table.column(recipe.verify))
+            largest = max(largest, table.nbytes)
         files.append(str(path))
     size = sum(Path(path).stat().st_size for path in files)
     data = Data(name, str(directory), tuple(files), rows, recipe.verify, checksum, size, largest, recipe.note)
     described.write_text(json.dumps(asdict(data) | {"version": VERSION}), encoding="utf-8")
     return data
+
+
+def _write_parquet(path: Path, tables: list[pa.Table]) -> None:
+    with pq.ParquetWriter(path, tables[0].schema) as writer:
+        for table in tables:
+            writer.write_table(table, row_group_size=table.num_rows)
+
+
+def _write_orc(path: Path, tables: list[pa.Table]) -> None:
+    with orc.ORCWriter(path, compression="zstd") as writer:
+        for table in tables:
+            writer.write(table)
+
+
+def _write_csv(path: Path, tables: list[pa.Table]) -> None:
+    with csv.CSVWriter(path, tables[0].schema) as writer:
+        for table in tables:
+            writer.write_table(table)
+
+
+def _write_json_lines(path: Path, tables: list[pa.Table]) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for table in tables:
+            file.writelines(f"{json.dumps(row)}\n" for row in table.to_pylist())
+
+
+WRITERS = {".parquet": _write_parquet, ".orc": _write_orc, ".csv": _write_csv, ".jsonl": _write_json_lines}
 
 
 def _sum(column: pa.ChunkedArray) -> int:
@@ -215,6 +242,12 @@ def _s3_projected(scale: float) -> Tables:
         yield f"part-{file:03}.parquet", tables
 
 
+def _in_format(numeric: Tables, suffix: str) -> Tables:
+    """Give files the names of another format."""
+    for name, tables in numeric:
+        yield name.replace(".parquet", suffix), tables
+
+
 LABELS = 50
 
 RECIPES = {
@@ -242,6 +275,18 @@ RECIPES = {
     "s3": Recipe(
         "18 float32, 2 float64 and 2 int64 columns in 16 files, row groups of 25,000 rows, snappy",
         lambda scale: _numeric(scale, 800_000, 16, 25_000),
+    ),
+    "orc": Recipe(
+        "18 float32, 2 float64 and 2 int64 columns in 4 ORC files, zstd",
+        lambda scale: _in_format(_numeric(scale, 1_000_000, 4, 50_000), ".orc"),
+    ),
+    "csv": Recipe(
+        "18 float32, 2 float64 and 2 int64 columns in 4 CSV files, plain",
+        lambda scale: _in_format(_numeric(scale, 400_000, 4, 50_000), ".csv"),
+    ),
+    "jsonl": Recipe(
+        "18 float32, 2 float64 and 2 int64 columns in 4 files of JSON lines, plain",
+        lambda scale: _in_format(_numeric(scale, 200_000, 4, 50_000), ".jsonl"),
     ),
     "s3_projected": Recipe("99 float32 and an int64 column in 8 files of 2 row groups, snappy", _s3_projected),
 }

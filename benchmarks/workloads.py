@@ -23,6 +23,8 @@ __all__ = ["IN_PROCESS", "RAW_ARROW", "TWO_WORKERS", "WORKLOADS", "Settings", "r
 RAW_ARROW = "raw Arrow"
 IN_PROCESS = "torch_dataloader_utils, in process"
 TWO_WORKERS = "torch_dataloader_utils, 2 workers"
+ARROW_READER = "Arrow's reader, file by file"
+COUNTED = "torch_dataloader_utils, in process, rows counted first"
 ARROW_FILES = "Arrow's S3 reader, file by file"
 ARROW_DIRECTORY = "Arrow's S3 reader, whole directory at once"
 
@@ -116,6 +118,23 @@ def _plain(name: str) -> Callable[[Settings], Results]:
         data = make(name, settings.scale)
         own = [raw_arrow(data), ours(data, 0), ours(data, 2)]
         return _compare(settings, data, [*own, *settings.peers(data, None)])
+
+    return run
+
+
+def _format(name: str) -> Callable[[Settings], Results]:
+    """Return the workload that reads files of another format beside Arrow's own reader of it."""
+
+    def run(settings: Settings) -> Results:
+        data = make(name, settings.scale)
+        contenders = [
+            Contender(ARROW_READER, "arrow_files.py", job_of(data), checksum=data.checksum, rows=data.rows),
+            ours(data, 0, format=name),
+            ours(data, 2, format=name),
+        ]
+        if name != "orc":
+            contenders.append(ours(data, 0, COUNTED, format=name, count_rows=True))
+        return _compare(settings, data, contenders, baseline=ARROW_READER)
 
     return run
 
@@ -329,6 +348,9 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "strings": _plain("strings"),
     "wide": _wide,
     "uneven": _plain("uneven"),
+    "orc": _format("orc"),
+    "csv": _format("csv"),
+    "jsonl": _format("jsonl"),
     "many_files": _many_files,
     "s3": _s3("s3", None),
     "s3_projected": _s3("s3_projected", ["f03", "f04", "f30", "f32", "f70", "id"]),
