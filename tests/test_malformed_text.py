@@ -271,3 +271,17 @@ def test_which_lines_are_too_long_does_not_depend_on_how_they_are_read(
     replace_file(path, written(2100))
     with pytest.raises(UnreadableFileError, match=r"line 61: is longer than 2000 bytes"):
         read_all(path, "jsonl", **options)
+
+
+ENDLESS = {
+    "a quote that is left open": (b'1,"' + b"x,y\n" * 600_000, "line 102: a quoted value is not closed"),
+    "a long row": (b"1," + b"x" * 2_400_000 + b"\n", "line 102: a row is longer than what is parsed at a time"),
+}
+
+
+@pytest.mark.parametrize("case", ENDLESS)
+def test_a_row_that_is_longer_than_a_block_is_named_with_its_line(tmp_path, case):
+    row, message = ENDLESS[case]
+    (tmp_path / "a.csv").write_bytes(b"a,b\n" + b"1,x\n" * 100 + row)
+    with pytest.raises(UnreadableFileError, match=rf"a\.csv, {message}"):
+        list(open_text(tmp_path / "a.csv", format="csv")[0])

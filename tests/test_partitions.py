@@ -46,6 +46,7 @@ KINDS = {
     "small integers": (["k=1", "k=-20"], pa.int32(), [1, -20]),
     "leading zeros": (["k=01", "k=02"], pa.int32(), [1, 2]),
     "wide integers": (["k=1", "k=3000000000"], pa.int64(), [1, 3_000_000_000]),
+    "the widest": (["k=-9223372036854775808", "k=9223372036854775807"], pa.int64(), [-(2**63), 2**63 - 1]),
     "integers beyond any": (["k=1", "k=99999999999999999999"], pa.string(), ["1", "99999999999999999999"]),
     "dates": (["k=2024-02-29", "k=1999-01-01"], pa.date32(), [dt.date(2024, 2, 29), dt.date(1999, 1, 1)]),
     "no dates": (["k=2024-02-30", "k=1999-01-01"], pa.string(), ["2024-02-30", "1999-01-01"]),
@@ -111,10 +112,26 @@ def test_partitioning_by_file_names(tmp_path):
     assert [int(year) for year in delivered(loader, "year")["year"]] == [2024, 2025]
 
 
-def test_a_column_that_is_in_paths_and_in_files_is_an_error_that_names_a_file(tmp_path):
-    write(tmp_path / "x=1" / "a.parquet", x=[1])
-    with pytest.raises(ColumnError, match=r"column 'x' is both in the paths of files and in .*a\.parquet"):
-        open_loader(tmp_path, partitioning="hive")
+def test_a_column_that_is_in_paths_and_in_files_is_an_error_that_names_a_file_where_it_is_asked_for(tmp_path):
+    write(tmp_path / "x=1" / "a.parquet", x=[1], y=[2])
+    for asked in ({}, {"columns": ["x"]}, {"columns": ["y"], "filters": pc.field("x") == 1}):
+        with pytest.raises(ColumnError, match=r"column 'x' is both in the paths of files and in .*a\.parquet"):
+            open_loader(tmp_path, partitioning="hive", **asked)
+    loader, _ = open_loader(tmp_path, partitioning="hive", columns=["y"])
+    assert delivered(loader, "y") == {"y": [2]}
+
+
+MIXING = {"in order": {}, "mixed": {"shuffle_buffer_size": 100}, "in rounds": {"shuffle_buffer_size": 3}}
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_partition_columns_alone_have_every_row(tmp_path, name):
+    write_tree(tmp_path, ["k=1", "k=2"], rows=8)
+    for path in tmp_path.rglob("*.parquet"):
+        pq.write_table(pq.ParquetFile(path).read(), path, row_group_size=8)
+    options = {**MIXING[name], "shuffle": name != "in order", "row_id_column": None}
+    loader, _ = open_loader(tmp_path, partitioning="hive", columns=["k"], **options)
+    assert sorted(int(value) for value in delivered(loader, "k")["k"]) == [1] * 8 + [2] * 8
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -237,6 +254,22 @@ def test_a_column_that_a_file_lacks_is_null_there(tmp_path):
     np.testing.assert_equal(batch["score"].numpy(), [0.5, 1.5, np.nan, np.nan])
     np.testing.assert_equal(batch["late"].numpy(), [np.nan, np.nan, 1, 2])
     assert batch["name"] == ["a", "b", None, None]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (pa.array(["0.1234567890123456789"]).cast(pa.decimal128(30, 19)), pa.array([0.5], pa.float32())),
+        (pa.array(["é"]), pa.array([b"\xff"])),
+        (pa.array(["é"], pa.large_string()), pa.array([b"\xff"], pa.binary(1))),
+    ],
+    ids=["decimals and floats", "texts and bytes", "large texts and bytes"],
+)
+def test_types_whose_values_would_become_others_are_refused_with_both_files(tmp_path, one, other):
+    write(tmp_path / "a.parquet", x=one)
+    write(tmp_path / "b.parquet", x=other)
+    with pytest.raises(ColumnError, match=r"column 'x' is .* in .*b\.parquet but .* in .*a\.parquet.*no common type"):
+        open_loader(tmp_path)
 
 
 def test_an_integer_that_no_float_holds_is_an_error_that_names_its_row_group_not_another_number(tmp_path):

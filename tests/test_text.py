@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning, StructuredDataset
-from torch_dataloader_utils.errors import ColumnError
+from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.formats.csv import Csv
 from torch_dataloader_utils.formats.textfooters import Cutting
 
@@ -582,3 +582,58 @@ def test_columns_without_a_common_type_are_named_with_both_files(tmp_path: Path)
         open_text(tmp_path, format="csv")
     told = {"column_types": {"x": "string"}}
     assert next(iter(open_text(tmp_path, format="csv", format_options=told)[0]))["x"] == ["1", "one"]
+
+
+# What no column of a file is read of, what lies within a column, and numbers that no float holds ----------------------
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize("counted", [False, True])
+@pytest.mark.parametrize("mixing", [{}, {"shuffle": True, "shuffle_buffer_size": 20}], ids=["in order", "mixed"])
+def test_partition_columns_alone_have_every_row(tmp_path, kind, counted, mixing):
+    for year in (2020, 2021):
+        write_text(tmp_path / f"year={year}", kind, files=(40, 20))
+    loader, _ = open_text(tmp_path, format=kind, partitioning="hive", columns=["year"], count_rows=counted, **mixing)
+    assert sorted(year for batch in loader for year in batch["year"]) == [2020] * 60 + [2021] * 60
+
+
+NESTED = {
+    "a field of a struct": ({"s": {"x": 1}}, {"s": {"x": 1, "y": 2}}, r"\['s\.y'\]"),
+    "a field in a list": ({"s": [{"x": 1}]}, {"s": [{"x": 5, "label": 7}]}, r"\['s\.label'\]"),
+    "the first field": ({"s": {}}, {"s": {"x": 5}}, r"\['s\.x'\]"),
+}
+
+
+@pytest.mark.parametrize("case", NESTED)
+@pytest.mark.parametrize("columns", [None, ["s"], ["s", "t"], ["t"]], ids=str)
+def test_a_field_within_a_column_is_never_passed_over(tmp_path, case, columns):
+    early, late, named = NESTED[case]
+    lines = [json.dumps({**early, "t": 1, "other": 2})] * 200 + [json.dumps({**late, "t": 1, "other": 2})]
+    path = tmp_path / "a.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    loader, _ = open_text(path, format="jsonl", columns=columns, format_options={"block_size": 256})
+    if columns == ["t"]:
+        assert sum(len(batch["t"]) for batch in loader) == 201
+        return
+    with pytest.raises(UnreadableFileError, match=rf"a\.jsonl, line 201: the fields {named} were not in the beginning"):
+        list(loader)
+
+
+@pytest.mark.parametrize("line", [2, 5, 33, 50])
+def test_a_type_that_changes_in_the_first_block_is_named_with_its_very_line(tmp_path, line):
+    lines = [json.dumps({"a": "x" if number == line else 1}) for number in range(1, 51)]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
+    with pytest.raises(UnreadableFileError, match=rf"a\.jsonl, line {line}: .* changed from number to string"):
+        open_text(tmp_path / "a.jsonl", format="jsonl")
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_an_integer_that_no_float_holds_is_an_error_where_other_files_make_its_column_one_of_floats(tmp_path, kind):
+    texts = {"csv": "a\n{}\n", "jsonl": '{{"a": {}}}\n'}
+    for number, value in enumerate((2**53 + 1, 1.5)):
+        (tmp_path / f"{number}.{kind}").write_text(texts[kind].format(value))
+    with pytest.raises(UnreadableFileError, match=rf"0\.{kind}: column 'a' begins with integers here"):
+        list(open_text(tmp_path, format=kind)[0])
+    (tmp_path / f"0.{kind}").unlink()
+    (tmp_path / f"0.{kind}").write_text(texts[kind].format(2**52))
+    assert [value for batch in open_text(tmp_path, format=kind)[0] for value in batch["a"]] == [2.0**52, 1.5]

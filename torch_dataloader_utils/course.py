@@ -18,14 +18,14 @@ from torch_dataloader_utils.iteration import Iteration
 from torch_dataloader_utils.merging import OnChangedFiles, merge_states
 from torch_dataloader_utils.metrics import ProgressLine
 from torch_dataloader_utils.mismatch import shorten, touched_files
-from torch_dataloader_utils.model import Base, Piece, Plan
+from torch_dataloader_utils.model import Base, Piece, Plan, SizedSplit
 from torch_dataloader_utils.planning import PlanOptions, delivery_order, make_plan
 from torch_dataloader_utils.progress import Progress
 from torch_dataloader_utils.restoring import restore_progress
 from torch_dataloader_utils.saved import SavedState, parse_states
 from torch_dataloader_utils.sharing import Copies, is_being_sent_to_a_process
 from torch_dataloader_utils.state import Run, dump_state
-from torch_dataloader_utils.strategies import SplitStrategy, bundled, name_of
+from torch_dataloader_utils.strategies import SplitStrategy, bundled, described
 from torch_dataloader_utils.topology import Topology
 from torch_dataloader_utils.walking import ReadOptions
 
@@ -66,6 +66,7 @@ class Course:
         self._plan_options = plan_options
         self._read_options = read_options
         self._strategy = strategy
+        self._own_shards: tuple[int, list[list[SizedSplit]]] | None = None
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
         self._plan: tuple[tuple[int, int, Base | None], Plan] | None = None
@@ -133,7 +134,7 @@ class Course:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
-        return dump_state(self._run(), self.epoch, self.progress)
+        return dump_state(self._run(self.epoch), self.epoch, self.progress)
 
     def load_state_dict(self, states: Any, *, strict: bool, on_changed_files: OnChangedFiles) -> None:
         """Take over a state, or those of all ranks, or raise and change nothing."""
@@ -145,7 +146,7 @@ class Course:
             msg = f"on_changed_files={on_changed_files!r} needs strict=False: what is left has to be planned anew"
             raise ValueError(msg)
         worker = get_worker_info()
-        run = self._run()
+        run = self._run(saved[0].epoch)
         if worker is None and self._adopts_num_workers and run.topology.virtual_workers is None:
             run = replace(run, topology=replace(run.topology, num_workers=saved[0].num_workers))
         progress = restore_progress(saved, run, lambda epoch, base: self._make_plan(epoch, run.topology, base))
@@ -159,7 +160,7 @@ class Course:
         self._take_over("load_state_dict", progress)
 
     def _load_elastically(self, saved: Sequence[SavedState], on_changed_files: OnChangedFiles) -> None:
-        merged = merge_states(saved, self._run(), on_changed_files=on_changed_files)
+        merged = merge_states(saved, self._run(saved[0].epoch), on_changed_files=on_changed_files)
         self._warn_of_touched_files(saved[0])
         if merged.lost_rows:
             lost, count = list(merged.lost_rows), "an unknown number of"
@@ -252,7 +253,8 @@ class Course:
         if get_worker_info() is None:
             self.copies.publish(self.epoch, waiting=loaded is not None)
 
-    def _run(self) -> Run:
+    def _run(self, epoch: int) -> Run:
+        """Return what a state of an epoch belongs to."""
         worker = get_worker_info()
         topology = self.topology if worker is None else replace(self.topology, num_workers=worker.num_workers)
         return Run(
@@ -263,7 +265,7 @@ class Course:
             format=self._source.format.name,
             format_options=self._source.format.options_digest,
             **self._source.pin,
-            split_strategy=name_of(self._strategy),
+            split_strategy=None if self._strategy is None else described(self._strategy, self._bundled(epoch) or ()),
         )
 
     @property
@@ -287,8 +289,16 @@ class Course:
             num_workers=topology.planned_workers,
             selection=self._source.selection,
             base=base,
-            bundled=None if self._strategy is None else bundled(self._strategy, self._source.manifest, epoch),
+            bundled=self._bundled(epoch),
         )
+
+    def _bundled(self, epoch: int) -> list[list[SizedSplit]] | None:
+        """Return what a strategy makes of an epoch; None where there is none."""
+        if self._strategy is None:
+            return None
+        if self._own_shards is None or self._own_shards[0] != epoch:
+            self._own_shards = epoch, bundled(self._strategy, self._source.manifest, epoch)
+        return self._own_shards[1]
 
     def _batches(self, progress: Progress) -> int:
         return progress.batches(self._read_options.batch_size, drop_last=self._read_options.drop_last)
@@ -313,7 +323,7 @@ class Course:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to this process: the iteration, and shared memory unless a process is started."""
-        state = {**self.__dict__, "iteration": None, "_plan": None, "_evened_rows": None}
+        state = {**self.__dict__, "iteration": None, "_plan": None, "_evened_rows": None, "_own_shards": None}
         if not is_being_sent_to_a_process():
             del state["copies"]
         return state

@@ -103,7 +103,9 @@ def _require_equal(saved: SavedState, run: Run, on_changed_files: OnChangedFiles
     """Return how files differ, if that and who reads is all that differs."""
     settings = run.settings()
     files = compare_files(saved, run.manifest)
-    may_differ = (*TOPOLOGY, "rows") if files and on_changed_files == "continue" else TOPOLOGY
+    may_differ: tuple[str, ...] = TOPOLOGY
+    if files and on_changed_files == "continue":
+        may_differ = (*TOPOLOGY, "rows", "split_strategy")  # what a strategy makes of other files is another thing
     differences = [
         Difference(name, value, settings[name])
         for name, value in saved.settings.items()

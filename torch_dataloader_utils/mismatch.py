@@ -89,7 +89,7 @@ def _is_rewritten_text(before: SavedFile, now: DataFile) -> bool:
 ADVICE = {
     "rank": "load the state that this rank saved (distributed.own_state picks it from a gathered list)",
     "plan_algorithm": "finish the epoch with the release that saved the checkpoint",
-    "split_strategy": "use the split strategy that the checkpoint was saved with",
+    "split_strategy": "use the split strategy that the checkpoint was saved with: it has to return the same shards",
     "format_options": "use the format_options and count_rows that the checkpoint was saved with",
     "filters": "use the filter that the checkpoint was saved with (a new pyarrow may also write it differently)",
     "global_batch_size": "use the batch_size that, times the number of ranks, gives the checkpoint's",

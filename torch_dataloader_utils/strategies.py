@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch_dataloader_utils.model import DataFile, Manifest, Shard, SizedSplit, Split
 from torch_dataloader_utils.planning import PlanOptions
 
-__all__ = ["SplitStrategy", "bundled", "name_of", "require_strategy"]
+__all__ = ["SplitStrategy", "bundled", "described", "require_strategy"]
 
 
 class SplitStrategy(Protocol):
@@ -24,7 +25,8 @@ class SplitStrategy(Protocol):
 
         Args:
             manifest: The files. ``manifest.files`` are sorted by path; of each, ``path`` (relative to the root),
-                ``rows`` and ``row_groups`` (each with ``rows`` and ``bytes``, uncompressed) are known.
+                ``rows`` and ``row_groups`` (each with ``rows`` and ``bytes``, uncompressed) are known. Of text whose
+                rows are not counted, rows are bytes.
             epoch: The epoch, from 0.
 
         Returns:
@@ -35,8 +37,9 @@ class SplitStrategy(Protocol):
 
 def require_strategy(value: object, options: PlanOptions) -> None:
     """Raise unless a value is a strategy, and what else was asked for leaves it what it decides."""
-    if not callable(getattr(value, "shards", None)):
+    if isinstance(value, type) or not callable(getattr(value, "shards", None)):
         msg = f"split_strategy={value!r:.80} has no method shards(manifest, epoch)"
+        msg += ": make an object of this class" if isinstance(value, type) else ""
         raise TypeError(msg)
     if options.shuffle and not options.mixes_rows:
         msg = (
@@ -51,9 +54,17 @@ def require_strategy(value: object, options: PlanOptions) -> None:
         raise ValueError(msg)
 
 
-def name_of(strategy: SplitStrategy | None) -> str | None:
-    """Return what states call a strategy: its class."""
-    return None if strategy is None else f"{type(strategy).__module__}.{type(strategy).__qualname__}"
+def name_of(strategy: SplitStrategy) -> str:
+    """Return what a strategy is called: its class."""
+    return f"{type(strategy).__module__}.{type(strategy).__qualname__}"
+
+
+def described(strategy: SplitStrategy, shards: Iterable[Sequence[SizedSplit]]) -> str:
+    """Return what states say of a strategy: its class, and a digest of an epoch's shards."""
+    digest = hashlib.blake2b(digest_size=8)
+    for shard in shards:
+        digest.update(b"\n\n" + b"\n".join(group.split.content() for group in shard))
+    return f"{name_of(strategy)} {digest.hexdigest()}"
 
 
 def bundled(strategy: SplitStrategy, manifest: Manifest, epoch: int) -> list[list[SizedSplit]]:
@@ -72,7 +83,10 @@ def bundled(strategy: SplitStrategy, manifest: Manifest, epoch: int) -> list[lis
     files = {file.path: _Groups(groups) for file, groups in _with_groups(manifest)}
     homes: dict[Split, int] = {}
     shards = []
-    returned: Iterable[object] = strategy.shards(manifest, epoch)
+    returned: object = strategy.shards(manifest, epoch)
+    if not isinstance(returned, Iterable):
+        msg = f"split_strategy {name_of(strategy)} returned {returned!r:.80}, expected shards"
+        raise TypeError(msg)
     for number, shard in enumerate(returned):
         if not isinstance(shard, Shard):
             msg = f"split_strategy {name_of(strategy)} returned {shard!r:.80} as shard {number}, expected a Shard"
@@ -112,8 +126,11 @@ def _groups_of_shard(shard: Shard, files: Mapping[str, _Groups]) -> list[SizedSp
     return [group for split in shard.splits for group in _groups_of(split, files)]
 
 
-def _groups_of(split: Split, files: Mapping[str, _Groups]) -> Sequence[SizedSplit]:
+def _groups_of(split: Any, files: Mapping[str, _Groups]) -> Sequence[SizedSplit]:
     """Return the row groups that make up a split."""
+    if type(split) is not Split or {type(split.row_offset), type(split.row_length)} != {int}:
+        msg = f"holds {split!r:.80}, expected a Split of a path and two integers"
+        raise ValueError(msg)
     if split.path not in files:
         msg = f"names {split.path!r}, which is none of the dataset's files"
         raise ValueError(msg)

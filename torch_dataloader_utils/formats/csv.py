@@ -26,7 +26,7 @@ from torch_dataloader_utils.formats.csvoptions import (
 )
 from torch_dataloader_utils.formats.lines import Text
 from torch_dataloader_utils.formats.projections import FileSchema, unified
-from torch_dataloader_utils.formats.text import Sample, TextFormat
+from torch_dataloader_utils.formats.text import BLOCK_BYTES, Sample, TextFormat
 from torch_dataloader_utils.options import nearest
 from torch_dataloader_utils.storage import Storage, StoredFile
 
@@ -36,6 +36,7 @@ UNCUTTABLE = ("escape_char", "newlines_in_values", "skip_rows", "skip_rows_after
 """Options under which a line end may be no row's end, or a file's beginning is not its first line."""
 
 ZERO = "holds a zero byte: the file is damaged, or no text"
+NOT_CLOSED = "a quoted value is not closed: the file is cut short, or a quote is too many"
 CHUNK = 1 << 20
 MOST_SHOWN = 500
 MESSAGE = re.compile(
@@ -232,8 +233,7 @@ class _Lines:
                 found = MESSAGE.fullmatch(str(told)) or found
         what = str(error) if found is None else found["what"]
         if "straddling object" in what:
-            what = "a row is longer than what is parsed at a time, or a quoted value is not closed: if it is such a "
-            what += "row, pass format_options={'block_size': ...} in bytes"
+            return self._too_long(text)
         number = found["column"] if found is not None else None
         if number is not None:
             column = self._names()[int(number)]
@@ -241,6 +241,16 @@ class _Lines:
             what = f"column {column!r}: {what}; it may be told by format_options={{{advice}}}"
         row = found["row"] if found is not None else None
         return text.error(None if row is None else self.line_of(text, int(row)), _shortened(what))
+
+    def _too_long(self, text: Text) -> UnreadableFileError:
+        """Return the error of a row that is longer than what is parsed at a time."""
+        opened = self._left_open(text)
+        if opened is not None:
+            return text.error(opened, NOT_CLOSED)
+        size = int(self._options.get("block_size") or BLOCK_BYTES)
+        line = next((number for number, line in enumerate(self._plain_lines(text), 1) if len(line) > size), None)
+        what = "a row is longer than what is parsed at a time: pass format_options={'block_size': ...} in bytes"
+        return text.error(line, what)
 
     def require_sound(self, text: Text, watched: Decompressed | None) -> None:
         """Raise if a text holds zero bytes, or ends within a quoted value: pyarrow takes the one and the other."""
@@ -258,7 +268,7 @@ class _Lines:
             raise text.error(line, ZERO)
         opened = self._left_open(text) if quotes % 2 else None
         if opened is not None:
-            raise text.error(opened, "a quoted value is not closed: the file is cut short, or a quote is too many")
+            raise text.error(opened, NOT_CLOSED)
 
     def line_of(self, text: Text, row: int) -> int | None:
         """Return the line that a row begins in, both from 1, the header and lines that are skipped counted."""

@@ -12,6 +12,7 @@ from functools import partial
 import pyarrow as pa
 
 from torch_dataloader_utils.formats.fetching import OPEN_FILES, Fetcher
+from torch_dataloader_utils.formats.slices import stacked
 from torch_dataloader_utils.formats.source import Codec, RowGroups, Source
 from torch_dataloader_utils.formats.sparse import SparseFile
 from torch_dataloader_utils.storage import LocalFile
@@ -192,7 +193,7 @@ class Parts:
             self._tables = None  # another attempt begins with what has not been returned
             raise
         self._done += rows - wanted
-        return pa.concat_tables(parts)
+        return stacked(parts)
 
 
 @dataclass(frozen=True, slots=True)

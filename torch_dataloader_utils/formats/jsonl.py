@@ -20,6 +20,7 @@ from pyarrow import json
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.lines import Text
 from torch_dataloader_utils.formats.projections import FileSchema, unified
+from torch_dataloader_utils.formats.slices import stacked
 from torch_dataloader_utils.formats.text import Sample, TextFormat
 from torch_dataloader_utils.options import nearest
 from torch_dataloader_utils.storage import Storage, StoredFile
@@ -36,6 +37,10 @@ BOM = b"\xef\xbb\xbf"
 NOT_AN_OBJECT = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)
 NULL_AFTER = re.compile(rb"\}[ \t\r]*null")
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+UNEXPECTED = "unexpected field"
+"""What pyarrow says of a field that it was not told of."""
+
+UNEXPECTED_WITHIN = "unexpected field within a column"
 SEVERAL = "this is not one JSON object in a line of its own"
 LONGEST = 2
 """How many blocks a line may fill, wherever they begin; pyarrow takes it if they begin in the right places."""
@@ -45,6 +50,7 @@ PARALLEL = 16
 """Blocks that are parsed with threads together."""
 
 MOST_SHOWN = 500
+IN_ROW = re.compile(r" in row \d+$")
 
 
 @dataclass(frozen=True)
@@ -83,7 +89,7 @@ class JsonLines(TextFormat):
         return pa.schema([]) if told is None else pa.schema(told)
 
     def _parse_options(self, schema: pa.Schema, unexpected: str) -> json.ParseOptions:
-        told = self.options.get("unexpected_field_behavior") or unexpected
+        told = self.options.get("unexpected_field_behavior", "infer")
         return json.ParseOptions(
             explicit_schema=schema, unexpected_field_behavior=unexpected if told == "infer" else told
         )
@@ -129,7 +135,10 @@ class JsonLines(TextFormat):
 
     def parser(self, names: Sequence[str], stored: pa.Schema) -> JsonParser:
         """Return what makes rows of texts of a file."""
-        unexpected = "ignore" if self.takes_unknown or len(stored) < len(names) else "error"
+        if not self.takes_unknown and len(stored) == len(names):
+            unexpected = "error"
+        else:  # pyarrow would pass over unknown fields inside of columns as well
+            unexpected = "infer" if any(_holds_struct(column.type) for column in stored) else "ignore"
         return JsonParser(self._parse_options(stored, unexpected), self.block_bytes, stored.names)
 
 
@@ -147,11 +156,12 @@ class JsonParser:
         self._options = options
         self._block_bytes = block_bytes
         self._names = names
+        self._types = {column.name: column.type for column in options.explicit_schema}
 
     def table(self, text: Text) -> pa.Table:
         """Return all rows."""
         parts = [self.block(text, block, line) for block, line in self._blocks(text, PARALLEL * self._block_bytes)]
-        return pa.concat_tables(parts) if parts else self._selected(self._options.explicit_schema.empty_table())
+        return stacked(parts) if parts else self._selected(self._options.explicit_schema.empty_table())
 
     def batches(self, text: Text, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         """Yield the rows, block by block."""
@@ -202,15 +212,9 @@ class JsonParser:
 
     def _parsed(self, block: bytes, *, use_threads: bool) -> pa.Table | str:
         """Return the rows of some lines, or what is wrong with them."""
-        characters = np.frombuffer(block, dtype=np.uint8)
-        starts = np.flatnonzero(characters[:-1] == ord("\n")) + 1
-        lines = len(starts) + 1
-        if np.diff(starts, prepend=0, append=len(block)).max() > LONGEST * self._block_bytes:
-            return _too_long(self._block_bytes)
-        if not block.startswith(b"{") or (characters[starts] != ord("{")).any():
-            if NOT_AN_OBJECT.search(block):
-                return "this is no JSON object: a row is an object in a line of its own"
-            lines = sum(1 for line in block.split(b"\n") if line.strip(b" \t\r"))
+        lines = self._count(block)
+        if isinstance(lines, str):
+            return lines
         if not lines:
             return self._options.explicit_schema.empty_table()
         size = self._block_bytes if use_threads else max(self._block_bytes, len(block) + 1)
@@ -221,37 +225,51 @@ class JsonParser:
             if self._names is not None:
                 table.validate(full=True)  # texts are not looked at before
         except pa.ArrowException as error:
-            if use_threads:
-                return self._parsed(block, use_threads=False)
-            return str(error)
+            return self._parsed(block, use_threads=False) if use_threads else str(error)
+        if any(table.schema.field(name).type != self._types[name] for name in self._names or ()):
+            return UNEXPECTED_WITHIN
         return table if table.num_rows == lines else SEVERAL
 
+    def _count(self, block: bytes) -> int | str:
+        """Return how many rows lines hold; or what is wrong with them."""
+        characters = np.frombuffer(block, dtype=np.uint8)
+        starts = np.flatnonzero(characters[:-1] == ord("\n")) + 1
+        if np.diff(starts, prepend=0, append=len(block)).max() > LONGEST * self._block_bytes:
+            return _too_long(self._block_bytes)
+        if block.startswith(b"{") and (characters[starts] == ord("{")).all():
+            return len(starts) + 1
+        if NOT_AN_OBJECT.search(block):
+            return "this is no JSON object: a row is an object in a line of its own"
+        return sum(1 for line in block.split(b"\n") if line.strip(b" \t\r"))
+
     def _error(self, text: Text, block: bytes, line: int, what: str) -> UnreadableFileError:
-        """Return the error of the first line that is wrong, found by halves."""
-        lines = block.splitlines(keepends=True) if b"\n" not in block else [one + b"\n" for one in block.split(b"\n")]
-        while len(lines) > 1:
-            half = len(lines) // 2
-            found = self._parsed(b"".join(lines[:half]), use_threads=False)
+        """Return the error of the line that ends the shortest beginning in which something is wrong."""
+        lines = [one + b"\n" for one in block.split(b"\n")] if b"\n" in block else [block]
+        sound, wrong = 0, len(lines)
+        while wrong - sound > 1:
+            middle = (sound + wrong) // 2
+            found = self._parsed(b"".join(lines[:middle]), use_threads=False)
             if isinstance(found, str):
-                lines, what = lines[:half], found
+                wrong, what = middle, found
             else:
-                lines, line = lines[half:], line + half
-        found = self._parsed(b"".join(lines), use_threads=False)
-        return text.error(
-            line + 1,
-            _explained(found if isinstance(found, str) else what, lines[0], self._options.explicit_schema.names),
-        )
+                sound = middle
+        return text.error(line + wrong, _explained(what, lines[wrong - 1], self._options.explicit_schema))
 
 
-def _explained(what: str, line: bytes, known: Sequence[str]) -> str:
+def _explained(what: str, line: bytes, known: pa.Schema) -> str:
     """Return what is wrong with a line, and what to do where that is known."""
-    what = what.removeprefix("JSON parse error: ").removesuffix(" in row 0")
+    what = IN_ROW.sub("", what.removeprefix("JSON parse error: "))
     told = "format_options={'explicit_schema': ...}"
-    if what == "unexpected field":
+    if what in (UNEXPECTED, UNEXPECTED_WITHIN):
+        unknown: list[str] = []
         with contextlib.suppress(ValueError, RecursionError):
-            unknown = [name for name in standard_json.loads(line) if name not in known]
-            what = f"the fields {unknown} were" if unknown else "a field was"
-            what += f" not in the beginning of any file: give their types by {told}, or name `columns` without them"
+            unknown = list(_unknown_fields(standard_json.loads(line), pa.struct(list(known))))
+        if what == UNEXPECTED_WITHIN:  # other columns are not asked for
+            unknown = [name for name in unknown if "." in name]
+        what = f"the fields {unknown} were" if unknown else "a field was"
+        what += f" not in the beginning of any file: give their types by {told}"
+        if any("." not in name for name in unknown):
+            what += ", or name `columns` without them"
     elif "changed from null" in what:
         what += f": it had no value in the beginning of any file, so its type is not known; give it by {told}"
     elif "list offsets" in what:
@@ -259,6 +277,24 @@ def _explained(what: str, line: bytes, known: Sequence[str]) -> str:
     elif "changed from" in what or "Failed to convert" in what:
         what += f"; types may be told by {told}"
     return what if len(what) <= MOST_SHOWN else f"{what[:MOST_SHOWN]}..."
+
+
+def _unknown_fields(value: object, kind: pa.DataType, within: str = "") -> Iterator[str]:
+    """Yield the fields of a value that its type does not have, at any depth."""
+    if isinstance(value, dict) and pa.types.is_struct(kind):
+        known = {field.name: field.type for field in kind}
+        for name, inner in value.items():
+            if name in known:
+                yield from _unknown_fields(inner, known[name], f"{within}{name}.")
+            else:
+                yield f"{within}{name}"
+    elif isinstance(value, list) and pa.types.is_list(kind):
+        for inner in value:
+            yield from _unknown_fields(inner, kind.value_type, within)
+
+
+def _holds_struct(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) or (pa.types.is_list(kind) and _holds_struct(kind.value_type))
 
 
 def _is_wrong(line: bytes) -> bool:

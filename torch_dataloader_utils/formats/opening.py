@@ -158,13 +158,16 @@ def _whole_schema(manifest: Manifest, footers: Sequence[Footer], annotations: An
         return Unified(annotations.schema, {})
     files = [FileSchema(manifest.full_path(footer.file.path), footer.schema) for footer in footers]
     whole = unified(files)
+    problems = dict(whole.problems)
+    from_paths = []
     for column in annotations.constant_schema:
-        if column.name in whole.schema.names:
-            home = next(file.path for file in files if column.name in file.schema.names)
-            msg = f"column {column.name!r} is both in the paths of files and in {home}: open the dataset without "
-            msg += "`partitioning`, or write the files without it"
-            raise ColumnError(msg)
-    return replace(whole, schema=pa.schema([*whole.schema, *annotations.constant_schema]))
+        if column.name not in whole.schema.names:
+            from_paths.append(column)
+            continue
+        home = next(file.path for file in files if column.name in file.schema.names)
+        problems[column.name] = f"is both in the paths of files and in {home}: open the dataset without "
+        problems[column.name] += "`partitioning`, write the files without it, or choose `columns` without it"
+    return Unified(pa.schema([*whole.schema, *from_paths]), problems)
 
 
 def _without_deleted(
@@ -258,7 +261,9 @@ def _require_promotable(projection: Projection, needed: pa.Schema, path: str) ->
     for column, source in zip(needed, projection.sources, strict=True):
         own = None if source is None else projection.stored.field(source).type
         if own is not None and not grew_out_of(column.type, own):
-            msg = f"column {column.name!r} is {own} in {path} but {column.type} in the table"
+            msg = (
+                f"column {column.name!r} is {own} in {path} but {column.type} in the table: choose `columns` without it"
+            )
             raise ColumnError(msg)
 
 

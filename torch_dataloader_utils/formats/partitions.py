@@ -109,9 +109,10 @@ def _segments(directory: str) -> Iterator[tuple[str, str]]:
 
 def _kind(texts: Sequence[str]) -> pa.DataType:
     if texts and all(map(INTEGER.fullmatch, texts)):
-        largest = max(abs(int(text)) for text in texts)
-        if largest < 2**63:
-            return pa.int32() if largest < 2**31 else pa.int64()
+        values = [int(text) for text in texts]
+        for kind, limit in ((pa.int32(), 2**31), (pa.int64(), 2**63)):
+            if -limit <= min(values) and max(values) < limit:
+                return kind
     elif texts and all(map(_is_date, texts)):
         return pa.date32()
     return pa.string()

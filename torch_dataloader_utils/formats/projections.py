@@ -89,7 +89,8 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     try:
         return column.cast(field.type)
     except pa.ArrowException as error:
-        msg = f"column {field.name!r} is {column.type} here and {field.type} in the dataset: {error}"
+        msg = f"column {field.name!r} is {column.type} here and {field.type} in the dataset: {error}; write the files "
+        msg += "with one type, or choose `columns` without it"
         raise ColumnError(msg) from None
 
 
@@ -134,11 +135,26 @@ def unified(files: Iterable[FileSchema]) -> Unified:
 
 
 def _common(known: pa.Field, field: pa.Field) -> pa.Field | None:
+    """Return a field of a type that both may become; pyarrow would let values change that no error tells of."""
+    kinds = (known.type, field.type)
+    if any(map(pa.types.is_decimal, kinds)) and any(map(pa.types.is_floating, kinds)):
+        return None
+    if any(map(_is_text, kinds)) and any(map(_is_binary, kinds)):
+        return None
     try:
         (common,) = pa.unify_schemas([pa.schema([known]), pa.schema([field])], promote_options="permissive")
     except (pa.ArrowException, TypeError):
         return None
     return common
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
 
 
 def grew_out_of(kind: pa.DataType, own: pa.DataType) -> bool:
@@ -172,8 +188,9 @@ def _is_number(kind: pa.DataType) -> bool:
 def _parts_grew_out_of(kind: pa.DataType, own: pa.DataType) -> bool:
     """Whether each part of a nested type may have grown out of another's."""
     if pa.types.is_struct(kind) and pa.types.is_struct(own):
-        same = [one.name for one in kind] == [one.name for one in own]
-        parts = [(one.type, other.type) for one, other in zip(kind, own, strict=False)]
+        now = {one.name: one.type for one in kind}
+        same = {one.name for one in own} <= set(now)  # fields that were added are null
+        parts = [(now[one.name], one.type) for one in own] if same else []
     elif pa.types.is_map(kind) and pa.types.is_map(own):
         same, parts = True, [(kind.key_type, own.key_type), (kind.item_type, own.item_type)]
     elif pa.types.is_list(kind) and (pa.types.is_list(own) or pa.types.is_large_list(own)):

@@ -53,13 +53,22 @@ def filter_columns(filters: pc.Expression, schema: pa.Schema) -> tuple[str, ...]
     if not pa.types.is_boolean(kind):
         msg = f"the filter {filters!s:.200} gives {kind}, not true or false: compare it with something"
         raise ColumnError(msg)
-    names = tuple(name for number, name in enumerate(schema.names) if not _binds(filters, schema.remove(number)))
+    names = _needed(filters, schema)
     all_null = reduce(operator.and_, (pc.field(name).is_null() for name in names), pc.scalar(value=True))
     try:
         rules_out(filters, schema, names, all_null)
     except pa.ArrowInvalid as error:  # one that needs more than its own row, such as a sum
         raise _filter_error(filters, schema, error) from None
     return names
+
+
+def _needed(filters: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
+    """Return the columns without which a filter cannot be bound. Of those, its text holds the names."""
+    text = str(filters)
+    named = pa.schema([column for column in schema if column.name in text])
+    if not _binds(filters, named):
+        named = schema
+    return tuple(name for number, name in enumerate(named.names) if not _binds(filters, named.remove(number)))
 
 
 def _filter_error(filters: pc.Expression, schema: pa.Schema, error: Exception) -> ColumnError:
@@ -150,9 +159,30 @@ def select_row_groups(
         for count in range(len(nan_columns) + 1)
         for chosen in itertools.combinations(nan_columns, count)
     ]
+    zeros = _columns_kept_as_zero(filters, schema, columns)
     return tuple(
-        _selected(footer, filters, schema, guarantees, case) for footer, case in zip(footers, cases, strict=True)
+        _selected(footer, filters, schema, guarantees, case=case, zeros=zeros)
+        for footer, case in zip(footers, cases, strict=True)
     )
+
+
+def _columns_kept_as_zero(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str]) -> list[str]:
+    """Return the columns in which a zero may pass a filter, and pyarrow may not see it by statistics.
+
+    Parquet writes -0.0 as the least of zeros and 0.0 as the greatest. pyarrow takes them for different values where it
+    looks for one in a set (seen in 17.0 and in 26.0).
+    """
+    if "is_in(" not in str(filters):
+        return []
+    floats = [name for name in columns if pa.types.is_floating(schema.field(name).type)]
+    return [
+        name
+        for name in floats
+        if not all(
+            rules_out(filters, schema, columns, pc.field(name) == pa.scalar(zero, schema.field(name).type))
+            for zero in (0.0, -0.0)
+        )
+    ]
 
 
 def _selected(
@@ -160,10 +190,15 @@ def _selected(
     filters: pc.Expression,
     schema: pa.Schema,
     guarantees: Iterable[pc.Expression | None],
+    *,
     case: FileCase,
+    zeros: Sequence[str],
 ) -> tuple[int, ...]:
     """Return the row groups that may hold a row for the filter under any of the guarantees; each stands for a case."""
     selected: set[int] = set()
+    if zeros and case.comparable:
+        whole = _fragment(footer, case.guarantee)
+        selected.update(group.id for group in whole.row_groups if any(_is_zero(group, name) for name in zeros))
     for of_nan in guarantees:
         guarantee = _both(of_nan, case.guarantee)
         fragment = _fragment(footer, guarantee)
@@ -173,6 +208,12 @@ def _selected(
             fragment = fragment.subset(filters, schema=schema)
         selected.update(group.id for group in fragment.row_groups)
     return tuple(sorted(selected))
+
+
+def _is_zero(group: Any, column: str) -> bool:
+    """Whether a row group has zeros alone in a column, beside NaN and null."""
+    bounds = (group.statistics or {}).get(column)
+    return bounds is not None and bounds["min"] == 0 == bounds["max"]
 
 
 def _both(one: pc.Expression | None, other: pc.Expression | None) -> pc.Expression | None:

@@ -6,14 +6,23 @@ leave out a part of the offset (seen in 17.0 and in 26.0). `concat_arrays` is ri
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 
-__all__ = ["copied", "takeable"]
+__all__ = ["copied", "stacked", "takeable"]
 
 
 def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a copy that keeps nothing else in memory."""
     return pa.chunked_array([pa.concat_arrays(column.chunks)] if column.num_chunks else [], column.type)
+
+
+def stacked(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return tables as one. pyarrow forgets how many rows there are where they have no columns."""
+    if tables[0].num_columns:
+        return pa.concat_tables(tables)
+    return pa.table({"": pa.nulls(sum(map(len, tables)))}).select([])
 
 
 def takeable(table: pa.Table) -> pa.Table:

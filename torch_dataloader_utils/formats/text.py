@@ -27,7 +27,7 @@ from torch_dataloader_utils.listing import Listing
 from torch_dataloader_utils.model import TEXT, DataFile, RowGroup
 from torch_dataloader_utils.storage import Storage, StoredFile
 
-__all__ = ["Sample", "TextFormat"]
+__all__ = ["BLOCK_BYTES", "Sample", "TextFormat"]
 
 T = TypeVar("T")
 U = TypeVar("U")

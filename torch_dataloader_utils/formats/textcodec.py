@@ -8,6 +8,7 @@ from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.fetching import OPEN_FILES
@@ -33,6 +34,9 @@ class Parser(Protocol):
 MakeParser: TypeAlias = Callable[[Sequence[str], pa.Schema], Parser]
 """Given a file's columns, and those that are needed with their types, returns what makes rows of its texts."""
 
+
+LARGEST_EXACT = 2**53
+"""Below it every integer is a float64 without loss."""
 
 OFFSET_BYTES = 4
 NESTED_GROWTH = 2
@@ -95,9 +99,15 @@ class TextCodec(Codec):
         if local is not None and listed is not None and local.modified != listed:
             msg = f"{shown} was written anew since it was listed"
             raise UnreadableFileError(msg)
-        footer = self._layout(path).footer
-        parser = self._parser(footer.schema.names, self._source.projection(path).stored)
-        return _TextRowGroups(shown, footer, parser, file, is_local=local is not None)
+        footer, stored = self._layout(path).footer, self._source.projection(path).stored
+        parser = self._parser(footer.schema.names, stored)
+        own = {column.name: column.type for column in footer.schema}
+        widened = [
+            column.name
+            for column in stored
+            if pa.types.is_floating(column.type) and pa.types.is_integer(own.get(column.name, pa.null()))
+        ]
+        return _TextRowGroups(shown, footer, parser, file, widened, is_local=local is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,18 +118,33 @@ class _TextRowGroups:
     footer: TextFooter
     parser: Parser
     file: pa.NativeFile
+    widened: Sequence[str]
     is_local: bool
 
     def read(self, number: int) -> pa.Table:
-        return self.parser.table(self._text(number))
+        table = self.parser.table(self._text(number))
+        self._require_exact(table)
+        return table
 
     def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         for batch in self.parser.batches(self._text(number), use_threads=use_threads):
+            self._require_exact(batch)
             for first in range(0, batch.num_rows, rows):
                 yield batch.slice(first, rows)
 
     def close(self) -> None:
         """Nothing is open but the file itself."""
+
+    def _require_exact(self, rows: pa.Table | pa.RecordBatch) -> None:
+        """Raise where an integer, read as a float for other files' sake, may have become another number."""
+        for name in self.widened:
+            bounds = pc.min_max(rows[name])
+            if any(abs(bound.as_py() or 0) >= LARGEST_EXACT for bound in bounds.values()):
+                msg = (
+                    f"{self.shown}: column {name!r} begins with integers here, and is of floats in the dataset, which "
+                )
+                msg += f"do not hold each integer of {LARGEST_EXACT} or more; its type may be told by format_options"
+                raise UnreadableFileError(msg)
 
     def _text(self, number: int) -> Text:
         start, stop = (0, self.footer.size) if self.is_local else self.footer.ranges[number]
