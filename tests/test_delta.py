@@ -328,3 +328,10 @@ def test_options_of_the_storage_are_shown_nowhere(tmp_path):
         open_table(f"{tmp_path}/nowhere", **secrets)
     assert "hunter2" not in str(caught.value)
     assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_field_that_was_added_within_a_column_is_null_in_older_files(tmp_path):
+    write_deltalake(tmp_path, pa.table({"a": pa.array([3], pa.int32()), "b": [{"q": 1}]}))
+    more = pa.table({"a": pa.array([4], pa.int32()), "b": [{"q": 5, "r": "z"}]})
+    write_deltalake(tmp_path, more, mode="append", schema_mode="merge")
+    assert delivered(open_table(tmp_path)[0]) == counted(DeltaTable(tmp_path).to_pyarrow_table())

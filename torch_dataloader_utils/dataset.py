@@ -109,9 +109,9 @@ class StructuredDataset(Feed):
             path: A file, a directory (searched in depth), a glob, or a list of them; any URL that fsspec knows.
                 In directories and globs hidden files, names that begin with an underscore and other endings than the
                 format's are passed over; a file named in full is taken as it is.
-            format: The file format: ``"parquet"`` (.parquet, .parq, .pq); ``"orc"`` (.orc); ``"csv"`` (.csv); ``"jsonl"``
-                or ``"json"``, which is an object a line either way (.jsonl, .ndjson, .json). Text may be compressed by gzip or zstd
-                (.gz, .zst behind that).
+            format: The file format: ``"parquet"`` (.parquet, .parq, .pq); ``"orc"`` (.orc); ``"csv"`` (.csv);
+                ``"jsonl"`` or ``"json"``, which is an object a line either way (.jsonl, .ndjson, .json). Text may be
+                compressed by gzip or zstd (.gz, .zst behind that).
             format_options: What pyarrow's parser is told, by the names of its options: for ``"csv"`` those of
                 ``pyarrow.csv.ReadOptions``, ``ParseOptions`` and ``ConvertOptions``, such as ``delimiter`` or
                 ``column_types``; for ``"jsonl"`` those of ``pyarrow.json.ReadOptions`` and ``ParseOptions``, such as
