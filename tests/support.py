@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,21 @@ def batches_of(iterable: Any) -> list[list[int]]:
 def all_rows_of(iterable: Any) -> list[int]:
     """Return the row ids of all batches in one list."""
     return [row for batch in iterable for row in rows_of(batch)]
+
+
+def counted(rows: pa.Table) -> Counter[str]:
+    """Return how often each row of a table is there, as a text, in which NaN is equal to itself."""
+    return Counter(map(repr, rows.select(sorted(rows.column_names)).to_pylist()))
+
+
+def delivered(iterable: Any) -> Counter[str]:
+    """Return the same of batches that are dictionaries of Python lists."""
+    counts: Counter[str] = Counter()
+    for batch in iterable:
+        names = sorted(batch)
+        rows = zip(*(batch[name] for name in names), strict=True)
+        counts.update(repr(dict(zip(names, row, strict=True))) for row in rows)
+    return counts
 
 
 FILE_NAMES = ("a.parquet", "b/a.parquet", "b/z z.parquet", "day=1/x.parquet", "day=10/x.parquet", "\u00e9.parquet")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from collections import Counter
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -17,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltas import commit, vector_inline, vector_on_disk
+from support import counted, delivered
 
 from torch_dataloader_utils import CheckpointMismatchError, ColumnError, DeltaDataset, UnreadableFileError
 
@@ -44,19 +44,6 @@ def rows_from(first: int, count: int) -> pa.Table:
             "place": pa.array([{"x": one, "y": None} for one in ids], pa.struct({"x": pa.int32(), "y": pa.string()})),
         }
     )
-
-
-def counted(rows: pa.Table) -> Counter[str]:
-    return Counter(map(repr, rows.select(sorted(rows.column_names)).to_pylist()))
-
-
-def delivered(loader: Any) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for batch in loader:
-        names = sorted(batch)
-        rows = zip(*(batch[name] for name in names), strict=True)
-        counts.update(repr(dict(zip(names, row, strict=True))) for row in rows)
-    return counts
 
 
 def queried(table: Path) -> pa.Table:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from collections import Counter
 from datetime import datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -44,6 +43,7 @@ from pyiceberg.types import (
     StructType,
     TimestampType,
 )
+from support import counted, delivered
 
 from torch_dataloader_utils import CheckpointMismatchError, ColumnError, IcebergDataset, UnreadableFileError
 
@@ -141,20 +141,6 @@ def open_table(directory: Path, name: str = "db.events", **options: Any) -> Any:
         catalog_config=config_of(directory),
         **{"num_workers": 0, "batch_size": 16, "output_format": "dict", **options},
     )
-
-
-def counted(rows: pa.Table) -> Counter[str]:
-    """Count rows, as texts, in which NaN is equal to itself."""
-    return Counter(map(repr, rows.select(sorted(rows.column_names)).to_pylist()))
-
-
-def delivered(loader: Any) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for batch in loader:
-        names = sorted(batch)
-        rows = zip(*(batch[name] for name in names), strict=True)
-        counts.update(repr(dict(zip(names, row, strict=True))) for row in rows)
-    return counts
 
 
 def test_the_current_snapshot_is_delivered_as_pyiceberg_reads_it(lake):

@@ -66,7 +66,7 @@ class Course:
         self._plan_options = plan_options
         self._read_options = read_options
         self._strategy = strategy
-        self._own_shards: tuple[int, list[list[SizedSplit]]] | None = None
+        self._own_shards: tuple[int, list[list[SizedSplit]], str] | None = None
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
         self._plan: tuple[tuple[int, int, Base | None], Plan] | None = None
@@ -265,7 +265,7 @@ class Course:
             format=self._source.format.name,
             format_options=self._source.format.options_digest,
             **self._source.pin,
-            split_strategy=None if self._strategy is None else described(self._strategy, self._bundled(epoch) or ()),
+            split_strategy=self._bundled(epoch)[1],
         )
 
     @property
@@ -289,16 +289,17 @@ class Course:
             num_workers=topology.planned_workers,
             selection=self._source.selection,
             base=base,
-            bundled=self._bundled(epoch),
+            bundled=self._bundled(epoch)[0],
         )
 
-    def _bundled(self, epoch: int) -> list[list[SizedSplit]] | None:
-        """Return what a strategy makes of an epoch; None where there is none."""
+    def _bundled(self, epoch: int) -> tuple[list[list[SizedSplit]] | None, str | None]:
+        """Return what a strategy makes of an epoch, and what states say of it; None where there is none."""
         if self._strategy is None:
-            return None
+            return None, None
         if self._own_shards is None or self._own_shards[0] != epoch:
-            self._own_shards = epoch, bundled(self._strategy, self._source.manifest, epoch)
-        return self._own_shards[1]
+            shards = bundled(self._strategy, self._source.manifest, epoch)
+            self._own_shards = epoch, shards, described(self._strategy, shards)
+        return self._own_shards[1:]
 
     def _batches(self, progress: Progress) -> int:
         return progress.batches(self._read_options.batch_size, drop_last=self._read_options.drop_last)
