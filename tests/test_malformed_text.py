@@ -285,3 +285,18 @@ def test_a_row_that_is_longer_than_a_block_is_named_with_its_line(tmp_path, case
     (tmp_path / "a.csv").write_bytes(b"a,b\n" + b"1,x\n" * 100 + row)
     with pytest.raises(UnreadableFileError, match=rf"a\.csv, {message}"):
         list(open_text(tmp_path / "a.csv", format="csv")[0])
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xef\xbb\xbf", b" \n\t\n", b"\n\n"], ids=["byte order mark", "blanks", "line ends"]
+)
+def test_json_lines_without_a_line_are_an_error_that_names_the_file(tmp_path, content):
+    (tmp_path / "a.jsonl").write_bytes(content)
+    with pytest.raises(UnreadableFileError, match=r"a\.jsonl is empty: it has not even a line of jsonl"):
+        open_text(tmp_path / "a.jsonl", format="jsonl")
+
+
+def test_a_beginning_of_blank_lines_alone_is_said_to_be_that(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"\n" * 3_000_000 + b'{"a": 1}\n')
+    with pytest.raises(UnreadableFileError, match=r"a\.jsonl begins with 2097152 bytes without a line of jsonl"):
+        open_text(tmp_path / "a.jsonl", format="jsonl")

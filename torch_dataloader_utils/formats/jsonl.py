@@ -21,7 +21,7 @@ from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.lines import Text
 from torch_dataloader_utils.formats.projections import FileSchema, unified
 from torch_dataloader_utils.formats.slices import stacked
-from torch_dataloader_utils.formats.text import Sample, TextFormat
+from torch_dataloader_utils.formats.text import BOM, Sample, TextFormat
 from torch_dataloader_utils.options import nearest
 from torch_dataloader_utils.storage import Storage, StoredFile
 
@@ -33,7 +33,6 @@ OURS = {
     "newlines_in_values": "a row is a line",
 }
 
-BOM = b"\xef\xbb\xbf"
 NOT_AN_OBJECT = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)
 NULL_AFTER = re.compile(rb"\}[ \t\r]*null")
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
@@ -65,6 +64,8 @@ class JsonLines(TextFormat):
     suffixes: ClassVar[tuple[str, ...]] = tuple(
         f"{name}{compressed}" for name in (".jsonl", ".ndjson", ".json") for compressed in ("", ".gz", ".zst")
     )
+
+    blank: ClassVar[bytes] = b" \t\r\n"
 
     takes_unknown: bool = False
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
 
@@ -27,13 +27,16 @@ from torch_dataloader_utils.listing import Listing
 from torch_dataloader_utils.model import TEXT, DataFile, RowGroup
 from torch_dataloader_utils.storage import Storage, StoredFile
 
-__all__ = ["BLOCK_BYTES", "Sample", "TextFormat"]
+__all__ = ["BLOCK_BYTES", "BOM", "Sample", "TextFormat"]
 
 T = TypeVar("T")
 U = TypeVar("U")
 
 BLOCK_BYTES = 1 << 20
 """How much pyarrow parses at a time unless told otherwise: columns are inferred from the first of these blocks."""
+
+BOM = b"\xef\xbb\xbf"
+"""What may stand before UTF-8."""
 
 FILES_AT_ONCE = 16
 """How many files are looked at side by side where the storage does not answer at once."""
@@ -62,7 +65,10 @@ class TextFormat(Format):
         options: What pyarrow's parser is told, by the names of its options.
         cutting: How finely large files are cut.
         counts: Whether rows are counted when the dataset is opened.
+        blank: The characters of lines that are no rows.
     """
+
+    blank: ClassVar[bytes] = b"\r\n"
 
     options: Mapping[str, Any] = field(default_factory=dict)
     cutting: Cutting = field(default_factory=lambda: Cutting(128 << 20))
@@ -183,8 +189,9 @@ class TextFormat(Format):
         except OSError as error:
             msg = f"{shown} is cut short or damaged: {error}"
             raise UnreadableFileError(msg) from None
-        if not text.strip(b"\r\n"):
-            msg = f"{shown} is empty: it has not even a line of {self.name}"
+        if not text.removeprefix(BOM).strip(self.blank):
+            what = "is empty: it has not even" if is_all else f"begins with {len(text)} bytes without"
+            msg = f"{shown} {what} a line of {self.name}"
             raise UnreadableFileError(msg)
         sample = self.sample(Text(shown, pa.py_buffer(text)), is_all=is_all)
         text_bytes = len(text) / max(1, stored)
