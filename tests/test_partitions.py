@@ -299,9 +299,9 @@ def test_partitioned_files_that_differ_resume_after_any_batch(tmp_path, num_work
     loader, _ = open_loader(tmp_path, **options)
     whole = batches_of(loader)
     assert sorted(row for batch in whole for row in batch) == [*range(5), *range(9, 30)]
-    for stop in range(len(whole) + 1) if num_workers == 0 else (2,):
-        iterator = iter(loader)
-        before = [next(iterator)["row"].tolist() for _ in range(stop)]
-        resumed, _ = open_loader(tmp_path, **options)
+    resumed, _ = open_loader(tmp_path, **options)
+    iterator = iter(loader)
+    for stop in range(1, len(whole) + 1):
+        next(iterator)
         resumed.load_state_dict(loader.state_dict())
-        assert before + batches_of(resumed) == whole
+        assert batches_of(resumed) == whole[stop:]
