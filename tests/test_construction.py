@@ -491,7 +491,10 @@ def test_drop_last_may_make_ranks_equal(tmp_path):
 
 
 def test_with_a_filter_the_warning_says_that_lengths_are_not_known(data):
-    with pytest.warns(UnevenRanksWarning, match="only reading tells how many rows the filter leaves"):
+    unknown = (
+        "the number of batches of each rank is not known ahead: only reading tells how many rows the filter leaves"
+    )
+    with pytest.warns(UnevenRanksWarning, match=unknown):
         open_loader(data, filters=pc.field("value") > 3, num_ranks=2, rank=1)
 
 
