@@ -12,13 +12,16 @@ from typing import Any, TypeAlias
 from hypothesis import strategies as st
 from support import manifests, plan_options, row_ids
 
-from torch_dataloader_utils.model import Base, Piece, Plan, Receipt, Shard
-from torch_dataloader_utils.planning import delivery_order, make_plan, permutation, round_bounds
-from torch_dataloader_utils.progress import Progress
-from torch_dataloader_utils.restoring import restore_progress
-from torch_dataloader_utils.saved import parse_state
-from torch_dataloader_utils.state import Run, dump_state
-from torch_dataloader_utils.topology import Topology
+from torch_dataloader_utils.checkpoint.dump import dump_state
+from torch_dataloader_utils.checkpoint.parse import parse_state
+from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.checkpoint.restore import restore_progress
+from torch_dataloader_utils.checkpoint.run import Run
+from torch_dataloader_utils.planning.assignment import Receipt
+from torch_dataloader_utils.planning.plan import Base, Piece, Plan, Shard
+from torch_dataloader_utils.planning.planner import make_plan
+from torch_dataloader_utils.planning.shuffle import delivery_order, permutation, round_bounds
+from torch_dataloader_utils.planning.topology import Topology
 
 Walk: TypeAlias = Iterator[tuple[list[int] | None, Receipt]]
 

@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from torch_dataloader_utils import StructuredDataLoader, StructuredDataset
-from torch_dataloader_utils.model import DataFile, Manifest, Plan, RowGroup, Shard
-from torch_dataloader_utils.planning import PlanOptions
+from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup
+from torch_dataloader_utils.planning.plan import Plan, PlanOptions, Shard
 
 DEFAULT_FILES = ((130, 50), (7, 50), (211, 40), (95, 30))
 """Rows and row group size of each file: uneven, one tiny, no row group as long as a batch is."""

@@ -14,11 +14,11 @@ import pytest
 import torch
 from support import all_rows_of, named, open_loader, rows_of, write_dataset
 
-from torch_dataloader_utils import transport
-from torch_dataloader_utils.blocks import Blocks
-from torch_dataloader_utils.cutting import Batch, BytesRead
-from torch_dataloader_utils.model import Receipt
-from torch_dataloader_utils.transport import MOST_HELD, Parcel
+from torch_dataloader_utils.planning.assignment import Receipt
+from torch_dataloader_utils.reading.batching import Batch, BytesRead
+from torch_dataloader_utils.workers import messages as transport
+from torch_dataloader_utils.workers.messages import MOST_HELD, Parcel
+from torch_dataloader_utils.workers.shared_memory import Blocks
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 

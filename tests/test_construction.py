@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from support import DEFAULT_FILES, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import ColumnError, StructuredDataset, UnevenRanksWarning, UnreadableFileError
-from torch_dataloader_utils.options import parse_bytes
+from torch_dataloader_utils.loader.arguments import parse_bytes
 
 ROWS = sum(rows for rows, _ in DEFAULT_FILES)
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from support import manifest_of, manifests, plan_options
 
 from torch_dataloader_utils import CheckpointMismatchError, RankMismatchError
-from torch_dataloader_utils.merging import merge_states
-from torch_dataloader_utils.model import Base, Manifest
-from torch_dataloader_utils.planning import PlanOptions
-from torch_dataloader_utils.saved import parse_state
-from torch_dataloader_utils.state import Run
-from torch_dataloader_utils.topology import Topology
+from torch_dataloader_utils.checkpoint.merge import merge_states
+from torch_dataloader_utils.checkpoint.parse import parse_state
+from torch_dataloader_utils.checkpoint.run import Run
+from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.plan import Base, PlanOptions
+from torch_dataloader_utils.planning.topology import Topology
 
 
 @dataclass(frozen=True)

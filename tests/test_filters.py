@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from support import batches_of, open_loader
 
-from torch_dataloader_utils.formats import pruning
+from torch_dataloader_utils.formats import filters as pruning
 
 X, N = pc.field("x"), pc.field("n")
 

@@ -14,15 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from icebergs import (
-    WRITTEN,
-    append_rows,
-    config_of,
-    data_files,
-    delete_rows,
-    new_catalog,
-    next_url,
-)
+from icebergs import WRITTEN, append_rows, config_of, data_files, delete_rows, new_catalog, next_url
 from pyiceberg.catalog import load_catalog
 from pyiceberg.expressions import And, GreaterThan, LessThan
 from pyiceberg.manifest import DataFileContent
@@ -544,7 +536,7 @@ def test_what_the_catalog_is_configured_with_is_shown_nowhere(small, monkeypatch
         raise OSError(f"no connection with {config}")
 
     with monkeypatch.context() as patch:
-        patch.setattr("torch_dataloader_utils.iceberg.tables.load_catalog", fail)
+        patch.setattr("torch_dataloader_utils.tables.iceberg.table.load_catalog", fail)
         with pytest.raises(UnreadableFileError, match=r"'db\.small'.*no connection.*db/lake") as caught:
             IcebergDataset.create_dataloader("db.small", catalog_config=config)
     assert "hunter2" not in str(caught.value)

@@ -11,9 +11,9 @@ from support import all_rows_of, open_loader, write_dataset
 from test_resume_everywhere import LoggedFileSystem
 
 from torch_dataloader_utils import UnreadableFileError
-from torch_dataloader_utils.formats.manifests import dump_manifest
-from torch_dataloader_utils.formats.parquet import KnownFooters
-from torch_dataloader_utils.storage import StoredFile
+from torch_dataloader_utils.dataset.manifest_file import dump_manifest
+from torch_dataloader_utils.formats.base import KnownFooters
+from torch_dataloader_utils.storage.filesystem import StoredFile
 
 
 @pytest.fixture

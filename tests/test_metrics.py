@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from support import batches_of, open_loader, write_dataset
 
-from torch_dataloader_utils.metrics import Metrics, ProgressLine
+from torch_dataloader_utils.loader.metrics import Metrics, ProgressLine
 
 
 @pytest.fixture

@@ -26,15 +26,17 @@ from hypothesis import strategies as st
 from support import DEFAULT_FILES, batches_of, manifest_of, named, open_loader, row_ids, rows_of, write_dataset
 
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError
-from torch_dataloader_utils import state as state_module
+from torch_dataloader_utils.checkpoint import dump as state_module
+from torch_dataloader_utils.checkpoint.parse import parse_state
+from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.checkpoint.restore import restore_progress
+from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.errors import Difference
-from torch_dataloader_utils.model import Base, Manifest, Piece, Plan, Receipt
-from torch_dataloader_utils.planning import PlanOptions, make_plan
-from torch_dataloader_utils.progress import Progress
-from torch_dataloader_utils.restoring import restore_progress
-from torch_dataloader_utils.saved import parse_state
-from torch_dataloader_utils.state import Run
-from torch_dataloader_utils.topology import Topology
+from torch_dataloader_utils.planning.assignment import Receipt
+from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.plan import Base, Piece, Plan, PlanOptions
+from torch_dataloader_utils.planning.planner import make_plan
+from torch_dataloader_utils.planning.topology import Topology
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

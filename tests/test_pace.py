@@ -13,7 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import batches_of, named, open_loader, rows_of, write_dataset
 
-from torch_dataloader_utils.pace import CHANGES, FACTOR, LARGE_BYTES, MOST_BATCHES, QUICK_SEC, SINGLE, Pace
+from torch_dataloader_utils.workers.message_size import (
+    CHANGES,
+    FACTOR,
+    LARGE_BYTES,
+    MOST_BATCHES,
+    QUICK_SEC,
+    SINGLE,
+    Pace,
+)
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 

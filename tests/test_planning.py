@@ -17,15 +17,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import manifest_of, manifests, plan_options, row_ids, shards_of
 
-from torch_dataloader_utils.model import DataFile, Manifest, Piece, Plan, RowGroup, Shard, Split
-from torch_dataloader_utils.planning import (
-    PLAN_ALGORITHM,
-    PlanOptions,
-    make_plan,
-    permutation,
-    round_bounds,
-    stable_argsort,
-)
+from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
+from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, Piece, Plan, PlanOptions, Shard
+from torch_dataloader_utils.planning.planner import make_plan
+from torch_dataloader_utils.planning.shuffle import permutation, round_bounds, stable_argsort
 
 EVEN = manifest_of([(10, 100)] * 40, [(10, 100)] * 24)
 """64 equal row groups in two files."""
@@ -386,7 +381,8 @@ def test_no_workers_and_one_worker_walk_the_same_streams(case):
 
 OTHER_PROCESS = """
 import pickle, sys
-from torch_dataloader_utils.planning import make_plan, permutation
+from torch_dataloader_utils.planning.planner import make_plan
+from torch_dataloader_utils.planning.shuffle import permutation
 for manifest, options, epoch, num_ranks, num_workers in pickle.load(sys.stdin.buffer):
     plan = make_plan(manifest, options, epoch=epoch, num_ranks=num_ranks, num_workers=num_workers)
     mixed = permutation(50, seed=options.shuffle_seed, epoch=epoch, shard=plan.pieces[0].shard)

@@ -20,13 +20,14 @@ from hypothesis import strategies as st
 from support import manifest_of, row_ids
 
 from torch_dataloader_utils import CheckpointMismatchError
-from torch_dataloader_utils import state as state_module
-from torch_dataloader_utils.model import DataFile, Manifest, Receipt, RowGroup, Shard
-from torch_dataloader_utils.planning import PlanOptions
-from torch_dataloader_utils.progress import Progress
-from torch_dataloader_utils.saved import parse_state
-from torch_dataloader_utils.state import Run
-from torch_dataloader_utils.topology import Topology
+from torch_dataloader_utils.checkpoint import dump as state_module
+from torch_dataloader_utils.checkpoint.parse import parse_state
+from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.checkpoint.run import Run
+from torch_dataloader_utils.planning.assignment import Receipt
+from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup
+from torch_dataloader_utils.planning.plan import PlanOptions, Shard
+from torch_dataloader_utils.planning.topology import Topology
 
 PLAIN = (dict, list, str, int, float, bool, type(None))
 

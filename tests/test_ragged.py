@@ -14,13 +14,13 @@ import torch
 from support import open_loader
 
 from torch_dataloader_utils import Codes, PackedBytes, Padded
-from torch_dataloader_utils.collating import UncopyableError, snapshot
-from torch_dataloader_utils.columns.choices import Choices
 from torch_dataloader_utils.columns.convert import convert, split
-from torch_dataloader_utils.columns.delivery import Delivery
-from torch_dataloader_utils.cutting import Batch, BytesRead
-from torch_dataloader_utils.model import Receipt
-from torch_dataloader_utils.transport import Parcel
+from torch_dataloader_utils.columns.options import Choices
+from torch_dataloader_utils.columns.transform import Delivery
+from torch_dataloader_utils.planning.assignment import Receipt
+from torch_dataloader_utils.reading.batching import Batch, BytesRead
+from torch_dataloader_utils.workers.collate import UncopyableError, snapshot
+from torch_dataloader_utils.workers.messages import Parcel
 
 IS_OLD = int(pa.__version__.split(".")[0]) < 26  # and cannot read null fixed-size lists back
 

@@ -25,8 +25,9 @@ from hypothesis import strategies as st
 from ranged import RangedFileSystem, ranged
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
-from torch_dataloader_utils import UnreadableFileError, streams
-from torch_dataloader_utils.readahead import ReadAhead, Room, RoomClosedError
+from torch_dataloader_utils import UnreadableFileError
+from torch_dataloader_utils.reading.read_ahead import ReadAhead, Room, RoomClosedError
+from torch_dataloader_utils.workers import producer as streams
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 

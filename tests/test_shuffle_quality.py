@@ -8,8 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from torch_dataloader_utils.model import DataFile, Manifest, RowGroup, Shard
-from torch_dataloader_utils.planning import PlanOptions, delivery_order, make_plan
+from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup
+from torch_dataloader_utils.planning.plan import PlanOptions, Shard
+from torch_dataloader_utils.planning.planner import make_plan
+from torch_dataloader_utils.planning.shuffle import delivery_order
 
 LABELS = 50
 ROWS = 500_000

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from ranged import RangedFileSystem, ranged
 from support import all_rows_of, open_loader
 
-from torch_dataloader_utils.formats.fetching import LARGEST_GAP
-from torch_dataloader_utils.formats.sparse import SparseFile, coalesced
+from torch_dataloader_utils.reading.fetcher import LARGEST_GAP
+from torch_dataloader_utils.storage.byte_ranges import SparseFile, coalesced
 
 
 def ranges_of(least: int) -> st.SearchStrategy[list[tuple[int, int]]]:

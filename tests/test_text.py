@@ -24,8 +24,8 @@ from hypothesis import strategies as st
 
 from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning, StructuredDataset
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
-from torch_dataloader_utils.formats.csv import Csv
-from torch_dataloader_utils.formats.textfooters import Cutting
+from torch_dataloader_utils.formats.text.csv import Csv
+from torch_dataloader_utils.formats.text.footer import Cutting
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),

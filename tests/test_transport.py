@@ -20,12 +20,12 @@ import pytest
 import torch
 from support import open_loader, write_dataset
 
-from torch_dataloader_utils.blocks import Blocks
-from torch_dataloader_utils.collating import Gathered
 from torch_dataloader_utils.columns.convert import split
-from torch_dataloader_utils.cutting import Batch, BytesRead, StreamEnd
-from torch_dataloader_utils.model import Receipt
-from torch_dataloader_utils.transport import ALIGNMENT, Parcel
+from torch_dataloader_utils.planning.assignment import Receipt
+from torch_dataloader_utils.reading.batching import Batch, BytesRead, StreamEnd
+from torch_dataloader_utils.workers.collate import Gathered
+from torch_dataloader_utils.workers.messages import ALIGNMENT, Parcel
+from torch_dataloader_utils.workers.shared_memory import Blocks
 
 RECEIPT = Receipt(stream=0, position=1, rows_delivered=2, rows=3)
 

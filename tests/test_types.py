@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from support import open_loader
 
 from torch_dataloader_utils import Codes, ColumnError, PackedBytes, Padded
-from torch_dataloader_utils.columns.choices import parse_choices
 from torch_dataloader_utils.columns.convert import convert, split
-from torch_dataloader_utils.columns.delivery import Delivery
+from torch_dataloader_utils.columns.options import parse_choices
+from torch_dataloader_utils.columns.transform import Delivery
 
 IS_OLD = int(pa.__version__.split(".")[0]) < 26
 not_with_old_pyarrow = pytest.mark.skipif(IS_OLD, reason="this pyarrow cannot read such columns back")

@@ -22,7 +22,9 @@ from hypothesis import strategies as st
 from support import open_loader, row_ids, shards_of
 
 from torch_dataloader_utils import ColumnError
-from torch_dataloader_utils.planning import PlanOptions, make_plan, permutation
+from torch_dataloader_utils.planning.plan import PlanOptions
+from torch_dataloader_utils.planning.planner import make_plan
+from torch_dataloader_utils.planning.shuffle import permutation
 
 IS_OLD = int(pa.__version__.split(".")[0]) < 26
 not_with_old_pyarrow = pytest.mark.skipif(IS_OLD, reason="this pyarrow cannot store such a column at all")

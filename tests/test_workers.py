@@ -10,10 +10,10 @@ import pytest
 import torch
 from support import all_rows_of, batches_of, open_loader, write_dataset
 
-import torch_dataloader_utils.loader as loader_module
+import torch_dataloader_utils.loader.data_loader as loader_module
 from torch_dataloader_utils import IterationEndedError
-from torch_dataloader_utils.model import Assignment
-from torch_dataloader_utils.transport import Inbox
+from torch_dataloader_utils.planning.assignment import Assignment
+from torch_dataloader_utils.workers.channel import Inbox
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 

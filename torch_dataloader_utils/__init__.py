@@ -5,9 +5,9 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torch_dataloader_utils.columns.choices import Codes, ColumnFormat, Padded
+from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Padded
 from torch_dataloader_utils.columns.ragged import PackedBytes
-from torch_dataloader_utils.dataset import StructuredDataset
+from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.errors import (
     ChangedFilesWarning,
     CheckpointMismatchError,
@@ -21,13 +21,14 @@ from torch_dataloader_utils.errors import (
     UnevenRanksWarning,
     UnreadableFileError,
 )
-from torch_dataloader_utils.loader import StructuredDataLoader
-from torch_dataloader_utils.model import DataFile, Manifest, RowGroup, Shard, Split
-from torch_dataloader_utils.strategies import SplitStrategy
+from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
+from torch_dataloader_utils.planning.plan import Shard
+from torch_dataloader_utils.planning.strategy import SplitStrategy
 
 if TYPE_CHECKING:
-    from torch_dataloader_utils.delta import DeltaDataset as DeltaDataset
-    from torch_dataloader_utils.iceberg import IcebergDataset as IcebergDataset
+    from torch_dataloader_utils.tables.delta import DeltaDataset as DeltaDataset
+    from torch_dataloader_utils.tables.iceberg import IcebergDataset as IcebergDataset
 
 __all__ = [
     "ChangedFilesWarning",
@@ -55,7 +56,7 @@ __all__ = [
     "UnreadableFileError",
 ]
 
-_TABLES = {"DeltaDataset": "delta", "IcebergDataset": "iceberg"}
+_TABLES = {"DeltaDataset": "tables.delta", "IcebergDataset": "tables.iceberg"}
 """Classes that need another package, and the modules that they are in."""
 
 

@@ -24,8 +24,10 @@ A malformed argument or a malformed state is a plain ``ValueError`` or ``TypeErr
 
 from __future__ import annotations
 
+import difflib
 import sys
 import warnings
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +44,7 @@ __all__ = [
     "RankMismatchError",
     "UnevenRanksWarning",
     "UnreadableFileError",
+    "nearest",
     "warn_user",
 ]
 
@@ -144,3 +147,10 @@ def warn_user(message: str, category: type[UserWarning]) -> None:
     while sys._getframe(depth).f_globals.get("__name__", "").partition(".")[0] == package:  # noqa: SLF001
         depth += 1
     warnings.warn(message, category, stacklevel=depth + 1)
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """Return what a misspelled name may have meant, for the end of a message; or what there is."""
+    names = list(known)
+    close = difflib.get_close_matches(str(name), names, n=1)
+    return f": did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"

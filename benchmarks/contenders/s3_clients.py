@@ -15,7 +15,7 @@ from batches import kind_of, rows_of, sum_of
 from harness import Job, deliver, read_job
 from loader import loader_of
 
-from torch_dataloader_utils.storage import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
 Open = Callable[[Storage, StoredFile], Any]
 

@@ -16,8 +16,10 @@ from harness import Job, own_memory, read_job, report
 
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.distributed import in_step
-from torch_dataloader_utils.model import Assignment, Lane, Piece, Receipt, Shard, Split
-from torch_dataloader_utils.seeding import Seeding
+from torch_dataloader_utils.planning.assignment import Assignment, Lane, Receipt
+from torch_dataloader_utils.planning.manifest import Split
+from torch_dataloader_utils.planning.plan import Piece, Shard
+from torch_dataloader_utils.workers.seeding import Seeding
 
 BATCHES = 20_000
 STEPS = 1_000

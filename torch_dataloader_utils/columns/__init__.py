@@ -1,1 +1,5 @@
-"""What becomes of columns: what the user chose for them, done in Arrow, then tensors, arrays and lists."""
+"""Arrow columns to what the user asked for: tensors, arrays, lists or Arrow.
+
+It imports only `errors`. A table of rows enters at `transform.Delivery`, which stays in Arrow, and goes on to
+`convert`; batches of columns leave.
+"""

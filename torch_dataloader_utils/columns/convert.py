@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from torch_dataloader_utils.columns.choices import Padded
-from torch_dataloader_utils.columns.delivery import Delivery, Form
+from torch_dataloader_utils.columns.arrow import copied, takeable
 from torch_dataloader_utils.columns.dense import concatenated, dense_array
-from torch_dataloader_utils.columns.python_values import to_list
+from torch_dataloader_utils.columns.lists import to_list
+from torch_dataloader_utils.columns.options import Padded
 from torch_dataloader_utils.columns.ragged import Ragged, RaggedBatches, concatenate, ragged
-from torch_dataloader_utils.formats.slices import copied, takeable
+from torch_dataloader_utils.columns.transform import Delivery, Form
 
 __all__ = [
     "OUTPUT_FORMATS",
@@ -38,8 +38,12 @@ __all__ = [
     "with_offsets",
 ]
 
+
 OutputFormat: TypeAlias = Literal["torch", "numpy", "arrow", "dict"]
+
+
 OUTPUT_FORMATS: tuple[str, ...] = get_args(OutputFormat)
+
 
 Columns: TypeAlias = Mapping[str, Any] | pa.Table
 """Converted columns: tensors, arrays, rows of different lengths, or Arrow columns that become lists in a batch."""

@@ -12,6 +12,7 @@ from torch_dataloader_utils.columns.nulls import innermost, leaves_of_places, wh
 
 __all__ = ["concatenated", "dense_array", "dense_dtype", "read_buffer"]
 
+
 _DTYPES = {
     pa.bool_(): np.bool_,
     pa.int8(): np.int8,
@@ -27,6 +28,7 @@ _DTYPES = {
     pa.float64(): np.float64,
 }
 """Arrow's numeric types and NumPy's of the same layout (booleans apart: Arrow packs them into bits)."""
+
 
 NAT = np.iinfo(np.int64).min
 """What NumPy takes for a time that is none."""

@@ -16,14 +16,17 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from torch_dataloader_utils.columns.choices import Padded
-from torch_dataloader_utils.columns.delivery import Form, fitting
 from torch_dataloader_utils.columns.dense import concatenated, dense_array, read_buffer
 from torch_dataloader_utils.columns.nulls import innermost
+from torch_dataloader_utils.columns.options import Padded
+from torch_dataloader_utils.columns.transform import Form, fitting
 
 __all__ = ["PackedBytes", "Ragged", "RaggedBatches", "concatenate", "is_plain_jagged", "jagged_parts", "ragged"]
 
+
 Values: TypeAlias = torch.Tensor | npt.NDArray[Any]
+
+
 Offsets: TypeAlias = npt.NDArray[np.int64]
 
 

@@ -17,11 +17,10 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.orc as pa_orc
 
+from torch_dataloader_utils.columns.arrow import width
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.fetching import OPEN_FILES
-from torch_dataloader_utils.formats.layout import width
-from torch_dataloader_utils.formats.parquet import read_each
-from torch_dataloader_utils.formats.source import (
+from torch_dataloader_utils.formats.base import (
+    OPEN_FILES,
     Codec,
     Described,
     Footer,
@@ -30,24 +29,30 @@ from torch_dataloader_utils.formats.source import (
     Layout,
     Measures,
     Source,
+    read_each,
 )
-from torch_dataloader_utils.formats.sparse import SparseFile
-from torch_dataloader_utils.listing import Listing
-from torch_dataloader_utils.model import DataFile, RowGroup
-from torch_dataloader_utils.storage import LocalFile, Storage, StoredFile
+from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
+from torch_dataloader_utils.storage.byte_ranges import SparseFile
+from torch_dataloader_utils.storage.filesystem import LocalFile, Storage, StoredFile
+from torch_dataloader_utils.storage.listing import Listing
 
 __all__ = ["Orc"]
 
+
 MAGIC = b"ORC"
+
 
 TAIL_BYTES = 16 * 1024
 """How much of a file's end ORC's reader asks for first."""
 
+
 FOOTER_LENGTH, METADATA_LENGTH = 1, 5
 """Fields of the postscript."""
 
+
 FOOTER, STRIPES = 2, 3
 """The footer in the whole tail, and the stripes in the footer."""
+
 
 STRIPE_OFFSET, INDEX_LENGTH, DATA_LENGTH, STRIPE_FOOTER_LENGTH, STRIPE_ROWS = range(1, 6)
 """Fields of a stripe."""

@@ -1,0 +1,147 @@
+"""Progress to a state: plain values, the same whoever reads them. Pure.
+
+A state names what was delivered by content (path, row offset, row length), so that a resume can tell whether today's
+plan still holds what the checkpoint speaks of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.checkpoint.run import Run
+from torch_dataloader_utils.checkpoint.saved_state import MOST_FILES, STATE_VERSION, dump_splits
+from torch_dataloader_utils.planning.manifest import Manifest, Split
+from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, Base, Piece, Shard
+from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_row_numbers, row_numbers
+
+__all__ = ["dump_state"]
+
+
+MOST_BYTES = 500_000
+"""Above this many bytes of JSON, done ranges are recorded as row numbers of the whole manifest, not written out."""
+
+
+BYTES_OF_A_RANGE = 80
+"""What a range takes in JSON beside its path, at most."""
+
+
+def dump_state(run: Run, epoch: int, progress: Progress) -> dict[str, Any]:
+    """Return the progress as a state: dictionaries, lists, strings, integers, booleans and None.
+
+    Args:
+        run: What the state belongs to.
+        epoch: The epoch.
+        progress: How far this rank has come in it.
+
+    Returns:
+        A new state that shares nothing with anything else. It holds no credentials and survives JSON and
+        ``torch.load(..., weights_only=True)``.
+    """
+    manifest = run.manifest
+    delivered = _Delivered.of(progress)
+    started = delivered.started
+    by_number = _is_long(manifest, [*delivered.done, *started])
+    done_ranges: dict[str, Any] = {"completed_shards": []}
+    if by_number:
+        done_ranges["completed_rows"] = merged_row_numbers(manifest, _splits(delivered.done))
+    else:
+        done_ranges["completed_shards"] = [{"splits": dump_splits(manifest, shard.splits)} for shard in delivered.done]
+    in_progress = [_dump_started(manifest, shard, windows, by_number) for shard, windows in started.items()]
+    for shard, windows in delivered.repeated.items():
+        in_progress.append(_dump_started(manifest, shard, windows, by_number) | {"repeats": True})
+    return {
+        "version": STATE_VERSION,
+        "plan_algorithm": PLAN_ALGORITHM,
+        "epoch": epoch,
+        "batches_delivered": progress.batches_delivered,
+        "next_worker": progress.next_turn,
+        "_num_workers": run.topology.num_workers,
+        "_shuffle_seed": run.options.shuffle_seed,
+        "num_ranks": run.topology.num_ranks,
+        "rank": run.topology.rank,
+        "plan": run.plan(),
+        "files": [entry.copy() for entry in manifest.entries] if len(manifest.files) <= MOST_FILES else None,
+        **done_ranges,
+        "in_progress": in_progress,
+        "base": None if progress.base is None else _dump_base(manifest, progress.base),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Delivered:
+    """What a rank has delivered, shard by shard.
+
+    Attributes:
+        done: Shards of which it has delivered all.
+        started: The windows that it has delivered of others.
+        repeated: The windows that it has delivered of shards which count where others delivered them.
+    """
+
+    done: list[Shard]
+    started: Mapping[Shard, Windows]
+    repeated: Mapping[Shard, Windows]
+
+    @classmethod
+    def of(cls, progress: Progress) -> _Delivered:
+        done: list[Shard] = []
+        parts: dict[Shard, list[tuple[int, int]]] = {}
+        repeated: dict[Shard, list[tuple[int, int]]] = {}
+        for stream in progress.streams:
+            for piece in stream.done:
+                shard = piece.shard
+                if piece.repeats:
+                    repeated.setdefault(shard, []).append((piece.start, piece.stop))
+                elif _is_whole(piece):
+                    done.append(shard)
+                else:
+                    parts.setdefault(shard, []).append((piece.start, piece.stop))
+        started = {shard: merged(windows) for shard, windows in parts.items()}
+        for shard, windows in list(started.items()):
+            if windows == ((0, shard.rows),) and not shard.absent:
+                done.append(shard)
+                del started[shard]
+        return cls(done, started, {shard: merged(windows) for shard, windows in repeated.items()})
+
+
+def _is_whole(piece: Piece) -> bool:
+    return piece.start == 0 and piece.stop == piece.shard.rows and not piece.shard.absent
+
+
+def _splits(shards: Iterable[Shard]) -> list[Split]:
+    return [split for shard in shards for split in shard.splits]
+
+
+def _is_long(manifest: Manifest, shards: Sequence[Shard]) -> bool:
+    """Whether the shards' ranges may take more bytes of JSON than a state has for them when they are written out."""
+    room = MOST_BYTES - BYTES_OF_A_RANGE * sum([len(shard.splits) for shard in shards])
+    lengths = manifest.written_lengths
+    return room < 0 or sum(lengths.get(split.path, 0) for split in _splits(shards)) > room
+
+
+def _dump_started(manifest: Manifest, shard: Shard, windows: Windows, by_number: bool) -> dict[str, Any]:  # noqa: FBT001
+    entry: dict[str, Any] = {"splits": []}
+    if by_number and not shard.absent:  # an absent split has no number
+        entry["rows"] = row_numbers(manifest, shard.splits)
+    else:
+        entry["splits"] = dump_splits(manifest, shard.splits)
+    entry["rows_delivered"] = sum(stop - start for start, stop in windows)
+    if windows != ((0, entry["rows_delivered"]),):
+        entry["windows"] = [list(window) for window in windows]
+    if shard.rounds > 1:
+        entry["rounds"] = shard.rounds
+    if shard.absent:
+        entry["absent"] = list(shard.absent)
+    return entry
+
+
+def _dump_base(manifest: Manifest, base: Base) -> dict[str, Any]:
+    by_number = _is_long(manifest, [one.shard for one in base.started])
+    return {
+        "batches_delivered": base.batches,
+        "completed_rows": merged_row_numbers(manifest, base.done),
+        "in_progress": [_dump_started(manifest, one.shard, one.windows, by_number) for one in base.started],
+        "left_out": list(base.left_out),
+    }

@@ -1,0 +1,83 @@
+"""What a state belongs to: everything that a plan depends on but the epoch. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, PlanOptions
+from torch_dataloader_utils.planning.topology import Topology
+
+__all__ = ["Run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What a state belongs to: everything that a plan depends on but the epoch.
+
+    Attributes:
+        manifest: The data files.
+        options: The plan's options.
+        filter_digest: Digest of the serialised filter, or None.
+        topology: Who reads.
+        format: The files' format.
+        format_options: Digest of the options that decide what rows a file has, or None.
+        snapshot_id: The snapshot of an Iceberg table, or None.
+        version: The version of a Delta Lake table, or None.
+        split_strategy: What the split strategy is called, or None.
+    """
+
+    manifest: Manifest
+    options: PlanOptions
+    filter_digest: str | None
+    topology: Topology
+    format: str = "parquet"
+    format_options: str | None = None
+    snapshot_id: int | None = None
+    version: int | None = None
+    split_strategy: str | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return what must be equal for a state to be loaded, by the names that users know; the files come apart."""
+        return {
+            "num_workers": self.topology.num_workers,
+            "num_ranks": self.topology.num_ranks,
+            "rank": self.topology.rank,
+            "shuffle_seed": self.options.shuffle_seed,
+            **self._plan_settings(),
+            "rows": self.manifest.rows,
+            "filters": self.filter_digest,
+            "plan_algorithm": PLAN_ALGORITHM,
+        }
+
+    def plan(self) -> dict[str, Any]:
+        """Return what a state says of the plan."""
+        return {
+            "fingerprint": self.manifest.fingerprint,
+            "root": self.manifest.root,
+            "files": len(self.manifest.files),
+            "rows": self.manifest.rows,
+            **self._plan_settings(),
+            "filter": self.filter_digest,
+        }
+
+    def _plan_settings(self) -> dict[str, Any]:
+        options = self.options
+        size = options.batch_size
+        return {
+            "format": self.format,
+            "format_options": self.format_options,
+            "snapshot_id": self.snapshot_id,
+            "version": self.version,
+            "split_strategy": self.split_strategy,
+            "split_bytes": options.split_bytes,
+            "split_rows": options.split_rows,
+            "shuffle": options.shuffle,
+            "shuffle_buffer_size": options.shuffle_buffer_size,
+            "shuffle_interleave": options.shuffle_interleave,
+            "uneven_ranks": options.uneven_ranks,
+            "virtual_ranks": self.topology.virtual_ranks,
+            "virtual_workers": self.topology.virtual_workers,
+            "global_batch_size": None if size is None else size * self.topology.planned_ranks,
+        }

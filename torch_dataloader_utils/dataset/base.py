@@ -1,0 +1,117 @@
+"""A dataset in whatever process it is: what its loader, its workers and plain loaders ask of it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from torch_dataloader_utils.formats.base import Source
+from torch_dataloader_utils.loader.epoch import Course
+from torch_dataloader_utils.loader.iteration import Handover, Iteration, take_turns
+from torch_dataloader_utils.planning.assignment import Assignment
+from torch_dataloader_utils.reading.batching import Batch, StreamEnd
+from torch_dataloader_utils.reading.scan import ReadOptions
+from torch_dataloader_utils.workers.channel import Post
+from torch_dataloader_utils.workers.messages import Parcel
+from torch_dataloader_utils.workers.producer import Stream
+
+__all__ = ["Feed"]
+
+
+class Feed(IterableDataset[Any]):
+    """Batches of one rank, delivered in this process or packed in a worker.
+
+    Args:
+        source: The data files.
+        course: Where the rank stands.
+        read_options: How rows become batches.
+        collate_fn: Called with each batch, or None.
+        seed: Seed of the random numbers that it draws.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        course: Course,
+        read_options: ReadOptions,
+        collate_fn: Callable[[Any], Any] | None,
+        seed: int,
+    ) -> None:
+        super().__init__()
+        self._source = source
+        self._course = course
+        self._schema = read_options.delivery.schema
+        self._stream = Stream(source, read_options, collate_fn, seed, course.topology.rank)
+        self._post: Post | None = None
+        self._is_lean = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the epoch anew, or continue from a loaded state, and deliver the batches in this process."""
+        if self._post is not None:
+            return self._answer(self._post, self._post.inbox.begin())
+        worker = get_worker_info()
+        if worker is not None:
+            return self._deliver_in_plain_worker(worker.id, worker.num_workers, worker.seed - worker.id)
+        iteration = self.begin_iteration()
+        return Handover(iteration, take_turns(map(self.batches, iteration.assignments())))
+
+    # What the loader calls -------------------------------------------------------------------------------------------
+
+    def begin_iteration(self) -> Iteration:
+        """Begin an iteration: the epoch anew, or what a state that was loaded since the last one left."""
+        return self._course.begin_iteration()
+
+    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
+        """Read one stream in this process."""
+        return self._stream.batches(assignment, pin=pin)
+
+    def attach_post(self, post: Post) -> None:
+        """Make this copy, in a worker, answer the assignments that come by post."""
+        self._post = post
+
+    @contextmanager
+    def lean(self) -> Iterator[None]:
+        """Let copies that are sent to processes have nothing that assignments bring along."""
+        self._is_lean = True
+        try:
+            yield
+        finally:
+            self._is_lean = False
+
+    def equipped(self, assignment: Assignment, known: Collection[str]) -> Assignment:
+        """Add to an assignment the footers that a lean copy needs for it and does not know."""
+        footers = self._source.footers
+        pieces = [piece for lane in assignment.lanes for piece in lane.pieces]
+        needed = {split.path for piece in pieces for split in piece.shard.present}
+        new = sorted(needed.difference(known).intersection(footers))
+        return replace(assignment, footers={path: footers[path] for path in new})
+
+    # Within ----------------------------------------------------------------------------------------------------------
+
+    def _answer(self, post: Post, number: int) -> Iterator[Parcel]:
+        """Read, in a worker of this package's own loader, what its assignment says."""
+        yield from self._stream.parcels(post.inbox.receive(number), post)
+
+    def _deliver_in_plain_worker(self, worker: int, num_workers: int, loader_seed: int) -> Iterator[Any]:
+        """Deliver one stream, in a worker of a plain DataLoader; what is wrong is raised with the first batch."""
+        self._course.join_plain_loader(num_workers, loader_seed)
+        iteration = self.begin_iteration()
+        own = list(iteration.assignments())[worker]  # by turn: a plain loader asks its first worker first
+        yield from Handover(iteration, self.batches(own), streams={lane.stream for lane in own.lanes})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Let a copy stand on its own, and leave behind, where that is wanted, what assignments bring along."""
+        if not self._is_lean:
+            return self.__dict__ | {"_course": copy.copy(self._course)}
+        stream = self._stream.without_footers()
+        return {
+            **self.__dict__,
+            "_stream": stream,
+            "_source": stream.source,
+            "_course": self._course.lean(stream.source),
+        }

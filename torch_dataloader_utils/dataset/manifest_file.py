@@ -1,0 +1,115 @@
+"""A dataset's files and their footers as bytes: read once, kept or sent, and handed to every rank."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+
+from torch_dataloader_utils.formats.base import KnownFooters
+from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.listing import GLOB, Listing
+
+__all__ = ["dump_manifest", "load_manifest"]
+
+
+VERSION = 1
+
+
+KEY = b"torch_dataloader_utils"
+
+
+SIDECAR_KEY = b"torch_dataloader_utils:_metadata"
+
+
+SCHEMA = pa.schema(
+    {
+        "path": pa.string(),
+        "location": pa.string(),
+        "size": pa.int64(),
+        "etag": pa.string(),
+        "modified": pa.float64(),
+        "footer": pa.large_binary(),
+    }
+)
+
+
+def dump_manifest(root: str, files: Sequence[StoredFile], known: KnownFooters) -> bytes:
+    """Return files and footers as an Arrow IPC stream, compressed.
+
+    Args:
+        root: What the files' paths are relative to, without credentials.
+        files: The files.
+        known: Their footers.
+
+    Raises:
+        ValueError: If a URL has a query or a user's name in it: they may be secret, and without them the file is not
+            found.
+    """
+    for file in files:
+        if "://" in file.location and ("?" in file.location or "@" in urlsplit(file.location).netloc):
+            msg = f"a manifest cannot hold {file.path!r}: its URL has a query or a user's name, which may be secret"
+            raise ValueError(msg)
+    columns = {
+        "path": [file.path for file in files],
+        "location": [file.location for file in files],
+        "size": [file.size for file in files],
+        "etag": [file.etag for file in files],
+        "modified": [file.modified for file in files],
+        "footer": [None if known.sidecar else known.footers[file.path] for file in files],
+    }
+    about = {KEY: json.dumps({"version": VERSION, "root": root}).encode()}
+    if known.sidecar:
+        about[SIDECAR_KEY] = known.sidecar
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="zstd")
+    with pa.ipc.new_stream(sink, SCHEMA.with_metadata(about), options=options) as stream:
+        stream.write_table(pa.table(columns, schema=SCHEMA))
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) -> tuple[Listing, KnownFooters]:
+    """Return the files and footers that a manifest holds. Nothing is asked of the storage.
+
+    Args:
+        content: What `dump_manifest` returned.
+        storage: Where the files lie.
+        locations: The paths of the dataset.
+
+    Raises:
+        ValueError: If it is no manifest, or one of other paths.
+    """
+    try:
+        with pa.ipc.open_stream(pa.py_buffer(content)) as stream:
+            table = stream.read_all()
+        about = json.loads(table.schema.metadata[KEY])
+        is_ours = about["version"] == VERSION and table.schema.remove_metadata() == SCHEMA and table.num_rows > 0
+    except (pa.ArrowException, OSError, TypeError, KeyError, ValueError):
+        is_ours = False
+    if not is_ours:
+        msg = f"the manifest is none that dataset.dump_manifest() returned (version {VERSION} of it)"
+        raise ValueError(msg)
+    files, footers = [], {}
+    for row in table.to_pylist():
+        footer = row.pop("footer")
+        if footer is not None:
+            footers[row["path"]] = footer
+        files.append(StoredFile(**row))
+        if not any(_lies_at(row["location"], location) for location in locations):
+            shown = " and ".join(map(storage.display, locations))
+            msg = f"the manifest holds {storage.display(row['location'])}, which does not lie at {shown}"
+            raise ValueError(msg)
+    sidecar = table.schema.metadata.get(SIDECAR_KEY)
+    if sidecar is None and len(footers) < len(files):
+        msg = "the manifest lacks footers"
+        raise ValueError(msg)
+    return Listing(about["root"], tuple(files)), KnownFooters(footers, sidecar)
+
+
+def _lies_at(location: str, named: str) -> bool:
+    """Whether a file may be one that a path, a directory or a glob stands for."""
+    plain = re.split(GLOB, named, maxsplit=1)[0]
+    return location == named or location.startswith(plain if plain != named else f"{named.rstrip('/')}/")

@@ -1,0 +1,22 @@
+"""Helpers for many ranks: states gathered, plans compared, steps made together, checkpoints written.
+
+These call ``torch.distributed``, and nothing else in the package does. The user calls them; the loader never does.
+"""
+
+from torch_dataloader_utils.distributed.checkpoint_entry import CheckpointEntry
+from torch_dataloader_utils.distributed.compare import Planned, require_same_plan
+from torch_dataloader_utils.distributed.gather import Stateful, gather_states, own_state
+from torch_dataloader_utils.distributed.rank_files import load_rank_state, save_rank_state
+from torch_dataloader_utils.distributed.steps import in_step
+
+__all__ = [
+    "CheckpointEntry",
+    "Planned",
+    "Stateful",
+    "gather_states",
+    "in_step",
+    "load_rank_state",
+    "own_state",
+    "require_same_plan",
+    "save_rank_state",
+]

@@ -1,0 +1,42 @@
+"""A loader as an entry of a checkpoint of torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from torch_dataloader_utils.distributed.gather import Stateful
+
+__all__ = ["CheckpointEntry"]
+
+
+class CheckpointEntry:
+    """A loader's entry in a ``torch.distributed.checkpoint``: a Stateful with one text under this rank's own name.
+
+    Such a checkpoint keeps one value a name, whichever rank wrote it, and loads only names that exist before
+    loading. A loader's state differs from rank to rank and grows, so it goes in as one text:
+    ``dcp.save({"loader": CheckpointEntry(loader)}, checkpoint_id=directory)``, and the same with ``dcp.load``.
+
+    Args:
+        source: This rank's loader or dataset.
+    """
+
+    def __init__(self, source: Stateful) -> None:
+        self._source = source
+
+    def state_dict(self) -> dict[str, str]:
+        """Return this rank's state as JSON, under a name with the rank and the number of ranks."""
+        state = self._source.state_dict()
+        return {_entry_name(state): json.dumps(state)}
+
+    def load_state_dict(self, entry: dict[str, str]) -> None:
+        """Load this rank's state.
+
+        Raises:
+            CheckpointMismatchError: If the state was saved under another plan.
+        """
+        self._source.load_state_dict(json.loads(entry[_entry_name(self._source.state_dict())]))
+
+
+def _entry_name(state: dict[str, Any]) -> str:
+    return f"rank-{state['rank']}-of-{state['num_ranks']}"

@@ -1,0 +1,99 @@
+"""Ranks that stop at the same step, however many batches each of them has."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from torch_dataloader_utils.distributed.gather import LOG
+from torch_dataloader_utils.loader.arguments import require_choice
+from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+from torch_dataloader_utils.loader.iteration import Handover
+
+__all__ = ["in_step"]
+
+
+def in_step(
+    loader: StructuredDataLoader, group: dist.ProcessGroup | None = None, uneven: Literal["drop", "pad"] = "drop"
+) -> Iterator[Any]:
+    """Iterate over a loader so that all ranks make the same number of steps, whatever a filter leaves each of them.
+
+    Before a step is made ranks have agreed that each of them has a batch for it, by one sum of two integers over all
+    ranks, which is on its way while the step before is made. All ranks iterate together, each step of all.
+
+    The batch of the next step is waited for before a step begins, so that two are held at a time, and counts as
+    delivered only with its own step: a state taken between two steps is exact. A rank whose loader raises leaves the
+    others waiting until the group's timeout, as in every collective.
+
+    Args:
+        loader: This rank's loader.
+        group: The process group; None for the default one. One with gloo leaves the accelerator alone.
+        uneven: What happens once a rank has run out of batches. ``"drop"``: all ranks stop; what others have left is
+            not delivered, and their states say so. ``"pad"``: that rank gets a copy of its last batch again, or if it
+            has had none a batch of another rank, until all have run out.
+
+    Yields:
+        The batches.
+
+    Raises:
+        TypeError: If it is not this package's loader.
+    """
+    require_choice(uneven, "uneven", ("drop", "pad"))
+    batches = iter(loader)
+    if not isinstance(batches, Handover):
+        msg = f"loader is {type(loader).__name__}, expected the loader that create_dataloader returns"
+        raise TypeError(msg)
+    if not dist.is_initialized():
+        yield from batches
+        return
+    num_ranks = dist.get_world_size(group)
+    wanted = num_ranks if uneven == "drop" else 1
+    steps, spare = 0, None
+    agreement = _Agreement(batches, group, has_spare=False)
+    while agreement.reached(wanted):
+        batch = next(batches) if agreement.has_own else copy.deepcopy(spare)
+        if agreement.without_any:
+            of_another = _batch_of_any(batch, group)
+            if not agreement.has_own:
+                spare, batch = of_another, copy.deepcopy(of_another)
+        agreement = _Agreement(batches, group, has_spare=spare is not None or agreement.has_own)
+        if uneven == "pad" and spare is None and not agreement.has_own:
+            spare = copy.deepcopy(batch)  # before anybody changes it
+        steps += 1
+        yield batch
+    left = "batches left" if agreement.has_own else "no batch left"
+    LOG.info("ranks ended together after %d steps; rank %d had %s", steps, dist.get_rank(group), left)
+
+
+def _batch_of_any(own: Any, group: dist.ProcessGroup | None) -> Any:
+    """Return the batch of the first rank that has one. All ranks call it together."""
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, own, group=group)
+    return next(batch for batch in gathered if batch is not None)
+
+
+class _Agreement:
+    """What ranks say to one another of their next step, on its way while they make another.
+
+    Args:
+        batches: This rank's batches.
+        group: The process group.
+        has_spare: Whether this rank has a batch to repeat once it has run out.
+    """
+
+    def __init__(self, batches: Handover, group: dist.ProcessGroup | None, *, has_spare: bool) -> None:
+        self.has_own = batches.has_next()
+        self.without_any = 0
+        device = "cuda" if dist.get_backend(group) == dist.Backend.NCCL else "cpu"
+        self._sums = torch.tensor([self.has_own, not (self.has_own or has_spare)], dtype=torch.int64, device=device)
+        self._work = dist.all_reduce(self._sums, group=group, async_op=True)
+
+    def reached(self, wanted: int) -> bool:
+        """Wait for all ranks, and return whether so many of them have a batch."""
+        self._work.wait()
+        having, self.without_any = map(int, self._sums.tolist())
+        return having >= wanted

@@ -1,0 +1,406 @@
+"""What every format gives: files as a source of row groups, and the way from a row group's bytes to rows."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_dataloader_utils.formats.schema import Projection
+from torch_dataloader_utils.planning.manifest import DataFile, Manifest
+from torch_dataloader_utils.storage.filesystem import LocalFile, Storage, StoredFile
+from torch_dataloader_utils.storage.listing import Listing
+
+__all__ = [
+    "FOOTER_THREADS",
+    "OPEN_FILES",
+    "AnnouncedNulls",
+    "Codec",
+    "Deletes",
+    "Described",
+    "FileCase",
+    "Footer",
+    "Format",
+    "KnownFooters",
+    "Layout",
+    "Measures",
+    "NullCount",
+    "RowGroups",
+    "Source",
+    "read_each",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class NullCount:
+    """Nulls that a footer announces.
+
+    Attributes:
+        column: The file's column.
+        row_group: Number of the row group.
+        nulls: How many.
+    """
+
+    column: str
+    row_group: int
+    nulls: int
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """What a file says of itself, read and understood.
+
+    Attributes:
+        file: The file by content.
+        schema: Its columns.
+        nulls: The nulls it announces in the columns that were asked for.
+        content: What was read, as bytes, so that nobody has to read it again; None where another file told it.
+    """
+
+    file: DataFile
+    schema: pa.Schema
+    nulls: tuple[NullCount, ...]
+    content: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFooters:
+    """Footers that were read before: each file's, by path, or that of the `_metadata` file that describes them all."""
+
+    footers: Mapping[str, bytes]
+    sidecar: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Described:
+    """What all files say of themselves.
+
+    Attributes:
+        footers: One for each file, in order.
+        sidecar: The footer of the `_metadata` file that described them, if one did.
+    """
+
+    footers: Sequence[Footer]
+    sidecar: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnnouncedNulls:
+    """Nulls in a column that cannot be delivered with them.
+
+    Attributes:
+        path: The file, for people.
+        found: What it announces.
+        home: A file that has the column, where this one has none; else None.
+    """
+
+    path: str
+    found: NullCount
+    home: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileCase:
+    """What is known of a file beside its statistics.
+
+    Attributes:
+        guarantee: What holds for all of its rows, such as the values of partition columns; None for nothing.
+        comparable: Whether its statistics are of the filter's columns, in the dataset's types.
+    """
+
+    guarantee: pc.Expression | None = None
+    comparable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Deletes:
+    """Rows of a file that a table says are deleted.
+
+    Attributes:
+        positions: int64, their places in the file, rising.
+        group_rows: The rows that each row group has in the file, the deleted ones included.
+    """
+
+    positions: npt.NDArray[np.int64]
+    group_rows: tuple[int, ...]
+
+    def within(self, number: int) -> npt.NDArray[np.int64]:
+        """Return the deleted rows of a row group, counted from its first row."""
+        first = sum(self.group_rows[:number])
+        start, stop = np.searchsorted(self.positions, [first, first + self.group_rows[number]])
+        return self.positions[start:stop] - first
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """How large a file's row groups are, in the columns that are needed.
+
+    Attributes:
+        row_bytes: What a row takes in memory, columns of no fixed width left out.
+        stored: The compressed bytes of each row group.
+        variable: The uncompressed bytes in each row group of those columns, by name; a dictionary counts once.
+        rows: Of text, whose size in memory follows from its bytes, about how many rows each row group has; else None.
+    """
+
+    row_bytes: float
+    stored: tuple[int, ...]
+    variable: Mapping[str, tuple[int, ...]]
+    rows: tuple[int, ...] | None = None
+
+
+class Layout(ABC):
+    """Where in a file the needed columns of its row groups lie, and how large they are."""
+
+    @abstractmethod
+    def measures(self) -> Measures:
+        """Return how large the row groups are."""
+
+    @abstractmethod
+    def ranges(self, number: int) -> list[tuple[int, int]]:
+        """Return where in the file what is needed of a row group lies."""
+
+    def extent(self, number: int) -> tuple[int, int]:
+        """Return from where to where it lies, all together; it need not be anything."""
+        ranges = self.ranges(number)
+        return min((start for start, _ in ranges), default=0), max((stop for _, stop in ranges), default=0)
+
+
+class RowGroups(Protocol):
+    """The row groups of an open file."""
+
+    def read(self, number: int) -> pa.Table:
+        """Return a row group."""
+
+    def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
+        """Yield a row group in batches of about so many rows."""
+
+    def close(self) -> None:
+        """Let go of the file."""
+
+
+class Codec(ABC):
+    """The way from files to rows for one that reads them; it keeps what it has parsed."""
+
+    def expect(self, paths: Iterable[str]) -> None:  # noqa: B027 - most need nothing
+        """Begin to read what is needed to know of files before any of their row groups can be asked for."""
+
+    @abstractmethod
+    def layout(self, path: str) -> Layout:
+        """Return where in a file its row groups lie."""
+
+    def tail(self, path: str) -> bytes:  # noqa: ARG002 - what others know a file by
+        """Return the bytes at a file's end that have to be there to open it, where they are not read otherwise."""
+        return b""
+
+    @abstractmethod
+    def open(self, path: str, file: Any, local: LocalFile | None) -> RowGroups:
+        """Open a file.
+
+        Args:
+            path: The file.
+            file: Its bytes, as pyarrow reads them: all of them, or those of the row groups that are needed.
+            local: The same, if it is local.
+
+        Raises:
+            UnreadableFileError: If it is not the file that was listed, as far as it shows.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most need nothing
+        """Read nothing more; what is being read is waited for."""
+
+
+class Format(ABC):
+    """A file format. Frozen, and sent to workers.
+
+    Attributes:
+        name: What users call it.
+        suffixes: Endings of the names of its files.
+        unknown_rows: Why the files do not tell how many rows they have; None where they do.
+    """
+
+    name: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]]
+
+    @property
+    def unknown_rows(self) -> str | None:
+        """Why the files do not tell how many rows they have; None where they do."""
+        return None
+
+    @property
+    def options_digest(self) -> str | None:
+        """Digest of the options that decide what rows a file has; None where there are none."""
+        return None
+
+    @abstractmethod
+    def describe(
+        self, storage: Storage, listing: Listing, known: KnownFooters | None, counts_nulls: Callable[[pa.Field], bool]
+    ) -> Described:
+        """Read what the files say of themselves, once, or take what is known.
+
+        Args:
+            storage: Where the files lie.
+            listing: The files.
+            known: What another source read, so that nothing has to be; or None.
+            counts_nulls: Says of a file's column whether its nulls matter.
+
+        Raises:
+            UnreadableFileError: If a file cannot be read; the message names it.
+        """
+
+    def select(
+        self,
+        described: Described,  # noqa: ARG002 - what others decide by
+        filters: pc.Expression,  # noqa: ARG002
+        schema: pa.Schema,  # noqa: ARG002
+        columns: Sequence[str],  # noqa: ARG002
+        cases: Sequence[FileCase],  # noqa: ARG002
+    ) -> Sequence[Sequence[int]] | None:
+        """Return, for each file, the row groups that may hold a row for a filter, by what it says; None for all.
+
+        Args:
+            described: What the files say.
+            filters: The filter.
+            schema: The dataset's columns.
+            columns: Those that the filter needs.
+            cases: What else is known of each file.
+        """
+        return None
+
+    def verify(self, source: Source) -> None:  # noqa: B027 - most have nothing to verify
+        """Raise if files that nobody will read are not what rules them out."""
+
+    @abstractmethod
+    def codec(self, source: Source) -> Codec:
+        """Return the way to the rows for one that reads."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset's files, read as far as they describe themselves, and checked.
+
+    Attributes:
+        storage: Where the files lie.
+        format: Their format.
+        manifest: The files by content.
+        schema: The columns to deliver, in order, with their types; all nullable, as files may differ in that alone.
+        needed: The same, and those that the filter needs beside them.
+        filter: Which rows to deliver, or None for all.
+        filter_columns: The columns that the filter needs.
+        selection: For each file the row groups that may hold such rows, by their statistics; None if that is all.
+        announced_nulls: Where the footers announce nulls that cannot be delivered, and the filter does not take.
+        files: The files as the storage lists them, by path.
+        footers: What was read of each, by path, as far as it was.
+        sidecar: The footer of the `_metadata` file that described them, if one did.
+        projections: How files' columns become those that are needed: the first one's unless `projected` says another.
+        projected: The place of a file's projection, by path.
+        constants: The values that `constant_columns` have in a file, by path.
+        constant_columns: Columns that have one value for all of a file: partition columns.
+        deletes: Rows that are deleted, by path.
+        pin: What a table was pinned to: its ``snapshot_id`` or ``version``, which states record.
+        row_bytes: The most that a row has taken in memory, by column, of those that have no fixed width: filled by
+            whoever reads.
+    """
+
+    storage: Storage
+    format: Format
+    manifest: Manifest
+    schema: pa.Schema
+    needed: pa.Schema
+    filter: pc.Expression | None
+    filter_columns: tuple[str, ...]
+    selection: tuple[tuple[int, ...], ...] | None
+    announced_nulls: tuple[AnnouncedNulls, ...]
+    files: dict[str, StoredFile] = field(repr=False)
+    footers: dict[str, bytes] = field(repr=False)
+    sidecar: bytes | None = field(repr=False)
+    projections: tuple[Projection, ...] = field(repr=False)
+    projected: Mapping[str, int] = field(default_factory=dict, repr=False)
+    constants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, repr=False)
+    constant_columns: tuple[str, ...] = ()
+    deletes: Mapping[str, Deletes] = field(default_factory=dict, repr=False)
+    pin: Mapping[str, int] = field(default_factory=dict)
+    row_bytes: dict[str, float] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def filter_digest(self) -> str | None:
+        """Digest of the serialised filter, 16 hexadecimal characters: its text leaves too much out."""
+        if self.filter is None:
+            return None
+        serialised = self.filter.__reduce__()[1][0]
+        return hashlib.blake2b(bytes(serialised), digest_size=8).hexdigest()
+
+    @property
+    def unknown_rows(self) -> str | None:
+        """Why only reading tells how many rows are delivered; None where that is known."""
+        if self.filter is not None:
+            return "only reading tells how many rows the filter leaves"
+        return self.format.unknown_rows
+
+    @cached_property
+    def pruned(self) -> tuple[int, int]:
+        """How many row groups the filter ruled out before anything was read, and their uncompressed bytes."""
+        if self.selection is None:
+            return 0, 0
+        groups = [
+            group
+            for file, selected in zip(self.manifest.files, map(set, self.selection), strict=True)
+            for number, group in enumerate(file.row_groups)
+            if number not in selected
+        ]
+        return len(groups), sum(group.bytes for group in groups)
+
+    def projection(self, path: str) -> Projection:
+        """Return how a file's columns become those that are needed."""
+        return self.projections[self.projected.get(path, 0)]
+
+    def constants_of(self, path: str) -> dict[str, Any]:
+        """Return the values that columns have in all rows of a file."""
+        return dict(zip(self.constant_columns, self.constants.get(path, ()), strict=False))
+
+
+OPEN_FILES = 16
+"""How many files whoever reads keeps open."""
+
+
+FOOTER_THREADS = 16
+"""How many footers are read at once from a storage that does not answer at once."""
+
+
+FOOTERS_IN_A_ROW = 50
+
+
+QUICK_SEC = 0.0005
+"""Where the median of some footers takes longer than this, they wait for their storage."""
+
+
+def read_each(read: Callable[[StoredFile], Footer], files: Sequence[StoredFile], *, at_once: bool) -> Iterator[Footer]:
+    """Read footers one by one as long as the storage answers at once, for threads would only be in one another's way.
+
+    Args:
+        read: Reads one.
+        files: The files.
+        at_once: Whether to try that.
+    """
+    start = 0
+    while at_once and start < len(files):
+        seconds = []
+        for file in files[start : start + FOOTERS_IN_A_ROW]:
+            began = time.perf_counter()
+            yield read(file)
+            seconds.append(time.perf_counter() - began)
+        at_once = statistics.median(seconds) < QUICK_SEC
+        start += FOOTERS_IN_A_ROW
+    if start < len(files):
+        with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="footers") as threads:
+            yield from threads.map(read, files[start:])

@@ -1,0 +1,95 @@
+"""Filters: which columns they need, and what they rule out whatever a file holds, by pyarrow's own reasoning."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Sequence
+from functools import reduce
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as pads
+import pyarrow.parquet as pq
+
+from torch_dataloader_utils.columns.arrow import require_column
+from torch_dataloader_utils.errors import ColumnError
+
+__all__ = ["filter_columns", "rules_out", "takes_nulls"]
+
+
+def filter_columns(filters: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
+    """Return the columns that a filter needs: those without which pyarrow cannot bind it."""
+    if re.search(r"\bFieldPath\(\d+\)", str(filters)):
+        msg = f"the filter {filters!s:.200} names a column by its place, which differs between files: use its name"
+        raise ColumnError(msg)
+    try:
+        kind = _bound_type(filters, schema)
+    except (pa.ArrowException, TypeError) as error:
+        raise _filter_error(filters, schema, error) from None
+    if not pa.types.is_boolean(kind):
+        msg = f"the filter {filters!s:.200} gives {kind}, not true or false: compare it with something"
+        raise ColumnError(msg)
+    names = _needed(filters, schema)
+    all_null = reduce(operator.and_, (pc.field(name).is_null() for name in names), pc.scalar(value=True))
+    try:
+        rules_out(filters, schema, names, all_null)
+    except pa.ArrowInvalid as error:  # one that needs more than its own row, such as a sum
+        raise _filter_error(filters, schema, error) from None
+    return names
+
+
+def _needed(filters: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
+    """Return the columns without which a filter cannot be bound. Of those, its text holds the names."""
+    text = str(filters)
+    named = pa.schema([column for column in schema if column.name in text])
+    if not _binds(filters, named):
+        named = schema
+    return tuple(name for number, name in enumerate(named.names) if not _binds(filters, named.remove(number)))
+
+
+def _filter_error(filters: pc.Expression, schema: pa.Schema, error: Exception) -> ColumnError:
+    text = str(error).splitlines()[0]
+    shown = f"{filters!s:.200}"
+    marker = "FieldRef.Name("
+    if "No match" in text and marker in text:
+        name = text.split(marker, 1)[1].split(")", 1)[0]
+        try:
+            require_column(name, schema, f" for the filter {shown}")
+        except ColumnError as missing:
+            return missing
+    kinds = [f"{column.name!r} is {column.type}" for column in schema if _is_named(column.name, str(filters))]
+    return ColumnError(f"the filter {shown} does not fit the columns: {', '.join(kinds) or 'none of them'}; {text}")
+
+
+def _is_named(column: str, filters: str) -> bool:
+    """Whether a column's name is in the text of a filter, and not as part of another name or as a text."""
+    return re.search(rf'(?<![\w"]){re.escape(column)}(?![\w"])', filters) is not None
+
+
+def _binds(filters: pc.Expression, schema: pa.Schema) -> bool:
+    try:
+        _bound_type(filters, schema)
+    except pa.ArrowException:
+        return False
+    return True
+
+
+def _bound_type(filters: pc.Expression, schema: pa.Schema) -> pa.DataType:
+    dataset = pads.dataset(schema.empty_table())
+    return dataset.scanner(columns={"keep": filters}).projected_schema.field("keep").type
+
+
+def rules_out(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str], guarantee: pc.Expression) -> bool:
+    """Whether no row of which the guarantee holds passes a filter, by pyarrow's own reasoning."""
+    sink = pa.BufferOutputStream()
+    row = pa.table({name: pa.nulls(1, schema.field(name).type) for name in columns})
+    pq.write_table(row, sink, write_statistics=False)
+    written = pa.BufferReader(sink.getvalue())
+    fragment = pads.ParquetFileFormat().make_fragment(written, partition_expression=guarantee)
+    return not fragment.subset(filters).row_groups
+
+
+def takes_nulls(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str], column: str) -> bool:
+    """Whether a filter takes every row in which a column is null."""
+    return column in columns and rules_out(filters, schema, columns, pc.field(column).is_null())

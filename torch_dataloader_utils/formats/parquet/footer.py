@@ -1,0 +1,171 @@
+"""The end of a Parquet file: what it says of row groups, columns and nulls.
+
+The layout (footer, its length as four little-endian bytes, the magic ``PAR1``) is that of the Apache Parquet file
+format specification, https://parquet.apache.org/docs/file-format/.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.formats.base import Footer, NullCount
+from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
+from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+
+__all__ = ["MAGIC", "Columns", "FooterReader", "NotParquetError", "leaves_of", "parse_footer"]
+
+
+MAGIC = b"PAR1"
+
+
+TAIL_BYTES = 64 * 1024
+"""How much of a file's end is read at first: most footers are smaller, and then one request is enough."""
+
+
+class FooterReader:
+    """Reads and parses footers. Files of a dataset mostly have one schema, which is then worked out once.
+
+    Args:
+        storage: Where the files lie.
+        counts_nulls: Says of a column whether its nulls matter.
+    """
+
+    def __init__(self, storage: Storage, counts_nulls: Callable[[pa.Field], bool] = lambda _: False) -> None:
+        self._storage = storage
+        self._counts_nulls = counts_nulls
+        self._last: Columns | None = None
+        self._schemas: dict[bytes, pa.Schema] = {}
+
+    def read(self, file: StoredFile) -> Footer:
+        """Read and parse a file's footer.
+
+        Raises:
+            UnreadableFileError: If the file is no Parquet file, or damaged; the message names it.
+        """
+        return self.parse(file, self.content(file))
+
+    def content(self, file: StoredFile) -> bytes:
+        """Return a file's footer as bytes, with their length and the magic.
+
+        Raises:
+            UnreadableFileError: If the file is no Parquet file, or damaged; the message names it.
+        """
+        return _read(self._storage, file)
+
+    def parse(self, file: StoredFile, content: bytes) -> Footer:
+        """Parse a footer that was read before: its bytes, with their length and the magic."""
+        try:
+            metadata = parse_footer(content)
+            columns = self.columns(metadata)
+            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            row_groups = tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups)
+            rows = [group.rows for group in row_groups]
+            if sum(rows) != metadata.num_rows or min(rows, default=0) < 0:
+                msg = f"its row groups do not add up to {metadata.num_rows} rows"
+                raise pa.ArrowInvalid(msg)
+            nulls = tuple(columns.announced_nulls(groups))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            msg = f"cannot read the footer of {self._storage.display(file.location)}: {error}"
+            raise UnreadableFileError(msg) from None
+        digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+        described = DataFile(file.path, file.size, digest, row_groups, file.etag, file.modified)
+        return Footer(described, columns.schema, nulls, content)
+
+    def columns(self, metadata: pq.FileMetaData) -> Columns:
+        """Return a file's columns."""
+        arrow = (metadata.metadata or {}).get(b"ARROW:schema")  # Arrow's types are kept there
+        last = self._last
+        if last is None or last.arrow != arrow or not last.is_of(metadata.schema):
+            schema = metadata.schema.to_arrow_schema().remove_metadata()
+            schema = self._schemas.setdefault(schema.serialize().to_pybytes(), schema)  # alike ones are one object
+            leaves = leaves_of(schema)
+            counted = tuple((column.name, leaves[column.name][0]) for column in schema if self._counts_nulls(column))
+            chunks = [metadata.schema.column(leaf) for leaf in range(len(metadata.schema))]
+            nested = tuple((leaf, chunk.path) for leaf, chunk in enumerate(chunks) if chunk.path != chunk.name)
+            last = self._last = Columns(metadata.schema, arrow, schema, counted, nested)
+        return last
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """A file's columns as Parquet and Arrow note them, as a schema, and the first leaves of those to count nulls of.
+
+    And the paths of leaves that lie within columns.
+    """
+
+    stored: pq.ParquetSchema
+    arrow: bytes | None
+    schema: pa.Schema
+    counted: tuple[tuple[str, int], ...]
+    nested: tuple[tuple[int, str], ...]
+
+    def is_of(self, stored: pq.ParquetSchema) -> bool:
+        """Whether these are another file's columns, too: Parquet's schemas are equal if all leaves are, by own name."""
+        return self.stored.equals(stored) and all(stored.column(leaf).path == path for leaf, path in self.nested)
+
+    def announced_nulls(self, groups: Sequence[pq.RowGroupMetaData]) -> Iterator[NullCount]:
+        """Yield the nulls that row groups announce in the columns to count them in."""
+        for number, group in enumerate(groups):
+            for name, leaf in self.counted:
+                statistics = group.column(leaf).statistics
+                if statistics is not None and statistics.has_null_count and statistics.null_count:
+                    yield NullCount(name, number, statistics.null_count)
+
+
+class NotParquetError(UnreadableFileError):
+    """A file was read and is no complete Parquet file."""
+
+
+def parse_footer(footer: bytes) -> pq.FileMetaData:
+    """Parse a footer: a file of nothing but magic and footer has the same metadata.
+
+    ``pq.read_metadata`` would do the same in twice the time: it prepares to read columns, too.
+    """
+    reader = pq.ParquetReader()
+    reader.open(pa.BufferReader(MAGIC + footer))
+    return reader.metadata
+
+
+def leaves_of(schema: pa.Schema) -> dict[str, tuple[int, ...]]:
+    """Return each column's leaf columns, by number: Parquet stores the leaves of nested types apart."""
+    leaves: dict[str, tuple[int, ...]] = {}
+    first = 0
+    for column in schema:
+        count = _leaf_count(column.type)
+        leaves[column.name] = tuple(range(first, first + count))
+        first += count
+    return leaves
+
+
+def _leaf_count(kind: pa.DataType) -> int:
+    if isinstance(kind, pa.BaseExtensionType):
+        return _leaf_count(kind.storage_type)
+    if pa.types.is_dictionary(kind) or not pa.types.is_nested(kind):
+        return 1
+    return sum(_leaf_count(kind.field(number).type) for number in range(kind.num_fields))
+
+
+def _read(storage: Storage, file: StoredFile) -> bytes:
+    """Return a file's footer with its length and magic: one request, or two where it is longer than the first took."""
+    if file.size < len(MAGIC) * 2 + 4:
+        msg = f"{storage.display(file.location)} is not a Parquet file: it has only {file.size} bytes"
+        raise NotParquetError(msg)
+    tail = storage.read(file, max(0, file.size - TAIL_BYTES), file.size)
+    if tail[-4:] != MAGIC:
+        what = "an encrypted" if tail[-4:] == b"PARE" else "no complete"
+        msg = f"{storage.display(file.location)} is {what} Parquet file: it ends in {tail[-4:]!r}, not in {MAGIC!r}"
+        raise NotParquetError(msg)
+    length = int.from_bytes(tail[-8:-4], "little") + 8
+    if length + len(MAGIC) > file.size:
+        name = storage.display(file.location)
+        msg = f"{name} is a damaged Parquet file: its footer would be {length} bytes of {file.size}"
+        raise NotParquetError(msg)
+    if length > len(tail):
+        tail = storage.read(file, file.size - length, file.size - len(tail)) + tail
+    return tail[-length:]

@@ -1,0 +1,141 @@
+"""A `_metadata` file: the row groups of all data files of a directory, written beside them.
+
+What it is: https://arrow.apache.org/docs/python/parquet.html#writing-metadata-and-common-metadata-files. With it a plan
+needs no other footer. It may be older than the files, and reading by it would then give other rows than it says. So
+each file's own footer is read before its rows are, and held against it; and at once where a filter rules out all of the
+file, for nobody will read it later.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from torch_dataloader_utils.errors import MetadataFileWarning, warn_user
+from torch_dataloader_utils.formats.base import FileCase, Footer
+from torch_dataloader_utils.formats.parquet.footer import FooterReader, NotParquetError, parse_footer
+from torch_dataloader_utils.formats.parquet.statistics import select_row_groups
+from torch_dataloader_utils.planning.manifest import DESCRIBED, DataFile, RowGroup
+from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+
+__all__ = ["Sidecar", "described_columns", "description_digest", "read_sidecar"]
+
+
+SHOWN = 3
+
+
+class Sidecar:
+    """What a `_metadata` file says of the files beside it.
+
+    Args:
+        content: Its footer, with length and magic; it has nothing else.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.metadata = parse_footer(content)
+        self._numbers: dict[str, list[int]] = defaultdict(list)
+        for number in range(self.metadata.num_row_groups):
+            self._numbers[self.metadata.row_group(number).column(0).file_path].append(number)
+
+    @property
+    def paths(self) -> set[str]:
+        """The files that it describes, by their paths relative to its own directory."""
+        return set(self._numbers)
+
+    def describe(self, files: Iterable[StoredFile], reader: FooterReader) -> Iterator[Footer]:
+        """Yield, for each file, what its footer would say; its bytes are not known."""
+        columns = reader.columns(self.metadata)
+        described_by = described_columns(self.metadata.schema)
+        for file in files:
+            groups = [self.metadata.row_group(number) for number in self._numbers[file.path]]
+            row_groups = tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups)
+            digest = description_digest(described_by, groups)
+            described = DataFile(file.path, file.size, digest, row_groups, file.etag, file.modified)
+            yield Footer(described, columns.schema, tuple(columns.announced_nulls(groups)), None)
+
+    def select_row_groups(
+        self, files: Sequence[str], filters: pc.Expression, schema: pa.Schema, columns: Sequence[str]
+    ) -> tuple[tuple[int, ...], ...] | None:
+        """Return what `pruning.select_row_groups` would with the files' own footers."""
+        found = select_row_groups([self.content], filters, schema, columns, [FileCase()])
+        if found is None:
+            return None
+        selected = frozenset(found[0])
+        return tuple(
+            tuple(place for place, number in enumerate(self._numbers[path]) if number in selected) for path in files
+        )
+
+
+def read_sidecar(storage: Storage, file: StoredFile, files: Sequence[StoredFile]) -> Sidecar | None:
+    """Read a `_metadata` file; warn and return None if it does not describe just these files.
+
+    One that cannot be read is an error: every rank has to do the same.
+
+    Args:
+        storage: Where it lies.
+        file: The `_metadata` file.
+        files: The data files in its directory.
+    """
+    name = storage.display(file.location)
+    try:
+        sidecar = _parsed(FooterReader(storage).content(file))
+    except (NotParquetError, pa.ArrowException) as error:
+        warn_user(f"{name} is not used, all footers are read instead: {error}", MetadataFileWarning)
+        return None
+    here = {one.path for one in files}
+    if sidecar.paths != here:
+        lacking, surplus = sorted(here - sidecar.paths), sorted(sidecar.paths - here)
+        parts = [
+            f"{text} {', '.join(paths[:SHOWN])}" + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
+            for text, paths in (("it does not describe", lacking), ("it describes missing", surplus))
+            if paths
+        ]
+        text = f"{name} is not used, all footers are read instead: {'; '.join(parts)}. Write it anew, or remove it"
+        warn_user(text, MetadataFileWarning)
+        return None
+    return sidecar
+
+
+def _parsed(content: bytes) -> Sidecar:
+    try:
+        return Sidecar(content)
+    except OSError as error:  # what pyarrow raises for some damage
+        raise NotParquetError(str(error)) from None
+
+
+def description_digest(columns: str, groups: Iterable[pq.RowGroupMetaData]) -> str:
+    """Return a digest of a file's columns, and of each column chunk's place, size and statistics.
+
+    It is the same by the file's own footer and by a `_metadata` file that is as new.
+
+    Args:
+        columns: The columns, as `described_columns` gives them.
+        groups: The row groups.
+    """
+    digest = hashlib.blake2b(columns.encode(), digest_size=8)
+    for group in groups:
+        chunks = [group.column(number) for number in range(group.num_columns)]
+        digest.update(f"{group.num_rows} {group.total_byte_size} {list(map(_described, chunks))}\n".encode())
+    return DESCRIBED + digest.hexdigest()
+
+
+def described_columns(schema: pq.ParquetSchema) -> str:
+    """Return the names and types of a file's columns as a text."""
+    columns = [schema.column(number) for number in range(len(schema))]
+    return "\n".join(f"{column.path} {column.physical_type} {column.logical_type}" for column in columns)
+
+
+def _described(chunk: pq.ColumnChunkMetaData) -> tuple[Any, ...]:
+    place = (chunk.data_page_offset, chunk.total_compressed_size)
+    statistics = chunk.statistics
+    if statistics is None:
+        return place
+    bounds = (statistics.min_raw, statistics.max_raw) if statistics.has_min_max else ()
+    return (*place, statistics.has_null_count and statistics.null_count, *bounds)

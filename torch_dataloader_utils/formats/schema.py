@@ -1,0 +1,247 @@
+"""Files whose columns differ: one schema for all of them, and how each file's columns become that schema's.
+
+Types are unified as ``pyarrow.unify_schemas`` does with permissive promotion
+(https://arrow.apache.org/docs/python/generated/pyarrow.unify_schemas.html): a column that a file lacks is null there,
+integers become wider integers or floats. What loses something of a value is an error of its row group.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
+
+__all__ = [
+    "FileSchema",
+    "Projection",
+    "Unified",
+    "children",
+    "delivered_type",
+    "grew_out_of",
+    "plain_type",
+    "projected",
+    "unified",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class FileSchema:
+    """A file's columns.
+
+    Attributes:
+        path: The file, for people.
+        schema: Its columns.
+    """
+
+    path: str
+    schema: pa.Schema
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """How the columns of files of one schema become those that are needed.
+
+    Attributes:
+        stored: The files' columns to read, with their types.
+        sources: For each needed column the files' name of it; None where they have none.
+    """
+
+    stored: pa.Schema
+    sources: tuple[str | None, ...]
+
+    def apply(self, table: pa.Table, needed: pa.Schema, constants: Mapping[str, Any]) -> pa.Table:
+        """Return the needed columns of a table that was read.
+
+        Args:
+            table: The stored columns.
+            needed: The columns that are needed, with the dataset's types.
+            constants: The values of columns that have one for the whole file.
+
+        Raises:
+            UnreadableFileError: If a column was read in another type than the file was listed with.
+            ColumnError: If a value does not fit the dataset's type.
+        """
+        for column, expected in zip(table.schema, self.stored, strict=True):
+            if column.type != expected.type:  # else it would be cast
+                msg = f"column {expected.name!r} is {column.type}, and was {expected.type} when the file was listed"
+                raise UnreadableFileError(msg)
+        columns = [
+            _repeated(constants.get(field.name), field, len(table)) if source is None else _cast(table[source], field)
+            for field, source in zip(needed, self.sources, strict=True)
+        ]
+        if not columns:
+            return table.select([])
+        return pa.table(columns, schema=needed)
+
+
+def _repeated(value: Any, field: pa.Field, rows: int) -> pa.Array:
+    return pa.nulls(rows, field.type) if value is None else pa.repeat(pa.scalar(value, field.type), rows)
+
+
+def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
+    if column.type == field.type:
+        return column
+    try:
+        return column.cast(field.type)
+    except pa.ArrowException as error:
+        msg = f"column {field.name!r} is {column.type} here and {field.type} in the dataset: {error}; write the files "
+        msg += "with one type, or choose `columns` without it"
+        raise ColumnError(msg) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Unified:
+    """One schema for all files.
+
+    Attributes:
+        schema: The first file's columns, in its order, then those that others have beside them; all nullable.
+        problems: Columns that have no such type, and what is wrong with each.
+    """
+
+    schema: pa.Schema
+    problems: Mapping[str, str]
+
+
+def unified(files: Iterable[FileSchema]) -> Unified:
+    """Return one schema for all files. Where they are alike, their schemas should be one object."""
+    fields: dict[str, pa.Field] = {}
+    homes: dict[str, str] = {}
+    problems: dict[str, str] = {}
+    seen: set[int] = set()
+    held = []  # so that no number is given to another schema
+    for file in files:
+        if id(file.schema) in seen:
+            continue
+        seen.add(id(file.schema))
+        held.append(file.schema)
+        for name, count in Counter(file.schema.names).items():
+            if count > 1:
+                problems[name] = f"stands {count} times in the schema of {file.path}, so it cannot be delivered by name"
+        for field in file.schema:
+            own = field.with_type(delivered_type(field.type)).with_nullable(True).remove_metadata()  # noqa: FBT003 - pyarrow's way
+            home = homes.setdefault(field.name, file.path)
+            known = fields.setdefault(field.name, own)
+            common = known if known.type == own.type else _common(known, own)
+            if common is None:
+                text = f"is {own.type} in {file.path} but {known.type} in {home}, which have no common type: "
+                problems.setdefault(field.name, text + "write the files with one type, or choose `columns` without it")
+            fields[field.name] = common or known
+    return Unified(pa.schema(list(fields.values())), problems)
+
+
+def _common(known: pa.Field, field: pa.Field) -> pa.Field | None:
+    """Return a field of a type that both may become; pyarrow would let values change that no error tells of."""
+    kinds = (known.type, field.type)
+    if any(map(pa.types.is_decimal, kinds)) and any(map(pa.types.is_floating, kinds)):
+        return None
+    if any(map(_is_text, kinds)) and any(map(_is_binary, kinds)):
+        return None
+    try:
+        (common,) = pa.unify_schemas([pa.schema([known]), pa.schema([field])], promote_options="permissive")
+    except (pa.ArrowException, TypeError):
+        return None
+    return common
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    types = pa.types
+    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+
+
+def grew_out_of(kind: pa.DataType, own: pa.DataType) -> bool:
+    """Whether a table's column of a type may be of another in files that were written before the table was altered.
+
+    A value that does not fit is an error of its row group all the same.
+    """
+    if isinstance(own, pa.BaseExtensionType):
+        own = own.storage_type
+    if pa.types.is_dictionary(own):
+        own = own.value_type
+    own = SMALL.get(str(own), own)
+    if kind == own or pa.types.is_null(own):
+        return True
+    if pa.types.is_nested(kind):
+        return _parts_grew_out_of(kind, own)
+    if pa.types.is_decimal(kind):
+        return bool(pa.types.is_decimal(own) and kind.scale == own.scale and kind.precision >= own.precision)
+    if pa.types.is_timestamp(kind):
+        return pa.types.is_timestamp(own) and (kind.tz is not None or own.tz is None)  # INT96 has no time zone
+    if not _is_number(kind) or not _is_number(own):
+        return False
+    common = _common(pa.field("", kind), pa.field("", own))
+    return common is not None and common.type == kind
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _parts_grew_out_of(kind: pa.DataType, own: pa.DataType) -> bool:
+    """Whether each part of a nested type may have grown out of another's."""
+    if pa.types.is_struct(kind) and pa.types.is_struct(own):
+        now = {one.name: one.type for one in kind}
+        same = {one.name for one in own} <= set(now)  # fields that were added are null
+        parts = [(now[one.name], one.type) for one in own] if same else []
+    elif pa.types.is_map(kind) and pa.types.is_map(own):
+        same, parts = True, [(kind.key_type, own.key_type), (kind.item_type, own.item_type)]
+    elif pa.types.is_list(kind) and (pa.types.is_list(own) or pa.types.is_large_list(own)):
+        same, parts = True, [(kind.value_type, own.value_type)]
+    else:
+        return False
+    return same and all(grew_out_of(one, other) for one, other in parts)
+
+
+def projected(schema: pa.Schema, needed: pa.Schema, name_of: Callable[[str], str | None]) -> Projection:
+    """Return how files of a schema become the needed columns.
+
+    Args:
+        schema: The files' columns.
+        needed: The needed columns.
+        name_of: Gives the files' name of a column; None where they have none.
+    """
+    sources = tuple(name_of(field.name) for field in needed)
+    stored = dict.fromkeys(source for source in sources if source is not None)
+    return Projection(pa.schema([schema.field(source) for source in stored]), sources)
+
+
+VIEWS = {"string_view": pa.string(), "binary_view": pa.binary()}
+
+
+SMALL = VIEWS | {"large_string": pa.string(), "large_binary": pa.binary()}
+
+
+def delivered_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a column is delivered in: its own, but for views, which pyarrow cannot filter."""
+    return VIEWS.get(str(kind), kind)
+
+
+def plain_type(kind: pa.DataType) -> pa.DataType:
+    """Return the type that a table's column is delivered in: any value may be null, texts and lists are not large."""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    inner = [(one.name, plain_type(one.type)) for one in children(kind)]
+    if pa.types.is_map(kind):
+        return pa.map_(*(one for _, one in inner))
+    if pa.types.is_struct(kind):
+        return pa.struct(inner)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+        return pa.list_(pa.field(*inner[0]))
+    return SMALL.get(str(kind), kind)
+
+
+def children(kind: pa.DataType) -> list[pa.Field]:
+    """Return the fields of a nested type; none of another."""
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    return [kind.field(number) for number in range(kind.num_fields)] if pa.types.is_nested(kind) else []

@@ -1,0 +1,1 @@
+"""CSV and JSON Lines: files cut into ranges of lines, each parsed by pyarrow."""

@@ -1,0 +1,350 @@
+"""CSV by pyarrow.csv: whole ranges with threads, or block by block; what is wrong is named with file and line."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from pyarrow import csv
+
+from torch_dataloader_utils.errors import ColumnError, UnreadableFileError, nearest
+from torch_dataloader_utils.formats.schema import FileSchema, unified
+from torch_dataloader_utils.formats.text.compression import Decompressed
+from torch_dataloader_utils.formats.text.csv_options import (
+    checked,
+    column_types,
+    convert_options,
+    encoding_of,
+    is_ascii_like,
+    parse_options,
+    quote_of,
+    read_options,
+)
+from torch_dataloader_utils.formats.text.format import BLOCK_BYTES, Sample, TextFormat
+from torch_dataloader_utils.formats.text.lines import Text
+from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+
+__all__ = ["Csv"]
+
+
+UNCUTTABLE = ("escape_char", "newlines_in_values", "skip_rows", "skip_rows_after_names")
+"""Options under which a line end may be no row's end, or a file's beginning is not its first line."""
+
+
+ZERO = "holds a zero byte: the file is damaged, or no text"
+
+
+NOT_CLOSED = "a quoted value is not closed: the file is cut short, or a quote is too many"
+
+
+CHUNK = 1 << 20
+
+
+MOST_SHOWN = 500
+
+
+MESSAGE = re.compile(
+    r"(?:In CSV column #(?P<column>\d+): )?(?:CSV parse error: )?(?:Row #(?P<row>\d+): )?(?P<what>.*)", re.DOTALL
+)
+"""What pyarrow says of a text that it cannot parse."""
+
+
+@dataclass(frozen=True)
+class Csv(TextFormat):
+    """Comma-separated values, as pyarrow.csv reads them."""
+
+    name: ClassVar[str] = "csv"
+    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".csv.gz", ".csv.zst")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", checked(self.options))
+
+    def sample(self, text: Text, *, is_all: bool) -> Sample:
+        """Return the columns that pyarrow infers from the first block."""
+        content = text.content.to_pybytes()
+        if is_all and not content.endswith((b"\n", b"\r")) and is_ascii_like(self.options):
+            content += b"\n"  # pyarrow does not take a header for one that has no end
+        text = replace(text, content=pa.py_buffer(content))
+        lines = _Lines(self.options, partial(self._names, text))
+        if 0 in content and is_ascii_like(self.options):
+            raise text.error(content[: content.index(0)].count(b"\n") + 1, ZERO)
+        with lines.errors(text):
+            reader = csv.open_csv(
+                text.open(),
+                read_options(self.options, use_threads=False),
+                parse_options(self.options),
+                convert_options(self.options),
+            )
+            reader.schema.names  # noqa: B018 - they may be no text
+            rows = next((batch.num_rows for batch in reader), 0)
+        told = column_types(self.options)
+        for column in reader.schema:
+            if pa.types.is_binary(column.type) and column.name not in told and self.options.get("check_utf8", True):
+                as_text = CsvParser(self.options, reader.schema.names, pa.schema([(column.name, pa.string())]))
+                next(as_text.batches(text, use_threads=False), None)  # names the line that is no valid text
+        return Sample(reader.schema, rows, min(len(content), self.block_bytes))
+
+    def _names(self, text: Text) -> list[str]:
+        """Return the columns of a file, whatever is wrong with its values."""
+        told = csv.ConvertOptions(column_types={}, check_utf8=False)
+        reader = csv.open_csv(text.open(), read_options(self.options), parse_options(self.options), told)
+        return list(reader.schema.names)
+
+    def can_cut(self, storage: Storage, file: StoredFile) -> bool:
+        """Whether no value can hold a line end: nothing is quoted."""
+        if any(self.options.get(name) for name in UNCUTTABLE) or not is_ascii_like(self.options):
+            return False
+        quote = quote_of(self.options)
+        if not quote:
+            return True
+        if not storage.is_local:
+            return False
+        places = range(0, file.size, 8 * CHUNK)
+        return not any(quote in storage.read(file, place, min(file.size, place + 8 * CHUNK)) for place in places)
+
+    def unified(self, schemas: Sequence[FileSchema]) -> list[pa.Schema]:
+        """Return each file's columns with the types that all files come to; those of no value are texts."""
+        whole = unified(schemas)
+        for name in column_types(self.options):
+            if name not in whole.schema.names:
+                msg = f"format_options['column_types'] names {name!r}, which no file has"
+                raise ColumnError(f"{msg}{nearest(name, whole.schema.names)}")
+        types = {column.name: pa.string() if pa.types.is_null(column.type) else column.type for column in whole.schema}
+        made: dict[int, pa.Schema] = {}
+        for file in schemas:
+            if id(file.schema) not in made:
+                made[id(file.schema)] = pa.schema(
+                    [
+                        column if column.name in whole.problems else column.with_type(types[column.name])
+                        for column in file.schema
+                    ]
+                )
+        return [made[id(file.schema)] for file in schemas]
+
+    def counter(self, names: Sequence[str]) -> Callable[[Text], int]:
+        """Return what counts rows: every row is taken apart, and one column of it read, as bytes."""
+        parser = CsvParser(self.options, names, pa.schema([(names[0], pa.binary())]))
+        return lambda text: sum(batch.num_rows for batch in parser.batches(text, use_threads=False))
+
+    def parser(self, names: Sequence[str], stored: pa.Schema) -> CsvParser:
+        """Return what makes rows of texts of a file."""
+        return CsvParser(self.options, names, stored)
+
+
+class CsvParser:
+    """Makes rows of ranges of one file.
+
+    Args:
+        options: What pyarrow is told.
+        names: The file's columns.
+        stored: Those that are needed, with their types.
+    """
+
+    def __init__(self, options: Mapping[str, Any], names: Sequence[str], stored: pa.Schema) -> None:
+        self._options = options
+        self._names = list(names)
+        self._stored = stored
+        self._lines = _Lines(options, lambda: self._names)
+        # Without a column pyarrow would take all of them.
+        read = stored if len(stored) else pa.schema([(self._names[0], pa.binary())])
+        types = {column.name: column.type for column in read}
+        self._convert = convert_options(options, column_types=types, include_columns=read.names)
+
+    def table(self, text: Text) -> pa.Table:
+        """Return all rows."""
+        watched = self._watched(text)
+        with self._lines.errors(text, self._serially):
+            table = csv.read_csv(_source(text, watched), self._read(text), self._parse(text), self._convert)
+        self._lines.require_sound(text, watched)
+        return table.select(self._stored.names)
+
+    def batches(self, text: Text, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, block by block."""
+        watched = self._watched(text)
+        with self._lines.errors(text, self._serially):
+            reader = csv.open_csv(
+                _source(text, watched), self._read(text, use_threads=use_threads), self._parse(text), self._convert
+            )
+            for batch in reader:
+                yield batch.select(self._stored.names)
+        self._lines.require_sound(text, watched)
+
+    def _serially(self, text: Text) -> None:
+        """Parse in one thread, for then pyarrow tells the row that is wrong."""
+        read = self._read(text, use_threads=False)
+        for _ in csv.open_csv(_source(text, None), read, self._parse(text), self._convert):
+            pass
+
+    def _read(self, text: Text, *, use_threads: bool = True) -> csv.ReadOptions:
+        if not text.start:
+            return read_options(self._options, use_threads=use_threads)
+        own = {"column_names": self._names, "autogenerate_column_names": False}
+        return read_options(self._options, use_threads=use_threads, **own)
+
+    def _parse(self, text: Text) -> csv.ParseOptions:
+        whole = text.start == 0 and text.is_last
+        return parse_options({"newlines_in_values": whole, **self._options})
+
+    def _watched(self, text: Text) -> Decompressed | None:
+        return None if text.compression is None else Decompressed(text.open(), quote_of(self._options))
+
+
+class _Lines:
+    """Finds the lines of rows, quoted line ends respected.
+
+    Args:
+        options: What pyarrow is told.
+        names: Returns the file's columns.
+    """
+
+    def __init__(self, options: Mapping[str, Any], names: Callable[[], Sequence[str]]) -> None:
+        self._options = options
+        self._names = names
+        self._quote = quote_of(options)
+        self._delimiter = str(options.get("delimiter", ",")).encode()
+        escape = options.get("escape_char") or ""
+        self._escaped = re.compile(re.escape(str(escape).encode()) + b".", re.DOTALL) if escape else None
+
+    @contextlib.contextmanager
+    def errors(self, text: Text, again: Callable[[Text], None] | None = None) -> Iterator[None]:
+        """Name file and line of whatever is wrong.
+
+        Args:
+            text: What is parsed.
+            again: Parses it again, so that the row is told; None where it is told in any case.
+        """
+        try:
+            yield
+        except pa.ArrowInvalid as error:
+            raise self._located(text, error, again) from None
+        except pa.ArrowKeyError as error:
+            raise text.error(None, f"its columns are others than when it was listed: {error}") from None
+        except UnicodeDecodeError as error:
+            raise text.error(
+                None,
+                f"the name of a column is no valid text: {error.reason}; an encoding may be told by "
+                "format_options={'encoding': ...}",
+            ) from None
+        except OSError as error:
+            raise text.error(None, f"it is cut short or damaged: {error}") from None
+
+    def _located(self, text: Text, error: Exception, again: Callable[[Text], None] | None) -> UnreadableFileError:
+        found = MESSAGE.fullmatch(str(error))
+        if again is not None and (found is None or found["row"] is None):
+            try:
+                again(text)
+            except pa.ArrowInvalid as told:
+                found = MESSAGE.fullmatch(str(told)) or found
+        what = str(error) if found is None else found["what"]
+        if "straddling object" in what:
+            return self._too_long(text)
+        number = found["column"] if found is not None else None
+        if number is not None:
+            column = self._names()[int(number)]
+            advice = "'encoding': ..." if "UTF8" in what else f"'column_types': {{{column!r}: ...}}"
+            what = f"column {column!r}: {what}; it may be told by format_options={{{advice}}}"
+        row = found["row"] if found is not None else None
+        return text.error(None if row is None else self.line_of(text, int(row)), _shortened(what))
+
+    def _too_long(self, text: Text) -> UnreadableFileError:
+        """Return the error of a row that is longer than what is parsed at a time."""
+        opened = self._left_open(text)
+        if opened is not None:
+            return text.error(opened, NOT_CLOSED)
+        size = int(self._options.get("block_size") or BLOCK_BYTES)
+        line = next((number for number, line in enumerate(self._plain_lines(text), 1) if len(line) > size), None)
+        what = "a row is longer than what is parsed at a time: pass format_options={'block_size': ...} in bytes"
+        return text.error(line, what)
+
+    def require_sound(self, text: Text, watched: Decompressed | None) -> None:
+        """Raise if a text holds zero bytes, or ends within a quoted value: pyarrow takes the one and the other."""
+        if not is_ascii_like(self._options):
+            return
+        quotes, has_zeros = 0, False
+        if watched is not None:
+            quotes, has_zeros = watched.quotes, watched.has_zeros
+        else:
+            for content in text.chunks():
+                quotes += content.count(self._quote) if self._quote else 0
+                has_zeros = has_zeros or 0 in content
+        if has_zeros:
+            line = next(number for number, line in enumerate(text.lines(), 1) if 0 in line)
+            raise text.error(line, ZERO)
+        opened = self._left_open(text) if quotes % 2 else None
+        if opened is not None:
+            raise text.error(opened, NOT_CLOSED)
+
+    def line_of(self, text: Text, row: int) -> int | None:
+        """Return the line that a row begins in, both from 1, the header and lines that are skipped counted."""
+        rows = 0
+        skipped = int(self._options.get("skip_rows", 0)) if not text.start else 0
+        for number, begins in self._row_lines(text, skipped):
+            rows += begins
+            if rows == row:
+                return number
+        return None
+
+    def _left_open(self, text: Text) -> int | None:
+        """Return the line of the value that the text ends in the midst of; None if it does not."""
+        begin, inside = 0, False
+        for number, line in enumerate(self._plain_lines(text), 1):
+            begin = begin if inside else number
+            inside = self._ends_inside(line, inside=inside)
+        return begin if inside else None
+
+    def _row_lines(self, text: Text, skipped: int) -> Iterator[tuple[int, bool]]:
+        """Yield the number of each line, and whether a row begins there."""
+        inside = False
+        takes_empty = self._options.get("ignore_empty_lines") is False
+        for number, line in enumerate(self._plain_lines(text), 1):
+            if number <= skipped:
+                yield number, True
+                continue
+            yield number, not inside and (takes_empty or bool(line.strip(b"\r\n")))
+            inside = self._ends_inside(line, inside=inside)
+
+    def _plain_lines(self, text: Text) -> Iterable[bytes]:
+        if is_ascii_like(self._options):
+            return text.lines()
+        content = b"".join(text.chunks()).decode(encoding_of(self._options), errors="replace")
+        return [line.encode() for line in content.splitlines(keepends=True)]
+
+    def _ends_inside(self, line: bytes, *, inside: bool) -> bool:
+        """Whether a quoted value goes on behind a line. As in pyarrow, a quote opens a value only at its beginning."""
+        if not self._quote or (not inside and self._quote not in line):
+            return False
+        if self._escaped is not None:
+            line = self._escaped.sub(b"xx", line)
+        doubled = self._quote * 2 if self._options.get("double_quote", True) else None
+        place = 0
+        if not inside:
+            inside = line.startswith(self._quote)
+            place = len(self._quote) if inside else 0
+        while True:
+            if inside:
+                place = line.find(self._quote, place)
+                if place < 0:
+                    return True
+                if doubled and line.startswith(doubled, place):
+                    place += len(doubled)
+                    continue
+                place += len(self._quote)
+            place = line.find(self._delimiter, place)
+            if place < 0:
+                return False
+            place += len(self._delimiter)
+            inside = line.startswith(self._quote, place)
+            place += len(self._quote) if inside else 0
+
+
+def _source(text: Text, watched: Decompressed | None) -> pa.NativeFile:
+    return text.open() if watched is None else pa.PythonFile(watched, mode="r")
+
+
+def _shortened(what: str) -> str:
+    return what if len(what) <= MOST_SHOWN else f"{what[:MOST_SHOWN]}..."

@@ -1,0 +1,311 @@
+"""What CSV and JSON Lines share: what a file's beginning says, where it is cut, rows counted or not.
+
+Text has no footer. So one is made of what it takes to know a file without reading it again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import pyarrow as pa
+
+from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.formats.base import Codec, Described, Footer, Format, KnownFooters, Source
+from torch_dataloader_utils.formats.schema import FileSchema
+from torch_dataloader_utils.formats.text.codec import Parser, TextCodec, range_of
+from torch_dataloader_utils.formats.text.compression import MOST_TEXT, compression_of, decompressed_head
+from torch_dataloader_utils.formats.text.footer import DIGEST_BYTES, Cutting, TextFooter, cuts, digest_of
+from torch_dataloader_utils.formats.text.lines import Text
+from torch_dataloader_utils.planning.manifest import TEXT, DataFile, RowGroup
+from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.listing import Listing
+
+__all__ = ["BLOCK_BYTES", "BOM", "Sample", "TextFormat"]
+
+
+T = TypeVar("T")
+
+
+U = TypeVar("U")
+
+
+BLOCK_BYTES = 1 << 20
+"""How much pyarrow parses at a time unless told otherwise: columns are inferred from the first of these blocks."""
+
+
+BOM = b"\xef\xbb\xbf"
+"""What may stand before UTF-8."""
+
+
+FILES_AT_ONCE = 16
+"""How many files are looked at side by side where the storage does not answer at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a file's beginning shows.
+
+    Attributes:
+        schema: Its columns.
+        rows: The rows it has.
+        bytes: The bytes of text that these are.
+    """
+
+    schema: pa.Schema
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class TextFormat(Format):
+    """A format of lines.
+
+    Attributes:
+        options: What pyarrow's parser is told, by the names of its options.
+        cutting: How finely large files are cut.
+        counts: Whether rows are counted when the dataset is opened.
+        blank: The characters of lines that are no rows.
+    """
+
+    blank: ClassVar[bytes] = b"\r\n"
+
+    options: Mapping[str, Any] = field(default_factory=dict)
+    cutting: Cutting = field(default_factory=lambda: Cutting(128 << 20))
+    counts: bool = False
+
+    @property
+    def unknown_rows(self) -> str | None:
+        """Why the files do not tell how many rows they have; None where they were counted."""
+        if self.counts:
+            return None
+        return f"{self.name} files do not tell how many rows they have (count_rows=True counts them, once)"
+
+    @property
+    def options_digest(self) -> str | None:
+        """Digest of the options, and whether rows are counted: states of the two speak of other things."""
+        told = json.dumps({key: _plain(value) for key, value in sorted(self.options.items())})
+        digest = hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
+        return f"{digest} counted" if self.counts else digest
+
+    @property
+    def block_bytes(self) -> int:
+        """How much is parsed at a time."""
+        return int(self.options.get("block_size") or BLOCK_BYTES)
+
+    @abstractmethod
+    def sample(self, text: Text, *, is_all: bool) -> Sample:
+        """Return what a file's beginning shows.
+
+        Args:
+            text: The beginning.
+            is_all: Whether there is no more.
+        """
+
+    @abstractmethod
+    def can_cut(self, storage: Storage, file: StoredFile) -> bool:
+        """Whether every line end of a plain file is the end of a row."""
+
+    @abstractmethod
+    def counter(self, names: Sequence[str]) -> Callable[[Text], int]:
+        """Return what counts the rows of texts of a file, by the parser that reads them.
+
+        Args:
+            names: The file's columns.
+        """
+
+    @abstractmethod
+    def parser(self, names: Sequence[str], stored: pa.Schema) -> Parser:
+        """Return what makes rows of texts of a file.
+
+        Args:
+            names: The file's columns.
+            stored: Those that are needed, with their types.
+        """
+
+    @abstractmethod
+    def unified(self, schemas: Sequence[FileSchema]) -> list[pa.Schema]:
+        """Return the columns of each file, with the types that they are read in."""
+
+    def describe(
+        self,
+        storage: Storage,
+        listing: Listing,
+        known: KnownFooters | None,
+        counts_nulls: Callable[[pa.Field], bool],  # noqa: ARG002 - only reading tells of nulls
+    ) -> Described:
+        """Read each file's beginning, find where to cut it, count its rows if asked to; once."""
+        files = listing.files
+        if known is not None:
+            footers = [self._known(storage, file, known.footers.get(file.path, b"")) for file in files]
+        else:
+            footers = list(_side_by_side(partial(self._read, storage), files, storage))
+            if self.counts:
+                footers = self._counted(storage, files, footers)
+        self._require_mixable(storage, files, footers)
+        shown = [storage.display(file.location) for file in files]
+        schemas = self.unified([FileSchema(*one) for one in zip(shown, _shared(footers), strict=True)])
+        return Described(
+            [
+                Footer(self._data_file(file, footer), schema, (), footer.dump())
+                for file, footer, schema in zip(files, footers, schemas, strict=True)
+            ]
+        )
+
+    def codec(self, source: Source) -> Codec:
+        """Return the way to the rows for one that reads."""
+        return TextCodec(source, self.parser)
+
+    # What a file is -------------------------------------------------------------------------------------------------
+
+    @property
+    def _made_by(self) -> str:
+        """Digest of all that a footer depends on."""
+        return hashlib.blake2b(repr((self.name, self.options_digest, self.cutting)).encode(), digest_size=8).hexdigest()
+
+    def _known(self, storage: Storage, file: StoredFile, content: bytes) -> TextFooter:
+        try:
+            footer = TextFooter.load(content)
+        except (ValueError, KeyError, TypeError, pa.ArrowException):
+            footer = None
+        if footer is None or footer.size != file.size or footer.made_by != self._made_by:
+            msg = f"the manifest says of {storage.display(file.location)} what was found with another format, other "
+            msg += "format_options, count_rows, split_bytes or shuffle_buffer_size: open the dataset with those, or "
+            msg += "without the manifest"
+            raise ValueError(msg)
+        return footer
+
+    def _read(self, storage: Storage, file: StoredFile) -> TextFooter:
+        """Return what is to be known of a file."""
+        shown = storage.display(file.location)
+        if not file.size:
+            msg = f"{shown} is empty: it has not even a line of {self.name}"
+            raise UnreadableFileError(msg)
+        head = storage.read(file, 0, min(file.size, max(DIGEST_BYTES, 2 * self.block_bytes)))
+        compression = compression_of(head, shown)
+        is_all = len(head) == file.size
+        try:
+            text, is_all, stored = decompressed_head(head, compression, 2 * self.block_bytes, is_all=is_all)
+        except OSError as error:
+            msg = f"{shown} is cut short or damaged: {error}"
+            raise UnreadableFileError(msg) from None
+        if not text.removeprefix(BOM).strip(self.blank):
+            what = "is empty: it has not even" if is_all else f"begins with {len(text)} bytes without"
+            msg = f"{shown} {what} a line of {self.name}"
+            raise UnreadableFileError(msg)
+        sample = self.sample(Text(shown, pa.py_buffer(text)), is_all=is_all)
+        text_bytes = len(text) / max(1, stored)
+        footer = TextFooter(
+            made_by=self._made_by,
+            digest=digest_of(storage, file, head),
+            size=file.size,
+            schema=sample.schema,
+            compression=compression,
+            starts=() if is_all and not sample.rows else (0,),
+            row_bytes=max(1e-6, sample.bytes / max(1, sample.rows) / text_bytes),
+            text_bytes=text_bytes,
+        )
+        step = self.cutting.step(footer.row_bytes, counted=self.counts)
+        if compression is not None or file.size <= step or not self.can_cut(storage, file):
+            return footer
+        return replace(footer, starts=tuple(cuts(storage, file, step)))
+
+    def _counted(
+        self, storage: Storage, files: Sequence[StoredFile], footers: Sequence[TextFooter]
+    ) -> list[TextFooter]:
+        """Count the rows of all ranges of all files."""
+        ranges = [
+            (file, footer, number)
+            for file, footer in zip(files, footers, strict=True)
+            for number in range(len(footer.ranges))
+        ]
+
+        def count(one: tuple[StoredFile, TextFooter, int]) -> int:
+            file, footer, number = one
+            shown = storage.display(file.location)
+            rows_in = self.counter(footer.schema.names)
+            with storage.errors(file.location):
+                if not storage.is_local:
+                    start, stop = footer.ranges[number]
+                    content = pa.py_buffer(storage.read(file, start, stop))
+                    if content.size != stop - start:
+                        msg = f"{shown} changed since it was listed: {content.size} bytes came back of {stop - start}"
+                        raise UnreadableFileError(msg)
+                    return rows_in(range_of(shown, footer, number, content))
+                local = storage.open_local(file)
+                rows = rows_in(range_of(shown, footer, number, local.file.read_buffer(local.size)))
+                local.require_unchanged()
+                return rows
+
+        counted = _side_by_side(count, ranges, storage)
+        return [replace(footer, rows=tuple(next(counted) for _ in footer.ranges)) for footer in footers]
+
+    def _require_mixable(self, storage: Storage, files: Sequence[StoredFile], footers: Sequence[TextFooter]) -> None:
+        """Raise if uncounted rows cannot be mixed: a range is mixed whole, so it has to fit into the buffer."""
+        most = self.cutting.buffer_rows
+        if most is None or self.counts:
+            return
+        for file, footer in zip(files, footers, strict=True):
+            for (start, stop), rows in zip(footer.ranges, footer.expected_rows, strict=True):
+                size = (stop - start) * footer.text_bytes
+                if len(footer.ranges) == 1 and (rows > most or size > self.cutting.split_bytes):
+                    msg = (
+                        f"{storage.display(file.location)} has about {rows} rows and cannot be cut (it is compressed, "
+                    )
+                    msg += f"or may hold quoted line ends): to mix its rows with shuffle_buffer_size={most} and "
+                    msg += f"split_bytes={self.cutting.split_bytes}, pass count_rows=True"
+                    raise ValueError(msg)
+
+    def _data_file(self, file: StoredFile, footer: TextFooter) -> DataFile:
+        return DataFile(
+            file.path, file.size, TEXT + footer.digest, tuple(self._row_groups(footer)), file.etag, file.modified
+        )
+
+    def _row_groups(self, footer: TextFooter) -> Iterator[RowGroup]:
+        """Yield the ranges; where rows are not counted each byte that a text can have stands for one."""
+        for (start, stop), expected in zip(footer.ranges, footer.expected_rows, strict=True):
+            size = max(1, int((stop - start) * footer.text_bytes))
+            if footer.rows is not None:
+                yield RowGroup(expected, size)
+                continue
+            most = MOST_TEXT[footer.compression] * (stop - start)
+            rows = min(expected, most)
+            if self.cutting.buffer_rows is not None:  # only rounds could mix more, and they need to know the rows
+                rows, size = min(rows, self.cutting.buffer_rows), min(size, self.cutting.split_bytes)
+            yield RowGroup(most, size, rows)
+
+
+def _plain(value: Any) -> Any:
+    """Return an option's value as JSON has it."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in sorted(value.items())}
+    if isinstance(value, pa.Schema):
+        return [[column.name, str(column.type)] for column in value]
+    if isinstance(value, (list, tuple)):
+        return [_plain(inner) for inner in value]
+    return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
+
+
+def _shared(footers: Iterable[TextFooter]) -> list[pa.Schema]:
+    """Return the files' columns; alike ones are one object."""
+    schemas: dict[bytes, pa.Schema] = {}
+    return [schemas.setdefault(footer.schema.serialize().to_pybytes(), footer.schema) for footer in footers]
+
+
+def _side_by_side(action: Callable[[T], U], items: Sequence[T], storage: Storage) -> Iterator[U]:
+    """Do something with many files at once: as many as there are processors, or as their storage has room for."""
+    count = min(pa.cpu_count(), FILES_AT_ONCE) if storage.is_local else FILES_AT_ONCE
+    if len(items) <= 1:
+        yield from map(action, items)
+        return
+    with ThreadPoolExecutor(count, thread_name_prefix="footers") as threads:
+        try:
+            yield from threads.map(action, items)
+        finally:
+            threads.shutdown(cancel_futures=True)

@@ -1,0 +1,367 @@
+"""JSON Lines by pyarrow.json: an object a line, parsed in blocks that end with a line.
+
+pyarrow takes what is no JSON Lines: several values in a line, values that span lines, and, to infer columns, ``null``
+in place of an object, which ends the process. So lines are looked at before they are parsed, and counted afterwards.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json as standard_json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import json
+
+from torch_dataloader_utils.columns.arrow import stacked
+from torch_dataloader_utils.errors import UnreadableFileError, nearest
+from torch_dataloader_utils.formats.schema import FileSchema, unified
+from torch_dataloader_utils.formats.text.format import BOM, Sample, TextFormat
+from torch_dataloader_utils.formats.text.lines import Text
+from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+
+__all__ = ["JsonLines"]
+
+
+OPTIONS = ("block_size", "explicit_schema", "unexpected_field_behavior")
+
+
+OURS = {
+    "use_threads": "it is set by how the dataset is read",
+    "newlines_in_values": "a row is a line",
+}
+
+
+NOT_AN_OBJECT = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)
+
+
+NULL_AFTER = re.compile(rb"\}[ \t\r]*null")
+
+
+STRING = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+
+
+UNEXPECTED = "unexpected field"
+"""What pyarrow says of a field that it was not told of."""
+
+
+UNEXPECTED_WITHIN = "unexpected field within a column"
+
+
+SEVERAL = "this is not one JSON object in a line of its own"
+
+
+LONGEST = 2
+"""How many blocks a line may fill, wherever they begin; pyarrow takes it if they begin in the right places."""
+
+
+DEEPEST = 200
+
+
+PARALLEL = 16
+"""Blocks that are parsed with threads together."""
+
+
+MOST_SHOWN = 500
+
+
+IN_ROW = re.compile(r" in row \d+$")
+
+
+@dataclass(frozen=True)
+class JsonLines(TextFormat):
+    """An object a line: https://jsonlines.org.
+
+    Attributes:
+        takes_unknown: Whether fields that no file's beginning showed are passed over: the columns to deliver are named.
+    """
+
+    name: ClassVar[str] = "jsonl"
+    suffixes: ClassVar[tuple[str, ...]] = tuple(
+        f"{name}{compressed}" for name in (".jsonl", ".ndjson", ".json") for compressed in ("", ".gz", ".zst")
+    )
+
+    blank: ClassVar[bytes] = b" \t\r\n"
+
+    takes_unknown: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.options:
+            if name in OURS:
+                msg = f"format_options[{name!r}] cannot be set: {OURS[name]}"
+                raise ValueError(msg)
+            if name not in OPTIONS:
+                msg = f"format_options has no {name!r} for JSON Lines{nearest(name, OPTIONS)}"
+                raise ValueError(msg)
+        try:
+            json.ReadOptions(block_size=self.options.get("block_size"))
+            self._parse_options(self._explicit, "infer")
+        except (TypeError, ValueError, pa.ArrowException) as error:
+            msg = f"format_options: {error}"
+            raise ValueError(msg) from None
+
+    @property
+    def _explicit(self) -> pa.Schema:
+        told = self.options.get("explicit_schema")
+        return pa.schema([]) if told is None else pa.schema(told)
+
+    def _parse_options(self, schema: pa.Schema, unexpected: str) -> json.ParseOptions:
+        told = self.options.get("unexpected_field_behavior", "infer")
+        return json.ParseOptions(
+            explicit_schema=schema, unexpected_field_behavior=unexpected if told == "infer" else told
+        )
+
+    def sample(self, text: Text, *, is_all: bool) -> Sample:
+        """Return the columns that pyarrow infers from the first block."""
+        content = text.content.to_pybytes().removeprefix(BOM)
+        if content.lstrip()[:1] == b"[":
+            msg = "this is a JSON array: write one object a line, without brackets and commas around them"
+            raise text.error(1, msg)
+        block = content if is_all and len(content) <= self.block_bytes else _first_block(content, self.block_bytes)
+        if block is None:
+            raise text.error(1, _too_long(self.block_bytes))
+        _require_text(text, block)
+        _require_objects(text, block)
+        _require_shallow(text, block)
+        parser = JsonParser(self._parse_options(self._explicit, "infer"), self.block_bytes)
+        table = parser.block(text, block, 0)
+        return Sample(table.schema, table.num_rows, len(block))
+
+    def can_cut(self, storage: Storage, file: StoredFile) -> bool:  # noqa: ARG002
+        """A row is a line: a string holds no line end but an escaped one."""
+        return True
+
+    def unified(self, schemas: Sequence[FileSchema]) -> list[pa.Schema]:
+        """Return the columns that files have together: any of them may turn up in any file, later."""
+        whole = unified(schemas)
+        if not whole.problems:
+            return [whole.schema] * len(schemas)
+        made: dict[int, pa.Schema] = {}
+        for file in schemas:
+            own = {column.name: column for column in file.schema}
+            made[id(file.schema)] = pa.schema(
+                [own.get(column.name, column) if column.name in whole.problems else column for column in whole.schema]
+            )
+        return [made[id(file.schema)] for file in schemas]
+
+    def counter(self, names: Sequence[str]) -> Callable[[Text], int]:  # noqa: ARG002
+        """Return what counts rows: every line is parsed, and none of its fields kept."""
+        options = json.ParseOptions(explicit_schema=pa.schema([]), unexpected_field_behavior="ignore")
+        parser = JsonParser(options, self.block_bytes)
+        return lambda text: sum(batch.num_rows for batch in parser.batches(text, use_threads=False))
+
+    def parser(self, names: Sequence[str], stored: pa.Schema) -> JsonParser:
+        """Return what makes rows of texts of a file."""
+        if not self.takes_unknown and len(stored) == len(names):
+            unexpected = "error"
+        else:  # pyarrow would pass over unknown fields inside of columns as well
+            unexpected = "infer" if any(_holds_struct(column.type) for column in stored) else "ignore"
+        return JsonParser(self._parse_options(stored, unexpected), self.block_bytes, stored.names)
+
+
+class JsonParser:
+    """Makes rows of lines.
+
+    Args:
+        options: What pyarrow's parser is told.
+        block_bytes: How much is parsed at a time.
+        names: The columns to return; None where only their types or the number of rows matter. Then values are not
+            looked at: what pyarrow infers of lists that begin with null is wrong in all but its type.
+    """
+
+    def __init__(self, options: json.ParseOptions, block_bytes: int, names: list[str] | None = None) -> None:
+        self._options = options
+        self._block_bytes = block_bytes
+        self._names = names
+        self._types = {column.name: column.type for column in options.explicit_schema}
+
+    def table(self, text: Text) -> pa.Table:
+        """Return all rows."""
+        parts = [self.block(text, block, line) for block, line in self._blocks(text, PARALLEL * self._block_bytes)]
+        return stacked(parts) if parts else self._selected(self._options.explicit_schema.empty_table())
+
+    def batches(self, text: Text, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, block by block."""
+        for block, line in self._blocks(text, self._block_bytes):
+            yield from self.block(text, block, line, use_threads=use_threads).to_batches()
+
+    def block(self, text: Text, block: bytes, line: int, *, use_threads: bool = True) -> pa.Table:
+        """Return the rows of some lines.
+
+        Args:
+            text: What they are of.
+            block: The lines.
+            line: How many lines of the text are before them.
+            use_threads: Whether to parse them with threads.
+        """
+        table = self._parsed(block, use_threads=use_threads)
+        if isinstance(table, pa.Table):
+            return self._selected(table)
+        raise self._error(text, block, line, table)
+
+    def _selected(self, table: pa.Table) -> pa.Table:
+        return table if self._names is None else table.select(self._names)
+
+    def _blocks(self, text: Text, size: int) -> Iterator[tuple[bytes, int]]:
+        """Yield blocks of whole lines, about so long, and how many lines are before each."""
+        rest, line, first = b"", 0, not text.start
+        try:
+            with text.open() as stream:
+                while content := stream.read(size):
+                    content = content.removeprefix(BOM) if first else content
+                    first = False
+                    whole, end, left = content.rpartition(b"\n")
+                    if not end and len(rest) + len(left) > LONGEST * self._block_bytes:
+                        raise text.error(line + 1, _too_long(self._block_bytes))
+                    if end:
+                        block = rest + whole + end
+                        yield block, line
+                        line += block.count(b"\n")
+                        rest = left
+                    else:
+                        rest += left
+        except OSError as error:
+            if isinstance(error, UnreadableFileError):
+                raise
+            raise text.error(None, f"it is cut short or damaged: {error}") from None
+        if rest:
+            yield rest, line
+
+    def _parsed(self, block: bytes, *, use_threads: bool) -> pa.Table | str:
+        """Return the rows of some lines, or what is wrong with them."""
+        lines = self._count(block)
+        if isinstance(lines, str):
+            return lines
+        if not lines:
+            return self._options.explicit_schema.empty_table()
+        size = self._block_bytes if use_threads else max(self._block_bytes, len(block) + 1)
+        try:
+            table = json.read_json(
+                pa.BufferReader(block), json.ReadOptions(use_threads=use_threads, block_size=size), self._options
+            )
+            if self._names is not None:
+                table.validate(full=True)  # texts are not looked at before
+        except pa.ArrowException as error:
+            return self._parsed(block, use_threads=False) if use_threads else str(error)
+        if any(table.schema.field(name).type != self._types[name] for name in self._names or ()):
+            return UNEXPECTED_WITHIN
+        return table if table.num_rows == lines else SEVERAL
+
+    def _count(self, block: bytes) -> int | str:
+        """Return how many rows lines hold; or what is wrong with them."""
+        characters = np.frombuffer(block, dtype=np.uint8)
+        starts = np.flatnonzero(characters[:-1] == ord("\n")) + 1
+        if np.diff(starts, prepend=0, append=len(block)).max() > LONGEST * self._block_bytes:
+            return _too_long(self._block_bytes)
+        if block.startswith(b"{") and (characters[starts] == ord("{")).all():
+            return len(starts) + 1
+        if NOT_AN_OBJECT.search(block):
+            return "this is no JSON object: a row is an object in a line of its own"
+        return sum(1 for line in block.split(b"\n") if line.strip(b" \t\r"))
+
+    def _error(self, text: Text, block: bytes, line: int, what: str) -> UnreadableFileError:
+        """Return the error of the line that ends the shortest beginning in which something is wrong."""
+        lines = [one + b"\n" for one in block.split(b"\n")] if b"\n" in block else [block]
+        sound, wrong = 0, len(lines)
+        while wrong - sound > 1:
+            middle = (sound + wrong) // 2
+            found = self._parsed(b"".join(lines[:middle]), use_threads=False)
+            if isinstance(found, str):
+                wrong, what = middle, found
+            else:
+                sound = middle
+        return text.error(line + wrong, _explained(what, lines[wrong - 1], self._options.explicit_schema))
+
+
+def _explained(what: str, line: bytes, known: pa.Schema) -> str:
+    """Return what is wrong with a line, and what to do where that is known."""
+    what = IN_ROW.sub("", what.removeprefix("JSON parse error: "))
+    told = "format_options={'explicit_schema': ...}"
+    if what in (UNEXPECTED, UNEXPECTED_WITHIN):
+        unknown: list[str] = []
+        with contextlib.suppress(ValueError, RecursionError):
+            unknown = list(_unknown_fields(standard_json.loads(line), pa.struct(list(known))))
+        if what == UNEXPECTED_WITHIN:  # other columns are not asked for
+            unknown = [name for name in unknown if "." in name]
+        what = f"the fields {unknown} were" if unknown else "a field was"
+        what += f" not in the beginning of any file: give their types by {told}"
+        if any("." not in name for name in unknown):
+            what += ", or name `columns` without them"
+    elif "changed from null" in what:
+        what += f": it had no value in the beginning of any file, so its type is not known; give it by {told}"
+    elif "list offsets" in what:
+        what = "a list holds nothing but null, so the type of what it holds is not known; give it by " + told
+    elif "changed from" in what or "Failed to convert" in what:
+        what += f"; types may be told by {told}"
+    return what if len(what) <= MOST_SHOWN else f"{what[:MOST_SHOWN]}..."
+
+
+def _unknown_fields(value: object, kind: pa.DataType, within: str = "") -> Iterator[str]:
+    """Yield the fields of a value that its type does not have, at any depth."""
+    if isinstance(value, dict) and pa.types.is_struct(kind):
+        known = {field.name: field.type for field in kind}
+        for name, inner in value.items():
+            if name in known:
+                yield from _unknown_fields(inner, known[name], f"{within}{name}.")
+            else:
+                yield f"{within}{name}"
+    elif isinstance(value, list) and pa.types.is_list(kind):
+        for inner in value:
+            yield from _unknown_fields(inner, kind.value_type, within)
+
+
+def _holds_struct(kind: pa.DataType) -> bool:
+    return pa.types.is_struct(kind) or (pa.types.is_list(kind) and _holds_struct(kind.value_type))
+
+
+def _is_wrong(line: bytes) -> bool:
+    """Whether a line is neither blank nor one object."""
+    try:
+        return bool(line.strip()) and not isinstance(standard_json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return True
+
+
+def _first_block(content: bytes, size: int) -> bytes | None:
+    """Return the first whole lines of a text, about so long; None if there is no line end to be seen."""
+    end = content.rfind(b"\n", 0, size) + 1 or content.find(b"\n", size) + 1
+    return content[:end] if end else None
+
+
+def _require_text(text: Text, block: bytes) -> None:
+    """Raise unless it is all UTF-8: names of columns are taken from it."""
+    try:
+        block.decode()
+    except UnicodeDecodeError as error:
+        raise text.error(block.count(b"\n", 0, error.start) + 1, f"is no valid UTF-8: {error.reason}") from None
+
+
+def _require_objects(text: Text, block: bytes) -> None:
+    """Raise if null stands behind an object in its line: pyarrow, which infers columns of it, would end the process."""
+    for number, line in enumerate(block.split(b"\n") if NULL_AFTER.search(block) else (), 1):
+        if _is_wrong(line):
+            raise text.error(number, SEVERAL)
+
+
+def _require_shallow(text: Text, block: bytes) -> None:
+    """Raise if values are nested so deeply that pyarrow, which infers columns by recursion, would end the process."""
+    if _depth(block) <= DEEPEST:
+        return
+    for number, line in enumerate(block.split(b"\n"), 1):
+        if _depth(STRING.sub(b"", line)) > DEEPEST:
+            raise text.error(number, f"its values are nested more than {DEEPEST} deep")
+
+
+def _depth(content: bytes) -> int:
+    """Return how deep values are nested, at most."""
+    steps = np.zeros(256, dtype=np.int8)
+    steps[list(b"[{")], steps[list(b"]}")] = 1, -1
+    return int(np.cumsum(steps[np.frombuffer(content, dtype=np.uint8)], dtype=np.int64).max(initial=0))
+
+
+def _too_long(block_bytes: int) -> str:
+    return f"is longer than {LONGEST * block_bytes} bytes: pass format_options={{'block_size': ...}} in bytes"

@@ -1,0 +1,260 @@
+"""The DataLoader: torch's worker processes, and the place where batches are handed over and counted."""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, Literal, Protocol
+
+import torch
+from torch.utils.data import DataLoader
+
+from torch_dataloader_utils.loader.iteration import Handover, Iteration, take_turns
+from torch_dataloader_utils.planning.assignment import Assignment
+from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
+from torch_dataloader_utils.workers.channel import Inbox, Post
+from torch_dataloader_utils.workers.lifecycle import RollCall, WorkerSetup
+from torch_dataloader_utils.workers.message_size import Pace
+from torch_dataloader_utils.workers.messages import MOST_HELD, Content, Parcel
+from torch_dataloader_utils.workers.shared_memory import Blocks
+
+__all__ = ["IterationSource", "StructuredDataLoader"]
+
+
+REFUSED = ("sampler", "batch_sampler")
+
+
+FORK_ATTEMPTS = 3
+
+
+START_SEC = 20.0
+"""How long a forked worker may take to run its first line; it takes milliseconds, or it never will."""
+
+
+class IterationSource(Protocol):
+    """What the loader needs of a dataset."""
+
+    @property
+    def num_workers(self) -> int:
+        """Number of worker processes."""
+        ...
+
+    @property
+    def num_batches(self) -> int:
+        """The epoch's number of batches; a TypeError where it cannot be known."""
+        ...
+
+    def begin_iteration(self) -> Iteration:
+        """Begin an iteration, which owns the progress from now on."""
+        ...
+
+    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
+        """Read one stream in this process."""
+        ...
+
+    def attach_post(self, post: Post) -> None:
+        """Make a worker's copy answer the assignments that come by post."""
+        ...
+
+    def lean(self) -> AbstractContextManager[None]:
+        """Let copies that are sent to processes have nothing that assignments bring along."""
+        ...
+
+    def equipped(self, assignment: Assignment, known: Collection[str]) -> Assignment:
+        """Add to an assignment what such a copy needs for it and does not know."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state."""
+        ...
+
+    def load_state_dict(self, state: Any, *, strict: bool, on_changed_files: Literal["error", "continue"]) -> None:
+        """Load a state."""
+        ...
+
+
+class StructuredDataLoader(DataLoader[Any]):
+    """A `torch.utils.data.DataLoader` whose progress is exact: what was handed over, to the row.
+
+    Made by `StructuredDataset.create_dataloader`. Batches come ready made from the dataset, so torch's own
+    `batch_size` is None here. `state_dict` and `load_state_dict` are the dataset's.
+    """
+
+    def __init__(
+        self,
+        source: IterationSource,
+        *,
+        worker_init_fn: Callable[[int], None] | None = None,
+        **dataloader_kwargs: Any,
+    ) -> None:
+        for name in REFUSED:
+            if dataloader_kwargs.get(name) is not None:
+                msg = f"{name} is refused: the dataset itself decides which rows come in which order"
+                raise ValueError(msg)
+        if not dataloader_kwargs.get("in_order", True):
+            msg = "in_order=False is refused: a resumed run delivers the very batches in the very order"
+            raise ValueError(msg)
+        if source.num_workers == 0 and dataloader_kwargs.get("timeout"):
+            msg = "timeout needs worker processes: num_workers is 0"
+            raise ValueError(msg)
+        # Kept, workers begin an epoch in half the time of new ones that are forked, and a hundredth of spawned ones'.
+        dataloader_kwargs.setdefault("persistent_workers", source.num_workers > 0)
+        super().__init__(
+            source,  # type: ignore[arg-type]
+            batch_size=None,
+            num_workers=source.num_workers,
+            collate_fn=_as_it_is,
+            worker_init_fn=worker_init_fn,
+            **dataloader_kwargs,
+        )
+        self._source = source
+        self._user_worker_init_fn = worker_init_fn
+        self._posts: list[Post] = []
+        self._answers: weakref.ref[Any] | None = None
+        self._handover: weakref.ref[Handover] | None = None
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """Begin the epoch anew, or continue from a state that was loaded since the last call, once.
+
+        Returns:
+            An iterator of batches. It ends, with an error when asked for more, as soon as a newer `iter`,
+            `set_epoch` or `load_state_dict` takes over the progress.
+        """
+        if self._handover is not None and (before := self._handover()) is not None:
+            before.give_way("iter")
+        if self.num_workers != self._source.num_workers:
+            self._forget_workers()
+            self.num_workers = self._source.num_workers
+            self.prefetch_factor = self.prefetch_factor or 2
+        handover = self._in_process() if self.num_workers == 0 else self._from_workers()
+        self._handover = weakref.ref(handover)
+        return handover
+
+    def __len__(self) -> int:
+        """Return the number of batches of the whole epoch, also when it is continued from a state.
+
+        Raises:
+            TypeError: If a filter makes it unknowable.
+        """
+        return self._source.num_batches
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the dataset's state: see `StructuredDataset.state_dict`."""
+        return self._source.state_dict()
+
+    def load_state_dict(
+        self, state_dict: Any, *, strict: bool = True, on_changed_files: Literal["error", "continue"] = "error"
+    ) -> None:
+        """Load a state: see `StructuredDataset.load_state_dict`."""
+        self._source.load_state_dict(state_dict, strict=strict, on_changed_files=on_changed_files)
+
+    def _in_process(self) -> Handover:
+        iteration = self._source.begin_iteration()
+        read = partial(self._source.batches, pin=self.pin_memory and _has_accelerator())
+        return Handover(iteration, take_turns(map(read, iteration.assignments())))
+
+    def _from_workers(self) -> Handover:
+        try:
+            answers = self._ask_workers()
+            iteration = self._source.begin_iteration()
+            assignments = list(iteration.assignments())
+            for post, assignment in zip(self._posts, assignments, strict=True):
+                knows_all = self._context().get_start_method() == "fork"  # it was made of this process
+                post.send(assignment if knows_all else self._source.equipped(assignment, post.known))
+        except BaseException:
+            self._forget_workers()
+            raise
+        workers = [assignment.worker for assignment in assignments]
+        batches = _unpacked(answers, iteration.number, workers, self._posts[0].pace)
+        return Handover(iteration, take_turns(batches), on_error=self._forget_workers)
+
+    def _ask_workers(self) -> Iterator[Parcel]:
+        """Let torch start workers, or ask persistent ones anew; start them again where one hangs since its fork."""
+        if self.persistent_workers and self._posts:
+            return self._torch_iterator()
+        context = self._context()
+        for _ in range(FORK_ATTEMPTS):
+            roll_call = RollCall(context)
+            self._posts = self._new_posts(context)
+            self.worker_init_fn = WorkerSetup(roll_call, self._posts, self._user_worker_init_fn)
+            answers = self._torch_iterator()
+            workers = getattr(answers, "_workers", [])
+            if context.get_start_method() != "fork" or roll_call.is_complete(workers, START_SEC):
+                return answers
+            self._forget_workers()  # torch first: it takes the death of a worker that it watches for an error
+            for worker in workers:
+                worker.kill()
+                worker.join()
+        msg = (
+            f"worker processes hung at their start, {FORK_ATTEMPTS} times: they were forked while another thread of "
+            "this process held a lock; start them with multiprocessing_context='forkserver', or before such threads"
+        )
+        raise RuntimeError(msg)
+
+    def _context(self) -> Any:
+        return self.multiprocessing_context or torch.multiprocessing
+
+    def _new_posts(self, context: Any) -> list[Post]:
+        """Return posts with blocks for all that may be on its way to this process or in use in it at a time."""
+        ahead = self.prefetch_factor or 1
+        pace = Pace(ahead)
+        count = ahead * self.num_workers + MOST_HELD + 1  # all that is on its way may be one worker's
+        blocks = [Blocks.if_possible(count) for _ in range(self.num_workers)]
+        return [Post(Inbox(context), pace, one) for one in blocks]
+
+    def _torch_iterator(self) -> Iterator[Parcel]:
+        with self._source.lean():
+            answers = super().__iter__()
+        self._answers = weakref.ref(answers)
+        return answers
+
+    def _forget_workers(self) -> None:
+        """Let go of worker processes that must not serve another iteration."""
+        answers = None if self._answers is None else self._answers()
+        self._answers = self._iterator = None
+        shut_down = getattr(answers, "_shutdown_workers", None)  # what torch itself calls when its iterator dies
+        if shut_down is not None:
+            shut_down()
+        for post in self._posts:
+            post.close()
+        self._posts = []
+
+
+def _unpacked(
+    answers: Iterator[Parcel], iteration: int, workers: Sequence[int], pace: Pace
+) -> list[Iterator[Batch | StreamEnd]]:
+    """Return, for each worker in its turn, its batches out of what all of them send."""
+    arrived: dict[int, deque[Content]] = {worker: deque() for worker in workers}
+    numbers = dict.fromkeys(arrived, 0)
+
+    def of_worker(worker: int) -> Iterator[Batch | StreamEnd]:
+        waiting = arrived[worker]
+        while True:
+            while not waiting:
+                parcel = next(answers, None)
+                if parcel is None:
+                    return
+                if parcel.iteration == iteration:  # a worker may still answer one that was abandoned
+                    pace.note(numbers[parcel.worker], parcel.size, parcel.seconds)
+                    numbers[parcel.worker] += 1
+                    arrived[parcel.worker].extend(parcel.unpack())
+            content = waiting.popleft()
+            if isinstance(content, Batches):
+                yield from content
+            else:
+                yield content
+            del content
+
+    return list(map(of_worker, arrived))
+
+
+def _as_it_is(parcel: Any) -> Any:
+    return parcel
+
+
+def _has_accelerator() -> bool:
+    accelerator = getattr(torch, "accelerator", None)  # torch 2.6
+    return bool(accelerator.is_available() if accelerator else torch.cuda.is_available())

@@ -1,0 +1,189 @@
+"""One pass over an epoch, or over what a state left of it: what its streams walk, and what was handed over."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from typing import Any
+
+from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.errors import IterationEndedError
+from torch_dataloader_utils.loader.metrics import Metrics, ProgressLine
+from torch_dataloader_utils.planning.assignment import Assignment, Lane
+from torch_dataloader_utils.reading.batching import Batch, StreamEnd
+
+__all__ = ["Handover", "Iteration", "take_turns"]
+
+
+class Iteration:
+    """One pass, in the training process. Every batch goes through `hand_over`, and there it is counted.
+
+    Args:
+        number: A number that no other iteration of the dataset has.
+        epoch: The epoch.
+        progress: Where to set out from.
+        processes: How many processes read: the workers, or this one.
+        line: Shows progress, or None.
+    """
+
+    def __init__(
+        self, number: int, epoch: int, progress: Progress, processes: int, line: ProgressLine | None = None
+    ) -> None:
+        self.number = number
+        self.epoch = epoch
+        self.progress = progress.rebased()
+        self.metrics = Metrics()
+        self._processes = processes
+        self._line = line
+        self._ended: set[int] = set()
+        self._replaced_by: str | None = None
+
+    def assignments(self) -> Iterator[Assignment]:
+        """Yield what each process walks, in the order in which they take turns."""
+        progress = self.progress
+        together = progress.streams_per_turn
+        lanes = [
+            tuple(
+                Lane(stream, progress.streams[stream].pieces)
+                for stream in range(turn * together, (turn + 1) * together)
+            )
+            for turn in progress.turns()
+        ]
+        for number in range(self._processes):
+            worker = (progress.next_turn + number) % self._processes
+            yield Assignment(self.number, worker, self.epoch, tuple(lanes[number :: self._processes]))
+
+    def finished(self, streams: Collection[int] | None = None) -> bool:
+        """Whether these streams, or all, have come to their end."""
+        return self._ended.issuperset(range(len(self.progress.streams)) if streams is None else streams)
+
+    def replace(self, by: str) -> None:
+        """End this iteration because of a call that made another one own the progress."""
+        self._replaced_by = self._replaced_by or by
+
+    def require_current(self) -> None:
+        """Raise unless this iteration owns the progress."""
+        if self._replaced_by is not None:
+            msg = (
+                f"this iterator was ended by a later {self._replaced_by}: one iterator at a time delivers the rows of "
+                "an epoch; take a new one with iter(loader)"
+            )
+            raise IterationEndedError(msg)
+
+    def hand_over(self, batch: Batch) -> Any:
+        """Count a batch as delivered and return what the user gets."""
+        progress = self.progress.advanced(batch.receipt)
+        self.metrics.batches_delivered += 1
+        self.metrics.rows_delivered += batch.receipt.rows
+        self._count_bytes(batch)
+        if self._line:
+            self._line.update(self.epoch, progress.batches_delivered, self.metrics)
+        self.progress = progress  # last of all: what fails before this has not handed the batch over
+        return batch.data
+
+    def end_stream(self, end: StreamEnd) -> None:
+        """Note that a stream has come to its end."""
+        self.progress = self.progress.ended(end.receipt)
+        self.metrics.rows_dropped += end.receipt.rows_dropped
+        self._ended.update(one.stream for one in (end.receipt, *end.receipt.beside))
+        self._count_bytes(end)
+        if self._line and self.finished():
+            self._line.update(self.epoch, self.progress.batches_delivered, self.metrics, last=True)
+
+    def _count_bytes(self, content: Batch | StreamEnd) -> None:
+        self.metrics.bytes_read += content.bytes_read.total
+        self.metrics.bytes_read_again += content.bytes_read.again
+
+
+class Handover(Iterator[Any]):
+    """Takes batches from where they are made and hands each one over as it is counted.
+
+    Args:
+        iteration: The iteration that counts them.
+        contents: The batches and stream ends, in order.
+        streams: The streams that they come from; None for all.
+        on_error: Called once if taking or making a batch fails.
+    """
+
+    def __init__(
+        self,
+        iteration: Iteration,
+        contents: Iterator[Batch | StreamEnd],
+        *,
+        streams: Collection[int] | None = None,
+        on_error: Callable[[], None] | None = None,
+    ) -> None:
+        self._iteration = iteration
+        self._contents: Iterator[Batch | StreamEnd] | None = contents
+        self._streams = streams
+        self._on_error = on_error
+        self._error: str | None = None
+        self._taken: Batch | None = None
+
+    def __next__(self) -> Any:
+        if not self.has_next():
+            raise StopIteration
+        batch, self._taken = self._taken, None
+        assert batch is not None  # noqa: S101 - there is a next one
+        try:
+            return self._iteration.hand_over(batch)
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def has_next(self) -> bool:
+        """Wait until there is another batch, or is known to be none. It is handed over, and counts, only by `next`."""
+        self._iteration.require_current()
+        if self._error is not None:
+            msg = (
+                f"this iterator ended with an error ({self._error}): to go on past it would leave out rows; take a new "
+                "iterator, after load_state_dict(state_dict()) to continue where this one stopped"
+            )
+            raise IterationEndedError(msg)
+        if self._taken is not None:
+            return True
+        if self._contents is None:
+            return False
+        try:
+            for content in self._contents:
+                if isinstance(content, Batch):
+                    self._taken = content
+                    return True
+                self._iteration.end_stream(content)
+            if not self._iteration.finished(self._streams):
+                msg = "a worker process ended before its stream did; the state holds what was delivered"
+                raise RuntimeError(msg)  # noqa: TRY301 - the same way out as for every error
+        except BaseException as error:
+            self._fail(error)
+            raise
+        self.close()
+        return False
+
+    def give_way(self, by: str) -> None:
+        """End because of a call that makes, or tries to make, another iteration."""
+        self._iteration.replace(by)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of files, and of workers that serve this iteration alone."""
+        self._contents = self._taken = None
+
+    def _fail(self, error: BaseException) -> None:
+        """Remember that there was an error, not the error: its traceback would keep worker processes alive."""
+        self._error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        self.close()
+        if self._on_error is not None:
+            self._on_error()
+
+
+def take_turns(walks: Iterable[Iterator[Batch | StreamEnd]]) -> Iterator[Batch | StreamEnd]:
+    """Take one batch from each stream in turn, as long as it has any: the order in which workers are asked."""
+    waiting = deque(walks)
+    while waiting:
+        walk = waiting.popleft()
+        content = next(walk, None)
+        if content is None:  # a worker died
+            return
+        if isinstance(content, Batch):
+            waiting.append(walk)
+        yield content

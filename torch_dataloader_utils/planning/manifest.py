@@ -1,0 +1,186 @@
+"""The files of a dataset as plans see them: row groups, splits, and the manifest. Frozen and plain."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import accumulate, pairwise
+from typing import Any
+
+__all__ = ["DESCRIBED", "TEXT", "DataFile", "Manifest", "RowGroup", "SizedSplit", "Split", "root_prefix"]
+
+
+DESCRIBED = "_metadata:"
+"""What begins the digest of a file whose footer was not read, because a `_metadata` file describes it."""
+
+
+TEXT = "text:"
+"""What begins the digest of a file of text, which has no footer: of its first and last bytes."""
+
+
+UNTOLD = -1
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """A row group as its file's footer describes it.
+
+    Attributes:
+        rows: Number of rows; where rows are not counted, of bytes, which are more than it can have.
+        bytes: The footer's ``total_byte_size``: uncompressed bytes over all columns.
+        expected: Where rows are not counted, about how many there are; else `rows`.
+    """
+
+    rows: int
+    bytes: int
+    expected: int = UNTOLD
+
+    def __post_init__(self) -> None:
+        if self.expected == UNTOLD:
+            object.__setattr__(self, "expected", self.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """A data file, by content.
+
+    Attributes:
+        path: Path relative to the dataset's root, with forward slashes.
+        size: Size in bytes.
+        digest: Digest of the footer, 16 hexadecimal characters; or, behind `DESCRIBED`, of what `_metadata` says, or,
+            behind `TEXT`, of its first and last bytes.
+        row_groups: The row groups in file order.
+        etag: What the storage calls this version of the object, where it says.
+        modified: Modification time as seconds since 1970, where the storage says.
+        rows: Number of rows in all row groups.
+    """
+
+    path: str
+    size: int
+    digest: str
+    row_groups: tuple[RowGroup, ...]
+    etag: str | None = None
+    modified: float | None = None
+    rows: int = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rows", sum(group.rows for group in self.row_groups))
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Split:
+    """A row range of one file, aligned to row groups."""
+
+    path: str
+    row_offset: int
+    row_length: int
+
+    def content(self) -> bytes:
+        """Return the bytes that stand for this range in digests and in shuffle keys."""
+        return f"{self.path}\0{self.row_offset}\0{self.row_length}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class SizedSplit:
+    """A split, its uncompressed bytes, and its rows, or about how many they are where they are not counted."""
+
+    split: Split
+    bytes: int
+    rows: int = UNTOLD
+
+    def __post_init__(self) -> None:
+        if self.rows == UNTOLD:
+            object.__setattr__(self, "rows", self.split.row_length)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A dataset's data files, sorted by relative path.
+
+    Attributes:
+        root: What the paths are relative to, as a URL without credentials or query.
+        files: The files, sorted by path.
+        counts_rows: Whether it is known how many rows they have. If not, each byte that a file's text may have stands
+            for a row in all that is planned and recorded.
+    """
+
+    root: str
+    files: tuple[DataFile, ...]
+    counts_rows: bool = True
+
+    def __post_init__(self) -> None:
+        paths = [file.path for file in self.files]
+        if any(one >= other for one, other in pairwise(paths)):
+            msg = "a manifest's files are sorted by path, each path once"
+            raise ValueError(msg)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what can be worked out again."""
+        return {"root": self.root, "files": self.files, "counts_rows": self.counts_rows}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of every file's relative path, size and footer digest (blake2b, 32 hexadecimal characters)."""
+        digest = hashlib.blake2b(digest_size=16)
+        for file in self.files:
+            digest.update(f"{len(file.path.encode())}:{file.path}:{file.size}:{file.digest}\n".encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def first_rows(self) -> dict[str, int]:
+        """Place of each file's first row among all rows of the manifest, by relative path."""
+        starts = accumulate((file.rows for file in self.files), initial=0)
+        return {file.path: start for file, start in zip(self.files, starts, strict=False)}
+
+    @cached_property
+    def row_group_splits(self) -> list[list[SizedSplit]]:
+        """Each file's row groups as splits of their own; every one counts a byte at least."""
+        return [_row_group_splits(file) for file in self.files]
+
+    @cached_property
+    def entries(self) -> list[list[str | int | float | None]]:
+        """What states say of each file: path, size, digest, etag and mtime (None where unknown), rows."""
+        return [_entry(file) for file in self.files]
+
+    @cached_property
+    def rows_by_file(self) -> list[tuple[str, int]]:
+        """Each file's path and its number of rows."""
+        return [(file.path, file.rows) for file in self.files]
+
+    @cached_property
+    def rows_of(self) -> dict[str, int]:
+        """Each file's number of rows, by relative path."""
+        return dict(self.rows_by_file)
+
+    @cached_property
+    def written_lengths(self) -> dict[str, int]:
+        """How many characters each file's path under the root takes in JSON, by relative path."""
+        return {file.path: len(json.dumps(self.full_path(file.path))) for file in self.files}
+
+    @cached_property
+    def rows(self) -> int:
+        """Number of rows in all files."""
+        return sum(file.rows for file in self.files)
+
+    def full_path(self, path: str) -> str:
+        """Return a file's path under the root: for people and for states, never for opening."""
+        return root_prefix(self.root) + path
+
+
+def _row_group_splits(file: DataFile) -> list[SizedSplit]:
+    offsets = accumulate((group.rows for group in file.row_groups), initial=0)
+    return [
+        SizedSplit(Split(file.path, offset, group.rows), max(1, group.bytes), group.expected)
+        for offset, group in zip(offsets, file.row_groups, strict=False)
+    ]
+
+
+def _entry(file: DataFile) -> list[str | int | float | None]:
+    return [file.path, file.size, file.digest, file.etag, file.modified, file.rows]
+
+
+def root_prefix(root: str) -> str:
+    """Return what stands before a relative path in a full one."""
+    return root if root.endswith("/") or not root else f"{root}/"

@@ -1,0 +1,113 @@
+"""Who reads: ranks, their workers, and the grid that may stand for them in plans. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch_dataloader_utils.planning.plan import Piece, Plan
+
+__all__ = ["Topology", "arrange"]
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Who reads: ranks and their workers, and the grid that stands for them in plans.
+
+    Attributes:
+        num_ranks: Number of ranks.
+        rank: This rank.
+        num_workers: Number of worker processes of this rank; 0 means its own process.
+        virtual_ranks: Ranks of the grid, a multiple of the ranks; None without a grid.
+        virtual_workers: Workers of the grid, a multiple of the workers; None without a grid.
+    """
+
+    num_ranks: int
+    rank: int
+    num_workers: int
+    virtual_ranks: int | None = None
+    virtual_workers: int | None = None
+
+    @property
+    def planned_ranks(self) -> int:
+        """Number of ranks that plans are made for."""
+        return self.virtual_ranks or self.num_ranks
+
+    @property
+    def planned_workers(self) -> int:
+        """Number of workers that plans are made for; 0 means the rank's own process."""
+        return self.virtual_workers or self.num_workers
+
+    @property
+    def processes(self) -> int:
+        """Number of processes that read: the workers, or this one."""
+        return max(1, self.num_workers)
+
+    @property
+    def streams_per_turn(self) -> int:
+        """Planned ranks that this rank stands for."""
+        return self.planned_ranks // self.num_ranks
+
+    @property
+    def own_ranks(self) -> range:
+        """The planned ranks that this rank stands for."""
+        first = self.rank * self.streams_per_turn
+        return range(first, first + self.streams_per_turn)
+
+    def own_streams(self, plan: Plan) -> tuple[tuple[Piece, ...], ...]:
+        """Return what this rank walks of a plan: worker by worker, in each the planned ranks that it stands for."""
+        return tuple(plan.stream(rank, worker) for worker in range(plan.streams) for rank in self.own_ranks)
+
+
+def arrange(
+    *,
+    num_ranks: int,
+    rank: int,
+    num_workers: int,
+    adopts_num_workers: bool,
+    virtual_ranks: int | None,
+    virtual_workers: int | None,
+    batch_size: int,
+    uneven_ranks: str,
+    filtered: bool,
+) -> Topology:
+    """Return who reads, if ranks, workers and grid fit together.
+
+    Args:
+        num_ranks: Number of ranks.
+        rank: This rank.
+        num_workers: Number of worker processes; 0 means the rank's own process.
+        adopts_num_workers: Whether nobody asked for that very number, so that a grid may lower it.
+        virtual_ranks: Ranks of the grid, or None.
+        virtual_workers: Workers of the grid, or None.
+        batch_size: Rows of a rank's step.
+        uneven_ranks: What becomes of rows that ranks would have more than others.
+        filtered: Whether a filter takes rows.
+
+    Raises:
+        ValueError: If they do not.
+    """
+    if uneven_ranks != "allow" and filtered:
+        msg = f"uneven_ranks={uneven_ranks!r} has to know how many rows each rank has, and a filter leaves that to "
+        msg += "reading: use distributed.in_step(loader), which lets ranks stop together"
+        raise ValueError(msg)
+    if (virtual_ranks is None) != (virtual_workers is None):
+        msg = f"virtual_ranks={virtual_ranks} and virtual_workers={virtual_workers}: give both or neither"
+        raise ValueError(msg)
+    if virtual_ranks is None or virtual_workers is None:
+        return Topology(num_ranks, rank, num_workers)
+    if uneven_ranks == "allow":
+        msg = "virtual_ranks needs uneven_ranks='drop' or 'pad': the batches of its ranks are put together step by step"
+        raise ValueError(msg)
+    if virtual_ranks % num_ranks:
+        msg = f"virtual_ranks={virtual_ranks} is no multiple of the number of ranks, {num_ranks}"
+        raise ValueError(msg)
+    if batch_size * num_ranks % virtual_ranks:
+        msg = f"batch_size={batch_size} of {num_ranks} ranks cannot be shared by virtual_ranks={virtual_ranks}: "
+        msg += f"batch_size needs to be a multiple of {virtual_ranks // num_ranks}"
+        raise ValueError(msg)
+    if adopts_num_workers:
+        num_workers = max(count for count in range(1, num_workers + 1) if virtual_workers % count == 0)
+    elif virtual_workers % max(1, num_workers):
+        msg = f"virtual_workers={virtual_workers} is no multiple of num_workers={num_workers}"
+        raise ValueError(msg)
+    return Topology(num_ranks, rank, num_workers, virtual_ranks, virtual_workers)

@@ -1,0 +1,186 @@
+"""Chunks of rows cut into batches that span row groups, shards and files, each with its receipt."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from torch_dataloader_utils.columns.convert import Columns, Cut, copy_rows, join, split
+from torch_dataloader_utils.planning.assignment import Receipt
+
+__all__ = ["Batch", "Batches", "BytesRead", "Chunk", "Cutter", "StreamEnd"]
+
+
+@dataclass(slots=True)
+class BytesRead:
+    """Compressed bytes taken from storage since the last batch.
+
+    Attributes:
+        total: All of them.
+        again: Those of row groups that hold rows which were delivered before a resume.
+    """
+
+    total: int = 0
+    again: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """A batch and the receipt that travels with it."""
+
+    data: Any
+    receipt: Receipt
+    bytes_read: BytesRead
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """Batches that follow one another in a stream, still together as columns.
+
+    Attributes:
+        columns: Their rows.
+        receipts: One for each batch; their rows add up to those of the columns.
+        bytes_read: What was read for them.
+        held: The room that is free when they are delivered.
+    """
+
+    columns: Columns
+    receipts: tuple[Receipt, ...]
+    bytes_read: BytesRead
+    held: int = 0
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of each batch."""
+        return [receipt.rows for receipt in self.receipts]
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Cut them apart."""
+        bytes_read = self.bytes_read
+        for data, receipt in zip(split(self.columns, self.sizes), self.receipts, strict=True):
+            yield Batch(data, receipt, bytes_read)
+            bytes_read = NOTHING_READ
+
+    def cut(self, count: int) -> tuple[Batches, Batches | None]:
+        """Return the first batches and the others, if any; what was read counts as read for the first."""
+        if count >= len(self.receipts):
+            return self, None
+        sizes = self.sizes
+        rows, cut = sum(sizes), sum(sizes[:count])
+        first, others = (join([Cut(self.columns, start, stop)]) for start, stop in ((0, cut), (cut, rows)))
+        return (
+            Batches(first, self.receipts[:count], self.bytes_read),
+            Batches(others, self.receipts[count:], NOTHING_READ, self.held),
+        )
+
+
+NOTHING_READ = BytesRead()
+
+
+@dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """A stream's last word: a receipt without a batch."""
+
+    receipt: Receipt
+    bytes_read: BytesRead
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Converted rows of one piece.
+
+    Attributes:
+        position: Index of the piece in the stream's pieces.
+        first: The shard's delivered rows before the first of these.
+        rows: Number of rows.
+        ends: Whether the piece has no rows after these.
+        columns: The rows.
+        held: The room that they take.
+    """
+
+    position: int
+    first: int
+    rows: int
+    ends: bool
+    columns: Columns
+    held: int
+
+
+@dataclass(frozen=True, slots=True)
+class CutOut:
+    """Rows for one batch out of several chunks, or for several batches out of one."""
+
+    cuts: list[Cut]
+    receipts: tuple[Receipt, ...]
+
+
+class Cutter:
+    """Holds chunks that are read and not yet cut."""
+
+    def __init__(self, stream: int, batch_size: int) -> None:
+        self._stream = stream
+        self._batch_size = batch_size
+        self._chunks: deque[Chunk] = deque()
+        self._start = 0
+        self.rows = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Hold the rows of a chunk."""
+        if chunk.rows:
+            self._chunks.append(chunk)
+            self.rows += chunk.rows
+
+    def full_batches(self) -> Iterator[CutOut]:
+        """Cut off what makes full batches; few rows are left, and they keep no chunk in memory."""
+        if self.rows < self._batch_size:
+            return
+        if len(self._chunks) > 1:
+            yield self.take(self._batch_size)
+        if self.rows >= self._batch_size:
+            yield self._take_many()
+        self._compact()
+
+    def take(self, count: int) -> CutOut:
+        """Cut off a batch of the next rows."""
+        cuts = []
+        wanted = count
+        while wanted:
+            chunk, start = self._chunks[0], self._start
+            stop = min(chunk.rows, start + wanted)
+            cuts.append(Cut(chunk.columns, start, stop))
+            wanted -= stop - start
+            receipt = self._receipt(chunk, stop, count)
+            self._advance(stop)
+        return CutOut(cuts, (receipt,))
+
+    def _take_many(self) -> CutOut:
+        """Cut off as many full batches as the only chunk has."""
+        chunk, start, size = self._chunks[0], self._start, self._batch_size
+        stops = range(start + size, chunk.rows + 1, size)
+        receipts = tuple(self._receipt(chunk, stop, size) for stop in stops)
+        cut = Cut(chunk.columns, start, stops[-1])
+        self._advance(stops[-1])
+        return CutOut([cut], receipts)
+
+    def _advance(self, stop: int) -> None:
+        self.rows -= stop - self._start
+        self._start = stop
+        if stop == self._chunks[0].rows:
+            self._chunks.popleft()
+            self._start = 0
+
+    def _receipt(self, chunk: Chunk, stop: int, rows: int) -> Receipt:
+        place = chunk.position, chunk.first + stop
+        if chunk.ends and stop == chunk.rows:
+            return Receipt(self._stream, chunk.position + 1, 0, rows, last=place)
+        return Receipt(self._stream, *place, rows, last=place)
+
+    def _compact(self) -> None:
+        """Copy the few rows that are left of a chunk, so that they do not keep all of it in memory."""
+        if self._chunks:
+            chunk, start = self._chunks.pop(), self._start
+            columns = copy_rows(Cut(chunk.columns, start, chunk.rows))
+            self._chunks.append(Chunk(chunk.position, chunk.first + start, self.rows, chunk.ends, columns, 0))
+            self._start = 0

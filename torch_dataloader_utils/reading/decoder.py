@@ -1,0 +1,222 @@
+"""Row groups decoded by Arrow: local ones out of mapped files, others out of the ranges that were fetched."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from torch_dataloader_utils.columns.arrow import stacked
+from torch_dataloader_utils.formats.base import OPEN_FILES, Codec, RowGroups, Source
+from torch_dataloader_utils.reading.fetcher import Fetcher
+from torch_dataloader_utils.storage.byte_ranges import SparseFile
+from torch_dataloader_utils.storage.filesystem import LocalFile
+
+__all__ = ["Decoder", "Parts"]
+
+
+class Decoder:
+    """A thread that decodes row groups, one after the other, and the files that it alone has open.
+
+    Args:
+        source: The data files.
+        codec: The way to their rows.
+        fetcher: Fetches their bytes; None if the files are local.
+        thread: Another decoder's thread, to work in that; None for one of its own.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        codec: Codec,
+        fetcher: Fetcher | None,
+        *,
+        thread: ThreadPoolExecutor | None = None,
+    ) -> None:
+        self._source = source
+        self._codec = codec
+        self._fetcher = fetcher
+        self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._shares = thread is not None
+        self.thread = thread or ThreadPoolExecutor(1, thread_name_prefix="decode")
+
+    def whole(self, path: str, number: int) -> Future[pa.Table]:
+        """Decode a row group as one table, when those before it are done."""
+        return self.thread.submit(self._source.storage.attempt, partial(self._decode, path, number))
+
+    def pieces(self, path: str, number: int, rows: int) -> Iterator[pa.Table]:
+        """Decode a row group in tables of some rows, each when it is asked for."""
+        tables: Iterator[pa.Table] | None = None
+        done = 0
+
+        def next_table() -> pa.Table | None:
+            nonlocal tables
+            tables = tables or self._decode_from(path, number, rows, done)
+            try:
+                return next(tables, None)
+            except BaseException:
+                tables = None  # another attempt begins with what has not been yielded
+                raise
+
+        while (table := self.thread.submit(self._source.storage.attempt, next_table).result()) is not None:
+            done += table.num_rows
+            yield table
+
+    def parts(self, path: str, number: int, rows: int) -> Parts:
+        """Decode a row group from its beginning on, in parts of any size.
+
+        Args:
+            path: The file.
+            number: The row group.
+            rows: How many rows to decode at a time: about a part's.
+        """
+        decode_from = partial(self._decode_from, path, number, rows, use_threads=False)  # others are decoded beside it
+        return Parts(self.thread, self._source.storage.attempt, decode_from)
+
+    def close(self) -> None:
+        """Decode nothing more in a thread of its own, where what is being decoded is waited for; close the files."""
+        if not self._shares:
+            self.thread.shutdown(cancel_futures=True)
+        while self._open:
+            self._open.popitem()[1].close()
+
+    # In the thread ---------------------------------------------------------------------------------------------------
+
+    def _decode(self, path: str, number: int) -> pa.Table:
+        with self._at_hand(path, number) as opened:
+            table = opened.row_groups.read(number)
+            opened.require_unchanged()
+        return table
+
+    def _decode_from(
+        self, path: str, number: int, rows: int, first: int, *, use_threads: bool = True
+    ) -> Iterator[pa.Table]:
+        with self._at_hand(path, number) as opened:
+            for batch in opened.row_groups.batches(number, rows, use_threads=use_threads):
+                opened.require_unchanged()
+                if batch.num_rows > first:
+                    yield pa.Table.from_batches([batch.slice(first)])
+                first = max(0, first - batch.num_rows)
+
+    @contextmanager
+    def _at_hand(self, path: str, number: int) -> Iterator[_OpenFile]:
+        """Have a file open with a row group's bytes in it; after an error the next attempt opens it anew."""
+        try:
+            opened = self._opened(path)
+            opened.require_unchanged()
+            extent = self._codec.layout(path).extent(number)
+            if opened.local is not None:
+                opened.local.will_need(*extent)
+            if self._fetcher is not None:
+                for start, content in self._fetcher.take(path, number):
+                    opened.add(start, content)
+            yield opened
+            opened.forget(extent)
+        except BaseException:
+            self._open.pop(path, None)
+            if self._fetcher is not None:
+                self._fetcher.forget(path)
+            raise
+
+    def _opened(self, path: str) -> _OpenFile:
+        if path in self._open:
+            self._open.move_to_end(path)
+            return self._open[path]
+        while len(self._open) >= OPEN_FILES:
+            self._open.popitem(last=False)[1].close()
+        if self._source.storage.is_local:
+            local = self._source.storage.open_local(self._source.files[path])
+            opened = _OpenFile(self._codec.open(path, local.file, local), local=local)
+        else:
+            size = self._source.files[path].size
+            sparse = SparseFile(size)
+            tail = self._codec.tail(path)
+            sparse.add(size - len(tail), tail)
+            opened = _OpenFile(self._codec.open(path, pa.PythonFile(sparse, mode="r"), None), sparse=sparse)
+        self._open[path] = opened
+        return opened
+
+
+class Parts:
+    """A row group, decoded part by part in a decoder's thread.
+
+    Args:
+        thread: The thread.
+        attempt: Calls something, again where storage fails for a moment.
+        decode_from: Given the number of rows to leave out, gives the tables that follow.
+    """
+
+    def __init__(
+        self,
+        thread: ThreadPoolExecutor,
+        attempt: Callable[[Callable[[], pa.Table]], pa.Table],
+        decode_from: Callable[[int], Iterator[pa.Table]],
+    ) -> None:
+        self._thread = thread
+        self._attempt = attempt
+        self._decode_from = decode_from
+        self._tables: Iterator[pa.Table] | None = None
+        self._rest: list[pa.Table] = []
+        self._empty = pa.table({})
+        self._done = 0
+
+    def next(self, rows: int) -> Future[pa.Table]:
+        """Decode the next rows, when those before them are done; fewer if there are no more."""
+        return self._thread.submit(self._attempt, partial(self._next, rows))
+
+    def skip(self, rows: int) -> None:
+        """Leave out the next rows, before anything is decoded."""
+        self._done += rows
+
+    def _next(self, rows: int) -> pa.Table:
+        try:
+            if self._tables is None:
+                self._tables, self._rest = self._decode_from(self._done), []
+            parts: list[pa.Table] = []
+            wanted = rows
+            while wanted or not parts:
+                table = self._rest.pop() if self._rest else next(self._tables, None)
+                if table is None:
+                    parts.append(self._empty)
+                    break
+                self._empty = table.slice(0, 0)
+                parts.append(table.slice(0, wanted))
+                if len(table) > wanted:
+                    self._rest.append(table.slice(wanted))
+                wanted -= len(parts[-1])
+        except BaseException:
+            self._tables = None  # another attempt begins with what has not been returned
+            raise
+        self._done += rows - wanted
+        return stacked(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFile:
+    """A file that is open for reading row groups: a local one, or what was fetched of another."""
+
+    row_groups: RowGroups
+    local: LocalFile | None = None
+    sparse: SparseFile | None = None
+
+    def require_unchanged(self) -> None:
+        if self.local is not None:
+            self.local.require_unchanged()
+
+    def add(self, start: int, content: bytes) -> None:
+        if self.sparse is not None:
+            self.sparse.add(start, content)
+
+    def forget(self, extent: tuple[int, int]) -> None:
+        if self.local is not None:
+            self.local.forget(*extent)
+        if self.sparse is not None:
+            self.sparse.clear()
+
+    def close(self) -> None:
+        self.row_groups.close()

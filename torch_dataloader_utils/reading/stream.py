@@ -1,0 +1,73 @@
+"""A stream read: from its pieces to batches with their receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch_dataloader_utils.columns.convert import join
+from torch_dataloader_utils.formats.base import Source
+from torch_dataloader_utils.planning.assignment import Lane, Receipt
+from torch_dataloader_utils.reading.batching import Batches, Cutter, StreamEnd
+from torch_dataloader_utils.reading.read_ahead import Room
+from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.scan import ReadOptions, Walk
+from torch_dataloader_utils.reading.sequential import OrderedWalk
+from torch_dataloader_utils.reading.shuffled import MixedWalk
+
+__all__ = ["read_stream"]
+
+
+def read_stream(
+    source: Source, lane: Lane, epoch: int, options: ReadOptions, room: Room
+) -> Iterator[Batches | StreamEnd]:
+    """Read the pieces of one stream and yield its batches, then its end.
+
+    Args:
+        source: The data files.
+        lane: What to read.
+        epoch: The epoch.
+        options: How rows become batches.
+        room: How much may be read that is not delivered yet. Whoever delivers gives back what batches held.
+
+    Yields:
+        Every batch with its receipt, many together; last the end, with the receipt that says that all pieces are done.
+
+    Raises:
+        UnreadableFileError: If a file cannot be read.
+        ColumnError: If an integer or boolean column holds nulls; the message names the file and the row group.
+    """
+    reader = RowGroupReader(source, options.row_id_column)
+    mixes = options.mixing_seed is not None
+    walk: Walk
+    walk = (
+        MixedWalk(reader, lane.pieces, options, room, epoch)
+        if mixes
+        else OrderedWalk(reader, lane.pieces, options, room)
+    )
+    try:
+        yield from _cut(walk, lane, options, room)
+    finally:
+        walk.close()
+        reader.close()
+
+
+def _cut(walk: Walk, lane: Lane, options: ReadOptions, room: Room) -> Iterator[Batches | StreamEnd]:
+    """Cut chunks into batches that span row groups, shards and files."""
+    cutter = Cutter(lane.stream, options.batch_size)
+    held = 0
+    for chunk in walk.chunks():
+        cutter.add(chunk)
+        held += chunk.held
+        del chunk  # it must be gone before the next one is read
+        for cut in cutter.full_batches():
+            is_last = cutter.rows < options.batch_size
+            yield Batches(join(cut.cuts), cut.receipts, walk.take_bytes_read(), held if is_last else 0)
+            held = 0 if is_last else held
+        room.keep(held)  # no batch is full yet: what it needs beyond the room has to be read all the same
+    if cutter.rows and not options.drop_last:
+        cut = cutter.take(cutter.rows)
+        yield Batches(join(cut.cuts), cut.receipts, walk.take_bytes_read(), held)
+    else:
+        room.give_back(held)
+    end = Receipt(lane.stream, len(lane.pieces), 0, rows=0, rows_dropped=cutter.rows)
+    yield StreamEnd(end, walk.take_bytes_read())

@@ -1,0 +1,296 @@
+"""Where bytes come from: opening and reading through fsspec, with retries and without secrets in messages."""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import pickle
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+import fsspec
+import pyarrow as pa
+from fsspec.implementations.cached import CachingFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.spec import AbstractBufferedFile
+
+from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.storage.redaction import Redactor
+
+__all__ = ["LocalFile", "RemoteFile", "Storage", "StoredFile", "etag_of"]
+
+
+T = TypeVar("T")
+
+
+FINAL = (FileNotFoundError, PermissionError, UnreadableFileError)
+"""Errors that another attempt does not mend."""
+
+
+PAUSES_SEC = (0.1, 0.2)
+"""Pauses between attempts at a read; s3fs and its like retry beneath this on their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file as its storage lists it.
+
+    Attributes:
+        path: Path relative to the listing's root.
+        location: What the storage opens it by.
+        size: Size in bytes.
+        etag: What the storage calls this version, where it says.
+        modified: Modification time as seconds since 1970, where the storage says.
+    """
+
+    path: str
+    location: str = field(repr=False)
+    size: int
+    etag: str | None
+    modified: float | None
+
+
+class LocalFile:
+    """A local file that is mapped into memory, and whether it is still what it was when it was opened.
+
+    Reading a mapped file behind its end kills the process. So it is looked at before every read, which leaves the time
+    of the read itself. To copy what is read out of the file instead would make an epoch of numbers a sixth slower.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._modified = os.stat(path).st_mtime  # noqa: PTH116 - as listings ask
+        self._version = self._stat()
+        with open(path, "rb") as file:  # noqa: PTH123 - the same path that fsspec and os.stat take
+            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.file = pa.BufferReader(pa.py_buffer(self._mapped))
+
+    @property
+    def size(self) -> int:
+        """Its size in bytes when it was opened."""
+        return self._version[0]
+
+    @property
+    def modified(self) -> float:
+        """When it was written last, when it was opened: seconds since 1970, as listings have them."""
+        return self._modified
+
+    def will_need(self, start: int, stop: int) -> None:
+        """Let the system read a range from disk, as far as it is not in memory."""
+        self._advise(mmap.MADV_WILLNEED, start, stop)
+
+    def forget(self, start: int, stop: int) -> None:
+        """Let go of the pages of a range: as long as they are mapped they count as this process's memory."""
+        self._advise(mmap.MADV_DONTNEED, start, stop)
+
+    def _advise(self, advice: int, start: int, stop: int) -> None:
+        first = start - start % mmap.PAGESIZE
+        if stop > first:
+            self._mapped.madvise(advice, first, stop - first)
+
+    def require_unchanged(self) -> None:
+        """Raise an OSError if it was written since it was opened: then what was read may be neither old nor new."""
+        if self._stat() != self._version:
+            msg = "the file was written while it was read"
+            raise OSError(msg)
+
+    def _stat(self) -> tuple[int, int, int, int]:
+        status = os.stat(self._path)  # noqa: PTH116 - of the path: pyarrow's file has no number before release 18
+        return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
+
+
+class RemoteFile:
+    """A file of a storage that is not local, to be read by ranges from several threads. Closed when nobody needs it.
+
+    Args:
+        opened: fsspec's open file. One of s3fs reads only the version of the object that it was opened on.
+        by_ranges: Whether it can fetch several ranges at once; else one read waits for another.
+    """
+
+    def __init__(self, opened: Any, *, by_ranges: bool) -> None:
+        self._opened = opened
+        self._by_ranges = by_ranges
+        self._one_at_a_time = threading.Lock()
+        weakref.finalize(self, opened.close).atexit = False
+
+    def read(self, start: int, stop: int) -> bytes:
+        """Read a range; an OSError where it comes back short."""
+        if self._by_ranges:
+            content = bytes(self._opened._fetch_range(start, stop))  # noqa: SLF001 - fsspec's own way past its caches
+        else:
+            with self._one_at_a_time:
+                self._opened.seek(start)
+                content = self._opened.read(stop - start)
+        if len(content) != stop - start:
+            msg = f"{len(content)} bytes came back of bytes {start} to {stop}"
+            raise OSError(msg)
+        return content
+
+
+class Storage:
+    """One fsspec filesystem, usable after a fork and after pickling. Made by `for_urls`."""
+
+    def __init__(self, fs: Any, redactor: Redactor) -> None:
+        self._fs = fs
+        self._redactor = redactor
+        self._pid = os.getpid()
+
+    @classmethod
+    def for_urls(cls, urls: Sequence[str], options: Mapping[str, Any] | None = None) -> tuple[Storage, list[str]]:
+        """Return the storage of some URLs, and what it calls each of them.
+
+        Args:
+            urls: Paths or URLs, chained ones such as ``simplecache::s3://bucket/key`` included.
+            options: fsspec's storage options.
+
+        Raises:
+            ValueError: If they lie on several storages.
+        """
+        redactor = Redactor(options or {}, urls)
+        found = []
+        for url in urls:
+            with redactor.errors(partial(str, url), ValueError, ImportError):
+                found.append(_locate(url, options or {}))
+        first = found[0][0]
+        for url, (fs, _) in zip(urls, found, strict=True):
+            if fs != first:
+                msg = f"{redactor.clean(url)} and {redactor.clean(urls[0])} lie on two storages: one dataset has one"
+                raise ValueError(msg)
+        return cls(first, redactor), [location for _, location in found]
+
+    @property
+    def fs(self) -> Any:
+        """The filesystem; made anew after a fork, for connections and event loops do not survive one."""
+        if self._pid != os.getpid():
+            self._fs = pickle.loads(pickle.dumps(self._fs))  # noqa: S301 - our own bytes, made on this line
+            self._pid = os.getpid()
+        return self._fs
+
+    @property
+    def is_local(self) -> bool:
+        """Whether files lie on this machine."""
+        return type(self._fs) is LocalFileSystem
+
+    def read(self, file: StoredFile, start: int, stop: int) -> bytes:
+        """Read a range of a file's bytes, trying again when the storage fails for a moment."""
+        read = _read_local if self.is_local else self._read
+        with self.errors(file.location):
+            return self.attempt(partial(read, file.location, start, stop))
+
+    def _read(self, location: str, start: int, stop: int) -> bytes:
+        return bytes(self.fs.cat_file(location, start=start, end=stop))
+
+    def open_local(self, file: StoredFile) -> LocalFile:
+        """Open a local file.
+
+        Raises:
+            FileNotFoundError: If it is gone.
+            UnreadableFileError: If it cannot be opened, or its size is no longer the listed one.
+        """
+        with self.errors(file.location):
+            opened = self.attempt(lambda: LocalFile(file.location))
+        self._require_version(file, opened.size, None)
+        return opened
+
+    def open_remote(self, file: StoredFile) -> RemoteFile:
+        """Open a file of a storage that is not local.
+
+        Raises:
+            FileNotFoundError: If it is gone.
+            UnreadableFileError: If it cannot be opened, or its size or etag is no longer the listed one.
+        """
+        caches = isinstance(self._fs, CachingFileSystem)
+        options = {} if caches else {"cache_type": "none"}
+        with self.errors(file.location):
+            if self._is_s3 and file.etag is not None:
+                opened = self.fs.open(file.location, "rb", size=file.size, **options)
+                bound = _bind(opened, file)
+            else:
+                opened = self.attempt(lambda: self.fs.open(file.location, "rb", **options))
+                bound = False
+            if not bound:
+                self._require_version(file, *_version(opened))
+        return RemoteFile(opened, by_ranges=not caches and isinstance(opened, AbstractBufferedFile))
+
+    @property
+    def _is_s3(self) -> bool:
+        """Whether it is s3fs, which asks S3 for the size and version of each file that it opens without them."""
+        return type(self._fs).__module__.partition(".")[0] == "s3fs" and not self._fs.version_aware
+
+    def _require_version(self, file: StoredFile, size: int, etag: str | None) -> None:
+        if size != file.size or (etag and file.etag and etag != file.etag):
+            then, now = (f"{file.size} bytes", f"{size} bytes") if size != file.size else (file.etag, etag)
+            msg = f"{self.display(file.location)} changed since it was listed: {then} then, {now} now"
+            raise UnreadableFileError(msg)
+
+    def attempt(self, action: Callable[[], T]) -> T:
+        """Read something, trying again when the storage fails for a moment."""
+        for pause in PAUSES_SEC:
+            try:
+                return action()
+            except FINAL:  # noqa: PERF203 - a try costs nothing beside a read
+                raise
+            except Exception:  # noqa: BLE001 - storages raise errors of their own kinds
+                time.sleep(pause)
+        return action()
+
+    def errors(self, location: str, *kept: type[Exception]) -> contextlib.AbstractContextManager[None]:
+        """Turn whatever is raised within into an error that names a location and holds no secret: see `Redactor`."""
+        return self._redactor.errors(lambda: self.display(location), *kept)
+
+    def errors_at(self, place: str) -> contextlib.AbstractContextManager[None]:
+        """Do the same with the name of a place, such as a row group of a file."""
+        return self._redactor.errors(lambda: place)
+
+    def display(self, location: str) -> str:
+        """Return a location as people may see it: a URL, or a plain path if local, without credentials or query."""
+        if self.is_local:
+            return location
+        return self._redactor.clean(str(self._fs.unstrip_protocol(location)))
+
+
+def _read_local(location: str, start: int, stop: int) -> bytes:
+    number = os.open(location, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.pread(number, stop - start, start)
+    finally:
+        os.close(number)
+
+
+def _locate(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return a URL's filesystem and what it calls it; two colons in a plain path are part of its name."""
+    if "://" not in url and url.partition("::")[0] not in fsspec.available_protocols():
+        fs = fsspec.filesystem("file", **options)
+        return fs, str(fs._strip_protocol(url))  # noqa: SLF001 - fsspec's documented way to a path
+    fs, location = fsspec.core.url_to_fs(url, **options)
+    return fs, str(location)
+
+
+def etag_of(info: Mapping[str, Any]) -> str | None:
+    """Return what a storage calls a version of a file, where it says."""
+    etag = info.get("ETag") or info.get("etag")
+    return str(etag).strip('"') if etag else None
+
+
+def _bind(opened: Any, file: StoredFile) -> bool:
+    """Let an open file of s3fs read only the version that was listed; return whether that was possible."""
+    if not isinstance(getattr(opened, "read_kw", None), dict):
+        return False
+    opened.details = {"name": file.location, "size": file.size, "ETag": f'"{file.etag}"', "type": "file"}
+    opened.read_kw = {**opened.read_kw, "IfMatch": f'"{file.etag}"'}
+    return True
+
+
+def _version(opened: Any) -> tuple[int, str | None]:
+    """Return the size and etag of an open file; files out of an archive tell neither but by their end."""
+    size = getattr(opened, "size", None)
+    if not isinstance(size, int):
+        size = opened.seek(0, os.SEEK_END)
+        opened.seek(0)
+    return size, etag_of(getattr(opened, "details", None) or {})

@@ -1,0 +1,190 @@
+"""What messages, logs and states may show of places and options: everything but secrets."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+from urllib.parse import quote, unquote
+
+from torch_dataloader_utils.errors import UnreadableFileError
+
+__all__ = ["Redactor", "is_http", "without_query"]
+
+
+SECRET_NAMES = re.compile(
+    r"secret|token|pass|pwd|credential|auth|cookie|connection_string|sig|private|sas|(^|[_-])p?key|(^|[_-])pat$",
+    re.IGNORECASE,
+)
+"""Names of storage options and of parts of a query whose values are kept out of every message, however short."""
+
+
+PLAIN_NAMES = frozenset(
+    {
+        "account_host",
+        "account_name",
+        "addressing_style",
+        "cache_storage",
+        "cache_type",
+        "default_cache_type",
+        "endpoint",
+        "endpoint_url",
+        "host",
+        "hostname",
+        "location",
+        "profile",
+        "project",
+        "project_id",
+        "protocol",
+        "region",
+        "region_name",
+        "signature_version",
+        "target_protocol",
+        "type",
+    }
+)
+"""Names of storage options whose values help to understand a message and are no secrets."""
+
+
+SECRET_LENGTH = 8
+"""From this length on, the value of an option of any other name may be a secret."""
+
+
+LOGIN = 2
+"""A user and a password."""
+
+
+USER_IS_CONTAINER = frozenset({"abfs", "abfss", "wasb", "wasbs"})
+"""Protocols in whose URLs the part before the @ names a container, not a user."""
+
+
+_URL = re.compile(r"(?P<protocol>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<host>[^\s'\"<>/]*)(?P<path>[^\s'\"<>]*)")
+
+
+class Redactor:
+    """Takes secrets out of texts and errors.
+
+    Args:
+        options: fsspec's storage options.
+        urls: The URLs that are read; their userinfo and the values of their queries are secrets too.
+    """
+
+    def __init__(self, options: Mapping[str, Any], urls: Iterable[str] = ()) -> None:
+        found = {*_option_secrets(options), *(secret for url in urls for secret in _url_secrets(url))}
+        forms = {form for secret in found for form in _forms(secret)}
+        self._secrets = sorted(forms - {""}, key=len, reverse=True)
+
+    def clean(self, text: str) -> str:
+        """Take secrets, and the userinfo and query of any URL, out of a text."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return _URL.sub(_clean_url, text)
+
+    @contextlib.contextmanager
+    def errors(self, place: Callable[[], str], *kept: type[Exception]) -> Iterator[None]:
+        """Turn whatever is raised within into an error that names the place and holds no secret.
+
+        Args:
+            place: Says what is being read, for people; called if there is an error.
+            *kept: Kinds of errors that stay what they are, beside FileNotFoundError and PermissionError; every other
+                becomes an UnreadableFileError.
+        """
+        try:
+            yield
+        except UnreadableFileError:
+            raise
+        except Exception as error:  # noqa: BLE001 - storages raise errors of their own kinds
+            text, where = self.clean(str(error)), self.clean(place())
+            message = text if where in text else f"{where}: {type(error).__name__}: {text}"
+            kinds: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, *kept)
+            kind = next((kind for kind in kinds if isinstance(error, kind)), UnreadableFileError)
+            cleaned = kind(message)
+        else:
+            return
+        raise cleaned from None
+
+
+def is_http(url: str) -> bool:
+    """Whether a URL's query says nothing about which file it is; elsewhere a question mark may be part of a name."""
+    return url.lower().startswith(("http://", "https://"))
+
+
+def without_query(url: str) -> str:
+    """Return an http URL without query and fragment."""
+    return re.split(r"[?#]", url, maxsplit=1)[0]
+
+
+def _clean_url(match: re.Match[str]) -> str:
+    protocol, host, path = match["protocol"], match["host"], match["path"]
+    if protocol.lower() not in USER_IS_CONTAINER:
+        host = host.rpartition("@")[2]
+    url = f"{protocol}://{host}{path}"
+    if is_http(url):
+        return without_query(url)
+    name, mark, query = url.partition("?")
+    return name + mark + re.sub(r"([^&;=/]+)=([^&;/]+)", _clean_parameter, query)
+
+
+def _clean_parameter(match: re.Match[str]) -> str:
+    return f"{match[1]}=***" if _is_secret(match[1], match[2]) else match[0]
+
+
+def _is_secret(name: str, value: str) -> bool:
+    return bool(SECRET_NAMES.search(name)) or len(value) >= SECRET_LENGTH
+
+
+def _forms(secret: str) -> Iterator[str]:
+    """Yield the ways in which a text may be written in a URL or, if it is user and password, in a header."""
+    plain = unquote(secret)
+    for text in (secret, plain):
+        yield from (text, quote(text, safe=""), quote(text))
+    if ":" in plain:
+        yield base64.b64encode(plain.encode()).decode()
+
+
+def _option_secrets(value: Any, name: str = "") -> Iterator[str]:
+    """Yield the texts in options, at any depth, that are or may be secrets."""
+    if isinstance(value, Mapping):
+        yield from _login(value.get("username", value.get("user")), value.get("password"))
+        for key, inner in value.items():
+            yield from _option_secrets(inner, str(key))
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        yield from _login(*value) if len(value) == LOGIN else ()  # such as auth=(user, password)
+        for inner in value:
+            yield from _option_secrets(inner, name)
+    elif isinstance(value, (str, bytes)):
+        text = value if isinstance(value, str) else value.decode("latin-1")
+        if name.lower() in PLAIN_NAMES:
+            yield from _url_secrets(text)
+        elif _is_secret(name, text):
+            yield text
+            yield from (word for word in text.split() if len(word) >= SECRET_LENGTH)  # such as "Bearer ..."
+
+
+def _login(user: Any, password: Any) -> Iterator[str]:
+    if isinstance(user, str) and isinstance(password, str):
+        yield f"{user}:{password}"
+
+
+def _url_secrets(url: str) -> Iterator[str]:
+    """Yield the userinfo and the values of the query of a URL, or of each URL in a chain of them."""
+    for link in url.split("::"):
+        protocol, mark, rest = link.partition("://")
+        if not mark:
+            continue
+        place, *others = re.split(r"[?#]" if is_http(link) else r"[?]", rest)
+        for query in others:
+            yield from (value for name, value in re.findall(r"([^&;=]+)=([^&;]+)", query) if _is_secret(name, value))
+            yield from [query] if "=" not in query and len(query) >= SECRET_LENGTH else ()
+        if protocol.lower() not in USER_IS_CONTAINER:
+            userinfo = _userinfo(place)
+            yield from (userinfo, userinfo.partition(":")[2])
+
+
+def _userinfo(place: str) -> str:
+    """Return what stands before the host, also where a secret in it holds a slash."""
+    first = place.partition("/")[0]
+    is_whole = "@" in first or ":" not in first or re.search(r":\d*$", first)
+    return (first if is_whole else place).rpartition("@")[0]

@@ -1,0 +1,211 @@
+"""One stream in the process that reads it: read ahead of need, collated, one by one or packed into messages."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from torch.utils.data import get_worker_info
+
+from torch_dataloader_utils.columns.convert import with_lists, with_offsets
+from torch_dataloader_utils.formats.base import Source
+from torch_dataloader_utils.planning.assignment import Assignment
+from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
+from torch_dataloader_utils.reading.read_ahead import ReadAhead, Room
+from torch_dataloader_utils.reading.scan import ReadOptions
+from torch_dataloader_utils.reading.virtual_streams import read_assignment
+from torch_dataloader_utils.workers.channel import Post
+from torch_dataloader_utils.workers.collate import Gathered, UncopyableError, snapshot
+from torch_dataloader_utils.workers.messages import Content, Parcel, pinned
+from torch_dataloader_utils.workers.seeding import Seeding
+
+__all__ = ["Stream"]
+
+
+Collate: TypeAlias = Callable[[Batch], Batch]
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What it takes to deliver a stream.
+
+    Attributes:
+        source: The data files.
+        options: How rows become batches.
+        collate_fn: Called with each batch; None leaves batches as they are.
+        seed: Seed of the random numbers that it draws.
+        rank: This rank, which draws others.
+    """
+
+    source: Source
+    options: ReadOptions
+    collate_fn: Callable[[Any], Any] | None
+    seed: int
+    rank: int
+
+    def without_footers(self) -> Stream:
+        """Return the same for a process that gets footers with its assignments."""
+        return replace(self, source=replace(self.source, footers={}, sidecar=None))
+
+    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
+        """Yield a stream's batches one by one, for this process.
+
+        Args:
+            assignment: What to read.
+            pin: Whether to copy tensors into pinned memory: in the thread that reads ahead, or after `collate_fn`.
+        """
+        collate = self._collate(assignment)
+        ahead = self._ahead(assignment, _pinned_together if pin and self.collate_fn is None else None)
+        try:
+            for content in ahead:
+                if isinstance(content, StreamEnd):
+                    yield content
+                    continue
+                for batch in content:
+                    collated = collate(batch)
+                    yield pinned(collated) if pin and self.collate_fn is not None else collated
+                    ahead.release()
+                    del batch, collated  # not to keep its memory while the next is waited for
+                ahead.retire(content.held)
+                del content
+        finally:
+            ahead.close()
+
+    def parcels(self, assignment: Assignment, post: Post) -> Iterator[Parcel]:
+        """Yield a stream's batches packed, for another process.
+
+        Args:
+            assignment: What to read.
+            post: How this worker is connected with the training process.
+        """
+        self.source.footers.update(assignment.footers)
+        outgoing = _Outgoing(assignment, post)
+        collate = self._collate(assignment)
+        ahead = self._ahead(assignment)
+        try:
+            for content in ahead:
+                rest = content if isinstance(content, Batches) else None
+                while rest is not None:
+                    part, rest = rest.cut(outgoing.space)
+                    for packable in self._packable(part, collate, alone=outgoing.size == 1):
+                        if isinstance(packable, Alone) and outgoing.contents:  # it may be impossible to pack
+                            yield outgoing.pack()
+                            outgoing.begin()
+                        outgoing.add(packable)
+                        if outgoing.space <= 0:
+                            yield outgoing.pack()
+                            outgoing.begin()
+                            ahead.release()
+                    del part, packable
+                if isinstance(content, StreamEnd):
+                    outgoing.add(content)
+                else:
+                    ahead.retire(content.held)
+                del content
+            yield outgoing.pack()
+        except Exception:
+            if outgoing.contents:  # delivered before the error is raised
+                yield outgoing.pack()
+            raise
+        finally:
+            ahead.close()
+
+    def _ahead(
+        self, assignment: Assignment, prepare: Callable[[Batches], Batches] | None = None
+    ) -> ReadAhead[Batches | StreamEnd]:
+        def read(room: Room) -> Iterator[Batches | StreamEnd]:
+            for content in read_assignment(self.source, assignment, self.options, room):
+                yield prepare(content) if prepare is not None and isinstance(content, Batches) else content
+
+        return ReadAhead(read, self.options.read_ahead_bytes)
+
+    def _collate(self, assignment: Assignment) -> Collate:
+        """Return what is done with each batch of an assignment."""
+        collate_fn = self.collate_fn
+        if collate_fn is None:
+            return lambda batch: batch
+        seeding = Seeding(self.seed, self.rank, assignment, keeps=get_worker_info() is None)
+
+        def collate(batch: Batch) -> Batch:
+            with seeding.of(batch.receipt):
+                return replace(batch, data=collate_fn(batch.data))
+
+        return collate
+
+    def _packable(self, batches: Batches, collate: Collate, *, alone: bool) -> Iterator[Batches | Batch | Alone]:
+        """Yield what goes into parcels; `alone` says that each batch is packed before the next one is made."""
+        if self.collate_fn is None:
+            yield replace(batches, columns=with_lists(batches.columns, batches.sizes))
+        else:
+            yield from map(collate, batches) if alone else self._collated_together(batches, collate)
+
+    def _collated_together(self, batches: Batches, collate: Collate) -> Iterator[Batches | Batch | Alone]:
+        """Yield collated batches, as one where they are alike; what cannot be copied is to be packed at once."""
+        gathered = Gathered(batches.sizes)
+        done: list[Batch] = []
+        try:
+            for number, batch in enumerate(batches):
+                collated = collate(batch)
+                copy = gathered.take(collated.data) if number == gathered.count else None
+                try:
+                    done.append(replace(collated, data=snapshot(collated.data) if copy is None else copy))
+                except UncopyableError:
+                    yield from done
+                    done.clear()
+                    yield Alone(collated)
+        except Exception:
+            yield from done  # what was made before the error is delivered before it is raised
+            raise
+        if gathered.is_complete:
+            yield replace(batches, columns=gathered.columns)
+        else:
+            yield from done
+
+
+def _pinned_together(batches: Batches) -> Batches:
+    return pinned(replace(batches, columns=with_offsets(batches.columns, batches.sizes)))
+
+
+@dataclass(frozen=True, slots=True)
+class Alone:
+    """A batch that has to be packed before the next one is made."""
+
+    batch: Batch
+
+
+class _Outgoing:
+    """What goes into the next parcel of a stream."""
+
+    def __init__(self, assignment: Assignment, post: Post) -> None:
+        self._assignment = assignment
+        self._post = post
+        self._number = -1
+        self.contents: list[Content] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a parcel."""
+        self._began = time.perf_counter()
+        self._number += 1
+        self.size = self.space = self._post.pace.batches(self._number)
+
+    def add(self, content: Content | Alone) -> None:
+        """Put something in."""
+        if isinstance(content, Alone):
+            self.contents.append(content.batch)
+            self.space = 0
+            return
+        self.contents.append(content)
+        if isinstance(content, Batches):
+            self.space -= len(content.receipts)
+        elif isinstance(content, Batch):
+            self.space -= 1
+
+    def pack(self) -> Parcel:
+        """Return the parcel."""
+        contents, self.contents = self.contents, []
+        seconds = time.perf_counter() - self._began
+        iteration, worker = self._assignment.iteration, self._assignment.worker
+        return Parcel.pack(iteration, worker, contents, self._post.blocks, seconds)
