@@ -64,7 +64,7 @@ def test_stripes_are_the_unit_of_splitting_with_their_true_row_counts(data):
     groups = [group.rows for file in dataset._source.manifest.files for group in file.row_groups]
     assert groups == stripes_of(data)
     assert len(groups) > 2
-    assert len(dataset._course.plan.pieces) == len(groups)
+    assert len(dataset._epoch_state.plan.pieces) == len(groups)
 
 
 @pytest.mark.parametrize(

@@ -141,7 +141,7 @@ def test_the_filter_of_these_tests_leaves_shards_empty_that_statistics_do_not_ru
     dataset.set_epoch(3)
 
     manifest = dataset._source.manifest
-    shards = shards_of(dataset._course.plan)
+    shards = shards_of(dataset._epoch_state.plan)
     empty = [shard for shard in shards if not set(KEPT).intersection(row_ids(manifest, shard))]
 
     assert empty

@@ -11,7 +11,7 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_dataloader_utils.formats.base import Source
-from torch_dataloader_utils.loader.epoch import Course
+from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.iteration import Handover, Iteration, take_turns
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
@@ -28,7 +28,7 @@ class Feed(IterableDataset[Any]):
 
     Args:
         source: The data files.
-        course: Where the rank stands.
+        epoch_state: Where the rank stands.
         read_options: How rows become batches.
         collate_fn: Called with each batch, or None.
         seed: Seed of the random numbers that it draws.
@@ -37,16 +37,16 @@ class Feed(IterableDataset[Any]):
     def __init__(
         self,
         source: Source,
-        course: Course,
+        epoch_state: EpochState,
         read_options: ReadOptions,
         collate_fn: Callable[[Any], Any] | None,
         seed: int,
     ) -> None:
         super().__init__()
         self._source = source
-        self._course = course
+        self._epoch_state = epoch_state
         self._schema = read_options.delivery.schema
-        self._stream = Stream(source, read_options, collate_fn, seed, course.topology.rank)
+        self._stream = Stream(source, read_options, collate_fn, seed, epoch_state.topology.rank)
         self._post: Post | None = None
         self._is_lean = False
 
@@ -64,7 +64,7 @@ class Feed(IterableDataset[Any]):
 
     def begin_iteration(self) -> Iteration:
         """Begin an iteration: the epoch anew, or what a state that was loaded since the last one left."""
-        return self._course.begin_iteration()
+        return self._epoch_state.begin_iteration()
 
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
         """Read one stream in this process."""
@@ -99,7 +99,7 @@ class Feed(IterableDataset[Any]):
 
     def _deliver_in_plain_worker(self, worker: int, num_workers: int, loader_seed: int) -> Iterator[Any]:
         """Deliver one stream, in a worker of a plain DataLoader; what is wrong is raised with the first batch."""
-        self._course.join_plain_loader(num_workers, loader_seed)
+        self._epoch_state.join_plain_loader(num_workers, loader_seed)
         iteration = self.begin_iteration()
         own = list(iteration.assignments())[worker]  # by turn: a plain loader asks its first worker first
         yield from Handover(iteration, self.batches(own), streams={lane.stream for lane in own.lanes})
@@ -107,11 +107,11 @@ class Feed(IterableDataset[Any]):
     def __getstate__(self) -> dict[str, Any]:
         """Let a copy stand on its own, and leave behind, where that is wanted, what assignments bring along."""
         if not self._is_lean:
-            return self.__dict__ | {"_course": copy.copy(self._course)}
+            return self.__dict__ | {"_epoch_state": copy.copy(self._epoch_state)}
         stream = self._stream.without_footers()
         return {
             **self.__dict__,
             "_stream": stream,
             "_source": stream.source,
-            "_course": self._course.lean(stream.source),
+            "_epoch_state": self._epoch_state.lean(stream.source),
         }

@@ -40,7 +40,7 @@ from torch_dataloader_utils.loader.arguments import (
     resolve_rank,
 )
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
-from torch_dataloader_utils.loader.epoch import Course
+from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.metrics import Metrics
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS, PlanOptions, UnevenRanks
 from torch_dataloader_utils.planning.strategy import SplitStrategy, require_strategy
@@ -273,7 +273,7 @@ class StructuredDataset(Feed):
             read_ahead_bytes=read_ahead,
         )
         check_columns(source, read_options)
-        course = Course(
+        epoch_state = EpochState(
             source,
             plan_options,
             read_options,
@@ -282,7 +282,7 @@ class StructuredDataset(Feed):
             adopts_num_workers=num_workers is None,
             progress_interval_sec=interval if show_progress else None,
         )
-        dataset = cls(source, course, read_options, collate_fn, plan_options.shuffle_seed)
+        dataset = cls(source, epoch_state, read_options, collate_fn, plan_options.shuffle_seed)
         return StructuredDataLoader(dataset, **dataloader_kwargs), dataset
 
     # What users call -------------------------------------------------------------------------------------------------
@@ -290,22 +290,22 @@ class StructuredDataset(Feed):
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration delivers, or continues."""
-        return self._course.epoch
+        return self._epoch_state.epoch
 
     @property
     def num_workers(self) -> int:
         """Number of worker processes; 0 means this process."""
-        return self._course.topology.num_workers
+        return self._epoch_state.topology.num_workers
 
     @property
     def num_ranks(self) -> int:
         """Number of ranks that share the rows."""
-        return self._course.topology.num_ranks
+        return self._epoch_state.topology.num_ranks
 
     @property
     def rank(self) -> int:
         """This rank."""
-        return self._course.topology.rank
+        return self._epoch_state.topology.rank
 
     @property
     def schema(self) -> pa.Schema:
@@ -319,7 +319,7 @@ class StructuredDataset(Feed):
         Raises:
             TypeError: If a filter makes it unknowable.
         """
-        return self._course.num_batches
+        return self._epoch_state.num_batches
 
     @property
     def plan_digest(self) -> str:
@@ -327,7 +327,7 @@ class StructuredDataset(Feed):
 
         Beside the plan it covers the files' content (as far as footers tell), the filter, the seed and the batch size.
         """
-        return self._course.plan_digest
+        return self._epoch_state.plan_digest
 
     def set_epoch(self, epoch: int) -> None:
         """Plan an epoch and forget the progress of the one before.
@@ -338,7 +338,7 @@ class StructuredDataset(Feed):
         Args:
             epoch: The epoch, from 0.
         """
-        self._course.set_epoch(require_count(epoch, "epoch", least=0))
+        self._epoch_state.set_epoch(require_count(epoch, "epoch", least=0))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as plain values: what has been handed over, to the row. Changes nothing.
@@ -350,13 +350,13 @@ class StructuredDataset(Feed):
         Raises:
             ProgressUnknownError: If a plain DataLoader's workers delivered batches, which cannot be counted here.
         """
-        if get_worker_info() is None and self._course.copies.have_delivered:
+        if get_worker_info() is None and self._epoch_state.copies.have_delivered:
             msg = (
                 "the progress is not known: worker processes of a plain DataLoader deliver batches without telling "
                 "this process; use the loader that create_dataloader returns, or num_workers=0"
             )
             raise ProgressUnknownError(msg)
-        return self._course.state_dict()
+        return self._epoch_state.state_dict()
 
     def load_state_dict(
         self, state: Any, *, strict: bool = True, on_changed_files: Literal["error", "continue"] = "error"
@@ -381,7 +381,7 @@ class StructuredDataset(Feed):
         """
         require_choice(on_changed_files, "on_changed_files", ON_CHANGED_FILES)
         strict = require_flag(strict, "strict")
-        self._course.load_state_dict(state, strict=strict, on_changed_files=on_changed_files)
+        self._epoch_state.load_state_dict(state, strict=strict, on_changed_files=on_changed_files)
 
     def dump_manifest(self) -> bytes:
         """Return the files and their footers, for `create_dataloader` of another rank or a later run.
@@ -413,10 +413,10 @@ class StructuredDataset(Feed):
             ``uneven_rows_dropped`` and ``uneven_rows_repeated``, of all ranks: a list of rows, each as the path of its
             file under the root and its place there, from 0.
         """
-        iteration = self._course.iteration
+        iteration = self._epoch_state.iteration
         counters: dict[str, Any] = {"epoch": self.epoch, **asdict(iteration.metrics if iteration else Metrics())}
         counters |= dict(zip(("row_groups_pruned", "bytes_pruned"), self._source.pruned, strict=True))
-        return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._course.evened_rows().items()}
+        return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._epoch_state.evened_rows().items()}
 
 
 def _process_group() -> tuple[int, int] | None:

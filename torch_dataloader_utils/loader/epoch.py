@@ -33,13 +33,13 @@ from torch_dataloader_utils.planning.strategy import SplitStrategy, bundled, des
 from torch_dataloader_utils.planning.topology import Topology
 from torch_dataloader_utils.reading.scan import ReadOptions
 
-__all__ = ["Course"]
+__all__ = ["EpochState"]
 
 
 LOG = logging.getLogger("torch_dataloader_utils")
 
 
-class Course:
+class EpochState:
     """A rank's way through its epochs.
 
     Args:
@@ -227,13 +227,13 @@ class Course:
         self._loaded = self._loaded if continues else None
         self.topology = replace(self.topology, num_workers=num_workers)
 
-    def lean(self, source: Source) -> Course:
+    def lean(self, source: Source) -> EpochState:
         """Return the same for a process that is told what to read.
 
         Args:
             source: The data files, without what that process does not need.
         """
-        copy: Course = Course.__new__(Course)
+        copy: EpochState = EpochState.__new__(EpochState)
         copy.__dict__.update(self.__dict__, _source=source, _loaded=None)
         return copy
 
