@@ -20,10 +20,10 @@ from torch_dataloader_utils.workers.channel import Post
 from torch_dataloader_utils.workers.messages import Parcel
 from torch_dataloader_utils.workers.producer import Stream
 
-__all__ = ["Feed"]
+__all__ = ["BatchDataset"]
 
 
-class Feed(IterableDataset[Any]):
+class BatchDataset(IterableDataset[Any]):
     """Batches of one rank, delivered in this process or packed in a worker.
 
     Args:

@@ -16,7 +16,7 @@ from torch_dataloader_utils.checkpoint.merge import ON_CHANGED_FILES
 from torch_dataloader_utils.columns.convert import OUTPUT_FORMATS, OutputFormat
 from torch_dataloader_utils.columns.options import ColumnFormat, parse_choices
 from torch_dataloader_utils.columns.transform import Delivery, refuses_announced_nulls
-from torch_dataloader_utils.dataset.base import Feed
+from torch_dataloader_utils.dataset.base import BatchDataset
 from torch_dataloader_utils.dataset.discovery import check_columns
 from torch_dataloader_utils.dataset.file_set import FileSet, PathSet
 from torch_dataloader_utils.dataset.manifest_file import dump_manifest
@@ -51,7 +51,7 @@ from torch_dataloader_utils.workers.cpus import default_num_workers
 __all__ = ["StructuredDataset"]
 
 
-class StructuredDataset(Feed):
+class StructuredDataset(BatchDataset):
     """Batches of a dataset's rows, for one rank, with progress that is exact to the row.
 
     `create_dataloader` makes it together with its loader, and takes and documents the same parameters. Iterating over
