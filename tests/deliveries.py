@@ -23,7 +23,7 @@ from torch_dataloader_utils.planning.planner import make_plan
 from torch_dataloader_utils.planning.shuffle import delivery_order, permutation, round_bounds
 from torch_dataloader_utils.planning.topology import Topology
 
-Walk: TypeAlias = Iterator[tuple[list[int] | None, Receipt]]
+Scan: TypeAlias = Iterator[tuple[list[int] | None, Receipt]]
 
 
 @dataclass(frozen=True)
@@ -105,14 +105,14 @@ class Delivery:
     def batches_from(self, progress: Progress) -> list[list[int]]:
         return [batch for batch, _ in self.go_on(progress) if batch is not None]
 
-    def _together(self, walks: list[Walk]) -> Walk:
+    def _together(self, walks: list[Scan]) -> Scan:
         """The batches of streams of a grid, put together step by step."""
         for parts in zip(*walks, strict=True):
             (batch, receipt), *others = parts
             rows = None if batch is None else [row for part, _ in parts if part is not None for row in part]
             yield rows, replace(receipt, beside=tuple(beside for _, beside in others))
 
-    def _walk(self, progress: Progress, stream: int) -> Walk:
+    def _walk(self, progress: Progress, stream: int) -> Scan:
         pieces = progress.streams[stream].pieces
         due = [
             (row, position, number, number == last)

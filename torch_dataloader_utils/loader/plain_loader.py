@@ -16,7 +16,7 @@ from torch_dataloader_utils.errors import ProgressUnknownError
 __all__ = ["Copies", "is_being_sent_to_a_process"]
 
 
-_GENERATION, _EPOCH, _WAITING, _WALKED, _CONSUMER = range(5)
+_GENERATION, _EPOCH, _WAITING, _DELIVERED, _CONSUMER = range(5)
 
 
 class Marks:
@@ -58,14 +58,14 @@ class Marks:
         """Whether a loaded state waits in the training process for its iteration."""
         return bool(self._values[_WAITING])
 
-    def mark_walked(self) -> None:
+    def mark_delivered(self) -> None:
         """Note, in a worker, that batches of this generation are delivered where nobody counts them."""
-        self._values[_WALKED] = self.generation
+        self._values[_DELIVERED] = self.generation
 
     @property
-    def walked(self) -> bool:
+    def delivered(self) -> bool:
         """Whether workers have delivered batches of this generation."""
-        return self.generation > 0 and self._values[_WALKED] == self.generation
+        return self.generation > 0 and self._values[_DELIVERED] == self.generation
 
     def consume(self, loader_seed: int) -> bool:
         """Say, in a worker, whether its iteration is the one that continues from the loaded state.
@@ -94,7 +94,7 @@ class Copies:
     @property
     def have_delivered(self) -> bool:
         """Whether copies have delivered batches since the dataset changed last, where nobody counts them."""
-        return self._marks.walked
+        return self._marks.delivered
 
     def join(self, epoch: int, workers_of_state: int | None, *, num_workers: int, loader_seed: int) -> tuple[int, bool]:
         """Bring a copy, as a worker begins an iteration, to where the training process stands.
@@ -123,7 +123,7 @@ class Copies:
             self._seen = self._marks.generation
         if continues and self._marks.waiting and not self._marks.consume(loader_seed):
             continues = False
-        self._marks.mark_walked()
+        self._marks.mark_delivered()
         if continues and workers_of_state != num_workers:
             msg = (
                 f"the loaded state was saved under {workers_of_state} workers, this plain DataLoader has "

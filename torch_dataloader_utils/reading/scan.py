@@ -16,7 +16,7 @@ from torch_dataloader_utils.reading.batching import BytesRead, Chunk
 from torch_dataloader_utils.reading.read_ahead import Room
 from torch_dataloader_utils.reading.row_groups import RowGroupPlace, RowGroupReader
 
-__all__ = ["ReadOptions", "Step", "Walk"]
+__all__ = ["ReadOptions", "Scan", "Step"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class Step:
     asks: bool = True
 
 
-class Walk(ABC):
+class Scan(ABC):
     """Reads the pieces of a stream in order, as chunks.
 
     Args:

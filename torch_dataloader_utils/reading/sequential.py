@@ -9,9 +9,9 @@ import pyarrow as pa
 from torch_dataloader_utils.columns.convert import convert
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.row_groups import RowGroupPlace
-from torch_dataloader_utils.reading.scan import Step, Walk
+from torch_dataloader_utils.reading.scan import Scan, Step
 
-__all__ = ["OrderedWalk"]
+__all__ = ["SequentialScan"]
 
 
 LARGEST_SHARE = 2
@@ -26,7 +26,7 @@ SCRATCH_SHARE = 4
 """Decoding takes this part (a quarter) of a table's bytes beside the table, as long as it lasts."""
 
 
-class OrderedWalk(Walk):
+class SequentialScan(Scan):
     """Yields row groups as they follow one another, without the rows outside the pieces."""
 
     def chunks(self) -> Iterator[Chunk]:

@@ -17,9 +17,9 @@ from torch_dataloader_utils.planning.shuffle import permutation, round_bounds
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.read_ahead import Room
 from torch_dataloader_utils.reading.row_groups import RowGroupPlace, RowGroupReader
-from torch_dataloader_utils.reading.scan import ReadOptions, Step, Walk
+from torch_dataloader_utils.reading.scan import ReadOptions, Scan, Step
 
-__all__ = ["MixedWalk"]
+__all__ = ["ShuffledScan"]
 
 
 ABSENT = (1 << 32) - 1
@@ -53,7 +53,7 @@ class _Block:
     indices: Future[pa.Array] | None
 
 
-class MixedWalk(Walk):
+class ShuffledScan(Scan):
     """Yields shards, or rounds of those that are too large, their rows in their shuffled order.
 
     Args:

@@ -10,9 +10,9 @@ from torch_dataloader_utils.planning.assignment import Lane, Receipt
 from torch_dataloader_utils.reading.batching import Batches, Cutter, StreamEnd
 from torch_dataloader_utils.reading.read_ahead import Room
 from torch_dataloader_utils.reading.row_groups import RowGroupReader
-from torch_dataloader_utils.reading.scan import ReadOptions, Walk
-from torch_dataloader_utils.reading.sequential import OrderedWalk
-from torch_dataloader_utils.reading.shuffled import MixedWalk
+from torch_dataloader_utils.reading.scan import ReadOptions, Scan
+from torch_dataloader_utils.reading.sequential import SequentialScan
+from torch_dataloader_utils.reading.shuffled import ShuffledScan
 
 __all__ = ["read_stream"]
 
@@ -38,36 +38,36 @@ def read_stream(
     """
     reader = RowGroupReader(source, options.row_id_column)
     mixes = options.mixing_seed is not None
-    walk: Walk
-    walk = (
-        MixedWalk(reader, lane.pieces, options, room, epoch)
+    scan: Scan
+    scan = (
+        ShuffledScan(reader, lane.pieces, options, room, epoch)
         if mixes
-        else OrderedWalk(reader, lane.pieces, options, room)
+        else SequentialScan(reader, lane.pieces, options, room)
     )
     try:
-        yield from _cut(walk, lane, options, room)
+        yield from _cut(scan, lane, options, room)
     finally:
-        walk.close()
+        scan.close()
         reader.close()
 
 
-def _cut(walk: Walk, lane: Lane, options: ReadOptions, room: Room) -> Iterator[Batches | StreamEnd]:
+def _cut(scan: Scan, lane: Lane, options: ReadOptions, room: Room) -> Iterator[Batches | StreamEnd]:
     """Cut chunks into batches that span row groups, shards and files."""
     cutter = Cutter(lane.stream, options.batch_size)
     held = 0
-    for chunk in walk.chunks():
+    for chunk in scan.chunks():
         cutter.add(chunk)
         held += chunk.held
         del chunk  # it must be gone before the next one is read
         for cut in cutter.full_batches():
             is_last = cutter.rows < options.batch_size
-            yield Batches(join(cut.cuts), cut.receipts, walk.take_bytes_read(), held if is_last else 0)
+            yield Batches(join(cut.cuts), cut.receipts, scan.take_bytes_read(), held if is_last else 0)
             held = 0 if is_last else held
         room.keep(held)  # no batch is full yet: what it needs beyond the room has to be read all the same
     if cutter.rows and not options.drop_last:
         cut = cutter.take(cutter.rows)
-        yield Batches(join(cut.cuts), cut.receipts, walk.take_bytes_read(), held)
+        yield Batches(join(cut.cuts), cut.receipts, scan.take_bytes_read(), held)
     else:
         room.give_back(held)
     end = Receipt(lane.stream, len(lane.pieces), 0, rows=0, rows_dropped=cutter.rows)
-    yield StreamEnd(end, walk.take_bytes_read())
+    yield StreamEnd(end, scan.take_bytes_read())
