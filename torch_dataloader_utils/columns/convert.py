@@ -25,8 +25,8 @@ from torch_dataloader_utils.columns.transform import Delivery, Form
 
 __all__ = [
     "OUTPUT_FORMATS",
+    "ColumnSlice",
     "Columns",
-    "Cut",
     "OutputFormat",
     "convert",
     "copy_rows",
@@ -50,7 +50,7 @@ Columns: TypeAlias = Mapping[str, Any] | pa.Table
 
 
 @dataclass(frozen=True, slots=True)
-class Cut:
+class ColumnSlice:
     """Rows `start` to `stop` of converted columns."""
 
     columns: Columns
@@ -88,12 +88,12 @@ def _converted(column: pa.ChunkedArray, form: Form, *, tensors: bool) -> Any:
     return torch.from_numpy(array) if tensors else array
 
 
-def join(cuts: Sequence[Cut]) -> Columns:
-    """Return the rows of consecutive cuts as columns: views where it is one cut, copies where there are several."""
-    first = cuts[0].columns
+def join(slices: Sequence[ColumnSlice]) -> Columns:
+    """Return the rows of consecutive slices as columns: views where it is one cut, copies where there are several."""
+    first = slices[0].columns
     if isinstance(first, pa.Table):
-        return pa.concat_tables(_rows(cut.columns, cut) for cut in cuts)
-    return {name: _join_column([_rows(cut.columns[name], cut) for cut in cuts]) for name in first}
+        return pa.concat_tables(_rows(cut.columns, cut) for cut in slices)
+    return {name: _join_column([_rows(cut.columns[name], cut) for cut in slices]) for name in first}
 
 
 def split(columns: Columns, sizes: Sequence[int]) -> Iterator[Any]:
@@ -134,7 +134,7 @@ def with_lists(columns: Columns, sizes: Sequence[int]) -> Columns:
     }
 
 
-def copy_rows(cut: Cut) -> Columns:
+def copy_rows(cut: ColumnSlice) -> Columns:
     """Return a copy of a cut's rows that does not keep the columns it was cut from in memory."""
     if isinstance(cut.columns, pa.Table):
         table = _rows(cut.columns, cut)
@@ -199,7 +199,7 @@ def _copy(values: Any) -> Any:
     return values.clone() if isinstance(values, torch.Tensor) else values.copy()
 
 
-def _rows(values: Any, cut: Cut) -> Any:
+def _rows(values: Any, cut: ColumnSlice) -> Any:
     if isinstance(values, (pa.Table, pa.ChunkedArray)):
         return values.slice(cut.start, cut.stop - cut.start)
     if isinstance(values, Ragged):

@@ -12,7 +12,7 @@ __all__ = ["even"]
 
 
 def even(ranks: Sequence[Sequence[Sequence[Piece]]], batch_size: int, *, pad: bool) -> Evened:
-    """Cut streams, and put what is cut off behind others, so that every rank makes the same steps.
+    """ColumnSlice streams, and put what is cut off behind others, so that every rank makes the same steps.
 
     All ranks get the same number of rows. Step t of a rank comes from its worker t modulo workers, and all steps but
     the last have a full batch; so each worker's number of rows is known. Streams keep the beginning of what they have.

@@ -81,7 +81,7 @@ def _in_files(groups: Sequence[SizedSplit], options: PlanOptions, epoch: int, st
 
 
 def _cut_evenly(groups: Sequence[SizedSplit], limit: _Limit, streams: int) -> Iterator[Shard]:
-    """Cut the files, one after the other, into shards of about as many rows, as many for each stream."""
+    """ColumnSlice the files, one after the other, into shards of about as many rows, as many for each stream."""
     total = sum(one.rows for one in groups)
     size = sum(one.bytes for one in groups)
     count = max(-(-size // limit.bytes), -(-total // limit.rows) if limit.rows else 1)

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torch_dataloader_utils.columns.convert import Columns, Cut, copy_rows, join, split
+from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, copy_rows, join, split
 from torch_dataloader_utils.planning.assignment import Receipt
 
-__all__ = ["Batch", "Batches", "BytesRead", "Chunk", "Cutter", "StreamEnd"]
+__all__ = ["Batch", "Batcher", "Batches", "BytesRead", "Chunk", "StreamEnd"]
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Batches:
         return [receipt.rows for receipt in self.receipts]
 
     def __iter__(self) -> Iterator[Batch]:
-        """Cut them apart."""
+        """ColumnSlice them apart."""
         bytes_read = self.bytes_read
         for data, receipt in zip(split(self.columns, self.sizes), self.receipts, strict=True):
             yield Batch(data, receipt, bytes_read)
@@ -69,7 +69,7 @@ class Batches:
             return self, None
         sizes = self.sizes
         rows, cut = sum(sizes), sum(sizes[:count])
-        first, others = (join([Cut(self.columns, start, stop)]) for start, stop in ((0, cut), (cut, rows)))
+        first, others = (join([ColumnSlice(self.columns, start, stop)]) for start, stop in ((0, cut), (cut, rows)))
         return (
             Batches(first, self.receipts[:count], self.bytes_read),
             Batches(others, self.receipts[count:], NOTHING_READ, self.held),
@@ -109,14 +109,14 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True)
-class CutOut:
+class BatchSlices:
     """Rows for one batch out of several chunks, or for several batches out of one."""
 
-    cuts: list[Cut]
+    slices: list[ColumnSlice]
     receipts: tuple[Receipt, ...]
 
 
-class Cutter:
+class Batcher:
     """Holds chunks that are read and not yet cut."""
 
     def __init__(self, stream: int, batch_size: int) -> None:
@@ -132,8 +132,8 @@ class Cutter:
             self._chunks.append(chunk)
             self.rows += chunk.rows
 
-    def full_batches(self) -> Iterator[CutOut]:
-        """Cut off what makes full batches; few rows are left, and they keep no chunk in memory."""
+    def full_batches(self) -> Iterator[BatchSlices]:
+        """ColumnSlice off what makes full batches; few rows are left, and they keep no chunk in memory."""
         if self.rows < self._batch_size:
             return
         if len(self._chunks) > 1:
@@ -142,27 +142,27 @@ class Cutter:
             yield self._take_many()
         self._compact()
 
-    def take(self, count: int) -> CutOut:
-        """Cut off a batch of the next rows."""
-        cuts = []
+    def take(self, count: int) -> BatchSlices:
+        """ColumnSlice off a batch of the next rows."""
+        slices = []
         wanted = count
         while wanted:
             chunk, start = self._chunks[0], self._start
             stop = min(chunk.rows, start + wanted)
-            cuts.append(Cut(chunk.columns, start, stop))
+            slices.append(ColumnSlice(chunk.columns, start, stop))
             wanted -= stop - start
             receipt = self._receipt(chunk, stop, count)
             self._advance(stop)
-        return CutOut(cuts, (receipt,))
+        return BatchSlices(slices, (receipt,))
 
-    def _take_many(self) -> CutOut:
-        """Cut off as many full batches as the only chunk has."""
+    def _take_many(self) -> BatchSlices:
+        """ColumnSlice off as many full batches as the only chunk has."""
         chunk, start, size = self._chunks[0], self._start, self._batch_size
         stops = range(start + size, chunk.rows + 1, size)
         receipts = tuple(self._receipt(chunk, stop, size) for stop in stops)
-        cut = Cut(chunk.columns, start, stops[-1])
+        cut = ColumnSlice(chunk.columns, start, stops[-1])
         self._advance(stops[-1])
-        return CutOut([cut], receipts)
+        return BatchSlices([cut], receipts)
 
     def _advance(self, stop: int) -> None:
         self.rows -= stop - self._start
@@ -181,6 +181,6 @@ class Cutter:
         """Copy the few rows that are left of a chunk, so that they do not keep all of it in memory."""
         if self._chunks:
             chunk, start = self._chunks.pop(), self._start
-            columns = copy_rows(Cut(chunk.columns, start, chunk.rows))
+            columns = copy_rows(ColumnSlice(chunk.columns, start, chunk.rows))
             self._chunks.append(Chunk(chunk.position, chunk.first + start, self.rows, chunk.ends, columns, 0))
             self._start = 0

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from torch_dataloader_utils.columns.convert import join
 from torch_dataloader_utils.formats.base import Source
 from torch_dataloader_utils.planning.assignment import Lane, Receipt
-from torch_dataloader_utils.reading.batching import Batches, Cutter, StreamEnd
+from torch_dataloader_utils.reading.batching import Batcher, Batches, StreamEnd
 from torch_dataloader_utils.reading.read_ahead import Room
 from torch_dataloader_utils.reading.row_groups import RowGroupReader
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
@@ -52,22 +52,22 @@ def read_stream(
 
 
 def _cut(scan: Scan, lane: Lane, options: ReadOptions, room: Room) -> Iterator[Batches | StreamEnd]:
-    """Cut chunks into batches that span row groups, shards and files."""
-    cutter = Cutter(lane.stream, options.batch_size)
+    """ColumnSlice chunks into batches that span row groups, shards and files."""
+    batcher = Batcher(lane.stream, options.batch_size)
     held = 0
     for chunk in scan.chunks():
-        cutter.add(chunk)
+        batcher.add(chunk)
         held += chunk.held
         del chunk  # it must be gone before the next one is read
-        for cut in cutter.full_batches():
-            is_last = cutter.rows < options.batch_size
-            yield Batches(join(cut.cuts), cut.receipts, scan.take_bytes_read(), held if is_last else 0)
+        for taken in batcher.full_batches():
+            is_last = batcher.rows < options.batch_size
+            yield Batches(join(taken.slices), taken.receipts, scan.take_bytes_read(), held if is_last else 0)
             held = 0 if is_last else held
         room.keep(held)  # no batch is full yet: what it needs beyond the room has to be read all the same
-    if cutter.rows and not options.drop_last:
-        cut = cutter.take(cutter.rows)
-        yield Batches(join(cut.cuts), cut.receipts, scan.take_bytes_read(), held)
+    if batcher.rows and not options.drop_last:
+        taken = batcher.take(batcher.rows)
+        yield Batches(join(taken.slices), taken.receipts, scan.take_bytes_read(), held)
     else:
         room.give_back(held)
-    end = Receipt(lane.stream, len(lane.pieces), 0, rows=0, rows_dropped=cutter.rows)
+    end = Receipt(lane.stream, len(lane.pieces), 0, rows=0, rows_dropped=batcher.rows)
     yield StreamEnd(end, scan.take_bytes_read())
