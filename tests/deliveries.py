@@ -89,7 +89,9 @@ class Delivery:
         progress = progress.rebased()
         together = progress.streams_per_turn
         waiting = deque(
-            self._together([self._walk(progress, turn * together + lane) for lane in range(together)])
+            self._together(
+                [self._walk(progress, turn * together + stream_assignment) for stream_assignment in range(together)]
+            )
             for turn in progress.turns()
         )
         while waiting:

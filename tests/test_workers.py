@@ -123,7 +123,7 @@ def test_a_worker_that_is_not_forked_is_sent_the_footers_of_its_own_files_once(t
     for inbox, assignment in sent:
         known = of_worker.setdefault(inbox, [])
         known.extend(assignment.footers)
-        pieces = [piece for lane in assignment.lanes for piece in lane.pieces]
+        pieces = [piece for stream_assignment in assignment.stream_assignments for piece in stream_assignment.pieces]
         assert {split.path for piece in pieces for split in piece.shard.splits} <= set(known)
         assert all(content.endswith(footers[path]) for path, content in assignment.footers.items())
     assert len(of_worker) == 2

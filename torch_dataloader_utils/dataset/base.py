@@ -86,7 +86,7 @@ class BatchDataset(IterableDataset[Any]):
     def equipped(self, assignment: Assignment, known: Collection[str]) -> Assignment:
         """Add to an assignment the footers that a lean copy needs for it and does not know."""
         footers = self._source.footers
-        pieces = [piece for lane in assignment.lanes for piece in lane.pieces]
+        pieces = [piece for stream_assignment in assignment.stream_assignments for piece in stream_assignment.pieces]
         needed = {split.path for piece in pieces for split in piece.shard.present}
         new = sorted(needed.difference(known).intersection(footers))
         return replace(assignment, footers={path: footers[path] for path in new})
@@ -102,7 +102,11 @@ class BatchDataset(IterableDataset[Any]):
         self._epoch_state.join_plain_loader(num_workers, loader_seed)
         iteration = self.begin_iteration()
         own = list(iteration.assignments())[worker]  # by turn: a plain loader asks its first worker first
-        yield from Handover(iteration, self.batches(own), streams={lane.stream for lane in own.lanes})
+        yield from Handover(
+            iteration,
+            self.batches(own),
+            streams={stream_assignment.stream for stream_assignment in own.stream_assignments},
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Let a copy stand on its own, and leave behind, where that is wanted, what assignments bring along."""

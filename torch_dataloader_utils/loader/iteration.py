@@ -9,7 +9,7 @@ from typing import Any
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.errors import IterationEndedError
 from torch_dataloader_utils.loader.metrics import Metrics, ProgressLine
-from torch_dataloader_utils.planning.assignment import Assignment, Lane
+from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
 
 __all__ = ["Handover", "Iteration", "take_turns"]
@@ -42,16 +42,16 @@ class Iteration:
         """Yield what each process walks, in the order in which they take turns."""
         progress = self.progress
         together = progress.streams_per_turn
-        lanes = [
+        stream_assignments = [
             tuple(
-                Lane(stream, progress.streams[stream].pieces)
+                StreamAssignment(stream, progress.streams[stream].pieces)
                 for stream in range(turn * together, (turn + 1) * together)
             )
             for turn in progress.turns()
         ]
         for number in range(self._processes):
             worker = (progress.next_turn + number) % self._processes
-            yield Assignment(self.number, worker, self.epoch, tuple(lanes[number :: self._processes]))
+            yield Assignment(self.number, worker, self.epoch, tuple(stream_assignments[number :: self._processes]))
 
     def finished(self, streams: Collection[int] | None = None) -> bool:
         """Whether these streams, or all, have come to their end."""

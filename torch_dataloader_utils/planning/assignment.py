@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch_dataloader_utils.planning.plan import Piece
 
-__all__ = ["Assignment", "Lane", "Receipt"]
+__all__ = ["Assignment", "Receipt", "StreamAssignment"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class StreamAssignment:
     """A stream and what this iteration walks of it, in order."""
 
     stream: int
@@ -61,10 +61,10 @@ class Assignment:
     iteration: int
     worker: int
     epoch: int
-    turns: tuple[tuple[Lane, ...], ...]
+    turns: tuple[tuple[StreamAssignment, ...], ...]
     footers: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     @property
-    def lanes(self) -> tuple[Lane, ...]:
+    def stream_assignments(self) -> tuple[StreamAssignment, ...]:
         """All streams that the worker walks."""
-        return tuple(lane for turn in self.turns for lane in turn)
+        return tuple(stream_assignment for turn in self.turns for stream_assignment in turn)

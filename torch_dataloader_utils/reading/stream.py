@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch_dataloader_utils.columns.convert import join
 from torch_dataloader_utils.formats.base import Source
-from torch_dataloader_utils.planning.assignment import Lane, Receipt
+from torch_dataloader_utils.planning.assignment import Receipt, StreamAssignment
 from torch_dataloader_utils.reading.batching import Batcher, Batches, StreamEnd
 from torch_dataloader_utils.reading.read_ahead import Room
 from torch_dataloader_utils.reading.row_groups import RowGroupReader
@@ -18,13 +18,13 @@ __all__ = ["read_stream"]
 
 
 def read_stream(
-    source: Source, lane: Lane, epoch: int, options: ReadOptions, room: Room
+    source: Source, stream_assignment: StreamAssignment, epoch: int, options: ReadOptions, room: Room
 ) -> Iterator[Batches | StreamEnd]:
     """Read the pieces of one stream and yield its batches, then its end.
 
     Args:
         source: The data files.
-        lane: What to read.
+        stream_assignment: What to read.
         epoch: The epoch.
         options: How rows become batches.
         room: How much may be read that is not delivered yet. Whoever delivers gives back what batches held.
@@ -40,20 +40,22 @@ def read_stream(
     mixes = options.mixing_seed is not None
     scan: Scan
     scan = (
-        ShuffledScan(reader, lane.pieces, options, room, epoch)
+        ShuffledScan(reader, stream_assignment.pieces, options, room, epoch)
         if mixes
-        else SequentialScan(reader, lane.pieces, options, room)
+        else SequentialScan(reader, stream_assignment.pieces, options, room)
     )
     try:
-        yield from _cut(scan, lane, options, room)
+        yield from _cut(scan, stream_assignment, options, room)
     finally:
         scan.close()
         reader.close()
 
 
-def _cut(scan: Scan, lane: Lane, options: ReadOptions, room: Room) -> Iterator[Batches | StreamEnd]:
+def _cut(
+    scan: Scan, stream_assignment: StreamAssignment, options: ReadOptions, room: Room
+) -> Iterator[Batches | StreamEnd]:
     """ColumnSlice chunks into batches that span row groups, shards and files."""
-    batcher = Batcher(lane.stream, options.batch_size)
+    batcher = Batcher(stream_assignment.stream, options.batch_size)
     held = 0
     for chunk in scan.chunks():
         batcher.add(chunk)
@@ -69,5 +71,5 @@ def _cut(scan: Scan, lane: Lane, options: ReadOptions, room: Room) -> Iterator[B
         yield Batches(join(taken.slices), taken.receipts, scan.take_bytes_read(), held)
     else:
         room.give_back(held)
-    end = Receipt(lane.stream, len(lane.pieces), 0, rows=0, rows_dropped=batcher.rows)
+    end = Receipt(stream_assignment.stream, len(stream_assignment.pieces), 0, rows=0, rows_dropped=batcher.rows)
     yield StreamEnd(end, scan.take_bytes_read())

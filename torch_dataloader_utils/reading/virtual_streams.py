@@ -31,27 +31,31 @@ def read_assignment(
     Yields:
         Every batch with its receipt; last the end, with the receipt that says that all pieces are done.
     """
-    lanes = assignment.lanes
-    if len(lanes) == 1:
-        yield from read_stream(source, lanes[0], assignment.epoch, options, room)
+    stream_assignments = assignment.stream_assignments
+    if len(stream_assignments) == 1:
+        yield from read_stream(source, stream_assignments[0], assignment.epoch, options, room)
         return
     reserved = room.limit // 2  # for the streams, each of which has its share to itself; the rest is for batches
     room.take(reserved)
     room.keep(reserved)
     own = replace(options, batch_size=options.batch_size // len(assignment.turns[0]))
-    rooms = [Room(max(1, reserved // len(lanes))) for _ in lanes]
+    rooms = [Room(max(1, reserved // len(stream_assignments))) for _ in stream_assignments]
     readers = {
-        lane.stream: _LaneReader(read_stream(source, lane, assignment.epoch, own, share), own.batch_size, share)
-        for lane, share in zip(lanes, rooms, strict=True)
+        stream_assignment.stream: _StreamReader(
+            read_stream(source, stream_assignment, assignment.epoch, own, share), own.batch_size, share
+        )
+        for stream_assignment, share in zip(stream_assignments, rooms, strict=True)
     }
     try:
-        yield from _put_together([[readers[lane.stream] for lane in turn] for turn in assignment.turns], room)
+        yield from _put_together(
+            [[readers[stream_assignment.stream] for stream_assignment in turn] for turn in assignment.turns], room
+        )
     finally:
         for reader in readers.values():
             reader.close()
 
 
-def _put_together(turns: list[list[_LaneReader]], room: Room) -> Iterator[Batches | StreamEnd]:
+def _put_together(turns: list[list[_StreamReader]], room: Room) -> Iterator[Batches | StreamEnd]:
     """Yield the batches of each turn as one, turn after turn, until all have come to their end."""
     waiting = deque(turns)
     ends: list[StreamEnd] = []
@@ -75,7 +79,7 @@ def _put_together(turns: list[list[_LaneReader]], room: Room) -> Iterator[Batche
         columns = interleave([one.columns for one in taken], count)
         receipts = [one.receipts for one in taken]
         together = tuple(
-            _beside([receipts[place + lane][number] for lane in range(width)])
+            _beside([receipts[place + stream_assignment][number] for stream_assignment in range(width)])
             for number in range(count)
             for place in range(0, len(cycle), width)
         )
@@ -90,7 +94,7 @@ def _put_together(turns: list[list[_LaneReader]], room: Room) -> Iterator[Batche
     yield StreamEnd(_beside([end.receipt for end in ends]), _sum(ends))
 
 
-class _LaneReader:
+class _StreamReader:
     """Takes some batches of a stream at a time. They are views: their room is free once they are copied.
 
     Args:

@@ -33,7 +33,9 @@ class Seeding:
     def __init__(self, seed: int, rank: int, assignment: Assignment, *, keeps: bool) -> None:
         text = f"collate|{seed}|{assignment.epoch}|{rank}|{assignment.worker}"
         self._key = hashlib.blake2b(text.encode(), digest_size=32).digest()
-        self._pieces = {lane.stream: lane.pieces for lane in assignment.lanes}
+        self._pieces = {
+            stream_assignment.stream: stream_assignment.pieces for stream_assignment in assignment.stream_assignments
+        }
         self._shards: dict[tuple[int, int], bytes] = {}  # many batches end in one
         self._own = np.random.MT19937() if keeps else None
 
