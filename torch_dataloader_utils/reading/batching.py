@@ -43,7 +43,7 @@ class Batches:
         columns: Their rows.
         receipts: One for each batch; their rows add up to those of the columns.
         bytes_read: What was read for them.
-        held: The room that is free when they are delivered.
+        held: The budget that is free when they are delivered.
     """
 
     columns: Columns
@@ -97,7 +97,7 @@ class Chunk:
         rows: Number of rows.
         ends: Whether the piece has no rows after these.
         columns: The rows.
-        held: The room that they take.
+        held: The budget that they take.
     """
 
     position: int

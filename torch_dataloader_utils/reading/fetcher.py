@@ -16,7 +16,7 @@ __all__ = ["FETCHES", "LARGEST_GAP", "Fetcher"]
 
 
 FETCHES = 32
-"""How many ranges are fetched from a storage at once: its answers take long, and the network has room for many."""
+"""How many ranges are fetched from a storage at once: its answers take long, and the network has budget for many."""
 
 
 LARGEST_GAP = 64 * 1024

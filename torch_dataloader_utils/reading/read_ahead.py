@@ -1,4 +1,4 @@
-"""Reading ahead of need: a thread that reads while others work, and the room that it may fill."""
+"""Reading ahead of need: a thread that reads while others work, and the budget that it may fill."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["ReadAhead", "Room"]
+__all__ = ["MemoryBudget", "ReadAhead"]
 
 
 T = TypeVar("T")
@@ -24,33 +24,33 @@ JOIN_SEC = 5.0
 or for something that whoever waits here holds."""
 
 
-class Room:
+class MemoryBudget:
     """Bytes that a stream may hold in memory, read and not yet handed over.
 
     Args:
-        limit: How many. Something larger finds room once nothing else is held.
+        limit: How many. Something larger finds budget once nothing else is held.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.changed = threading.Condition()
-        self.is_short = False  # whether somebody waits for room
+        self.is_short = False  # whether somebody waits for budget
         self._held = 0
         self._kept = 0
         self._closed = False
 
     def take(self, size: int, *, wait: bool = True) -> bool:
-        """Take room for some bytes.
+        """Take budget for some bytes.
 
         Args:
             size: How many.
-            wait: Whether to wait until there is room.
+            wait: Whether to wait until there is budget.
 
         Returns:
-            Whether there was room; True after waiting.
+            Whether there was budget; True after waiting.
 
         Raises:
-            RoomClosedError: If nobody wants to read any more.
+            BudgetClosedError: If nobody wants to read any more.
         """
         with self.changed:
             while not self._closed and size and self._held > self._kept and self._held + size > self.limit:
@@ -61,12 +61,12 @@ class Room:
                 self.changed.wait()
             self.is_short = False
             if self._closed:
-                raise RoomClosedError
+                raise BudgetClosedError
             self._held += size
             return True
 
     def give_back(self, size: int) -> None:
-        """Give back room; a negative size corrects what was taken upwards."""
+        """Give back budget; a negative size corrects what was taken upwards."""
         with self.changed:
             self._held -= size
             self.is_short = False  # whoever waits will say so again if this is not enough
@@ -78,32 +78,32 @@ class Room:
             self._kept = size
 
     def close(self) -> None:
-        """Let whoever reads, or waits for room, come to an end."""
+        """Let whoever reads, or waits for budget, come to an end."""
         with self.changed:
             self._closed = True
             self.changed.notify_all()
 
 
-class RoomClosedError(Exception):
+class BudgetClosedError(Exception):
     """Nobody waits for what is read any more."""
 
 
 class ReadAhead(Iterator[T], Generic[T]):
-    """Runs a generator in a thread, as far ahead as its room allows.
+    """Runs a generator in a thread, as far ahead as its budget allows.
 
     The thread ends, and is waited for a while, when the generator does, at `close`, when this object is dropped, and
     before the interpreter ends.
 
     Args:
-        read: Makes the generator; it takes room before it reads. What it raises is raised by `__next__`.
+        read: Makes the generator; it takes budget before it reads. What it raises is raised by `__next__`.
         limit: Bytes that may be held at once.
     """
 
-    def __init__(self, read: Callable[[Room], Iterator[T]], limit: int) -> None:
-        self._shelf: _Shelf[T] = _Shelf(Room(limit))
+    def __init__(self, read: Callable[[MemoryBudget], Iterator[T]], limit: int) -> None:
+        self._shelf: _Shelf[T] = _Shelf(MemoryBudget(limit))
         self._retired = 0
         thread = threading.Thread(target=_fill, args=(self._shelf, read), name="read_ahead", daemon=True)
-        self.close = weakref.finalize(self, _stop, self._shelf.room, thread, os.getpid())
+        self.close = weakref.finalize(self, _stop, self._shelf.budget, thread, os.getpid())
         thread.start()
 
     def __next__(self) -> T:
@@ -114,62 +114,62 @@ class ReadAhead(Iterator[T], Generic[T]):
         self._retired += size
 
     def release(self) -> None:
-        """Give back the room of what was retired."""
+        """Give back the budget of what was retired."""
         if self._retired:
-            self._shelf.room.give_back(self._retired)
+            self._shelf.budget.give_back(self._retired)
             self._retired = 0
 
 
 class _Shelf(Generic[T]):
     """What the thread has read and nobody has taken yet. It does not know who takes it, so that he may be dropped."""
 
-    def __init__(self, room: Room) -> None:
-        self.room = room
+    def __init__(self, budget: MemoryBudget) -> None:
+        self.budget = budget
         self.items: deque[T] = deque()
         self._ended = False
         self._error: BaseException | None = None
 
     def put(self, item: T) -> None:
-        with self.room.changed:
+        with self.budget.changed:
             self.items.append(item)
-            self.room.changed.notify_all()
+            self.budget.changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:
-        with self.room.changed:
+        with self.budget.changed:
             self._ended, self._error = True, error
-            self.room.changed.notify_all()
+            self.budget.changed.notify_all()
 
     def take(self, when_short: Callable[[], None]) -> T:
-        """Wait for the next item; call `when_short` where it is not read because there is no room for it."""
-        with self.room.changed:
+        """Wait for the next item; call `when_short` where it is not read because there is no budget for it."""
+        with self.budget.changed:
             while not self.items:
                 if self._error is not None:
                     error, self._error = self._error, None
                     raise error
                 if self._ended:
                     raise StopIteration
-                if self.room.is_short:
+                if self.budget.is_short:
                     when_short()
-                self.room.changed.wait()
+                self.budget.changed.wait()
             return self.items.popleft()
 
 
-def _fill(shelf: _Shelf[T], read: Callable[[Room], Iterator[T]]) -> None:
+def _fill(shelf: _Shelf[T], read: Callable[[MemoryBudget], Iterator[T]]) -> None:
     error: BaseException | None = None
     try:
-        for item in read(shelf.room):
+        for item in read(shelf.budget):
             shelf.put(item)
             del item
-    except RoomClosedError:
+    except BudgetClosedError:
         pass
     except BaseException as raised:  # noqa: BLE001 - raised again where the batches are taken
         error = raised
     shelf.end(error)
 
 
-def _stop(room: Room, thread: threading.Thread, owner: int) -> None:
+def _stop(budget: MemoryBudget, thread: threading.Thread, owner: int) -> None:
     if os.getpid() != owner:  # a forked copy has no thread to stop
         return
-    room.close()
+    budget.close()
     if not threading.current_thread().name.startswith(READING_THREADS):  # where a garbage collection may happen to run
         thread.join(JOIN_SEC)

@@ -1,4 +1,4 @@
-"""The way through a stream's pieces: row groups asked for ahead of need, as far as there is room, and read in order."""
+"""The way through a stream's pieces: row groups asked for ahead of need, as far as the budget allows, read in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch_dataloader_utils.columns.transform import Delivery
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.planning.plan import Piece
 from torch_dataloader_utils.reading.batching import BytesRead, Chunk
-from torch_dataloader_utils.reading.read_ahead import Room
+from torch_dataloader_utils.reading.read_ahead import MemoryBudget
 from torch_dataloader_utils.reading.row_groups import RowGroupPlace, RowGroupReader
 
 __all__ = ["ReadOptions", "Scan", "Step"]
@@ -53,7 +53,7 @@ class Step:
         last: Whether the piece has none after it.
         number: Its place among the row groups that the piece's shard has.
         whole: Whether it is read as one table.
-        size: Bytes to take room for before it is asked for; parts of it take theirs as they are read.
+        size: Bytes to take budget for before it is asked for; parts of it take theirs as they are read.
         asks: Whether it is to be asked for.
     """
 
@@ -76,14 +76,16 @@ class Scan(ABC):
         reader: Reads row groups.
         pieces: What to read.
         options: How rows become batches.
-        room: How much may be read that is not delivered yet.
+        budget: How much may be read that is not delivered yet.
     """
 
-    def __init__(self, reader: RowGroupReader, pieces: Sequence[Piece], options: ReadOptions, room: Room) -> None:
+    def __init__(
+        self, reader: RowGroupReader, pieces: Sequence[Piece], options: ReadOptions, budget: MemoryBudget
+    ) -> None:
         self.reader = reader
         self.pieces = pieces
         self.options = options
-        self.room = room
+        self.budget = budget
         self._bytes_read = BytesRead()
 
     @abstractmethod
@@ -106,13 +108,13 @@ class Scan(ABC):
         return [(split.path, place) for split in piece.shard.present for place in self.reader.row_groups(split)]
 
     def asked_for(self, steps: Iterable[Step]) -> Iterator[Step]:
-        """Yield row groups once they are asked for, and ask ahead for as many as there is room for."""
+        """Yield row groups once they are asked for, and ask ahead for as many as there is budget for."""
         upcoming = iter(steps)
         waiting = next(upcoming, None)
         asked: deque[Step] = deque()
         while asked or waiting is not None:
             while waiting is not None and self._may_ask(waiting, asked):
-                if not self.room.take(waiting.size, wait=not asked):
+                if not self.budget.take(waiting.size, wait=not asked):
                     break
                 if waiting.asks:
                     self.reader.ask_for(waiting.path, waiting.place, whole=waiting.whole)
@@ -121,7 +123,7 @@ class Scan(ABC):
             yield asked.popleft()
 
     def _may_ask(self, step: Step, asked: Collection[Step]) -> bool:
-        """Whether a row group may be asked for behind others, without the room that the parts of a large one need."""
+        """Whether a row group may be asked for behind others, without the budget that the parts of a large one need."""
         if all(other.whole for other in asked):
             return len(asked) < self.reader.most_asked
         return not step.whole and len(asked) < 2  # noqa: PLR2004 - the one that is read, and the next

@@ -15,7 +15,7 @@ __all__ = ["SequentialScan"]
 
 
 LARGEST_SHARE = 2
-"""A row group that takes more than this part (a half) of the room is read in pieces, so that the next is read ahead."""
+"""A row group that takes more than this part of the budget is read in pieces, so that the next is read ahead."""
 
 
 FIRST_ROWS = 1024
@@ -58,7 +58,7 @@ class SequentialScan(Scan):
                 if not self.reader.knows_rows or after > piece.start:
                     last = number == len(groups) - 1 or (after >= piece.stop and self.reader.knows_rows)
                     decoding = self._decoding_bytes(path, place)
-                    fits = decoding <= self.room.limit // LARGEST_SHARE
+                    fits = decoding <= self.budget.limit // LARGEST_SHARE
                     whole = fits and self.reader.knows_sizes(path)
                     size = self.reader.fetched_bytes(path, place) + decoding if whole else 0
                     yield Step(position, piece, path, place, first, last, number, whole, size)
@@ -76,24 +76,24 @@ class SequentialScan(Scan):
         self.count(path, place, again=step.first < step.piece.start)
         if step.whole:
             table = self.delivered(path, place, self.reader.read(path, place))
-            self.room.give_back(step.size - self.reader.held_bytes(table))
+            self.budget.give_back(step.size - self.reader.held_bytes(table))
             yield table, True
             return
-        share = max(1, self.room.limit // (2 * LARGEST_SHARE))
+        share = max(1, self.budget.limit // (2 * LARGEST_SHARE))
         rows = max(1, self.reader.expected_rows(path, place) * share // self.reader.decoded_bytes(path, place))
         if not self.reader.knows_sizes(path):
             rows = min(rows, FIRST_ROWS)
         left = place.rows
         if step.last and self.reader.knows_rows:
             left = min(left, step.piece.stop - step.first)
-        self.room.take(share)
+        self.budget.take(share)
         for read, count in self.reader.read_in_pieces(path, place, rows):
             left -= count
             table = self.delivered(path, place, read)
             del read
-            self.room.give_back(share - self.reader.held_bytes(table))
+            self.budget.give_back(share - self.reader.held_bytes(table))
             yield table, left <= 0
             del table
             if left <= 0:
                 break
-            self.room.take(share)
+            self.budget.take(share)

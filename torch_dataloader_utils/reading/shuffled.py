@@ -15,7 +15,7 @@ from torch_dataloader_utils.columns.convert import convert
 from torch_dataloader_utils.planning.plan import Piece, Shard
 from torch_dataloader_utils.planning.shuffle import permutation, round_bounds
 from torch_dataloader_utils.reading.batching import Chunk
-from torch_dataloader_utils.reading.read_ahead import Room
+from torch_dataloader_utils.reading.read_ahead import MemoryBudget
 from torch_dataloader_utils.reading.row_groups import RowGroupPlace, RowGroupReader
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan, Step
 
@@ -27,7 +27,7 @@ ABSENT = (1 << 32) - 1
 
 
 BLOCK_SHARE = 8
-"""Rounds are mixed together, each for itself, up to this part (an eighth) of the room: each time has its costs."""
+"""Rounds are mixed together, each for itself, up to this part (an eighth) of the budget: each time has its costs."""
 
 
 COLUMNS_OF_A_THREAD = 8
@@ -42,7 +42,7 @@ class _Block:
         rounds: Their numbers.
         first: The shard's delivered rows before them.
         last: Whether the piece has none after them.
-        size: The room that was taken for them.
+        size: The budget that was taken for them.
         indices: Their order, drawn while they are read; None where only reading tells how many rows there are.
     """
 
@@ -60,14 +60,14 @@ class ShuffledScan(Scan):
         reader: Reads row groups.
         pieces: What to read.
         options: How rows become batches.
-        room: How much may be read that is not delivered yet.
+        budget: How much may be read that is not delivered yet.
         epoch: The epoch.
     """
 
     def __init__(
-        self, reader: RowGroupReader, pieces: Sequence[Piece], options: ReadOptions, room: Room, epoch: int
+        self, reader: RowGroupReader, pieces: Sequence[Piece], options: ReadOptions, budget: MemoryBudget, epoch: int
     ) -> None:
-        super().__init__(reader, pieces, options, room)
+        super().__init__(reader, pieces, options, budget)
         self._epoch = epoch
         at_once = max(1, min(pa.cpu_count(), reader.columns // COLUMNS_OF_A_THREAD))
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="mix")
@@ -113,7 +113,7 @@ class ShuffledScan(Scan):
                 path, place = groups[number]
                 last = number == in_file_order[-1]
                 yield Step(position, piece, path, place, 0, last, number, whole=True, size=size)
-                size = 0  # the first of them takes room for all
+                size = 0  # the first of them takes budget for all
 
     def _mixed(self, step: Step, block: _Block, parts: list[pa.Table]) -> Chunk:
         """Mix rows column by column, several at once, and let go of each as it is mixed.
@@ -141,7 +141,7 @@ class ShuffledScan(Scan):
 
         mixed = pa.table(list(self._threads.map(take, range(len(names)))), names=names)
         held = self._half_at_least(mixed.nbytes)
-        self.room.give_back(block.size - held)
+        self.budget.give_back(block.size - held)
         converted = convert(mixed, self.options.delivery)
         return Chunk(step.position, block.first + skip, mixed.num_rows, block.last, converted, held)
 
@@ -177,8 +177,8 @@ class ShuffledScan(Scan):
         return permutation(rows, seed=seed, epoch=self._epoch, shard=shard, number=number)
 
     def _half_at_least(self, size: int) -> int:
-        """Return the room for a shard of mixed rows: so much that there are never more than two."""
-        return max(size, self.room.limit // 2)
+        """Return the budget for a shard of mixed rows: so much that there are never more than two."""
+        return max(size, self.budget.limit // 2)
 
     # Rounds ----------------------------------------------------------------------------------------------------------
 
@@ -198,7 +198,7 @@ class ShuffledScan(Scan):
             asked = 0
             for number, (rounds, size) in enumerate(blocks):
                 while asked < len(blocks) and asked <= number + 1:
-                    if not self.room.take(blocks[asked][1], wait=asked == number):
+                    if not self.budget.take(blocks[asked][1], wait=asked == number):
                         break
                     for cursor, rows in zip(cursors, _part(shard, blocks[asked][0]), strict=True):
                         cursor.ask(rows)
@@ -214,7 +214,7 @@ class ShuffledScan(Scan):
                 yield chunks.pop()
                 first += rows
                 if last:
-                    self.room.give_back(sum(size for _, size in blocks[number + 1 : asked]))
+                    self.budget.give_back(sum(size for _, size in blocks[number + 1 : asked]))
                     return
         finally:
             for cursor in cursors:
@@ -223,10 +223,10 @@ class ShuffledScan(Scan):
     def _blocks(
         self, shard: Shard, begin: int, groups: Sequence[tuple[str, RowGroupPlace]]
     ) -> Iterator[tuple[range, int]]:
-        """Yield the rounds to read together, from one on, and the room that they take."""
+        """Yield the rounds to read together, from one on, and the budget that they take."""
         row_bytes = sum(self.reader.decoded_bytes(*group) for group in groups) // shard.rows + 1
         largest = sum(-(-place.rows // shard.rounds) for _, place in groups) * row_bytes
-        together = 1 if not self.reader.knows_rows else max(1, self.room.limit // (BLOCK_SHARE * largest))
+        together = 1 if not self.reader.knows_rows else max(1, self.budget.limit // (BLOCK_SHARE * largest))
         for number in range(begin, shard.rounds, together):
             rounds = range(number, min(number + together, shard.rounds))
             yield rounds, self._half_at_least(len(rounds) * largest)

@@ -8,7 +8,7 @@ from torch_dataloader_utils.columns.convert import join
 from torch_dataloader_utils.formats.base import Source
 from torch_dataloader_utils.planning.assignment import Receipt, StreamAssignment
 from torch_dataloader_utils.reading.batching import Batcher, Batches, StreamEnd
-from torch_dataloader_utils.reading.read_ahead import Room
+from torch_dataloader_utils.reading.read_ahead import MemoryBudget
 from torch_dataloader_utils.reading.row_groups import RowGroupReader
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 from torch_dataloader_utils.reading.sequential import SequentialScan
@@ -18,7 +18,7 @@ __all__ = ["read_stream"]
 
 
 def read_stream(
-    source: Source, stream_assignment: StreamAssignment, epoch: int, options: ReadOptions, room: Room
+    source: Source, stream_assignment: StreamAssignment, epoch: int, options: ReadOptions, budget: MemoryBudget
 ) -> Iterator[Batches | StreamEnd]:
     """Read the pieces of one stream and yield its batches, then its end.
 
@@ -27,7 +27,7 @@ def read_stream(
         stream_assignment: What to read.
         epoch: The epoch.
         options: How rows become batches.
-        room: How much may be read that is not delivered yet. Whoever delivers gives back what batches held.
+        budget: How much may be read that is not delivered yet. Whoever delivers gives back what batches held.
 
     Yields:
         Every batch with its receipt, many together; last the end, with the receipt that says that all pieces are done.
@@ -40,19 +40,19 @@ def read_stream(
     mixes = options.mixing_seed is not None
     scan: Scan
     scan = (
-        ShuffledScan(reader, stream_assignment.pieces, options, room, epoch)
+        ShuffledScan(reader, stream_assignment.pieces, options, budget, epoch)
         if mixes
-        else SequentialScan(reader, stream_assignment.pieces, options, room)
+        else SequentialScan(reader, stream_assignment.pieces, options, budget)
     )
     try:
-        yield from _cut(scan, stream_assignment, options, room)
+        yield from _cut(scan, stream_assignment, options, budget)
     finally:
         scan.close()
         reader.close()
 
 
 def _cut(
-    scan: Scan, stream_assignment: StreamAssignment, options: ReadOptions, room: Room
+    scan: Scan, stream_assignment: StreamAssignment, options: ReadOptions, budget: MemoryBudget
 ) -> Iterator[Batches | StreamEnd]:
     """ColumnSlice chunks into batches that span row groups, shards and files."""
     batcher = Batcher(stream_assignment.stream, options.batch_size)
@@ -65,11 +65,11 @@ def _cut(
             is_last = batcher.rows < options.batch_size
             yield Batches(join(taken.slices), taken.receipts, scan.take_bytes_read(), held if is_last else 0)
             held = 0 if is_last else held
-        room.keep(held)  # no batch is full yet: what it needs beyond the room has to be read all the same
+        budget.keep(held)  # no batch is full yet: what it needs beyond the budget has to be read all the same
     if batcher.rows and not options.drop_last:
         taken = batcher.take(batcher.rows)
         yield Batches(join(taken.slices), taken.receipts, scan.take_bytes_read(), held)
     else:
-        room.give_back(held)
+        budget.give_back(held)
     end = Receipt(stream_assignment.stream, len(stream_assignment.pieces), 0, rows=0, rows_dropped=batcher.rows)
     yield StreamEnd(end, scan.take_bytes_read())

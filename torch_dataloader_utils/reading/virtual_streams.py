@@ -10,7 +10,7 @@ from torch_dataloader_utils.columns.convert import interleave, size_of
 from torch_dataloader_utils.formats.base import Source
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt
 from torch_dataloader_utils.reading.batching import Batches, BytesRead, StreamEnd
-from torch_dataloader_utils.reading.read_ahead import Room
+from torch_dataloader_utils.reading.read_ahead import MemoryBudget
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.reading.stream import read_stream
 
@@ -18,7 +18,7 @@ __all__ = ["read_assignment"]
 
 
 def read_assignment(
-    source: Source, assignment: Assignment, options: ReadOptions, room: Room
+    source: Source, assignment: Assignment, options: ReadOptions, budget: MemoryBudget
 ) -> Iterator[Batches | StreamEnd]:
     """Read what a process is to read and yield its batches, then its end.
 
@@ -26,20 +26,20 @@ def read_assignment(
         source: The data files.
         assignment: What to read.
         options: How rows become batches.
-        room: How much may be read that is not delivered yet. Whoever delivers gives back what batches held.
+        budget: How much may be read that is not delivered yet. Whoever delivers gives back what batches held.
 
     Yields:
         Every batch with its receipt; last the end, with the receipt that says that all pieces are done.
     """
     stream_assignments = assignment.stream_assignments
     if len(stream_assignments) == 1:
-        yield from read_stream(source, stream_assignments[0], assignment.epoch, options, room)
+        yield from read_stream(source, stream_assignments[0], assignment.epoch, options, budget)
         return
-    reserved = room.limit // 2  # for the streams, each of which has its share to itself; the rest is for batches
-    room.take(reserved)
-    room.keep(reserved)
+    reserved = budget.limit // 2  # for the streams, each of which has its share to itself; the rest is for batches
+    budget.take(reserved)
+    budget.keep(reserved)
     own = replace(options, batch_size=options.batch_size // len(assignment.turns[0]))
-    rooms = [Room(max(1, reserved // len(stream_assignments))) for _ in stream_assignments]
+    rooms = [MemoryBudget(max(1, reserved // len(stream_assignments))) for _ in stream_assignments]
     readers = {
         stream_assignment.stream: _StreamReader(
             read_stream(source, stream_assignment, assignment.epoch, own, share), own.batch_size, share
@@ -48,14 +48,14 @@ def read_assignment(
     }
     try:
         yield from _put_together(
-            [[readers[stream_assignment.stream] for stream_assignment in turn] for turn in assignment.turns], room
+            [[readers[stream_assignment.stream] for stream_assignment in turn] for turn in assignment.turns], budget
         )
     finally:
         for reader in readers.values():
             reader.close()
 
 
-def _put_together(turns: list[list[_StreamReader]], room: Room) -> Iterator[Batches | StreamEnd]:
+def _put_together(turns: list[list[_StreamReader]], budget: MemoryBudget) -> Iterator[Batches | StreamEnd]:
     """Yield the batches of each turn as one, turn after turn, until all have come to their end."""
     waiting = deque(turns)
     ends: list[StreamEnd] = []
@@ -88,25 +88,25 @@ def _put_together(turns: list[list[_StreamReader]], room: Room) -> Iterator[Batc
         for reader in cycle:
             reader.release()
         size = size_of(columns)
-        room.take(size)
+        budget.take(size)
         yield Batches(columns, together, bytes_read, size)
         del columns
     yield StreamEnd(_beside([end.receipt for end in ends]), _sum(ends))
 
 
 class _StreamReader:
-    """Takes some batches of a stream at a time. They are views: their room is free once they are copied.
+    """Takes some batches of a stream at a time. They are views: their budget is free once they are copied.
 
     Args:
         contents: The stream.
         size: Rows of a full batch.
-        room: Its room.
+        budget: Its budget.
     """
 
-    def __init__(self, contents: Iterator[Batches | StreamEnd], size: int, room: Room) -> None:
+    def __init__(self, contents: Iterator[Batches | StreamEnd], size: int, budget: MemoryBudget) -> None:
         self._contents = contents
         self._size = size
-        self._room = room
+        self._room = budget
         self._rest: Batches | None = None
         self._used = 0
         self._end: StreamEnd | None = None
@@ -132,7 +132,7 @@ class _StreamReader:
         return taken
 
     def release(self) -> None:
-        """Give back the room of what was taken, for it is copied."""
+        """Give back the budget of what was taken, for it is copied."""
         self._room.give_back(self._used)
         self._used = 0
 

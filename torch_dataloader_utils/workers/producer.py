@@ -13,7 +13,7 @@ from torch_dataloader_utils.columns.convert import with_lists, with_offsets
 from torch_dataloader_utils.formats.base import Source
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
-from torch_dataloader_utils.reading.read_ahead import ReadAhead, Room
+from torch_dataloader_utils.reading.read_ahead import MemoryBudget, ReadAhead
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.reading.virtual_streams import read_assignment
 from torch_dataloader_utils.workers.channel import Post
@@ -115,8 +115,8 @@ class Stream:
     def _ahead(
         self, assignment: Assignment, prepare: Callable[[Batches], Batches] | None = None
     ) -> ReadAhead[Batches | StreamEnd]:
-        def read(room: Room) -> Iterator[Batches | StreamEnd]:
-            for content in read_assignment(self.source, assignment, self.options, room):
+        def read(budget: MemoryBudget) -> Iterator[Batches | StreamEnd]:
+            for content in read_assignment(self.source, assignment, self.options, budget):
                 yield prepare(content) if prepare is not None and isinstance(content, Batches) else content
 
         return ReadAhead(read, self.options.read_ahead_bytes)
