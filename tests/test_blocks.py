@@ -17,7 +17,7 @@ from support import all_rows_of, named, open_loader, rows_of, write_dataset
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.batching import Batch, BytesRead
 from torch_dataloader_utils.workers import messages as transport
-from torch_dataloader_utils.workers.messages import MOST_HELD, Parcel
+from torch_dataloader_utils.workers.messages import MOST_HELD, Message
 from torch_dataloader_utils.workers.shared_memory import Blocks
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -215,22 +215,22 @@ def test_batches_outlast_loader_and_dataset(path, workers):
     list(map(wipe, kept))
 
 
-# Blocks and parcels by themselves ------------------------------------------------------------------------------------
+# Blocks and messages by themselves ------------------------------------------------------------------------------------
 
 
 def test_a_parcel_for_which_no_block_is_free_travels_inline():
     blocks = Blocks(1)
     data = {"t": torch.arange(5), "n": np.arange(3.0)}
-    first, second = (Parcel.pack(0, 0, [batch_of(data)], blocks) for _ in range(2))
+    first, second = (Message.pack(0, 0, [batch_of(data)], blocks) for _ in range(2))
     assert (first.blocks, first.memory) == (blocks.key, 0)
     assert second.blocks is None
-    assert [image(content.data) for parcel in (first, second) for content in parcel.unpack()] == [image(data)] * 2
+    assert [image(content.data) for message in (first, second) for content in message.unpack()] == [image(data)] * 2
 
 
 def test_a_block_is_free_when_the_last_that_looks_at_it_has_died_and_not_before():
     blocks = Blocks(1)
     data = {"t": torch.arange(5), "n": np.arange(3.0), "u": torch.ones(2)}
-    one, two = Parcel.pack(0, 0, [batch_of(data), batch_of({"v": torch.ones(2)})], blocks).unpack()
+    one, two = Message.pack(0, 0, [batch_of(data), batch_of({"v": torch.ones(2)})], blocks).unpack()
     views = [one.data["t"][2:].view(torch.uint8), one.data["n"][1:], one.data["u"].numpy(), two.data["v"].sum(0) * 0]
     views += [two.data["v"].reshape(2, 1).T]
     del one, two
@@ -246,7 +246,7 @@ def test_with_more_blocks_in_use_than_may_be_batches_are_copied_out():
     blocks = Blocks(20)
     kept = []
     for number in range(10):
-        kept += Parcel.pack(0, 0, [batch_of(torch.full((100,), number))], blocks).unpack()
+        kept += Message.pack(0, 0, [batch_of(torch.full((100,), number))], blocks).unpack()
         assert blocks.held == min(number + 1, MOST_HELD)
     assert [int(content.data[0]) for content in kept] == list(range(10))
 
@@ -257,17 +257,17 @@ def test_the_pool_does_not_grow_with_what_is_kept(path):
     for _ in range(3):
         for batch in loader:
             kept.append(batch["score"])
-            assert loader._posts[0].blocks.held <= MOST_HELD
-    assert os.fstat(loader._posts[0].blocks._fd).st_blocks * 512 < 2 * 1024**2
+            assert loader._channels[0].blocks.held <= MOST_HELD
+    assert os.fstat(loader._channels[0].blocks._fd).st_blocks * 512 < 2 * 1024**2
 
 
 def test_pinning_frees_the_block_at_once(monkeypatch):
     monkeypatch.setattr(transport, "_pinned", torch.clone)
     blocks = Blocks(1)
     data = {"t": torch.arange(5), "n": np.arange(3.0), "s": ["text"]}
-    parcel = Parcel.pack(0, 0, [batch_of(data)], blocks)
+    message = Message.pack(0, 0, [batch_of(data)], blocks)
     assert blocks.take() is None
-    pinned = parcel.pin_memory()
+    pinned = message.pin_memory()
     assert blocks.take() == 0
     blocks.memory(0, 4096)[:] = 0xFF
     (content,) = pinned.unpack()
@@ -279,29 +279,29 @@ def test_pinning_frees_the_block_at_once(monkeypatch):
 def test_a_parcel_whose_loader_is_gone_is_left_alone_by_pinning(monkeypatch):
     monkeypatch.setattr(transport, "_pinned", torch.clone)
     blocks = Blocks(1)
-    parcel = Parcel.pack(0, 0, [batch_of(torch.arange(5))], blocks)
+    message = Message.pack(0, 0, [batch_of(torch.arange(5))], blocks)
     del blocks
-    assert parcel.pin_memory() is parcel
+    assert message.pin_memory() is message
 
 
 def test_a_forked_process_that_drops_its_copy_of_a_batch_does_not_free_the_block():
     blocks = Blocks(2)
-    (kept,) = Parcel.pack(0, 0, [batch_of(torch.zeros(4))], blocks).unpack()
+    (kept,) = Message.pack(0, 0, [batch_of(torch.zeros(4))], blocks).unpack()
     child = os.fork()
     if not child:
         del kept
         gc.collect()
         os._exit(0)
     os.waitpid(child, 0)
-    (later,) = Parcel.pack(0, 0, [batch_of(torch.ones(4))], blocks).unpack()
+    (later,) = Message.pack(0, 0, [batch_of(torch.ones(4))], blocks).unpack()
     assert (kept.data.tolist(), later.data.tolist()) == ([0.0] * 4, [1.0] * 4)
 
 
 def test_arrays_stay_what_they_are_when_a_tensor_beside_them_moves_to_shared_memory():
     blocks = Blocks(2)
     data = {"t": torch.zeros(4), "n": np.zeros(4)}
-    (kept,) = Parcel.pack(0, 0, [batch_of(data)], blocks).unpack()
+    (kept,) = Message.pack(0, 0, [batch_of(data)], blocks).unpack()
     kept.data["t"].share_memory_()  # as sending it to another process does
-    (later,) = Parcel.pack(0, 0, [batch_of({"t": torch.ones(4), "n": np.ones(4)})], blocks).unpack()
+    (later,) = Message.pack(0, 0, [batch_of({"t": torch.ones(4), "n": np.ones(4)})], blocks).unpack()
     assert kept.data["n"].tolist() == [0.0] * 4
     assert later.data["n"].tolist() == [1.0] * 4

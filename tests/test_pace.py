@@ -33,7 +33,7 @@ NOTES = st.tuples(
     st.one_of(st.integers(0, LARGE_BYTES // FACTOR), st.integers(0, 2 * LARGE_BYTES), st.integers(0, 99 * LARGE_BYTES)),
     st.one_of(st.just(0.0), st.floats(0, 2 * QUICK_SEC)),
 )
-"""How many numbers a parcel is after the one before, its bytes, and how long it took."""
+"""How many numbers a message is after the one before, its bytes, and how long it took."""
 
 
 @given(st.integers(1, 8), st.lists(NOTES, max_size=150))
@@ -125,7 +125,7 @@ def slow_at_times(batch: Any) -> Any:
 def test_batches_come_in_the_same_order_whatever_travels_together(path, workers, options, monkeypatch):
     loader, _ = open_loader(path, num_workers=workers, batch_size=4, **options)
     grown = [batches_of(loader) for _ in range(2)]
-    pace = loader._posts[0].pace
+    pace = loader._channels[0].pace
     assert pace.batches(10**6) > 1
     monkeypatch.setattr(Pace, "note", lambda *_: None)
     single = batches_of(loader)
@@ -143,7 +143,7 @@ def test_streams_of_very_different_lengths_take_turns_batch_by_batch(path):
 
 
 class Diary:
-    """Notes in shared memory how many batches each parcel of each worker got."""
+    """Notes in shared memory how many batches each message of each worker got."""
 
     def __init__(self, workers: int, numbers: int) -> None:
         self.counts = [sharedctypes.RawArray(ctypes.c_int64, numbers) for _ in range(workers)]
@@ -167,7 +167,7 @@ def test_all_workers_put_the_same_number_of_batches_into_parcels_of_the_same_num
     for number, _ in enumerate(loader):
         if number < 200:
             time.sleep(0.004)  # so that workers come as far ahead as they can
-    pace = loader._posts[0].pace
+    pace = loader._channels[0].pace
     assert pace.batches(10**6) == MOST_BATCHES
     for counts in diary.counts:
         made = [count for count in counts if count]

@@ -20,7 +20,7 @@ from torch_dataloader_utils.columns.transform import Delivery
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.batching import Batch, BytesRead
 from torch_dataloader_utils.workers.collate import UncopyableError, snapshot
-from torch_dataloader_utils.workers.messages import Parcel
+from torch_dataloader_utils.workers.messages import Message
 
 IS_OLD = int(pa.__version__.split(".")[0]) < 26  # and cannot read null fixed-size lists back
 
@@ -161,8 +161,8 @@ def parts_of(batch: dict[str, Any]) -> list[Any]:
 
 def sent(data: Any) -> Any:
     """Pack, pickle as a queue would, and unpack."""
-    parcel = Parcel.pack(0, 0, [Batch(data, Receipt(0, 0, 0, rows=1), BytesRead())])
-    (content,) = pickle.loads(pickle.dumps(parcel)).unpack()
+    message = Message.pack(0, 0, [Batch(data, Receipt(0, 0, 0, rows=1), BytesRead())])
+    (content,) = pickle.loads(pickle.dumps(message)).unpack()
     return content.data
 
 
@@ -191,9 +191,9 @@ def test_nested_tensors_of_the_older_layout_arrive_as_they_were():
 
 def test_memory_of_jagged_tensors_goes_out_of_band():
     tensor = torch.nested.nested_tensor_from_jagged(torch.zeros(10_000), torch.tensor([0, 10_000]))
-    parcel = Parcel.pack(0, 0, [Batch(tensor, Receipt(0, 0, 0, rows=1), BytesRead())])
-    assert parcel.lengths[:2] == (40_000, 16)
-    assert parcel.lengths[-1] < 2_000
+    message = Message.pack(0, 0, [Batch(tensor, Receipt(0, 0, 0, rows=1), BytesRead())])
+    assert message.lengths[:2] == (40_000, 16)
+    assert message.lengths[-1] < 2_000
 
 
 def test_a_copy_of_a_jagged_tensor_is_not_changed_with_it_and_one_with_gradients_is_not_copied():
@@ -218,7 +218,7 @@ MEMORY = torch.zeros(3, dtype=torch.int64)
 
 def test_a_collate_fn_may_fill_the_memory_of_a_jagged_tensor_again(data):
     loader, _ = open_loader(data, columns=[], num_workers=1, collate_fn=filling_the_same_memory, batch_size=3)
-    for _ in range(2):  # in the second epoch many batches travel in one parcel
+    for _ in range(2):  # in the second epoch many batches travel in one message
         for batch in loader:
             assert batch["jagged"].values().tolist() == [int(batch["row"][0])] * 3
 

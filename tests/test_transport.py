@@ -24,7 +24,7 @@ from torch_dataloader_utils.columns.convert import split
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.batching import Batch, BytesRead, StreamEnd
 from torch_dataloader_utils.workers.collate import Gathered
-from torch_dataloader_utils.workers.messages import ALIGNMENT, Parcel
+from torch_dataloader_utils.workers.messages import ALIGNMENT, Message
 from torch_dataloader_utils.workers.shared_memory import Blocks
 
 RECEIPT = Receipt(stream=0, position=1, rows_delivered=2, rows=3)
@@ -37,8 +37,8 @@ class Pair(NamedTuple):
 
 def sent(data: Any, blocks: Blocks | None = None) -> Any:
     """Pack, pickle as a queue would, and unpack."""
-    parcel = Parcel.pack(7, 0, [Batch(data, RECEIPT, BytesRead(4, 5))], blocks)
-    (content,) = pickle.loads(pickle.dumps(parcel)).unpack()
+    message = Message.pack(7, 0, [Batch(data, RECEIPT, BytesRead(4, 5))], blocks)
+    (content,) = pickle.loads(pickle.dumps(message)).unpack()
     assert isinstance(content, Batch)
     assert (content.receipt, content.bytes_read) == (RECEIPT, BytesRead(4, 5))
     return content.data
@@ -105,31 +105,31 @@ def test_the_same_tensor_twice_arrives_as_one():
 
 def test_one_tensor_in_two_batches_arrives_as_two():
     tensor = torch.zeros(2)
-    parcel = Parcel.pack(0, 0, [Batch([tensor], RECEIPT, BytesRead()), Batch([tensor], RECEIPT, BytesRead())])
-    one, other = parcel.unpack()
+    message = Message.pack(0, 0, [Batch([tensor], RECEIPT, BytesRead()), Batch([tensor], RECEIPT, BytesRead())])
+    one, other = message.unpack()
     one.data[0] += 1
     assert other.data[0].tolist() == [0, 0]
 
 
 def test_all_memory_is_one_aligned_block():
     tensors = [torch.arange(3, dtype=torch.int8), torch.arange(5.0), torch.arange(2)]
-    parcel = Parcel.pack(0, 0, [Batch(tensors, RECEIPT, BytesRead())])
-    assert parcel.lengths[:-1] == (3, 20, 16)
-    assert parcel.size == len(parcel.memory)
-    (batch,) = parcel.unpack()
+    message = Message.pack(0, 0, [Batch(tensors, RECEIPT, BytesRead())])
+    assert message.lengths[:-1] == (3, 20, 16)
+    assert message.size == len(message.memory)
+    (batch,) = message.unpack()
     start = batch.data[0].data_ptr()
     assert [tensor.data_ptr() - start for tensor in batch.data] == [0, ALIGNMENT, 2 * ALIGNMENT]
 
 
 def test_a_slice_of_a_table_sends_the_slice_alone():
     table = pa.table({"x": np.arange(100_000)})
-    parcel = Parcel.pack(0, 0, [Batch(table.slice(10, 5), RECEIPT, BytesRead())])
-    assert parcel.size < 5_000
+    message = Message.pack(0, 0, [Batch(table.slice(10, 5), RECEIPT, BytesRead())])
+    assert message.size < 5_000
 
 
 def test_the_end_of_a_stream_arrives():
     end = StreamEnd(RECEIPT, BytesRead(1, 0))
-    assert Parcel.pack(0, 0, [end]).unpack() == [end]
+    assert Message.pack(0, 0, [end]).unpack() == [end]
 
 
 ODD = {
@@ -240,7 +240,7 @@ def test_packing_keeps_nothing_alive_until_a_garbage_collection():
     gone = weakref.ref(array)
     gc.disable()
     try:
-        Parcel.pack(0, 0, [Batch([array, torch.zeros(3)], RECEIPT, BytesRead())])
+        Message.pack(0, 0, [Batch([array, torch.zeros(3)], RECEIPT, BytesRead())])
         del array
         assert gone() is None
     finally:

@@ -13,7 +13,7 @@ from support import all_rows_of, batches_of, open_loader, write_dataset
 import torch_dataloader_utils.loader.data_loader as loader_module
 from torch_dataloader_utils import IterationEndedError
 from torch_dataloader_utils.planning.assignment import Assignment
-from torch_dataloader_utils.workers.channel import Inbox
+from torch_dataloader_utils.workers.channel import AssignmentQueue
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -115,13 +115,15 @@ def test_a_worker_that_is_not_forked_is_sent_the_footers_of_its_own_files_once(t
 
     expected = epochs("fork")
     sent: list[tuple[int, Assignment]] = []
-    send = Inbox.send
-    monkeypatch.setattr(Inbox, "send", lambda inbox, one: (sent.append((id(inbox), one)), send(inbox, one)))
+    send = AssignmentQueue.send
+    monkeypatch.setattr(
+        AssignmentQueue, "send", lambda assignments, one: (sent.append((id(assignments), one)), send(assignments, one))
+    )
     assert epochs("spawn") == expected
     footers = {file.name: file.read_bytes()[-100:] for file in tmp_path.iterdir()}
     of_worker: dict[int, list[str]] = {}
-    for inbox, assignment in sent:
-        known = of_worker.setdefault(inbox, [])
+    for assignments, assignment in sent:
+        known = of_worker.setdefault(assignments, [])
         known.extend(assignment.footers)
         pieces = [piece for stream_assignment in assignment.stream_assignments for piece in stream_assignment.pieces]
         assert {split.path for piece in pieces for split in piece.shard.splits} <= set(known)

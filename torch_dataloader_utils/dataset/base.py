@@ -16,8 +16,8 @@ from torch_dataloader_utils.loader.iteration import Handover, Iteration, take_tu
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
 from torch_dataloader_utils.reading.scan import ReadOptions
-from torch_dataloader_utils.workers.channel import Post
-from torch_dataloader_utils.workers.messages import Parcel
+from torch_dataloader_utils.workers.channel import WorkerChannel
+from torch_dataloader_utils.workers.messages import Message
 from torch_dataloader_utils.workers.producer import Stream
 
 __all__ = ["BatchDataset"]
@@ -47,13 +47,13 @@ class BatchDataset(IterableDataset[Any]):
         self._epoch_state = epoch_state
         self._schema = read_options.delivery.schema
         self._stream = Stream(source, read_options, collate_fn, seed, epoch_state.topology.rank)
-        self._post: Post | None = None
+        self._channel: WorkerChannel | None = None
         self._is_lean = False
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the epoch anew, or continue from a loaded state, and deliver the batches in this process."""
-        if self._post is not None:
-            return self._answer(self._post, self._post.inbox.begin())
+        if self._channel is not None:
+            return self._answer(self._channel, self._channel.assignments.begin())
         worker = get_worker_info()
         if worker is not None:
             return self._deliver_in_plain_worker(worker.id, worker.num_workers, worker.seed - worker.id)
@@ -70,9 +70,9 @@ class BatchDataset(IterableDataset[Any]):
         """Read one stream in this process."""
         return self._stream.batches(assignment, pin=pin)
 
-    def attach_post(self, post: Post) -> None:
-        """Make this copy, in a worker, answer the assignments that come by post."""
-        self._post = post
+    def attach_channel(self, channel: WorkerChannel) -> None:
+        """Make this copy, in a worker, answer the assignments that come by channel."""
+        self._channel = channel
 
     @contextmanager
     def lean(self) -> Iterator[None]:
@@ -93,9 +93,9 @@ class BatchDataset(IterableDataset[Any]):
 
     # Within ----------------------------------------------------------------------------------------------------------
 
-    def _answer(self, post: Post, number: int) -> Iterator[Parcel]:
+    def _answer(self, channel: WorkerChannel, number: int) -> Iterator[Message]:
         """Read, in a worker of this package's own loader, what its assignment says."""
-        yield from self._stream.parcels(post.inbox.receive(number), post)
+        yield from self._stream.messages(channel.assignments.receive(number), channel)
 
     def _deliver_in_plain_worker(self, worker: int, num_workers: int, loader_seed: int) -> Iterator[Any]:
         """Deliver one stream, in a worker of a plain DataLoader; what is wrong is raised with the first batch."""

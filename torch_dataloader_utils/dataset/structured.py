@@ -183,7 +183,7 @@ class StructuredDataset(BatchDataset):
             progress_interval_sec: Seconds between two such lines.
             **dataloader_kwargs: For ``torch.utils.data.DataLoader``: ``pin_memory``, ``prefetch_factor``,
                 ``persistent_workers`` (here True unless told otherwise), ``multiprocessing_context``, ``timeout``,
-                ``worker_init_fn``, ``generator``. What torch prefetches are parcels of up to 64 batches and about
+                ``worker_init_fn``, ``generator``. What torch prefetches are messages of up to 64 batches and about
                 8 MiB.
 
         Returns:

@@ -15,10 +15,10 @@ from torch.utils.data import DataLoader
 from torch_dataloader_utils.loader.iteration import Handover, Iteration, take_turns
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
-from torch_dataloader_utils.workers.channel import Inbox, Post
+from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
 from torch_dataloader_utils.workers.lifecycle import RollCall, WorkerSetup
 from torch_dataloader_utils.workers.message_size import Pace
-from torch_dataloader_utils.workers.messages import MOST_HELD, Content, Parcel
+from torch_dataloader_utils.workers.messages import MOST_HELD, Content, Message
 from torch_dataloader_utils.workers.shared_memory import Blocks
 
 __all__ = ["IterationSource", "StructuredDataLoader"]
@@ -55,8 +55,8 @@ class IterationSource(Protocol):
         """Read one stream in this process."""
         ...
 
-    def attach_post(self, post: Post) -> None:
-        """Make a worker's copy answer the assignments that come by post."""
+    def attach_channel(self, channel: WorkerChannel) -> None:
+        """Make a worker's copy answer the assignments that come by channel."""
         ...
 
     def lean(self) -> AbstractContextManager[None]:
@@ -112,7 +112,7 @@ class StructuredDataLoader(DataLoader[Any]):
         )
         self._source = source
         self._user_worker_init_fn = worker_init_fn
-        self._posts: list[Post] = []
+        self._channels: list[WorkerChannel] = []
         self._answers: weakref.ref[Any] | None = None
         self._handover: weakref.ref[Handover] | None = None
 
@@ -161,25 +161,25 @@ class StructuredDataLoader(DataLoader[Any]):
             answers = self._ask_workers()
             iteration = self._source.begin_iteration()
             assignments = list(iteration.assignments())
-            for post, assignment in zip(self._posts, assignments, strict=True):
+            for channel, assignment in zip(self._channels, assignments, strict=True):
                 knows_all = self._context().get_start_method() == "fork"  # it was made of this process
-                post.send(assignment if knows_all else self._source.equipped(assignment, post.known))
+                channel.send(assignment if knows_all else self._source.equipped(assignment, channel.known))
         except BaseException:
             self._forget_workers()
             raise
         workers = [assignment.worker for assignment in assignments]
-        batches = _unpacked(answers, iteration.number, workers, self._posts[0].pace)
+        batches = _unpacked(answers, iteration.number, workers, self._channels[0].pace)
         return Handover(iteration, take_turns(batches), on_error=self._forget_workers)
 
-    def _ask_workers(self) -> Iterator[Parcel]:
+    def _ask_workers(self) -> Iterator[Message]:
         """Let torch start workers, or ask persistent ones anew; start them again where one hangs since its fork."""
-        if self.persistent_workers and self._posts:
+        if self.persistent_workers and self._channels:
             return self._torch_iterator()
         context = self._context()
         for _ in range(FORK_ATTEMPTS):
             roll_call = RollCall(context)
-            self._posts = self._new_posts(context)
-            self.worker_init_fn = WorkerSetup(roll_call, self._posts, self._user_worker_init_fn)
+            self._channels = self._new_channels(context)
+            self.worker_init_fn = WorkerSetup(roll_call, self._channels, self._user_worker_init_fn)
             answers = self._torch_iterator()
             workers = getattr(answers, "_workers", [])
             if context.get_start_method() != "fork" or roll_call.is_complete(workers, START_SEC):
@@ -197,15 +197,15 @@ class StructuredDataLoader(DataLoader[Any]):
     def _context(self) -> Any:
         return self.multiprocessing_context or torch.multiprocessing
 
-    def _new_posts(self, context: Any) -> list[Post]:
-        """Return posts with blocks for all that may be on its way to this process or in use in it at a time."""
+    def _new_channels(self, context: Any) -> list[WorkerChannel]:
+        """Return channels with blocks for all that may be on its way to this process or in use in it at a time."""
         ahead = self.prefetch_factor or 1
         pace = Pace(ahead)
         count = ahead * self.num_workers + MOST_HELD + 1  # all that is on its way may be one worker's
         blocks = [Blocks.if_possible(count) for _ in range(self.num_workers)]
-        return [Post(Inbox(context), pace, one) for one in blocks]
+        return [WorkerChannel(AssignmentQueue(context), pace, one) for one in blocks]
 
-    def _torch_iterator(self) -> Iterator[Parcel]:
+    def _torch_iterator(self) -> Iterator[Message]:
         with self._source.lean():
             answers = super().__iter__()
         self._answers = weakref.ref(answers)
@@ -218,13 +218,13 @@ class StructuredDataLoader(DataLoader[Any]):
         shut_down = getattr(answers, "_shutdown_workers", None)  # what torch itself calls when its iterator dies
         if shut_down is not None:
             shut_down()
-        for post in self._posts:
-            post.close()
-        self._posts = []
+        for channel in self._channels:
+            channel.close()
+        self._channels = []
 
 
 def _unpacked(
-    answers: Iterator[Parcel], iteration: int, workers: Sequence[int], pace: Pace
+    answers: Iterator[Message], iteration: int, workers: Sequence[int], pace: Pace
 ) -> list[Iterator[Batch | StreamEnd]]:
     """Return, for each worker in its turn, its batches out of what all of them send."""
     arrived: dict[int, deque[Content]] = {worker: deque() for worker in workers}
@@ -234,13 +234,13 @@ def _unpacked(
         waiting = arrived[worker]
         while True:
             while not waiting:
-                parcel = next(answers, None)
-                if parcel is None:
+                message = next(answers, None)
+                if message is None:
                     return
-                if parcel.iteration == iteration:  # a worker may still answer one that was abandoned
-                    pace.note(numbers[parcel.worker], parcel.size, parcel.seconds)
-                    numbers[parcel.worker] += 1
-                    arrived[parcel.worker].extend(parcel.unpack())
+                if message.iteration == iteration:  # a worker may still answer one that was abandoned
+                    pace.note(numbers[message.worker], message.size, message.seconds)
+                    numbers[message.worker] += 1
+                    arrived[message.worker].extend(message.unpack())
             content = waiting.popleft()
             if isinstance(content, Batches):
                 yield from content
@@ -251,8 +251,8 @@ def _unpacked(
     return list(map(of_worker, arrived))
 
 
-def _as_it_is(parcel: Any) -> Any:
-    return parcel
+def _as_it_is(message: Any) -> Any:
+    return message
 
 
 def _has_accelerator() -> bool:

@@ -9,10 +9,10 @@ from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.workers.message_size import Pace
 from torch_dataloader_utils.workers.shared_memory import Blocks
 
-__all__ = ["Inbox", "Post"]
+__all__ = ["AssignmentQueue", "WorkerChannel"]
 
 
-class Inbox:
+class AssignmentQueue:
     """Where one worker process finds its assignments.
 
     A worker that serves several iterations learns nothing from torch but that a new one begins. Each iteration has
@@ -52,17 +52,17 @@ class Inbox:
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class WorkerChannel:
     """How a worker is connected with the training process.
 
     Attributes:
-        inbox: Where it finds its assignments.
-        pace: How many batches it puts into a parcel.
+        assignments: Where it finds its assignments.
+        pace: How many batches it puts into a message.
         blocks: Shared memory to pack them into, or None where the system has none.
         known: The files whose footers were sent.
     """
 
-    inbox: Inbox
+    assignments: AssignmentQueue
     pace: Pace
     blocks: Blocks | None
     known: set[str] = field(default_factory=set)
@@ -73,10 +73,10 @@ class Post:
         self.known.update(assignment.footers)
         if self.blocks is not None:
             self.blocks.free_all_but_held()
-        self.inbox.send(assignment)
+        self.assignments.send(assignment)
 
     def close(self) -> None:
         """Let go of the queue and the memory, in the training process; batches in use keep theirs."""
-        self.inbox.close()
+        self.assignments.close()
         if self.blocks is not None:
             self.blocks.close()

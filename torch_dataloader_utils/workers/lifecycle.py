@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 from torch.utils.data import get_worker_info
 
-from torch_dataloader_utils.workers.channel import Post
+from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.cpus import usable_cpus
 
 __all__ = ["RollCall", "WorkerSetup"]
@@ -68,21 +68,21 @@ class WorkerSetup:
 
     Args:
         roll_call: Where the worker reports.
-        posts: For each worker how it is connected with this process.
+        channels: For each worker how it is connected with this process.
         user_worker_init_fn: What the user wants to run in each worker, or None.
     """
 
     def __init__(
         self,
         roll_call: RollCall,
-        posts: list[Post],
+        channels: list[WorkerChannel],
         user_worker_init_fn: Callable[[int], None] | None,
     ) -> None:
         self._roll_call = roll_call
-        self._posts = posts
+        self._channels = channels
         self._user_worker_init_fn = user_worker_init_fn
         # Workers decode side by side: with a thread for every CPU in each they would be in one another's way.
-        self._decoding_threads = max(1, usable_cpus() // len(posts))
+        self._decoding_threads = max(1, usable_cpus() // len(channels))
 
     def __call__(self, worker: int) -> None:
         """Run in a worker; torch calls this with its number."""
@@ -90,7 +90,7 @@ class WorkerSetup:
         pa.set_cpu_count(self._decoding_threads)
         end_with_training_process()
         copy: Any = get_worker_info().dataset  # type: ignore[union-attr]
-        copy.attach_post(self._posts[worker])
+        copy.attach_channel(self._channels[worker])
         if self._user_worker_init_fn is not None:
             self._user_worker_init_fn(worker)
 

@@ -1,4 +1,4 @@
-"""How many batches workers put into a parcel: all the same number, so that streams take turns without waiting."""
+"""How many batches workers put into a message: all the same number, so that streams take turns without waiting."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ MOST_BATCHES = FACTOR**3
 
 
 CHANGES = 64
-"""How often the number changes in an iteration at most; the last change makes parcels smaller."""
+"""How often the number changes in an iteration at most; the last change makes messages smaller."""
 
 
 QUICK_SEC = 0.005
-"""A parcel that takes longer to make does not grow: what is ready would wait for what is not."""
+"""A message that takes longer to make does not grow: what is ready would wait for what is not."""
 
 
 SINGLE = 16
-"""At least so many parcels hold one batch: whoever tries out a `collate_fn` gets each batch as it is made."""
+"""At least so many messages hold one batch: whoever tries out a `collate_fn` gets each batch as it is made."""
 
 
 LARGE_BYTES = 8 << 20
-"""A parcel does not grow beyond this; parcels of more than twice as much, for batches have grown, become smaller."""
+"""A message does not grow beyond this; messages of more than twice as much, for batches have grown, become smaller."""
 
 
 class Pace:
-    """The number of batches in each parcel, in memory that the training process and its workers share.
+    """The number of batches in each message, in memory that the training process and its workers share.
 
-    Only the training process writes it, and only of parcels that no worker has begun yet. The first parcels hold one
+    Only the training process writes it, and only of messages that no worker has begun yet. The first messages hold one
     batch each, so that it is there soon.
 
     Args:
@@ -42,25 +42,25 @@ class Pace:
 
     def __init__(self, most_begun: int) -> None:
         self._most_begun = most_begun
-        self._changes = sharedctypes.RawArray("q", 2 * CHANGES)  # from which parcel on, how many batches
+        self._changes = sharedctypes.RawArray("q", 2 * CHANGES)  # from which message on, how many batches
 
     def reset(self) -> None:
-        """Begin anew, while no worker makes parcels."""
+        """Begin anew, while no worker makes messages."""
         self._changes[:] = [0] * (2 * CHANGES)
 
     def batches(self, number: int) -> int:
-        """Return, in a worker, how many batches to put into a parcel.
+        """Return, in a worker, how many batches to put into a message.
 
         Args:
-            number: The parcel's number in its stream, from 0.
+            number: The message's number in its stream, from 0.
         """
         return next((count for first, count in reversed(self._made()) if first <= number), 1)
 
     def note(self, number: int, size: int, seconds: float) -> None:
-        """Let later parcels grow, in the training process, if this one was small and quickly made; or shrink again.
+        """Let later messages grow, in the training process, if this one was small and quickly made; or shrink again.
 
         Args:
-            number: The parcel's number in its stream.
+            number: The message's number in its stream.
             size: Its bytes.
             seconds: How long it took to make.
         """
@@ -81,6 +81,6 @@ class Pace:
         self._changes[place] = max(SINGLE, number + self._most_begun + 2)
 
     def _made(self) -> list[tuple[int, int]]:
-        """Return the changes so far: from which parcel on, how many batches."""
+        """Return the changes so far: from which message on, how many batches."""
         changes = self._changes[:]
         return [(first, count) for first, count in zip(changes[::2], changes[1::2], strict=True) if first]

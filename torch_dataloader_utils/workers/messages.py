@@ -21,7 +21,7 @@ from torch_dataloader_utils.columns.ragged import is_plain_jagged, jagged_parts
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.workers.shared_memory import Blocks, Bytes
 
-__all__ = ["MOST_HELD", "Content", "Parcel", "pinned"]
+__all__ = ["MOST_HELD", "Content", "Message", "pinned"]
 
 
 ALIGNMENT = 64
@@ -39,7 +39,7 @@ Pinnable = TypeVar("Pinnable", Batch, Batches)
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class Message:
     """Some batches of a stream, or its end, packed for the way to the training process.
 
     Attributes:
@@ -66,7 +66,7 @@ class Parcel:
     @classmethod
     def pack(
         cls, iteration: int, worker: int, contents: list[Content], blocks: Blocks | None = None, seconds: float = 0
-    ) -> Parcel:
+    ) -> Message:
         """Pack in the worker, where what cannot be pickled is an error of the worker's, not of a queue's thread.
 
         Args:
@@ -126,7 +126,7 @@ class Parcel:
             yield tensor if is_tensor else array[start : start + length]
             start += _padded(length)
 
-    def pin_memory(self) -> Parcel:
+    def pin_memory(self) -> Message:
         """Return the same in pinned memory: torch calls this in a thread of its own where its loader pins."""
         try:
             return replace(self, blocks=None, memory=_pinned(torch.from_numpy(self._bytes(most_held=None))))

@@ -16,9 +16,9 @@ from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.reading.read_ahead import MemoryBudget, ReadAhead
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.reading.virtual_streams import read_assignment
-from torch_dataloader_utils.workers.channel import Post
+from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.collate import Gathered, UncopyableError, snapshot
-from torch_dataloader_utils.workers.messages import Content, Parcel, pinned
+from torch_dataloader_utils.workers.messages import Content, Message, pinned
 from torch_dataloader_utils.workers.seeding import Seeding
 
 __all__ = ["Stream"]
@@ -73,15 +73,15 @@ class Stream:
         finally:
             ahead.close()
 
-    def parcels(self, assignment: Assignment, post: Post) -> Iterator[Parcel]:
+    def messages(self, assignment: Assignment, channel: WorkerChannel) -> Iterator[Message]:
         """Yield a stream's batches packed, for another process.
 
         Args:
             assignment: What to read.
-            post: How this worker is connected with the training process.
+            channel: How this worker is connected with the training process.
         """
         self.source.footers.update(assignment.footers)
-        outgoing = _Outgoing(assignment, post)
+        outgoing = _Outgoing(assignment, channel)
         collate = self._collate(assignment)
         ahead = self._ahead(assignment)
         try:
@@ -135,7 +135,7 @@ class Stream:
         return collate
 
     def _packable(self, batches: Batches, collate: Collate, *, alone: bool) -> Iterator[Batches | Batch | Alone]:
-        """Yield what goes into parcels; `alone` says that each batch is packed before the next one is made."""
+        """Yield what goes into messages; `alone` says that each batch is packed before the next one is made."""
         if self.collate_fn is None:
             yield replace(batches, columns=with_lists(batches.columns, batches.sizes))
         else:
@@ -176,20 +176,20 @@ class Alone:
 
 
 class _Outgoing:
-    """What goes into the next parcel of a stream."""
+    """What goes into the next message of a stream."""
 
-    def __init__(self, assignment: Assignment, post: Post) -> None:
+    def __init__(self, assignment: Assignment, channel: WorkerChannel) -> None:
         self._assignment = assignment
-        self._post = post
+        self._channel = channel
         self._number = -1
         self.contents: list[Content] = []
         self.begin()
 
     def begin(self) -> None:
-        """Begin a parcel."""
+        """Begin a message."""
         self._began = time.perf_counter()
         self._number += 1
-        self.size = self.space = self._post.pace.batches(self._number)
+        self.size = self.space = self._channel.pace.batches(self._number)
 
     def add(self, content: Content | Alone) -> None:
         """Put something in."""
@@ -203,9 +203,9 @@ class _Outgoing:
         elif isinstance(content, Batch):
             self.space -= 1
 
-    def pack(self) -> Parcel:
-        """Return the parcel."""
+    def pack(self) -> Message:
+        """Return the message."""
         contents, self.contents = self.contents, []
         seconds = time.perf_counter() - self._began
         iteration, worker = self._assignment.iteration, self._assignment.worker
-        return Parcel.pack(iteration, worker, contents, self._post.blocks, seconds)
+        return Message.pack(iteration, worker, contents, self._channel.blocks, seconds)
