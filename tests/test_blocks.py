@@ -1,4 +1,4 @@
-"""Batches from workers are made of blocks of shared memory that are used again: nobody may ever notice."""
+"""Batches from workers are made of pool of shared memory that are used again: nobody may ever notice."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.batching import Batch, BytesRead
 from torch_dataloader_utils.workers import messages as transport
 from torch_dataloader_utils.workers.messages import MOST_HELD, Message
-from torch_dataloader_utils.workers.shared_memory import Blocks
+from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -29,7 +29,7 @@ RECEIPT = Receipt(stream=0, position=1, rows_delivered=2, rows=3)
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
-    directory: Path = tmp_path_factory.mktemp("blocks")
+    directory: Path = tmp_path_factory.mktemp("pool")
     write_dataset(directory, FILES)
     return directory
 
@@ -105,7 +105,7 @@ def test_batches_kept_for_a_while_or_long_are_what_was_handed_over(path, options
     chance = random.Random(1)
     kept: list[tuple[Any, list[bytes]]] = []
     seen = []
-    for _ in range(2):  # the second time out of blocks that were used before
+    for _ in range(2):  # the second time out of pool that were used before
         for number, batch in enumerate(loader):
             seen += rows_of(batch)
             kept.append((batch, image(batch)))
@@ -215,39 +215,39 @@ def test_batches_outlast_loader_and_dataset(path, workers):
     list(map(wipe, kept))
 
 
-# Blocks and messages by themselves ------------------------------------------------------------------------------------
+# SharedMemoryPool and messages by themselves ------------------------------------------------------------
 
 
 def test_a_parcel_for_which_no_block_is_free_travels_inline():
-    blocks = Blocks(1)
+    pool = SharedMemoryPool(1)
     data = {"t": torch.arange(5), "n": np.arange(3.0)}
-    first, second = (Message.pack(0, 0, [batch_of(data)], blocks) for _ in range(2))
-    assert (first.blocks, first.memory) == (blocks.key, 0)
-    assert second.blocks is None
+    first, second = (Message.pack(0, 0, [batch_of(data)], pool) for _ in range(2))
+    assert (first.pool, first.memory) == (pool.key, 0)
+    assert second.pool is None
     assert [image(content.data) for message in (first, second) for content in message.unpack()] == [image(data)] * 2
 
 
 def test_a_block_is_free_when_the_last_that_looks_at_it_has_died_and_not_before():
-    blocks = Blocks(1)
+    pool = SharedMemoryPool(1)
     data = {"t": torch.arange(5), "n": np.arange(3.0), "u": torch.ones(2)}
-    one, two = Message.pack(0, 0, [batch_of(data), batch_of({"v": torch.ones(2)})], blocks).unpack()
+    one, two = Message.pack(0, 0, [batch_of(data), batch_of({"v": torch.ones(2)})], pool).unpack()
     views = [one.data["t"][2:].view(torch.uint8), one.data["n"][1:], one.data["u"].numpy(), two.data["v"].sum(0) * 0]
     views += [two.data["v"].reshape(2, 1).T]
     del one, two
     while views:
-        assert blocks.take() is None
-        assert blocks.held == 1
+        assert pool.take() is None
+        assert pool.held == 1
         views.pop(0)
-    assert blocks.held == 0
-    assert blocks.take() == 0
+    assert pool.held == 0
+    assert pool.take() == 0
 
 
 def test_with_more_blocks_in_use_than_may_be_batches_are_copied_out():
-    blocks = Blocks(20)
+    pool = SharedMemoryPool(20)
     kept = []
     for number in range(10):
-        kept += Message.pack(0, 0, [batch_of(torch.full((100,), number))], blocks).unpack()
-        assert blocks.held == min(number + 1, MOST_HELD)
+        kept += Message.pack(0, 0, [batch_of(torch.full((100,), number))], pool).unpack()
+        assert pool.held == min(number + 1, MOST_HELD)
     assert [int(content.data[0]) for content in kept] == list(range(10))
 
 
@@ -257,19 +257,19 @@ def test_the_pool_does_not_grow_with_what_is_kept(path):
     for _ in range(3):
         for batch in loader:
             kept.append(batch["score"])
-            assert loader._channels[0].blocks.held <= MOST_HELD
-    assert os.fstat(loader._channels[0].blocks._fd).st_blocks * 512 < 2 * 1024**2
+            assert loader._channels[0].pool.held <= MOST_HELD
+    assert os.fstat(loader._channels[0].pool._fd).st_blocks * 512 < 2 * 1024**2
 
 
 def test_pinning_frees_the_block_at_once(monkeypatch):
     monkeypatch.setattr(transport, "_pinned", torch.clone)
-    blocks = Blocks(1)
+    pool = SharedMemoryPool(1)
     data = {"t": torch.arange(5), "n": np.arange(3.0), "s": ["text"]}
-    message = Message.pack(0, 0, [batch_of(data)], blocks)
-    assert blocks.take() is None
+    message = Message.pack(0, 0, [batch_of(data)], pool)
+    assert pool.take() is None
     pinned = message.pin_memory()
-    assert blocks.take() == 0
-    blocks.memory(0, 4096)[:] = 0xFF
+    assert pool.take() == 0
+    pool.memory(0, 4096)[:] = 0xFF
     (content,) = pinned.unpack()
     assert image(content.data) == image(data)
     assert content.data["s"] == ["text"]
@@ -278,30 +278,30 @@ def test_pinning_frees_the_block_at_once(monkeypatch):
 
 def test_a_parcel_whose_loader_is_gone_is_left_alone_by_pinning(monkeypatch):
     monkeypatch.setattr(transport, "_pinned", torch.clone)
-    blocks = Blocks(1)
-    message = Message.pack(0, 0, [batch_of(torch.arange(5))], blocks)
-    del blocks
+    pool = SharedMemoryPool(1)
+    message = Message.pack(0, 0, [batch_of(torch.arange(5))], pool)
+    del pool
     assert message.pin_memory() is message
 
 
 def test_a_forked_process_that_drops_its_copy_of_a_batch_does_not_free_the_block():
-    blocks = Blocks(2)
-    (kept,) = Message.pack(0, 0, [batch_of(torch.zeros(4))], blocks).unpack()
+    pool = SharedMemoryPool(2)
+    (kept,) = Message.pack(0, 0, [batch_of(torch.zeros(4))], pool).unpack()
     child = os.fork()
     if not child:
         del kept
         gc.collect()
         os._exit(0)
     os.waitpid(child, 0)
-    (later,) = Message.pack(0, 0, [batch_of(torch.ones(4))], blocks).unpack()
+    (later,) = Message.pack(0, 0, [batch_of(torch.ones(4))], pool).unpack()
     assert (kept.data.tolist(), later.data.tolist()) == ([0.0] * 4, [1.0] * 4)
 
 
 def test_arrays_stay_what_they_are_when_a_tensor_beside_them_moves_to_shared_memory():
-    blocks = Blocks(2)
+    pool = SharedMemoryPool(2)
     data = {"t": torch.zeros(4), "n": np.zeros(4)}
-    (kept,) = Message.pack(0, 0, [batch_of(data)], blocks).unpack()
+    (kept,) = Message.pack(0, 0, [batch_of(data)], pool).unpack()
     kept.data["t"].share_memory_()  # as sending it to another process does
-    (later,) = Message.pack(0, 0, [batch_of({"t": torch.ones(4), "n": np.ones(4)})], blocks).unpack()
+    (later,) = Message.pack(0, 0, [batch_of({"t": torch.ones(4), "n": np.ones(4)})], pool).unpack()
     assert kept.data["n"].tolist() == [0.0] * 4
     assert later.data["n"].tolist() == [1.0] * 4

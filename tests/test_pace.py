@@ -20,7 +20,7 @@ from torch_dataloader_utils.workers.message_size import (
     MOST_BATCHES,
     QUICK_SEC,
     SINGLE,
-    Pace,
+    MessageSizer,
 )
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -38,13 +38,13 @@ NOTES = st.tuples(
 
 @given(st.integers(1, 8), st.lists(NOTES, max_size=150))
 def test_counts_change_in_steps_of_four_after_sixteen_single_ones_and_only_for_parcels_not_begun(most_begun, notes):
-    pace = Pace(most_begun)
+    sizer = MessageSizer(most_begun)
     number = 0
     for further, size, seconds in notes:
         number += further
-        before = [pace.batches(each) for each in range(number + 200)]
-        pace.note(number, size, seconds)
-        after = [pace.batches(each) for each in range(number + 200)]
+        before = [sizer.batches(each) for each in range(number + 200)]
+        sizer.note(number, size, seconds)
+        after = [sizer.batches(each) for each in range(number + 200)]
         begun = number + most_begun + 1
         assert after[:begun] == before[:begun]
         assert set(after[:SINGLE]) == {1}
@@ -58,41 +58,41 @@ def test_counts_change_in_steps_of_four_after_sixteen_single_ones_and_only_for_p
 
 
 def test_small_and_quick_parcels_grow_to_the_most_batches_and_a_reset_begins_anew():
-    pace = Pace(2)
+    sizer = MessageSizer(2)
     for _ in range(2):
         for number in range(100):
-            pace.note(number, 1000, 0.001)
-        assert [pace.batches(number) for number in (0, 15, 16, 1000)] == [1, 1, FACTOR, MOST_BATCHES]
-        pace.reset()
-        assert pace.batches(1000) == 1
+            sizer.note(number, 1000, 0.001)
+        assert [sizer.batches(number) for number in (0, 15, 16, 1000)] == [1, 1, FACTOR, MOST_BATCHES]
+        sizer.reset()
+        assert sizer.batches(1000) == 1
 
 
 @pytest.mark.parametrize(("size", "count"), [(3, 16), (9, 4), (60, 1), (10_000, 1)])
 def test_parcels_of_batches_that_have_grown_become_as_small_as_they_should_be(size, count):
-    pace = Pace(2)
+    sizer = MessageSizer(2)
     for number in range(100):
-        pace.note(number, 1000, 0.001)
-    assert pace.batches(100) == MOST_BATCHES
-    pace.note(100, size * LARGE_BYTES, 1.0)
-    assert [pace.batches(number) for number in (103, 104)] == [MOST_BATCHES, count]
+        sizer.note(number, 1000, 0.001)
+    assert sizer.batches(100) == MOST_BATCHES
+    sizer.note(100, size * LARGE_BYTES, 1.0)
+    assert [sizer.batches(number) for number in (103, 104)] == [MOST_BATCHES, count]
 
 
 def test_the_last_change_of_many_makes_parcels_smaller():
-    pace = Pace(0)
+    sizer = MessageSizer(0)
     for number in range(0, 100_000, 4):
-        pace.note(number, 1000 if pace.batches(number) == 1 else 100 * LARGE_BYTES, 0.0)
-    assert len(pace._made()) in (CHANGES, CHANGES - 1)
-    assert pace.batches(10**6) == 1
+        sizer.note(number, 1000 if sizer.batches(number) == 1 else 100 * LARGE_BYTES, 0.0)
+    assert len(sizer._made()) in (CHANGES, CHANGES - 1)
+    assert sizer.batches(10**6) == 1
 
 
 def test_a_parcel_made_before_the_last_step_says_nothing_about_the_next():
-    pace = Pace(2)
-    pace.note(0, 1000, 0)
+    sizer = MessageSizer(2)
+    sizer.note(0, 1000, 0)
     for number in range(1, 16):
-        pace.note(number, 1000, 0)
-    assert pace.batches(10**6) == FACTOR
-    pace.note(16, 1000, 0)
-    assert pace.batches(10**6) == FACTOR**2
+        sizer.note(number, 1000, 0)
+    assert sizer.batches(10**6) == FACTOR
+    sizer.note(16, 1000, 0)
+    assert sizer.batches(10**6) == FACTOR**2
 
 
 # With worker processes -----------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ def test_a_parcel_made_before_the_last_step_says_nothing_about_the_next():
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
-    directory: Path = tmp_path_factory.mktemp("pace")
+    directory: Path = tmp_path_factory.mktemp("sizer")
     write_dataset(directory, FILES)
     return directory
 
@@ -125,11 +125,11 @@ def slow_at_times(batch: Any) -> Any:
 def test_batches_come_in_the_same_order_whatever_travels_together(path, workers, options, monkeypatch):
     loader, _ = open_loader(path, num_workers=workers, batch_size=4, **options)
     grown = [batches_of(loader) for _ in range(2)]
-    pace = loader._channels[0].pace
-    assert pace.batches(10**6) > 1
-    monkeypatch.setattr(Pace, "note", lambda *_: None)
+    sizer = loader._channels[0].sizer
+    assert sizer.batches(10**6) > 1
+    monkeypatch.setattr(MessageSizer, "note", lambda *_: None)
     single = batches_of(loader)
-    assert pace.batches(10**6) == 1
+    assert sizer.batches(10**6) == 1
     assert grown == [single, single]
 
 
@@ -150,13 +150,13 @@ class Diary:
 
     def __call__(self, worker: int) -> None:
         """Run in a worker as it starts."""
-        counts, batches = self.counts[worker], Pace.batches
+        counts, batches = self.counts[worker], MessageSizer.batches
 
-        def noted(pace: Pace, number: int) -> int:
-            counts[number] = batches(pace, number)
+        def noted(sizer: MessageSizer, number: int) -> int:
+            counts[number] = batches(sizer, number)
             return counts[number]
 
-        Pace.batches = noted  # type: ignore[method-assign]
+        MessageSizer.batches = noted  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("sizes", [(6000, 6000), (6000, 20)], ids=["even", "uneven"])
@@ -167,9 +167,9 @@ def test_all_workers_put_the_same_number_of_batches_into_parcels_of_the_same_num
     for number, _ in enumerate(loader):
         if number < 200:
             time.sleep(0.004)  # so that workers come as far ahead as they can
-    pace = loader._channels[0].pace
-    assert pace.batches(10**6) == MOST_BATCHES
+    sizer = loader._channels[0].sizer
+    assert sizer.batches(10**6) == MOST_BATCHES
     for counts in diary.counts:
         made = [count for count in counts if count]
         assert len(made) > 5
-        assert made == [pace.batches(number) for number in range(len(made))]
+        assert made == [sizer.batches(number) for number in range(len(made))]

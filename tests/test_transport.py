@@ -25,7 +25,7 @@ from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.batching import Batch, BytesRead, StreamEnd
 from torch_dataloader_utils.workers.collate import Gathered
 from torch_dataloader_utils.workers.messages import ALIGNMENT, Message
-from torch_dataloader_utils.workers.shared_memory import Blocks
+from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
 
 RECEIPT = Receipt(stream=0, position=1, rows_delivered=2, rows=3)
 
@@ -35,9 +35,9 @@ class Pair(NamedTuple):
     right: Any
 
 
-def sent(data: Any, blocks: Blocks | None = None) -> Any:
+def sent(data: Any, pool: SharedMemoryPool | None = None) -> Any:
     """Pack, pickle as a queue would, and unpack."""
-    message = Message.pack(7, 0, [Batch(data, RECEIPT, BytesRead(4, 5))], blocks)
+    message = Message.pack(7, 0, [Batch(data, RECEIPT, BytesRead(4, 5))], pool)
     (content,) = pickle.loads(pickle.dumps(message)).unpack()
     assert isinstance(content, Batch)
     assert (content.receipt, content.bytes_read) == (RECEIPT, BytesRead(4, 5))

@@ -16,10 +16,10 @@ from torch_dataloader_utils.loader.iteration import Handover, Iteration, take_tu
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
-from torch_dataloader_utils.workers.lifecycle import RollCall, WorkerSetup
-from torch_dataloader_utils.workers.message_size import Pace
+from torch_dataloader_utils.workers.lifecycle import StartupBarrier, WorkerSetup
+from torch_dataloader_utils.workers.message_size import MessageSizer
 from torch_dataloader_utils.workers.messages import MOST_HELD, Content, Message
-from torch_dataloader_utils.workers.shared_memory import Blocks
+from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
 
 __all__ = ["IterationSource", "StructuredDataLoader"]
 
@@ -168,7 +168,7 @@ class StructuredDataLoader(DataLoader[Any]):
             self._forget_workers()
             raise
         workers = [assignment.worker for assignment in assignments]
-        batches = _unpacked(answers, iteration.number, workers, self._channels[0].pace)
+        batches = _unpacked(answers, iteration.number, workers, self._channels[0].sizer)
         return Handover(iteration, take_turns(batches), on_error=self._forget_workers)
 
     def _ask_workers(self) -> Iterator[Message]:
@@ -177,12 +177,12 @@ class StructuredDataLoader(DataLoader[Any]):
             return self._torch_iterator()
         context = self._context()
         for _ in range(FORK_ATTEMPTS):
-            roll_call = RollCall(context)
+            startup = StartupBarrier(context)
             self._channels = self._new_channels(context)
-            self.worker_init_fn = WorkerSetup(roll_call, self._channels, self._user_worker_init_fn)
+            self.worker_init_fn = WorkerSetup(startup, self._channels, self._user_worker_init_fn)
             answers = self._torch_iterator()
             workers = getattr(answers, "_workers", [])
-            if context.get_start_method() != "fork" or roll_call.is_complete(workers, START_SEC):
+            if context.get_start_method() != "fork" or startup.is_complete(workers, START_SEC):
                 return answers
             self._forget_workers()  # torch first: it takes the death of a worker that it watches for an error
             for worker in workers:
@@ -198,12 +198,12 @@ class StructuredDataLoader(DataLoader[Any]):
         return self.multiprocessing_context or torch.multiprocessing
 
     def _new_channels(self, context: Any) -> list[WorkerChannel]:
-        """Return channels with blocks for all that may be on its way to this process or in use in it at a time."""
+        """Return channels with pool for all that may be on its way to this process or in use in it at a time."""
         ahead = self.prefetch_factor or 1
-        pace = Pace(ahead)
+        sizer = MessageSizer(ahead)
         count = ahead * self.num_workers + MOST_HELD + 1  # all that is on its way may be one worker's
-        blocks = [Blocks.if_possible(count) for _ in range(self.num_workers)]
-        return [WorkerChannel(AssignmentQueue(context), pace, one) for one in blocks]
+        pool = [SharedMemoryPool.if_possible(count) for _ in range(self.num_workers)]
+        return [WorkerChannel(AssignmentQueue(context), sizer, one) for one in pool]
 
     def _torch_iterator(self) -> Iterator[Message]:
         with self._source.lean():
@@ -224,7 +224,7 @@ class StructuredDataLoader(DataLoader[Any]):
 
 
 def _unpacked(
-    answers: Iterator[Message], iteration: int, workers: Sequence[int], pace: Pace
+    answers: Iterator[Message], iteration: int, workers: Sequence[int], sizer: MessageSizer
 ) -> list[Iterator[Batch | StreamEnd]]:
     """Return, for each worker in its turn, its batches out of what all of them send."""
     arrived: dict[int, deque[Content]] = {worker: deque() for worker in workers}
@@ -238,7 +238,7 @@ def _unpacked(
                 if message is None:
                     return
                 if message.iteration == iteration:  # a worker may still answer one that was abandoned
-                    pace.note(numbers[message.worker], message.size, message.seconds)
+                    sizer.note(numbers[message.worker], message.size, message.seconds)
                     numbers[message.worker] += 1
                     arrived[message.worker].extend(message.unpack())
             content = waiting.popleft()

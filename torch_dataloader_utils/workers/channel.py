@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_dataloader_utils.planning.assignment import Assignment
-from torch_dataloader_utils.workers.message_size import Pace
-from torch_dataloader_utils.workers.shared_memory import Blocks
+from torch_dataloader_utils.workers.message_size import MessageSizer
+from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
 
 __all__ = ["AssignmentQueue", "WorkerChannel"]
 
@@ -57,26 +57,26 @@ class WorkerChannel:
 
     Attributes:
         assignments: Where it finds its assignments.
-        pace: How many batches it puts into a message.
-        blocks: Shared memory to pack them into, or None where the system has none.
+        sizer: How many batches it puts into a message.
+        pool: Shared memory to pack them into, or None where the system has none.
         known: The files whose footers were sent.
     """
 
     assignments: AssignmentQueue
-    pace: Pace
-    blocks: Blocks | None
+    sizer: MessageSizer
+    pool: SharedMemoryPool | None
     known: set[str] = field(default_factory=set)
 
     def send(self, assignment: Assignment) -> None:
         """Send the assignment of the next iteration; whatever the worker sent for another one has arrived by now."""
-        self.pace.reset()
+        self.sizer.reset()
         self.known.update(assignment.footers)
-        if self.blocks is not None:
-            self.blocks.free_all_but_held()
+        if self.pool is not None:
+            self.pool.free_all_but_held()
         self.assignments.send(assignment)
 
     def close(self) -> None:
         """Let go of the queue and the memory, in the training process; batches in use keep theirs."""
         self.assignments.close()
-        if self.blocks is not None:
-            self.blocks.close()
+        if self.pool is not None:
+            self.pool.close()

@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.cpus import usable_cpus
 
-__all__ = ["RollCall", "WorkerSetup"]
+__all__ = ["StartupBarrier", "WorkerSetup"]
 
 
 PARENT_CHECK_SEC = 1.0
@@ -26,7 +26,7 @@ LIFE_CHECK_SEC = 0.1
 """How often the training process looks whether a worker that has not reported yet is still alive."""
 
 
-class RollCall:
+class StartupBarrier:
     """Where workers report as soon as they run.
 
     A process that is forked while another thread holds a lock may wait for that lock for ever, before its first line
@@ -67,18 +67,18 @@ class WorkerSetup:
     """Runs in each worker as it starts: reports, and connects its copy of the dataset with the training process.
 
     Args:
-        roll_call: Where the worker reports.
+        startup: Where the worker reports.
         channels: For each worker how it is connected with this process.
         user_worker_init_fn: What the user wants to run in each worker, or None.
     """
 
     def __init__(
         self,
-        roll_call: RollCall,
+        startup: StartupBarrier,
         channels: list[WorkerChannel],
         user_worker_init_fn: Callable[[int], None] | None,
     ) -> None:
-        self._roll_call = roll_call
+        self._startup = startup
         self._channels = channels
         self._user_worker_init_fn = user_worker_init_fn
         # Workers decode side by side: with a thread for every CPU in each they would be in one another's way.
@@ -86,7 +86,7 @@ class WorkerSetup:
 
     def __call__(self, worker: int) -> None:
         """Run in a worker; torch calls this with its number."""
-        self._roll_call.report()
+        self._startup.report()
         pa.set_cpu_count(self._decoding_threads)
         end_with_training_process()
         copy: Any = get_worker_info().dataset  # type: ignore[union-attr]

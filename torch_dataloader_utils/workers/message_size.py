@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from multiprocessing import sharedctypes
 
-__all__ = ["Pace"]
+__all__ = ["MessageSizer"]
 
 
 FACTOR = 4
@@ -30,7 +30,7 @@ LARGE_BYTES = 8 << 20
 """A message does not grow beyond this; messages of more than twice as much, for batches have grown, become smaller."""
 
 
-class Pace:
+class MessageSizer:
     """The number of batches in each message, in memory that the training process and its workers share.
 
     Only the training process writes it, and only of messages that no worker has begun yet. The first messages hold one

@@ -19,7 +19,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from torch_dataloader_utils.columns.ragged import is_plain_jagged, jagged_parts
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
-from torch_dataloader_utils.workers.shared_memory import Blocks, Bytes
+from torch_dataloader_utils.workers.shared_memory import Bytes, SharedMemoryPool
 
 __all__ = ["MOST_HELD", "Content", "Message", "pinned"]
 
@@ -29,7 +29,7 @@ ALIGNMENT = 64
 
 
 MOST_HELD = 2
-"""Blocks of one worker that batches in use may keep; with more of them, batches are copied out."""
+"""SharedMemoryPool of one worker that batches in use may keep; with more of them, batches are copied out."""
 
 
 Content: TypeAlias = Batch | Batches | StreamEnd
@@ -49,8 +49,8 @@ class Message:
         lengths: Bytes of each buffer in the memory, and last of the pickle that they were left out of. Each begins at
             a multiple of `ALIGNMENT`.
         of_tensors: For each buffer 1 if it is a tensor's, else 0.
-        blocks: Key of the blocks of shared memory, or None.
-        memory: Number of the block; without blocks the bytes themselves, once pinned a tensor of them.
+        pool: Key of the pool of shared memory, or None.
+        memory: Number of the block; without pool the bytes themselves, once pinned a tensor of them.
         seconds: How long it took to make.
     """
 
@@ -59,13 +59,18 @@ class Message:
     count: int
     lengths: tuple[int, ...]
     of_tensors: bytes
-    blocks: int | None
+    pool: int | None
     memory: int | bytearray | torch.Tensor
     seconds: float
 
     @classmethod
     def pack(
-        cls, iteration: int, worker: int, contents: list[Content], blocks: Blocks | None = None, seconds: float = 0
+        cls,
+        iteration: int,
+        worker: int,
+        contents: list[Content],
+        pool: SharedMemoryPool | None = None,
+        seconds: float = 0,
     ) -> Message:
         """Pack in the worker, where what cannot be pickled is an error of the worker's, not of a queue's thread.
 
@@ -73,7 +78,7 @@ class Message:
             iteration: The iteration.
             worker: The worker that packed them.
             contents: Batches, and the end of the stream.
-            blocks: Where to put them. If none is free, or there are none at all, they travel as bytes.
+            pool: Where to put them. If none is free, or there are none at all, they travel as bytes.
             seconds: How long it took to make the contents.
         """
         pickled = io.BytesIO()
@@ -85,16 +90,16 @@ class Message:
         buffers = [*left_out.buffers, np.frombuffer(pickled.getvalue(), np.uint8)]
         lengths = tuple(buffer.nbytes for buffer in buffers)
         size = sum(map(_padded, lengths))
-        block = None if blocks is None else blocks.take()
+        block = None if pool is None else pool.take()
         inline = bytearray(size if block is None else 0)
-        memory = np.frombuffer(inline, np.uint8) if blocks is None or block is None else blocks.memory(block, size)
+        memory = np.frombuffer(inline, np.uint8) if pool is None or block is None else pool.memory(block, size)
         start = 0
         for buffer, length in zip(buffers, lengths, strict=True):
             memory[start : start + length] = buffer
             start += _padded(length)
-        if blocks is None or block is None:
+        if pool is None or block is None:
             return cls(iteration, worker, len(contents), lengths, bytes(left_out.of_tensors), None, inline, seconds)
-        return cls(iteration, worker, len(contents), lengths, bytes(left_out.of_tensors), blocks.key, block, seconds)
+        return cls(iteration, worker, len(contents), lengths, bytes(left_out.of_tensors), pool.key, block, seconds)
 
     @property
     def size(self) -> int:
@@ -104,7 +109,7 @@ class Message:
     def unpack(self) -> list[Content]:
         """Return what was packed; its tensors and arrays are writable and share no byte.
 
-        A block stays taken while any of them lives. Where many blocks do, this one's bytes are copied instead.
+        A block stays taken while any of them lives. Where many pool do, this one's bytes are copied instead.
         """
         buffers = list(self._buffers())
         pickled = buffers.pop()
@@ -129,17 +134,17 @@ class Message:
     def pin_memory(self) -> Message:
         """Return the same in pinned memory: torch calls this in a thread of its own where its loader pins."""
         try:
-            return replace(self, blocks=None, memory=_pinned(torch.from_numpy(self._bytes(most_held=None))))
+            return replace(self, pool=None, memory=_pinned(torch.from_numpy(self._bytes(most_held=None))))
         except KeyError:  # the loader that it was for is gone
             return self
 
     def _bytes(self, most_held: int | None) -> Bytes:
-        if self.blocks is None:
+        if self.pool is None:
             inline: Any = self.memory
             return np.frombuffer(inline, np.uint8)
-        blocks = Blocks.by_key(self.blocks)
-        memory = blocks.hold(self.memory, self.size)  # type: ignore[arg-type]
-        return memory if most_held is None or blocks.held <= most_held else memory.copy()
+        pool = SharedMemoryPool.by_key(self.pool)
+        memory = pool.hold(self.memory, self.size)  # type: ignore[arg-type]
+        return memory if most_held is None or pool.held <= most_held else memory.copy()
 
 
 def _padded(length: int) -> int:

@@ -189,7 +189,7 @@ class _Outgoing:
         """Begin a message."""
         self._began = time.perf_counter()
         self._number += 1
-        self.size = self.space = self._channel.pace.batches(self._number)
+        self.size = self.space = self._channel.sizer.batches(self._number)
 
     def add(self, content: Content | Alone) -> None:
         """Put something in."""
@@ -208,4 +208,4 @@ class _Outgoing:
         contents, self.contents = self.contents, []
         seconds = time.perf_counter() - self._began
         iteration, worker = self._assignment.iteration, self._assignment.worker
-        return Message.pack(iteration, worker, contents, self._channel.blocks, seconds)
+        return Message.pack(iteration, worker, contents, self._channel.pool, seconds)

@@ -1,4 +1,4 @@
-"""Blocks of shared memory that a worker fills and the training process reads, used again and again.
+"""SharedMemoryPool of shared memory that a worker fills and the training process reads, used again and again.
 
 They are anonymous (``memfd_create``): they appear in no file system, do not count against the size of ``/dev/shm``,
 and are gone with the last process that has them, however it ends.
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Blocks", "Bytes"]
+__all__ = ["Bytes", "SharedMemoryPool"]
 
 
 Bytes = npt.NDArray[np.uint8]
@@ -37,17 +37,17 @@ MOST_BLOCKS = 64
 
 
 GROWTH = 1 << 20
-"""Blocks grow by multiples of this many bytes."""
+"""SharedMemoryPool grow by multiples of this many bytes."""
 
 
 _keys = itertools.count()
 
 
-_by_key: weakref.WeakValueDictionary[int, Blocks] = weakref.WeakValueDictionary()
+_by_key: weakref.WeakValueDictionary[int, SharedMemoryPool] = weakref.WeakValueDictionary()
 
 
-class Blocks:
-    """The blocks of one worker. Made in the training process, before the worker is started.
+class SharedMemoryPool:
+    """The pool of one worker. Made in the training process, before the worker is started.
 
     The worker marks a block as used when it takes it, the training process as free when nothing there looks at it any
     more. No block is used by both at a time, so a byte each is enough to agree.
@@ -67,8 +67,8 @@ class Blocks:
         _by_key[self.key] = self
 
     @classmethod
-    def if_possible(cls, count: int) -> Blocks | None:
-        """Return blocks, at most `MOST_BLOCKS`; None where the system has or grants no such memory."""
+    def if_possible(cls, count: int) -> SharedMemoryPool | None:
+        """Return pool, at most `MOST_BLOCKS`; None where the system has or grants no such memory."""
         if not hasattr(os, "memfd_create"):  # Linux has it
             return None
         try:
@@ -86,12 +86,12 @@ class Blocks:
 
     @property
     def held(self) -> int:
-        """How many blocks the training process looks at."""
+        """How many pool the training process looks at."""
         return len(self._held)
 
     @staticmethod
-    def by_key(key: int) -> Blocks:
-        """Return the blocks with a key, in the training process that made them; a KeyError if they are gone."""
+    def by_key(key: int) -> SharedMemoryPool:
+        """Return the pool with a key, in the training process that made them; a KeyError if they are gone."""
         return _by_key[key]
 
     def take(self) -> int | None:
@@ -119,7 +119,7 @@ class Blocks:
         return memory
 
     def free_all_but_held(self) -> None:
-        """Free, while the worker takes none, the blocks that were filled for nobody."""
+        """Free, while the worker takes none, the pool that were filled for nobody."""
         with self._lock:
             for block in range(self._count):
                 if block not in self._held:
@@ -136,7 +136,7 @@ def _free(flags: mmap.mmap, held: set[int], lock: Any, block: int, owner: int) -
             flags[block] = 0
 
 
-def _rebuilt(count: int, fd: Any, key: int) -> Blocks:
-    blocks = Blocks.__new__(Blocks)
-    blocks._prepare(count, fd.detach(), key)  # noqa: SLF001 - what __init__ does, with memory that is there already
-    return blocks
+def _rebuilt(count: int, fd: Any, key: int) -> SharedMemoryPool:
+    pool = SharedMemoryPool.__new__(SharedMemoryPool)
+    pool._prepare(count, fd.detach(), key)  # noqa: SLF001 - what __init__ does, with memory that is there already
+    return pool

@@ -63,7 +63,7 @@ DEEPEST = 200
 
 
 PARALLEL = 16
-"""Blocks that are parsed with threads together."""
+"""SharedMemoryPool that are parsed with threads together."""
 
 
 MOST_SHOWN = 500
