@@ -10,14 +10,14 @@ import torch
 
 from torch_dataloader_utils.columns.ragged import PackedBytes, is_plain_jagged, jagged_parts
 
-__all__ = ["Gathered", "UncopyableError", "snapshot"]
+__all__ = ["BatchBuffer", "UncopyableError", "copy_batch"]
 
 
 class UncopyableError(Exception):
     """Nobody knows how to copy this."""
 
 
-def snapshot(value: Any) -> Any:
+def copy_batch(value: Any) -> Any:
     """Return a copy.
 
     Args:
@@ -31,11 +31,11 @@ def snapshot(value: Any) -> Any:
     if type(value) is np.ndarray and not value.dtype.hasobject:
         return value.copy()
     if type(value) is dict:
-        return {key: snapshot(inner) for key, inner in value.items()}
+        return {key: copy_batch(inner) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(snapshot, value))
+        return type(value)(map(copy_batch, value))
     if type(value) is PackedBytes:
-        return PackedBytes._make(map(snapshot, value))
+        return PackedBytes._make(map(copy_batch, value))
     if value is None or type(value) in (bool, int, float, complex, str, bytes):
         return value
     raise UncopyableError
@@ -50,7 +50,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     return torch.nested.nested_tensor_from_jagged(values.clone(), offsets=offsets.clone())
 
 
-class Gathered:
+class BatchBuffer:
     """Batches put together as columns, each copied to its place as it comes.
 
     They are dictionaries of tensors of one kind, with an entry for each row. Others are not taken.

@@ -17,7 +17,7 @@ from torch_dataloader_utils.reading.read_ahead import MemoryBudget, ReadAhead
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.reading.virtual_streams import read_assignment
 from torch_dataloader_utils.workers.channel import WorkerChannel
-from torch_dataloader_utils.workers.collate import Gathered, UncopyableError, snapshot
+from torch_dataloader_utils.workers.collate import BatchBuffer, UncopyableError, copy_batch
 from torch_dataloader_utils.workers.messages import Content, Message, pinned
 from torch_dataloader_utils.workers.seeding import Seeding
 
@@ -143,14 +143,14 @@ class Stream:
 
     def _collated_together(self, batches: Batches, collate: Collate) -> Iterator[Batches | Batch | Alone]:
         """Yield collated batches, as one where they are alike; what cannot be copied is to be packed at once."""
-        gathered = Gathered(batches.sizes)
+        buffer = BatchBuffer(batches.sizes)
         done: list[Batch] = []
         try:
             for number, batch in enumerate(batches):
                 collated = collate(batch)
-                copy = gathered.take(collated.data) if number == gathered.count else None
+                copy = buffer.take(collated.data) if number == buffer.count else None
                 try:
-                    done.append(replace(collated, data=snapshot(collated.data) if copy is None else copy))
+                    done.append(replace(collated, data=copy_batch(collated.data) if copy is None else copy))
                 except UncopyableError:
                     yield from done
                     done.clear()
@@ -158,8 +158,8 @@ class Stream:
         except Exception:
             yield from done  # what was made before the error is delivered before it is raised
             raise
-        if gathered.is_complete:
-            yield replace(batches, columns=gathered.columns)
+        if buffer.is_complete:
+            yield replace(batches, columns=buffer.columns)
         else:
             yield from done
 
