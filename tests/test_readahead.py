@@ -236,7 +236,7 @@ def test_an_iterator_may_be_garbage_collected_in_the_thread_that_fetches_for_all
     assert (ended.stdout, ended.stderr) == ("4\n", "")
 
 
-# MemoryBudget ------------------------------------------------------------
+# Budget ------------------------------------------------------------
 
 
 def test_room_is_refused_where_it_would_be_exceeded_and_given_to_what_is_larger_once_nothing_is_held():
