@@ -18,7 +18,7 @@ from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import restore_progress
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.planning.assignment import Receipt
-from torch_dataloader_utils.planning.plan import Base, Piece, Plan, Shard
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, Shard, ShardSlice
 from torch_dataloader_utils.planning.planner import make_plan
 from torch_dataloader_utils.planning.shuffle import delivery_order, permutation, round_bounds
 from torch_dataloader_utils.planning.topology import Topology
@@ -47,7 +47,7 @@ class Delivery:
     drop_last: bool
     tells_ends_late: bool
 
-    def plan(self, epoch: int, base: Base | None = None) -> Plan:
+    def plan(self, epoch: int, baseline: DeliveredBaseline | None = None) -> Plan:
         run = self.run
         topology = run.topology
         return make_plan(
@@ -56,19 +56,21 @@ class Delivery:
             epoch=epoch,
             num_ranks=topology.planned_ranks,
             num_workers=topology.planned_workers,
-            base=base,
+            baseline=baseline,
         )
 
-    def fresh(self, base: Base | None = None) -> Progress:
+    def fresh(self, baseline: DeliveredBaseline | None = None) -> Progress:
         topology = self.run.topology
-        return Progress.fresh(topology.own_streams(self.plan(self.epoch, base)), topology.streams_per_turn, base)
+        return Progress.fresh(
+            topology.own_streams(self.plan(self.epoch, baseline)), topology.streams_per_turn, baseline
+        )
 
     def rows_of(self, shard: Shard) -> list[int]:
         """The rows that a shard delivers, in order."""
         seed = self.run.options.shuffle_seed if self.run.options.mixes_rows else None
         everything = row_ids(self.run.manifest, shard)
         if not self.takes_every or seed is None:
-            rows = [everything[place] for place in delivery_order(Piece(shard), seed=seed, epoch=self.epoch)]
+            rows = [everything[place] for place in delivery_order(ShardSlice(shard), seed=seed, epoch=self.epoch)]
             return [row for row in rows if not self.takes_every or row % self.takes_every]
         delivered = []
         for number in range(shard.rounds):
@@ -80,9 +82,9 @@ class Delivery:
             delivered += [rows[place] for place in order]
         return delivered
 
-    def rows_in(self, piece: Piece) -> list[int]:
-        """The rows that a piece delivers, in order."""
-        return self.rows_of(piece.shard)[piece.start : piece.stop]
+    def rows_in(self, shard_slice: ShardSlice) -> list[int]:
+        """The rows that a slice delivers, in order."""
+        return self.rows_of(shard_slice.shard)[shard_slice.start : shard_slice.stop]
 
     def go_on(self, progress: Progress) -> Iterator[tuple[list[int] | None, Progress]]:
         """Yield each batch, and None for each end of a stream, with the progress once it is handed over."""
@@ -115,13 +117,13 @@ class Delivery:
             yield rows, replace(receipt, beside=tuple(beside for _, beside in others))
 
     def _walk(self, progress: Progress, stream: int) -> Scan:
-        pieces = progress.streams[stream].pieces
+        slices = progress.streams[stream].slices
         due = [
             (row, position, number, number == last)
-            for position, piece in enumerate(pieces)
-            for rows in [self.rows_in(piece)]
-            for last in [piece.start + len(rows)]
-            for number, row in enumerate(rows, start=piece.start + 1)
+            for position, shard_slice in enumerate(slices)
+            for rows in [self.rows_in(shard_slice)]
+            for last in [shard_slice.start + len(rows)]
+            for number, row in enumerate(rows, start=shard_slice.start + 1)
         ]
         size = self.batch_size // progress.streams_per_turn
         dropped = len(due) % size if self.drop_last else 0
@@ -131,7 +133,7 @@ class Delivery:
             if last and not self.tells_ends_late:
                 position, delivered = position + 1, 0
             yield [row for row, *_ in rows], Receipt(stream, position, delivered, rows=len(rows))
-        yield None, Receipt(stream, len(pieces), 0, rows=0, rows_dropped=dropped)
+        yield None, Receipt(stream, len(slices), 0, rows=0, rows_dropped=dropped)
 
     def state(self, progress: Progress) -> dict[str, Any]:
         return dump_state(self.run, self.epoch, progress)

@@ -113,7 +113,7 @@ def plan_options(draw: st.DrawFn) -> PlanOptions:
 
 def shards_of(plan: Plan) -> list[Shard]:
     """Return the shards of a plan, in order."""
-    return [piece.shard for piece in plan.pieces]
+    return [shard_slice.shard for shard_slice in plan.slices]
 
 
 def row_ids(manifest: Manifest, shard: Shard) -> list[int]:

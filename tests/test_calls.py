@@ -1000,8 +1000,8 @@ def batches_of_plan(dataset: Any, size: int, *, drop_last: bool) -> tuple[list[l
     first = dataset._source.manifest.first_rows
     streams = []
     dropped = 0
-    for pieces in dataset._epoch_state.plan.rank_streams(dataset.rank):
-        splits = [split for piece in pieces for split in piece.shard.splits]
+    for slices in dataset._epoch_state.plan.rank_streams(dataset.rank):
+        splits = [split for shard_slice in slices for split in shard_slice.shard.splits]
         rows = [first[one.path] + one.row_offset + row for one in splits for row in range(one.row_length)]
         stop = len(rows) // size * size if drop_last else len(rows)
         dropped += len(rows) - stop

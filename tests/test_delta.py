@@ -102,7 +102,7 @@ def test_a_filter_keeps_the_rows_that_it_keeps_row_by_row(lake, name):
 
 READING: dict[str, dict[str, Any]] = {
     "in order": {},
-    "in pieces": {"read_ahead_bytes": 400},
+    "in slices": {"read_ahead_bytes": 400},
     "rows mixed": {"shuffle": True, "shuffle_buffer_size": 40},
     "rows mixed in rounds": {"shuffle": True, "shuffle_buffer_size": 8, "shuffle_interleave": 3},
 }

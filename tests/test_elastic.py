@@ -18,7 +18,7 @@ from torch_dataloader_utils.checkpoint.merge import merge_states
 from torch_dataloader_utils.checkpoint.parse import parse_state
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.planning.manifest import Manifest
-from torch_dataloader_utils.planning.plan import Base, PlanOptions
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, PlanOptions
 from torch_dataloader_utils.planning.topology import Topology
 
 
@@ -63,17 +63,17 @@ class Team:
         first = self.ranks[0]
         return [row for row in range(first.run.manifest.rows) if not first.takes_every or row % first.takes_every]
 
-    def base_of(self, states: Sequence[dict[str, Any]]) -> Base:
+    def base_of(self, states: Sequence[dict[str, Any]]) -> DeliveredBaseline:
         """Merge states, as each rank of this team would."""
         merged = [merge_states(list(map(parse_state, states)), delivery.run) for delivery in self.ranks]
         assert all(one == merged[0] for one in merged)
-        return merged[0].base
+        return merged[0].baseline
 
-    def go_on(self, base: Base | None, after: Sequence[int]) -> tuple[list[int], list[dict[str, Any]]]:
+    def go_on(self, baseline: DeliveredBaseline | None, after: Sequence[int]) -> tuple[list[int], list[dict[str, Any]]]:
         """Let each rank deliver some batches; return all rows, and the states, which are checked to load strictly."""
         rows, states = [], []
         for delivery, stop in zip(self.ranks, after, strict=False):
-            batches, progress = stopped(delivery, delivery.fresh(base), stop)
+            batches, progress = stopped(delivery, delivery.fresh(baseline), stop)
             rows += [row for batch in batches for row in batch]
             state = through_json(delivery.state(progress))
             if delivery.run.topology.virtual_ranks is None or len(self.ranks) == 1:
@@ -120,19 +120,19 @@ def journeys(draw: st.DrawFn) -> tuple[list[Team], list[list[int]]]:
 @settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
 def test_any_number_of_teams_one_after_the_other_deliver_each_row_once(journey):
     teams, stops = journey
-    base = None
+    baseline = None
     delivered: list[int] = []
     repeats = drops = 0
     for number, (team, after) in enumerate(zip(teams, stops, strict=True)):
         last = number == len(teams) - 1
-        rows, states = team.go_on(base, [10**6] * len(after) if last else after)
+        rows, states = team.go_on(baseline, [10**6] * len(after) if last else after)
         delivered += rows
         planned = team.ranks[0].run.topology.planned_ranks
         uneven = team.ranks[0].run.options.uneven_ranks
         repeats += planned - 1 if uneven == "pad" else 0
         drops = planned - 1 if last and uneven == "drop" else 0
         if not last:
-            base = teams[number + 1].base_of(states)
+            baseline = teams[number + 1].base_of(states)
     counts = Counter(delivered)
     assert set(counts) <= set(team.rows)
     assert len(team.rows) - len(counts) <= drops
@@ -144,17 +144,17 @@ def test_any_number_of_teams_one_after_the_other_deliver_each_row_once(journey):
 def test_every_rank_of_a_team_that_is_evened_makes_the_same_steps_also_of_what_was_left(journey):
     teams, stops = journey
     teams = [team for team in teams if team.ranks[0].run.options.uneven_ranks != "allow"]
-    base = None
+    baseline = None
     for number, (team, after) in enumerate(zip(teams, stops, strict=False)):
-        steps = [[len(batch) for batch in one.batches_from(one.fresh(base))] for one in team.ranks]
+        steps = [[len(batch) for batch in one.batches_from(one.fresh(baseline))] for one in team.ranks]
         assert all(one == steps[0] for one in steps)
         size = team.ranks[0].batch_size
         assert all(rows == size for rows in steps[0][:-1])
-        counts = {one.fresh(base).batches(size, drop_last=False) for one in team.ranks}
-        assert counts == {len(steps[0]) + (0 if base is None else base.batches)}
-        _, states = team.go_on(base, [after[0]] * len(team.ranks))
+        counts = {one.fresh(baseline).batches(size, drop_last=False) for one in team.ranks}
+        assert counts == {len(steps[0]) + (0 if baseline is None else baseline.batches)}
+        _, states = team.go_on(baseline, [after[0]] * len(team.ranks))
         if number + 1 < len(teams):
-            base = teams[number + 1].base_of(states)
+            baseline = teams[number + 1].base_of(states)
 
 
 GRIDS = [(4, 4), (2, 2), (6, 2)]
@@ -225,8 +225,8 @@ def test_few_rows_are_evened_over_any_ranks_and_workers(rows, uneven):
                     delivered = Counter(row for batches in each for batch in batches for row in batch)
                     plan = team.ranks[0].plan(0)
                     assert plan.evened is not None
-                    dropped = [piece.rows for piece in plan.evened.dropped]
-                    repeated = [piece.rows for piece in plan.evened.repeated]
+                    dropped = [shard_slice.rows for shard_slice in plan.evened.dropped]
+                    repeated = [shard_slice.rows for shard_slice in plan.evened.repeated]
                     assert sum(dropped) + len(delivered) == rows
                     assert delivered.total() - len(delivered) == sum(repeated)
                     assert sum(dropped) < num_ranks
@@ -285,8 +285,8 @@ def test_states_of_different_datasets_are_refused_with_the_ranks():
 
 def test_states_of_different_resumes_are_refused_with_the_ranks():
     states = saved(three_ranks())
-    base = three_ranks().base_of(states)
-    _, later = three_ranks().go_on(base, [1, 1, 1])
+    baseline = three_ranks().base_of(states)
+    _, later = three_ranks().go_on(baseline, [1, 1, 1])
     refused([states[0], later[1], later[2]], RankMismatchError, r"ranks \[1, 2\] .* other earlier progress than rank 0")
 
 

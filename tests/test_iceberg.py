@@ -202,7 +202,7 @@ def test_a_scan_filter_delivers_what_pyiceberg_reads_with_it(lake, scan_filter):
 
 READING: dict[str, dict[str, Any]] = {
     "in order": {},
-    "in pieces": {"read_ahead_bytes": 400},
+    "in slices": {"read_ahead_bytes": 400},
     "shards shuffled": {"shuffle": True, "split_rows": 20},
     "rows mixed": {"shuffle": True, "shuffle_buffer_size": 40},
     "rows mixed in rounds": {"shuffle": True, "shuffle_buffer_size": 8, "shuffle_interleave": 3},

@@ -34,7 +34,7 @@ from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.errors import Difference
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.manifest import Manifest
-from torch_dataloader_utils.planning.plan import Base, Piece, Plan, PlanOptions
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice
 from torch_dataloader_utils.planning.planner import make_plan
 from torch_dataloader_utils.planning.topology import Topology
 
@@ -51,8 +51,8 @@ MADE_UP = manifest_of([(50, 100), (50, 100), (30, 100)], [(7, 100)], [(40, 100)]
 MADE_UP_OPTIONS = PlanOptions(10**6, split_rows=60, shuffle=True)
 
 
-def made_up_plan(epoch: int, base: Base | None = None) -> Plan:
-    return make_plan(MADE_UP, MADE_UP_OPTIONS, epoch=epoch, num_ranks=2, num_workers=3, base=base)
+def made_up_plan(epoch: int, baseline: DeliveredBaseline | None = None) -> Plan:
+    return make_plan(MADE_UP, MADE_UP_OPTIONS, epoch=epoch, num_ranks=2, num_workers=3, baseline=baseline)
 
 
 @pytest.fixture(scope="module")
@@ -794,13 +794,21 @@ def test_a_damaged_state_of_many_streams_is_refused_or_leaves_exactly_what_it_do
         progress = restore_progress([parse_state(damaged)], run, made_up_plan)
     except ValueError:
         return
-    own = [piece for stream in made_up_plan(damaged["epoch"], progress.base).rank_streams(1) for piece in stream]
-    left = [piece for stream in progress.streams for piece in stream.left]
+    own = [
+        shard_slice
+        for stream in made_up_plan(damaged["epoch"], progress.baseline).rank_streams(1)
+        for shard_slice in stream
+    ]
+    left = [shard_slice for stream in progress.streams for shard_slice in stream.left]
     assert sorted(rows_in(left) + recorded_rows(damaged)) == sorted(rows_in(own))
 
 
-def rows_in(pieces: list[Piece]) -> list[int]:
-    return [row for piece in pieces for row in row_ids(MADE_UP, piece.shard)[piece.start : piece.stop]]
+def rows_in(slices: list[ShardSlice]) -> list[int]:
+    return [
+        row
+        for shard_slice in slices
+        for row in row_ids(MADE_UP, shard_slice.shard)[shard_slice.start : shard_slice.stop]
+    ]
 
 
 def recorded_rows(state: dict[str, Any]) -> list[int]:

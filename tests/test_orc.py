@@ -64,7 +64,7 @@ def test_stripes_are_the_unit_of_splitting_with_their_true_row_counts(data):
     groups = [group.rows for file in dataset._source.manifest.files for group in file.row_groups]
     assert groups == stripes_of(data)
     assert len(groups) > 2
-    assert len(dataset._epoch_state.plan.pieces) == len(groups)
+    assert len(dataset._epoch_state.plan.slices) == len(groups)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ SETTINGS = {
     "mixed": {"shuffle": True, "shuffle_buffer_size": 100},
     "in rounds": {"shuffle": True, "shuffle_buffer_size": 20},
     "filtered": {"filters": pc.field("score") > 5},
-    "in pieces": {"read_ahead_bytes": 500},
+    "in slices": {"read_ahead_bytes": 500},
 }
 
 
@@ -121,7 +121,7 @@ def test_a_resume_with_workers_after_any_batch_delivers_the_batches_that_were_to
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)
-@pytest.mark.parametrize("options", [{}, {"read_ahead_bytes": 10_000}], ids=["whole", "in pieces"])
+@pytest.mark.parametrize("options", [{}, {"read_ahead_bytes": 10_000}], ids=["whole", "in slices"])
 def test_files_that_others_wrote_hold_what_pyarrow_reads(path, options):
     expected = pa_orc.read_table(path)
     if not len(expected):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support import manifest_of, manifests, plan_options, row_ids, shards_of
 
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
-from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, Piece, Plan, PlanOptions, Shard
+from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, Plan, PlanOptions, Shard, ShardSlice
 from torch_dataloader_utils.planning.planner import make_plan
 from torch_dataloader_utils.planning.shuffle import permutation, round_bounds, stable_argsort
 
@@ -82,7 +82,11 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def streams_of(plan: Plan) -> list[list[Shard]]:
-    return [[piece.shard for piece in stream] for rank in range(plan.num_ranks) for stream in plan.rank_streams(rank)]
+    return [
+        [shard_slice.shard for shard_slice in stream]
+        for rank in range(plan.num_ranks)
+        for stream in plan.rank_streams(rank)
+    ]
 
 
 def groups_within(groups: list[tuple[Split, int]], splits: Sequence[Split]) -> list[tuple[Split, int]]:
@@ -117,7 +121,7 @@ def test_shard_i_belongs_to_rank_i_mod_ranks_and_in_it_to_the_workers_in_turn(ca
         held.setdefault((number % plan.num_ranks, worker), []).append(shard)
     for rank in range(plan.num_ranks):
         for worker in range(max(1, plan.num_workers)):
-            assert [piece.shard for piece in plan.stream(rank, worker)] == held.get((rank, worker), [])
+            assert [shard_slice.shard for shard_slice in plan.stream(rank, worker)] == held.get((rank, worker), [])
 
 
 @given(cases())
@@ -385,7 +389,7 @@ from torch_dataloader_utils.planning.planner import make_plan
 from torch_dataloader_utils.planning.shuffle import permutation
 for manifest, options, epoch, num_ranks, num_workers in pickle.load(sys.stdin.buffer):
     plan = make_plan(manifest, options, epoch=epoch, num_ranks=num_ranks, num_workers=num_workers)
-    mixed = permutation(50, seed=options.shuffle_seed, epoch=epoch, shard=plan.pieces[0].shard)
+    mixed = permutation(50, seed=options.shuffle_seed, epoch=epoch, shard=plan.slices[0].shard)
     print(manifest.fingerprint, plan.digest, *mixed.tolist())
 """
 
@@ -427,12 +431,12 @@ def test_the_digest_tells_which_epoch_how_many_ranks_and_workers_and_what_is_in_
         replace(plan, epoch=1),
         replace(plan, num_ranks=2),
         replace(plan, num_workers=1),
-        replace(plan, pieces=tuple(map(Piece, (second, first, *rest)))),
-        replace(plan, pieces=tuple(map(Piece, (Shard(first.splits + second.splits), *rest)))),
-        replace(plan, pieces=tuple(map(Piece, (second, *rest)))),
-        replace(plan, pieces=(Piece(first, 1), *map(Piece, (second, *rest)))),
-        replace(plan, pieces=(Piece(first, 0, 1), *map(Piece, (second, *rest)))),
-        replace(plan, pieces=(Piece(replace(first, rounds=2)), *map(Piece, (second, *rest)))),
+        replace(plan, slices=tuple(map(ShardSlice, (second, first, *rest)))),
+        replace(plan, slices=tuple(map(ShardSlice, (Shard(first.splits + second.splits), *rest)))),
+        replace(plan, slices=tuple(map(ShardSlice, (second, *rest)))),
+        replace(plan, slices=(ShardSlice(first, 1), *map(ShardSlice, (second, *rest)))),
+        replace(plan, slices=(ShardSlice(first, 0, 1), *map(ShardSlice, (second, *rest)))),
+        replace(plan, slices=(ShardSlice(replace(first, rounds=2)), *map(ShardSlice, (second, *rest)))),
     ]
     assert len({plan.digest, *(one.digest for one in others)}) == 1 + len(others)
 

@@ -73,9 +73,11 @@ def test_at_every_stop_each_row_is_either_delivered_or_left_exactly_once(deliver
     delivery = replace(delivery, drop_last=False)
     batches, progress = stopped(delivery, delivery.fresh(), after)
     progress = delivery.restored(through_json(delivery.state(progress)))
-    done = [row for stream in progress.streams for piece in stream.done for row in delivery.rows_in(piece)]
-    left = [row for stream in progress.streams for piece in stream.left for row in delivery.rows_in(piece)]
-    everything = [row for stream in progress.streams for piece in stream.planned for row in delivery.rows_in(piece)]
+    done = [row for stream in progress.streams for shard_slice in stream.done for row in delivery.rows_in(shard_slice)]
+    left = [row for stream in progress.streams for shard_slice in stream.left for row in delivery.rows_in(shard_slice)]
+    everything = [
+        row for stream in progress.streams for shard_slice in stream.planned for row in delivery.rows_in(shard_slice)
+    ]
     assert sorted(done) == sorted(row for batch in batches for row in batch)
     assert sorted(done + left) == sorted(everything)
     assert len(set(everything)) == len(everything)
@@ -107,7 +109,7 @@ def test_the_number_of_batches_is_exact_at_every_stop(delivery, after):
 def test_the_progress_of_a_rank_names_no_row_of_another(delivery, after):
     _, progress = stopped(delivery, delivery.fresh(), after)
     state = delivery.state(progress)
-    own = {piece.shard.splits for stream in delivery.fresh().streams for piece in stream.planned}
+    own = {shard_slice.shard.splits for stream in delivery.fresh().streams for shard_slice in stream.planned}
     recorded = parse_state(state)
     assert {shard.splits for shard in (*recorded.completed, *recorded.in_progress)} <= own
 
@@ -140,9 +142,9 @@ def test_row_numbers_are_the_rows_of_the_shards_and_no_others(delivery, after):
     _, progress = stopped(delivery, delivery.fresh(), after)
     with by_number():
         state = delivery.state(progress)
-    pieces = [piece for stream in progress.streams for piece in stream.done]
-    done = [piece.shard for piece in pieces if piece.stop == piece.shard.rows]
-    started = [piece.shard for piece in pieces if piece.stop < piece.shard.rows]
+    slices = [shard_slice for stream in progress.streams for shard_slice in stream.done]
+    done = [shard_slice.shard for shard_slice in slices if shard_slice.stop == shard_slice.shard.rows]
+    started = [shard_slice.shard for shard_slice in slices if shard_slice.stop < shard_slice.shard.rows]
     assert rows_in(state["completed_rows"]) == sorted(rows_of_all(delivery, done))
     assert [rows_in(entry["rows"]) for entry in state["in_progress"]] == [
         rows_of_all(delivery, [one]) for one in started

@@ -42,7 +42,10 @@ def ours(group: int, buffer: int, streams: int = 1, interleave: int = 8) -> floa
     for epoch in range(3):
         plan = make_plan(manifest, options, epoch=epoch, num_ranks=1, num_workers=streams)
         for stream in plan.rank_streams(0):
-            rows = [places(manifest, piece.shard)[delivery_order(piece, seed=42, epoch=epoch)] for piece in stream]
+            rows = [
+                places(manifest, shard_slice.shard)[delivery_order(shard_slice, seed=42, epoch=epoch)]
+                for shard_slice in stream
+            ]
             found.append(chi_square(np.concatenate(rows)))
     return float(np.mean(found))
 

@@ -130,7 +130,7 @@ def path(tmp_path_factory) -> Path:
         ([f"c{number}" for number in range(8)], [list(range(8))]),
     ],
 )
-@pytest.mark.parametrize("workers_share", ["whole", "in pieces"])
+@pytest.mark.parametrize("workers_share", ["whole", "in slices"])
 def test_a_row_group_is_fetched_in_as_many_ranges_as_its_columns_have_runs(
     path, monkeypatch, columns, runs, workers_share
 ):

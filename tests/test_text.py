@@ -439,7 +439,7 @@ def test_rows_that_nobody_counted_are_mixed_among_finer_ranges(tmp_path: Path, k
 
     loader, dataset = open_text(tmp_path, format=kind, shuffle=True, shuffle_buffer_size=400)
 
-    shards = [piece.shard for piece in dataset._epoch_state.plan.pieces]
+    shards = [shard_slice.shard for shard_slice in dataset._epoch_state.plan.slices]
     assert len(shards) > 4
     assert any(len(shard.splits) > 1 for shard in shards)
     assert {shard.rounds for shard in shards} == {1}

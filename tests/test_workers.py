@@ -125,8 +125,12 @@ def test_a_worker_that_is_not_forked_is_sent_the_footers_of_its_own_files_once(t
     for assignments, assignment in sent:
         known = of_worker.setdefault(assignments, [])
         known.extend(assignment.footers)
-        pieces = [piece for stream_assignment in assignment.stream_assignments for piece in stream_assignment.pieces]
-        assert {split.path for piece in pieces for split in piece.shard.splits} <= set(known)
+        slices = [
+            shard_slice
+            for stream_assignment in assignment.stream_assignments
+            for shard_slice in stream_assignment.slices
+        ]
+        assert {split.path for shard_slice in slices for split in shard_slice.shard.splits} <= set(known)
         assert all(content.endswith(footers[path]) for path, content in assignment.footers.items())
     assert len(of_worker) == 2
     assert all(len(known) == len(set(known)) for known in of_worker.values())

@@ -33,7 +33,7 @@ def batches_of(job: Job) -> Any:
 
 if __name__ == "__main__":
     job = read_job()
-    # Started before the clock: a training that uses Ray has one running. Two CPUs: as many as two workers have.
+    # PartialShard before the clock: a training that uses Ray has one running. Two CPUs: as many as two workers have.
     ray.init(
         num_cpus=2,
         include_dashboard=False,

@@ -18,7 +18,7 @@ from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.distributed import in_step
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
 from torch_dataloader_utils.planning.manifest import Split
-from torch_dataloader_utils.planning.plan import Piece, Shard
+from torch_dataloader_utils.planning.plan import Shard, ShardSlice
 from torch_dataloader_utils.workers.seeding import Seeding
 
 BATCHES = 20_000
@@ -29,7 +29,7 @@ STEP_SEC = 0.002
 def seeding_us(*, keeps: bool) -> float:
     """Return the microseconds that seeding costs a batch."""
     shard = Shard((Split("part-0.parquet", 0, BATCHES),))
-    seeding = Seeding(42, 0, Assignment(0, 0, 0, ((StreamAssignment(0, (Piece(shard),)),),)), keeps=keeps)
+    seeding = Seeding(42, 0, Assignment(0, 0, 0, ((StreamAssignment(0, (ShardSlice(shard),)),),)), keeps=keeps)
     began = time.perf_counter()
     for number in range(BATCHES):
         with seeding.of(Receipt(0, 0, number, rows=1, last=(0, number))):

@@ -3,7 +3,7 @@
     make demo
 
 Two ranks with two workers each train on 336,776 flights (see `train.py`). All of their processes are killed
-at once, between two checkpoints. Started again, the training goes on from the newest checkpoint. What is
+at once, between two checkpoints. PartialShard again, the training goes on from the newest checkpoint. What is
 printed at the end is counted from the row ids of every batch that was trained on and kept; the program fails
 if a row was lost or repeated, or if the order differs from that of an epoch that nobody stops.
 """
@@ -193,7 +193,7 @@ def main() -> int:
             job.finish(TIME_LIMIT)
         resumed = read_reports(run_dir)
         step = resumed[0]["resumed_at_step"]
-        print(f"Started again: resumed from the checkpoint of step {step} and finished the epoch.")
+        print(f"PartialShard again: resumed from the checkpoint of step {step} and finished the epoch.")
 
         with start("replay.py", replay_dir, "--until-step", str(step)) as job:
             job.finish(TIME_LIMIT)

@@ -14,7 +14,7 @@ from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import MOST_FILES, STATE_VERSION, dump_splits
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, Base, Piece, Shard
+from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, DeliveredBaseline, Shard, ShardSlice
 from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_row_numbers, row_numbers
 
 __all__ = ["dump_state"]
@@ -66,7 +66,7 @@ def dump_state(run: Run, epoch: int, progress: Progress) -> dict[str, Any]:
         "files": [entry.copy() for entry in manifest.entries] if len(manifest.files) <= MOST_FILES else None,
         **done_ranges,
         "in_progress": in_progress,
-        "base": None if progress.base is None else _dump_base(manifest, progress.base),
+        "base": None if progress.baseline is None else _dump_baseline(manifest, progress.baseline),
     }
 
 
@@ -90,14 +90,14 @@ class _Delivered:
         parts: dict[Shard, list[tuple[int, int]]] = {}
         repeated: dict[Shard, list[tuple[int, int]]] = {}
         for stream in progress.streams:
-            for piece in stream.done:
-                shard = piece.shard
-                if piece.repeats:
-                    repeated.setdefault(shard, []).append((piece.start, piece.stop))
-                elif _is_whole(piece):
+            for shard_slice in stream.done:
+                shard = shard_slice.shard
+                if shard_slice.repeats:
+                    repeated.setdefault(shard, []).append((shard_slice.start, shard_slice.stop))
+                elif _is_whole(shard_slice):
                     done.append(shard)
                 else:
-                    parts.setdefault(shard, []).append((piece.start, piece.stop))
+                    parts.setdefault(shard, []).append((shard_slice.start, shard_slice.stop))
         started = {shard: merged(windows) for shard, windows in parts.items()}
         for shard, windows in list(started.items()):
             if windows == ((0, shard.rows),) and not shard.absent:
@@ -106,8 +106,8 @@ class _Delivered:
         return cls(done, started, {shard: merged(windows) for shard, windows in repeated.items()})
 
 
-def _is_whole(piece: Piece) -> bool:
-    return piece.start == 0 and piece.stop == piece.shard.rows and not piece.shard.absent
+def _is_whole(shard_slice: ShardSlice) -> bool:
+    return shard_slice.start == 0 and shard_slice.stop == shard_slice.shard.rows and not shard_slice.shard.absent
 
 
 def _splits(shards: Iterable[Shard]) -> list[Split]:
@@ -137,11 +137,11 @@ def _dump_started(manifest: Manifest, shard: Shard, windows: Windows, by_number:
     return entry
 
 
-def _dump_base(manifest: Manifest, base: Base) -> dict[str, Any]:
-    by_number = _is_long(manifest, [one.shard for one in base.started])
+def _dump_baseline(manifest: Manifest, baseline: DeliveredBaseline) -> dict[str, Any]:
+    by_number = _is_long(manifest, [one.shard for one in baseline.partial])
     return {
-        "batches_delivered": base.batches,
-        "completed_rows": merged_row_numbers(manifest, base.done),
-        "in_progress": [_dump_started(manifest, one.shard, one.windows, by_number) for one in base.started],
-        "left_out": list(base.left_out),
+        "batches_delivered": baseline.batches,
+        "completed_rows": merged_row_numbers(manifest, baseline.done),
+        "in_progress": [_dump_started(manifest, one.shard, one.windows, by_number) for one in baseline.partial],
+        "left_out": list(baseline.left_out),
     }

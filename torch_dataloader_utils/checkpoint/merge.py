@@ -1,4 +1,4 @@
-"""The states of all ranks to one base, from which what is left of an epoch is planned anew. Pure.
+"""The states of all ranks to one baseline, from which what is left of an epoch is planned anew. Pure.
 
 An elastic resume: under any number of ranks and workers, and, where that is wanted, over files that have changed.
 """
@@ -19,7 +19,7 @@ from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedShard, SavedState
 from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, RankMismatchError
 from torch_dataloader_utils.planning.manifest import Split
-from torch_dataloader_utils.planning.plan import Base, Piece, Shard, Started
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, Shard, ShardSlice
 from torch_dataloader_utils.planning.row_ranges import FileRows, gaps, merged, splits_of_rows
 from torch_dataloader_utils.planning.shuffle import delivery_order
 
@@ -38,14 +38,14 @@ class Merged:
 
     Attributes:
         epoch: Their epoch.
-        base: What was delivered of it.
+        baseline: What was delivered of it.
         added: Files that are new since, by relative path.
         lost_rows: For each file that is gone or was written anew, the rows that cannot be delivered any more; where
             rows are not counted, the bytes.
     """
 
     epoch: int
-    base: Base
+    baseline: DeliveredBaseline
     added: tuple[str, ...] = ()
     lost_rows: dict[str, int] = field(default_factory=dict)
 
@@ -75,11 +75,11 @@ def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: On
     for state in states:
         claims.add(state, layout)
     claims.require_apart()
-    base = claims.base(states)
+    baseline = claims.baseline(states)
     if not files:
-        require_row_groups(base, run.manifest)
-        return Merged(first.epoch, base)
-    kept, lost = _without_changed(base, first, run, {*files.removed, *files.changed}, layout)
+        require_row_groups(baseline, run.manifest)
+        return Merged(first.epoch, baseline)
+    kept, lost = _without_changed(baseline, first, run, {*files.removed, *files.changed}, layout)
     require_row_groups(kept, run.manifest)
     return Merged(first.epoch, kept, files.added, lost)
 
@@ -93,7 +93,7 @@ def _require_together(states: Sequence[SavedState]) -> None:
         "epochs": lambda state: state.epoch,
         "datasets": lambda state: (state.fingerprint, state.settings["rows"]),
         "settings": lambda state: {key: value for key, value in state.settings.items() if key != "rank"},
-        "earlier progress": lambda state: state.base,
+        "earlier progress": lambda state: state.baseline,
     }
     for name, part in parts.items():
         different = [state.rank for state in states if part(state) != part(states[0])]
@@ -146,9 +146,12 @@ class _Claims:
         self._done: list[tuple[Split, str]] = []
         self._shards: dict[tuple[Split, ...], Shard] = {}
         self._windows: dict[tuple[Split, ...], list[tuple[int, int, str]]] = defaultdict(list)
-        if first.base is not None:
+        if first.baseline is not None:
             self._claim(
-                "an earlier resume", splits_of_rows(layout, first.base.completed_rows), first.base.in_progress, layout
+                "an earlier resume",
+                splits_of_rows(layout, first.baseline.completed_rows),
+                first.baseline.in_progress,
+                layout,
             )
 
     def add(self, state: SavedState, layout: Sequence[FileRows]) -> None:
@@ -178,21 +181,21 @@ class _Claims:
             _require_apart(within, f"of the shard that begins with row {splits[0].row_offset} of {splits[0].path}")
         _require_apart(ranges, "")
 
-    def base(self, states: Sequence[SavedState]) -> Base:
+    def baseline(self, states: Sequence[SavedState]) -> DeliveredBaseline:
         """Return all of it together."""
         done = [split for split, _ in self._done]
         started = []
         for splits, shard in self._shards.items():
             windows = merged((start, stop) for start, stop, _ in self._windows[splits])
             if gaps(windows, shard.rows):
-                started.append(Started(shard, windows))
+                started.append(PartialShard(shard, windows))
             else:
                 done += [split for place, split in enumerate(splits) if place not in shard.absent]
-        base = states[0].base
-        return Base(
+        baseline = states[0].baseline
+        return DeliveredBaseline(
             done=tuple(_joined(done)),
-            started=tuple(sorted(started, key=lambda one: one.shard.splits)),
-            left_out=() if base is None else base.left_out,
+            partial=tuple(sorted(started, key=lambda one: one.shard.splits)),
+            left_out=() if baseline is None else baseline.left_out,
             batches=max(state.batches_delivered for state in states),
         )
 
@@ -223,15 +226,15 @@ def _joined(splits: Iterable[Split]) -> Iterator[Split]:
 
 
 def _without_changed(
-    base: Base, saved: SavedState, run: Run, changed: set[str], layout: Sequence[FileRows]
-) -> tuple[Base, dict[str, int]]:
+    baseline: DeliveredBaseline, saved: SavedState, run: Run, changed: set[str], layout: Sequence[FileRows]
+) -> tuple[DeliveredBaseline, dict[str, int]]:
     """Return what was delivered of the files that are as they were, and the rows that are lost with each other."""
-    lost = {path: rows for path, rows in layout if path in changed and path not in base.left_out}
-    for split in base.done:
+    lost = {path: rows for path, rows in layout if path in changed and path not in baseline.left_out}
+    for split in baseline.done:
         if split.path in lost:
             lost[split.path] -= split.row_length
     started = []
-    for one in base.started:
+    for one in baseline.partial:
         absent = {place for place, split in enumerate(one.shard.splits) if split.path in changed}
         if absent <= set(one.shard.absent):
             started.append(one)
@@ -246,20 +249,22 @@ def _without_changed(
         if kept is not None:
             started.append(kept)
     return (
-        Base(
-            done=tuple(split for split in base.done if split.path not in changed),
-            started=tuple(started),
-            left_out=tuple(sorted({*base.left_out, *changed})),  # also if they come back
-            batches=base.batches,
+        DeliveredBaseline(
+            done=tuple(split for split in baseline.done if split.path not in changed),
+            partial=tuple(started),
+            left_out=tuple(sorted({*baseline.left_out, *changed})),  # also if they come back
+            batches=baseline.batches,
         ),
         lost,
     )
 
 
-def _with_absent(one: Started, absent: set[int], run: Run, epoch: int, lost: dict[str, int]) -> Started | None:
+def _with_absent(
+    one: PartialShard, absent: set[int], run: Run, epoch: int, lost: dict[str, int]
+) -> PartialShard | None:
     """Return a shard that was under way without splits that cannot be read any more; None if nothing is left of it."""
     shard = one.shard
-    order = delivery_order(Piece(shard), seed=run.options.mixing_seed, epoch=epoch)
+    order = delivery_order(ShardSlice(shard), seed=run.options.mixing_seed, epoch=epoch)
     ends = np.cumsum([split.row_length for split in shard.splits])
     places = np.searchsorted(ends, order, side="right")  # the split of each delivered row
     gone = np.isin(places, sorted(absent))
@@ -274,4 +279,4 @@ def _with_absent(one: Started, absent: set[int], run: Run, epoch: int, lost: dic
     windows = merged((int(before[start]), int(before[stop])) for start, stop in one.windows)
     left = Shard(shard.splits, shard.rounds, tuple(sorted({*shard.absent, *absent})))
     windows = tuple((start, stop) for start, stop in windows if start < stop)
-    return Started(left, windows) if left.rows else None
+    return PartialShard(left, windows) if left.rows else None

@@ -11,7 +11,13 @@ from itertools import pairwise
 from typing import Any
 
 from torch_dataloader_utils.checkpoint.json_value import Place
-from torch_dataloader_utils.checkpoint.saved_state import STATE_VERSION, SavedBase, SavedFile, SavedShard, SavedState
+from torch_dataloader_utils.checkpoint.saved_state import (
+    STATE_VERSION,
+    SavedBaseline,
+    SavedFile,
+    SavedShard,
+    SavedState,
+)
 from torch_dataloader_utils.planning.manifest import Split, root_prefix
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS
 
@@ -89,14 +95,14 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         completed=completed,
         completed_rows=completed_rows,
         in_progress=in_progress,
-        base=None if state["base"].absent else _base(state["base"], tree, settings["rows"]),
+        baseline=None if state["base"].absent else _base(state["base"], tree, settings["rows"]),
     )
 
 
-def _base(place: Place, tree: _Tree, dataset_rows: int) -> SavedBase:
+def _base(place: Place, tree: _Tree, dataset_rows: int) -> SavedBaseline:
     in_progress = _started_shards(place["in_progress"], tree, dataset_rows)
     _refuse_overlap([(split.path, *_ends(split)) for shard in in_progress for split in shard.splits])
-    return SavedBase(
+    return SavedBaseline(
         batches_delivered=place["batches_delivered"].integer(),
         completed_rows=_rising_numbers(place["completed_rows"], dataset_rows),
         in_progress=in_progress,

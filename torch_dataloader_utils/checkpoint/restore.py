@@ -10,10 +10,10 @@ from itertools import accumulate, pairwise
 from torch_dataloader_utils.checkpoint.compare import FileChanges, compare_files, mismatch
 from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
 from torch_dataloader_utils.checkpoint.run import Run
-from torch_dataloader_utils.checkpoint.saved_state import SavedBase, SavedShard, SavedState
+from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedShard, SavedState
 from torch_dataloader_utils.errors import Difference, RankMismatchError
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import Base, Piece, Plan, Shard, Started
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, Plan, Shard, ShardSlice
 from torch_dataloader_utils.planning.row_ranges import Coverage, Windows, merged, splits_of_rows
 
 __all__ = ["require_each_rank", "require_row_groups", "restore_progress"]
@@ -24,14 +24,14 @@ OWN = ("num_workers", "num_ranks", "rank")
 
 
 def restore_progress(
-    states: Sequence[SavedState], run: Run, plan_epoch: Callable[[int, Base | None], Plan]
+    states: Sequence[SavedState], run: Run, plan_epoch: Callable[[int, DeliveredBaseline | None], Plan]
 ) -> Progress:
     """Return the progress that states record, placed in today's plan.
 
     Args:
         states: This rank's state, or those of all ranks.
         run: What they must belong to.
-        plan_epoch: Plans an epoch of this run, or what a base left of it.
+        plan_epoch: Plans an epoch of this run, or what a baseline left of it.
 
     Returns:
         The progress, ready for an iteration that continues.
@@ -51,10 +51,10 @@ def restore_progress(
     if everybody and not differences:
         require_each_rank(states)
         _require_one_step(states)
-    base = None if first.base is None else _load_base(first.base, manifest)
-    if base is not None and not differences and not files:
-        require_row_groups(base, manifest)
-    plan = plan_epoch(first.epoch, base)
+    baseline = None if first.baseline is None else _load_baseline(first.baseline, manifest)
+    if baseline is not None and not differences and not files:
+        require_row_groups(baseline, manifest)
+    plan = plan_epoch(first.epoch, baseline)
     ranks = range(topology.planned_ranks) if everybody else topology.own_ranks
     streams = {(rank, worker): plan.stream(rank, worker) for worker in range(plan.streams) for rank in ranks}
     recorded = _Recorded(states, manifest)
@@ -68,18 +68,19 @@ def restore_progress(
         next_turn=first.next_worker,
         batches_delivered=first.batches_delivered,
         streams_per_turn=topology.streams_per_turn,
-        base=base,
+        baseline=baseline,
     )
     _require_possible(progress)
     return progress
 
 
-def _load_base(saved: SavedBase, manifest: Manifest) -> Base:
+def _load_baseline(saved: SavedBaseline, manifest: Manifest) -> DeliveredBaseline:
     """Return what a state records of the epoch before it was planned anew."""
-    return Base(
+    return DeliveredBaseline(
         done=tuple(splits_of_rows(manifest.rows_by_file, saved.completed_rows)),
-        started=tuple(
-            Started(Shard(_splits_of(one, manifest), one.rounds, one.absent), one.windows) for one in saved.in_progress
+        partial=tuple(
+            PartialShard(Shard(_splits_of(one, manifest), one.rounds, one.absent), one.windows)
+            for one in saved.in_progress
         ),
         left_out=saved.left_out,
         batches=saved.batches_delivered,
@@ -113,18 +114,18 @@ def require_each_rank(states: Sequence[SavedState]) -> None:
         raise RankMismatchError(msg)
 
 
-def require_row_groups(base: Base, manifest: Manifest) -> None:
+def require_row_groups(baseline: DeliveredBaseline, manifest: Manifest) -> None:
     """Raise unless what was done, or was under way, is whole row groups of today's files."""
     bounds = {
         file.path: set(accumulate((group.rows for group in file.row_groups), initial=0)) for file in manifest.files
     }
     present = [
         split
-        for started in base.started
+        for started in baseline.partial
         for place, split in enumerate(started.shard.splits)
         if place not in started.shard.absent
     ]
-    for split in [*base.done, *present]:
+    for split in [*baseline.done, *present]:
         ends = {split.row_offset, split.row_offset + split.row_length}
         if not ends <= bounds.get(split.path, set()):
             raise mismatch((), FileChanges(), (split,), manifest)
@@ -153,7 +154,7 @@ def _differences(saved: SavedState, run: Run, but: Iterable[str]) -> Iterator[Di
 
 def _require_one_step(states: Sequence[SavedState]) -> None:
     for one, other in pairwise(states):
-        if (one.epoch, one.batches_delivered, one.base) != (other.epoch, other.batches_delivered, other.base):
+        if (one.epoch, one.batches_delivered, one.baseline) != (other.epoch, other.batches_delivered, other.baseline):
             steps = ", ".join(f"rank {s.rank} epoch {s.epoch} step {s.batches_delivered}" for s in states)
             msg = f"the states of a grid are taken at one step by all ranks; these are not: {steps}"
             raise RankMismatchError(msg)
@@ -180,20 +181,20 @@ class _Recorded:
                     msg = "not a state of this package: it records a shard in progress twice"
                     raise ValueError(msg)
 
-    def windows(self, piece: Piece) -> Windows:
-        """Return which rows of a piece's shard were delivered."""
-        splits = piece.shard.splits
-        if piece.repeats:
+    def windows(self, shard_slice: ShardSlice) -> Windows:
+        """Return which rows of a slice's shard were delivered."""
+        splits = shard_slice.shard.splits
+        if shard_slice.repeats:
             return self._repeated.get(splits, ())
         if splits in self._started:
             return self._started[splits]
-        return ((0, piece.shard.rows),) if all(map(self._coverage.covers, splits)) else ()
+        return ((0, shard_slice.shard.rows),) if all(map(self._coverage.covers, splits)) else ()
 
     def require_matched(self, placed: Iterable[StreamProgress], run: Run) -> None:
         """Raise if more is recorded than these streams have delivered."""
         matched = Counter[tuple[Split, ...]]()
-        for piece in (piece for stream in placed for piece in stream.done if not piece.repeats):
-            matched[piece.shard.splits] += piece.rows
+        for shard_slice in (shard_slice for stream in placed for shard_slice in stream.done if not shard_slice.repeats):
+            matched[shard_slice.shard.splits] += shard_slice.rows
         if matched.total() == self._rows:
             return
         started = {splits: _size(windows) for splits, windows in self._started.items()}
@@ -201,9 +202,9 @@ class _Recorded:
         lost = next(splits for splits, rows in (started | whole).items() if matched[splits] != rows)
         raise mismatch((), FileChanges(), lost, run.manifest)
 
-    def first_unplaced(self, streams: Sequence[Sequence[Piece]]) -> tuple[Split, ...] | None:
+    def first_unplaced(self, streams: Sequence[Sequence[ShardSlice]]) -> tuple[Split, ...] | None:
         """Return something recorded that is no shard of these streams, or None."""
-        shards = list(dict.fromkeys(piece.shard for stream in streams for piece in stream))
+        shards = list(dict.fromkeys(shard_slice.shard for stream in streams for shard_slice in stream))
         today = {shard.splits for shard in shards}
         for splits in self._started:
             if splits not in today or any(map(self._coverage.covers, splits)):
@@ -222,31 +223,31 @@ def _size(windows: Iterable[tuple[int, int]]) -> int:
     return sum(stop - start for start, stop in windows)
 
 
-def _placed(stream: tuple[Piece, ...], recorded: _Recorded) -> StreamProgress:
+def _placed(stream: tuple[ShardSlice, ...], recorded: _Recorded) -> StreamProgress:
     return StreamProgress(stream, tuple(_left(stream, recorded)))
 
 
-def _left(stream: Iterable[Piece], recorded: _Recorded) -> Iterator[Piece]:
-    """Yield what is left of a stream, whose pieces were done in their order."""
+def _left(stream: Iterable[ShardSlice], recorded: _Recorded) -> Iterator[ShardSlice]:
+    """Yield what is left of a stream, whose slices were done in their order."""
     under_way = False
-    for piece in stream:
-        windows = recorded.windows(piece)
-        until = next((stop for start, stop in windows if start <= piece.start < stop), piece.start)
-        until = min(until, piece.stop)
-        later = any(until < start < piece.stop for start, _ in windows)
-        if later or (under_way and until > piece.start):
+    for shard_slice in stream:
+        windows = recorded.windows(shard_slice)
+        until = next((stop for start, stop in windows if start <= shard_slice.start < stop), shard_slice.start)
+        until = min(until, shard_slice.stop)
+        later = any(until < start < shard_slice.stop for start, _ in windows)
+        if later or (under_way and until > shard_slice.start):
             msg = "not a state of this package: a worker's shards are done in their order, and these are not"
             raise ValueError(msg)
-        if until < piece.stop:
+        if until < shard_slice.stop:
             under_way = True
-            yield replace(piece, start=until)
+            yield replace(shard_slice, start=until)
 
 
 def _require_possible(progress: Progress) -> None:
     """Raise unless there were as many rows as batches."""
-    planned = sum(piece.rows for stream in progress.streams for piece in stream.planned)
+    planned = sum(shard_slice.rows for stream in progress.streams for shard_slice in stream.planned)
     rows = planned - progress.rows_left
-    before = 0 if progress.base is None else progress.base.batches
+    before = 0 if progress.baseline is None else progress.baseline.batches
     if progress.batches_delivered - before > rows:
         msg = f"not a state of this package: it records {progress.batches_delivered - before} batches of {rows} rows"
         raise ValueError(msg)

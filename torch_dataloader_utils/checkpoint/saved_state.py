@@ -9,7 +9,7 @@ from typing import Any
 from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.row_ranges import Windows
 
-__all__ = ["MOST_FILES", "STATE_VERSION", "SavedBase", "SavedFile", "SavedShard", "SavedState", "dump_splits"]
+__all__ = ["MOST_FILES", "STATE_VERSION", "SavedBaseline", "SavedFile", "SavedShard", "SavedState", "dump_splits"]
 
 
 STATE_VERSION = 1
@@ -54,7 +54,7 @@ class SavedShard:
 
 
 @dataclass(frozen=True, slots=True)
-class SavedBase:
+class SavedBaseline:
     """What a state records of the epoch before it was planned anew.
 
     Attributes:
@@ -85,7 +85,7 @@ class SavedState:
         completed: Shards that are done.
         completed_rows: Ranges of the manifest's rows that are done: start, stop, start, stop, ...
         in_progress: Shards that are under way.
-        base: What was done before the epoch was planned anew, or None.
+        baseline: What was done before the epoch was planned anew, or None.
     """
 
     settings: dict[str, Any]
@@ -98,7 +98,7 @@ class SavedState:
     completed: tuple[SavedShard, ...]
     completed_rows: tuple[int, ...]
     in_progress: tuple[SavedShard, ...]
-    base: SavedBase | None
+    baseline: SavedBaseline | None
 
     @property
     def rank(self) -> int:

@@ -86,8 +86,12 @@ class BatchDataset(IterableDataset[Any]):
     def equipped(self, assignment: Assignment, known: Collection[str]) -> Assignment:
         """Add to an assignment the footers that a lean copy needs for it and does not know."""
         footers = self._source.footers
-        pieces = [piece for stream_assignment in assignment.stream_assignments for piece in stream_assignment.pieces]
-        needed = {split.path for piece in pieces for split in piece.shard.present}
+        slices = [
+            shard_slice
+            for stream_assignment in assignment.stream_assignments
+            for shard_slice in stream_assignment.slices
+        ]
+        needed = {split.path for shard_slice in slices for split in shard_slice.shard.present}
         new = sorted(needed.difference(known).intersection(footers))
         return replace(assignment, footers={path: footers[path] for path in new})
 

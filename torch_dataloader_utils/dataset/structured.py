@@ -140,7 +140,7 @@ class StructuredDataset(BatchDataset):
                 and their order; with `shuffle_buffer_size` the rows within each are mixed.
             read_ahead_bytes: Decoded bytes that a stream (each worker, or this process) holds at most, those of the
                 batches that it is delivering included: an integer or a text. A row group that has more than half of
-                that is read in pieces. A shard of mixed rows may have more; then the next one is not read ahead.
+                that is read in slices. A shard of mixed rows may have more; then the next one is not read ahead.
             num_workers: Number of worker processes; 0 reads in this process; None takes the CPUs of this rank's share
                 less one, and a loaded state's number.
             num_ranks: Number of ranks; None asks the process group, else ``WORLD_SIZE``, else is 1.

@@ -26,7 +26,7 @@ from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.metrics import ProgressLine
 from torch_dataloader_utils.loader.plain_loader import Copies, is_being_sent_to_a_process
 from torch_dataloader_utils.planning.manifest import SizedSplit
-from torch_dataloader_utils.planning.plan import Base, Piece, Plan, PlanOptions
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice
 from torch_dataloader_utils.planning.planner import make_plan
 from torch_dataloader_utils.planning.shuffle import delivery_order
 from torch_dataloader_utils.planning.strategy import SplitStrategy, bundled, described
@@ -74,7 +74,7 @@ class EpochState:
         self._own_shards: tuple[int, list[list[SizedSplit]], str] | None = None
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
-        self._plan: tuple[tuple[int, int, Base | None], Plan] | None = None
+        self._plan: tuple[tuple[int, int, DeliveredBaseline | None], Plan] | None = None
         self._evened_rows: tuple[Plan, dict[str, list[tuple[str, int]]]] | None = None
         self._loaded: Progress | None = None
         self._iterations = 0
@@ -98,7 +98,7 @@ class EpochState:
     def plan_digest(self) -> str:
         """Digest of this epoch's plan and all that decides its batches."""
         parts = (
-            self._plan_of(self.progress.base).digest,
+            self._plan_of(self.progress.baseline).digest,
             self._source.manifest.fingerprint,
             self._source.filter_digest,
             self._source.format.options_digest,
@@ -154,10 +154,10 @@ class EpochState:
         run = self._run(saved[0].epoch)
         if worker is None and self._adopts_num_workers and run.topology.virtual_workers is None:
             run = replace(run, topology=replace(run.topology, num_workers=saved[0].num_workers))
-        progress = restore_progress(saved, run, lambda epoch, base: self._make_plan(epoch, run.topology, base))
+        progress = restore_progress(saved, run, lambda epoch, baseline: self._make_plan(epoch, run.topology, baseline))
         self._warn_of_touched_files(saved[0])
         if worker is not None:  # a loader that loads states in its workers also knows whose turn it is
-            own = progress.batches_delivered - (0 if progress.base is None else progress.base.batches)
+            own = progress.batches_delivered - (0 if progress.baseline is None else progress.baseline.batches)
             turn = own * run.topology.processes % progress.count_of_turns
             progress = replace(progress, next_turn=turn)
         self.topology = run.topology
@@ -176,7 +176,7 @@ class EpochState:
             text += f"were written anew since the checkpoint: {shorten(lost)}; what is new of them comes next epoch"
             warn_user(text, LostRowsWarning)
         self.epoch = merged.epoch
-        self._take_over("load_state_dict", self._fresh(merged.base))
+        self._take_over("load_state_dict", self._fresh(merged.baseline))
 
     def _warn_of_touched_files(self, saved: SavedState) -> None:
         touched = touched_files(saved, self._source.manifest)
@@ -192,19 +192,19 @@ class EpochState:
             Under ``dropped`` and ``repeated`` each row as its file's relative path and its place there; nothing where
             ranks are not evened.
         """
-        plan = self._plan_of(self.progress.base)
+        plan = self._plan_of(self.progress.baseline)
         if plan.evened is None:
             return {}
         if self._evened_rows is None or self._evened_rows[0] is not plan:
             parts = {"dropped": plan.evened.dropped, "repeated": plan.evened.repeated}
-            self._evened_rows = plan, {verb: list(self._rows_of(pieces)) for verb, pieces in parts.items()}
+            self._evened_rows = plan, {verb: list(self._rows_of(slices)) for verb, slices in parts.items()}
         return self._evened_rows[1]
 
-    def _rows_of(self, pieces: Sequence[Piece]) -> Iterator[tuple[str, int]]:
-        for piece in pieces:
-            splits = piece.shard.splits
+    def _rows_of(self, slices: Sequence[ShardSlice]) -> Iterator[tuple[str, int]]:
+        for shard_slice in slices:
+            splits = shard_slice.shard.splits
             starts = [0, *accumulate(split.row_length for split in splits)]
-            for row in map(int, delivery_order(piece, seed=self._plan_options.mixing_seed, epoch=self.epoch)):
+            for row in map(int, delivery_order(shard_slice, seed=self._plan_options.mixing_seed, epoch=self.epoch)):
                 place = bisect_right(starts, row) - 1
                 yield splits[place].path, splits[place].row_offset + row - starts[place]
 
@@ -244,10 +244,10 @@ class EpochState:
         if self._strategy is not None:
             self._plan_of(None)
 
-    def _fresh(self, base: Base | None = None) -> Progress:
-        """Return the progress at the beginning of the epoch, or of what a base left of it."""
-        streams = self.topology.own_streams(self._plan_of(base))
-        return Progress.fresh(streams, self.topology.streams_per_turn, base)
+    def _fresh(self, baseline: DeliveredBaseline | None = None) -> Progress:
+        """Return the progress at the beginning of the epoch, or of what a baseline left of it."""
+        streams = self.topology.own_streams(self._plan_of(baseline))
+        return Progress.fresh(streams, self.topology.streams_per_turn, baseline)
 
     def _take_over(self, by: str, loaded: Progress | None) -> None:
         """Let a call take the progress from the iteration that owned it."""
@@ -278,14 +278,14 @@ class EpochState:
         """The plan of the whole epoch."""
         return self._plan_of(None)
 
-    def _plan_of(self, base: Base | None) -> Plan:
-        """Return the plan of the epoch, or of what a base left of it."""
-        key = (self.epoch, self.topology.planned_workers, base)
+    def _plan_of(self, baseline: DeliveredBaseline | None) -> Plan:
+        """Return the plan of the epoch, or of what a baseline left of it."""
+        key = (self.epoch, self.topology.planned_workers, baseline)
         if self._plan is None or self._plan[0] != key:
-            self._plan = key, self._make_plan(self.epoch, self.topology, base)
+            self._plan = key, self._make_plan(self.epoch, self.topology, baseline)
         return self._plan[1]
 
-    def _make_plan(self, epoch: int, topology: Topology, base: Base | None) -> Plan:
+    def _make_plan(self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None) -> Plan:
         return make_plan(
             self._source.manifest,
             self._plan_options,
@@ -293,7 +293,7 @@ class EpochState:
             num_ranks=topology.planned_ranks,
             num_workers=topology.planned_workers,
             selection=self._source.selection,
-            base=base,
+            baseline=baseline,
             bundled=self._bundled(epoch)[0],
         )
 

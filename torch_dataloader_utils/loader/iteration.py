@@ -44,7 +44,7 @@ class Iteration:
         together = progress.streams_per_turn
         stream_assignments = [
             tuple(
-                StreamAssignment(stream, progress.streams[stream].pieces)
+                StreamAssignment(stream, progress.streams[stream].slices)
                 for stream in range(turn * together, (turn + 1) * together)
             )
             for turn in progress.turns()

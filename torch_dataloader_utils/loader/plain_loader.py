@@ -71,7 +71,7 @@ class Marks:
         """Say, in a worker, whether its iteration is the one that continues from the loaded state.
 
         Args:
-            loader_seed: The base seed of the plain loader's iterator: the same in all of its workers.
+            loader_seed: The baseline seed of the plain loader's iterator: the same in all of its workers.
         """
         if self._values[_CONSUMER] == 0:
             self._values[_CONSUMER] = loader_seed
@@ -103,7 +103,7 @@ class Copies:
             epoch: The copy's epoch.
             workers_of_state: The number of workers of the state that it was loaded with, or None.
             num_workers: The plain loader's.
-            loader_seed: The base seed of its iterator.
+            loader_seed: The baseline seed of its iterator.
 
         Returns:
             The epoch, and whether this iteration continues from the loaded state.

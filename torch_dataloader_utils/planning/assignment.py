@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch_dataloader_utils.planning.plan import Piece
+from torch_dataloader_utils.planning.plan import ShardSlice
 
 __all__ = ["Assignment", "Receipt", "StreamAssignment"]
 
@@ -14,18 +14,18 @@ __all__ = ["Assignment", "Receipt", "StreamAssignment"]
 class Receipt:
     """How far a stream has come once the batch that this travels with is handed over.
 
-    A stream walks its pieces in order, so one place says it all: pieces before `position` are done, whether they
+    A stream walks its slices in order, so one place says it all: slices before `position` are done, whether they
     gave rows or ended empty.
 
     Attributes:
         stream: Number of the stream among those of its rank: the worker's, or of a grid its place there.
-        position: Index, in the stream's pieces of this iteration, of the piece that is under way.
-        rows_delivered: Rows of that piece's shard delivered so far, those before the piece's start included.
+        position: Index, in the stream's slices of this iteration, of the slice that is under way.
+        rows_delivered: Rows of that slice's shard delivered so far, those before the slice's start included.
         rows: Rows in this batch.
         rows_dropped: Rows left out because the last batch of the stream would have been short.
         beside: How far the other streams have come whose rows are in this batch too.
-        last: Piece of the batch's last row, and that row's place among the shard's delivered rows, from 1: the same
-            whether or not it was known that the piece ends there.
+        last: Slice of the batch's last row, and that row's place among the shard's delivered rows, from 1: the same
+            whether or not it was known that the slice ends there.
     """
 
     stream: int
@@ -42,7 +42,7 @@ class StreamAssignment:
     """A stream and what this iteration walks of it, in order."""
 
     stream: int
-    pieces: tuple[Piece, ...]
+    slices: tuple[ShardSlice, ...]
 
 
 @dataclass(frozen=True, slots=True)

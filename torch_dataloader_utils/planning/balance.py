@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 
-from torch_dataloader_utils.planning.plan import Evened, Piece
+from torch_dataloader_utils.planning.plan import Evened, ShardSlice
 
 __all__ = ["even"]
 
 
-def even(ranks: Sequence[Sequence[Sequence[Piece]]], batch_size: int, *, pad: bool) -> Evened:
+def even(ranks: Sequence[Sequence[Sequence[ShardSlice]]], batch_size: int, *, pad: bool) -> Evened:
     """ColumnSlice streams, and put what is cut off behind others, so that every rank makes the same steps.
 
     All ranks get the same number of rows. Step t of a rank comes from its worker t modulo workers, and all steps but
@@ -27,18 +27,18 @@ def even(ranks: Sequence[Sequence[Sequence[Piece]]], batch_size: int, *, pad: bo
         The streams, and what was dropped or repeated.
     """
     num_ranks = len(ranks)
-    total = sum(piece.rows for streams in ranks for stream in streams for piece in stream)
+    total = sum(shard_slice.rows for streams in ranks for stream in streams for shard_slice in stream)
     rows = -(-total // num_ranks) if pad else total // num_ranks
     wanted = [_rows_of_worker(rows, batch_size, worker, len(ranks[0])) for worker in range(len(ranks[0]))]
-    loose: deque[Piece] = deque()
+    loose: deque[ShardSlice] = deque()
     kept = [[_keep(stream, count, loose) for stream, count in zip(streams, wanted, strict=True)] for streams in ranks]
-    everything = [piece for streams in ranks for stream in streams for piece in stream]
+    everything = [shard_slice for streams in ranks for stream in streams for shard_slice in stream]
     missing = num_ranks * rows - total
     repeats = deque(_first_rows(everything, missing) if missing > 0 else ())
     repeated = tuple(repeats)
     for streams in kept:
         for stream, count in zip(streams, wanted, strict=True):
-            short = count - sum(piece.rows for piece in stream)
+            short = count - sum(shard_slice.rows for shard_slice in stream)
             short = _fill(stream, short, loose)
             _fill(stream, short, repeats)
     evened = tuple(tuple(map(tuple, streams)) for streams in kept)
@@ -52,11 +52,11 @@ def _rows_of_worker(rows: int, batch_size: int, worker: int, workers: int) -> in
     return own + (rest if full % workers == worker else 0)
 
 
-def _keep(stream: Iterable[Piece], rows: int, loose: deque[Piece]) -> list[Piece]:
+def _keep(stream: Iterable[ShardSlice], rows: int, loose: deque[ShardSlice]) -> list[ShardSlice]:
     """Return the first rows of a stream, and put the others to those that are loose."""
     kept = []
-    for piece in stream:
-        first, others = _cut(piece, rows)
+    for shard_slice in stream:
+        first, others = _cut(shard_slice, rows)
         if first is not None:
             kept.append(first)
             rows -= first.rows
@@ -65,7 +65,7 @@ def _keep(stream: Iterable[Piece], rows: int, loose: deque[Piece]) -> list[Piece
     return kept
 
 
-def _fill(stream: list[Piece], rows: int, loose: deque[Piece]) -> int:
+def _fill(stream: list[ShardSlice], rows: int, loose: deque[ShardSlice]) -> int:
     """Put loose rows at the end of a stream; return how many it still lacks."""
     while rows and loose:
         first, others = _cut(loose.popleft(), rows)
@@ -77,22 +77,24 @@ def _fill(stream: list[Piece], rows: int, loose: deque[Piece]) -> int:
     return rows
 
 
-def _cut(piece: Piece, rows: int) -> tuple[Piece | None, Piece | None]:
-    """Return the first rows of a piece, and the others."""
+def _cut(shard_slice: ShardSlice, rows: int) -> tuple[ShardSlice | None, ShardSlice | None]:
+    """Return the first rows of a slice, and the others."""
     if rows <= 0:
-        return None, piece
-    if rows >= piece.rows:
-        return piece, None
-    place = piece.start + rows
-    shard, stop = piece.shard, piece.stop
-    return Piece(shard, piece.start, place, piece.repeats), Piece(shard, place, stop, piece.repeats)
+        return None, shard_slice
+    if rows >= shard_slice.rows:
+        return shard_slice, None
+    place = shard_slice.start + rows
+    shard, stop = shard_slice.shard, shard_slice.stop
+    return ShardSlice(shard, shard_slice.start, place, shard_slice.repeats), ShardSlice(
+        shard, place, stop, shard_slice.repeats
+    )
 
 
-def _first_rows(pieces: Sequence[Piece], rows: int) -> Iterator[Piece]:
-    """Yield the first rows of the pieces, all over again as often as it takes."""
-    for piece in cycle(pieces):
-        first, _ = _cut(piece, rows)
+def _first_rows(slices: Sequence[ShardSlice], rows: int) -> Iterator[ShardSlice]:
+    """Yield the first rows of the slices, all over again as often as it takes."""
+    for shard_slice in cycle(slices):
+        first, _ = _cut(shard_slice, rows)
         if first is None:
             return
-        yield Piece(first.shard, first.start, first.stop, repeats=True)
+        yield ShardSlice(first.shard, first.start, first.stop, repeats=True)
         rows -= first.rows

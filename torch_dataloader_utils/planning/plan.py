@@ -1,4 +1,4 @@
-"""An epoch as planned: shards, pieces of them, streams, and the options that plans depend on. Frozen and plain."""
+"""An epoch as planned: shards, slices of them, streams, and the options that plans depend on. Frozen and plain."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from torch_dataloader_utils.planning.manifest import Split
 __all__ = [
     "PLAN_ALGORITHM",
     "UNEVEN_RANKS",
-    "Base",
+    "DeliveredBaseline",
     "Evened",
-    "Piece",
+    "PartialShard",
     "Plan",
     "PlanOptions",
     "Shard",
-    "Started",
+    "ShardSlice",
     "UnevenRanks",
 ]
 
@@ -61,7 +61,7 @@ WHOLE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ShardSlice:
     """A window of the rows that a shard delivers: what a cut or a resume leaves of it.
 
     Attributes:
@@ -88,7 +88,7 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Started:
+class PartialShard:
     """A shard that was under way when an epoch was planned anew.
 
     Attributes:
@@ -101,19 +101,19 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
-class Base:
+class DeliveredBaseline:
     """What was delivered of an epoch before what was left of it was planned anew. Equal on all ranks.
 
     Attributes:
         done: Row ranges of files that are done, whole row groups, neighbours merged.
-        started: Shards that were under way.
+        partial: Shards that were under way.
         left_out: Paths of files that went, or were written anew, since the epoch began: nothing more of them is
             delivered in it, whatever becomes of them.
         batches: Batches that the rank with the most of them had handed over.
     """
 
     done: tuple[Split, ...]
-    started: tuple[Started, ...]
+    partial: tuple[PartialShard, ...]
     left_out: tuple[str, ...]
     batches: int
 
@@ -124,31 +124,31 @@ class Evened:
 
     Attributes:
         streams: For each rank and worker what it walks.
-        dropped: Rows that are not delivered, as pieces: fewer than there are ranks.
-        repeated: Rows that are delivered twice, as pieces: fewer than there are ranks.
+        dropped: Rows that are not delivered, as slices: fewer than there are ranks.
+        repeated: Rows that are delivered twice, as slices: fewer than there are ranks.
     """
 
-    streams: tuple[tuple[tuple[Piece, ...], ...], ...]
-    dropped: tuple[Piece, ...]
-    repeated: tuple[Piece, ...]
+    streams: tuple[tuple[tuple[ShardSlice, ...], ...], ...]
+    dropped: tuple[ShardSlice, ...]
+    repeated: tuple[ShardSlice, ...]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """An epoch's sequence of pieces and who walks them.
+    """An epoch's sequence of slices and who walks them.
 
     Attributes:
         epoch: The epoch.
         num_ranks: Number of ranks; of a grid, its virtual ones.
         num_workers: Number of worker processes of each rank, 0 for the rank's own process; of a grid, its virtual ones.
-        pieces: The epoch's pieces, in order: whole shards, and what is left of those that had been under way.
+        slices: The epoch's slices, in order: whole shards, and what is left of those that had been under way.
         evened: The streams, where they are evened.
     """
 
     epoch: int
     num_ranks: int
     num_workers: int
-    pieces: tuple[Piece, ...]
+    slices: tuple[ShardSlice, ...]
     evened: Evened | None = None
 
     @property
@@ -156,28 +156,28 @@ class Plan:
         """Number of streams that each rank walks: its workers, or one where there are none."""
         return max(1, self.num_workers)
 
-    def stream(self, rank: int, worker: int) -> tuple[Piece, ...]:
+    def stream(self, rank: int, worker: int) -> tuple[ShardSlice, ...]:
         """Return what one worker of one rank walks.
 
-        Piece i belongs to rank i % ranks, and in it to worker i // ranks % workers, unless the streams are evened.
+        ShardSlice i belongs to rank i % ranks, and in it to worker i // ranks % workers, unless the streams are evened.
         """
         if self.evened is not None:
             return self.evened.streams[rank][worker]
-        return self.pieces[rank + self.num_ranks * worker :: self.num_ranks * self.streams]
+        return self.slices[rank + self.num_ranks * worker :: self.num_ranks * self.streams]
 
-    def rank_streams(self, rank: int) -> tuple[tuple[Piece, ...], ...]:
+    def rank_streams(self, rank: int) -> tuple[tuple[ShardSlice, ...], ...]:
         """Return the streams of all of a rank's workers."""
         return tuple(self.stream(rank, worker) for worker in range(self.streams))
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the sequence of pieces and of who walks them (blake2b, 32 hexadecimal characters)."""
+        """Digest of the sequence of slices and of who walks them (blake2b, 32 hexadecimal characters)."""
         digest = hashlib.blake2b(f"{self.epoch}\n{self.num_ranks}\n{self.num_workers}".encode(), digest_size=16)
-        for piece in self.pieces:
-            shard = piece.shard
+        for shard_slice in self.slices:
+            shard = shard_slice.shard
             digest.update(b"\n\n" + shard.content())
-            if piece != Piece(Shard(shard.splits)):
-                digest.update(f"\n{piece.start} {piece.stop} {shard.rounds} {shard.absent}".encode())
+            if shard_slice != ShardSlice(Shard(shard.splits)):
+                digest.update(f"\n{shard_slice.start} {shard_slice.stop} {shard.rounds} {shard.absent}".encode())
         return digest.hexdigest()
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from torch_dataloader_utils.planning.balance import even
 from torch_dataloader_utils.planning.manifest import Manifest, SizedSplit
-from torch_dataloader_utils.planning.plan import Base, Piece, Plan, PlanOptions
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice
 from torch_dataloader_utils.planning.row_ranges import Coverage, gaps
 from torch_dataloader_utils.planning.shards import balanced_shards, given_shards, make_shards
 
@@ -25,7 +25,7 @@ def make_plan(
     num_ranks: int,
     num_workers: int,
     selection: Sequence[Sequence[int]] | None = None,
-    base: Base | None = None,
+    baseline: DeliveredBaseline | None = None,
     bundled: Sequence[Sequence[SizedSplit]] | None = None,
 ) -> Plan:
     """Plan an epoch, or what is left of it.
@@ -37,18 +37,18 @@ def make_plan(
         num_ranks: Number of ranks; of a grid, its virtual ones.
         num_workers: Number of worker processes of each rank, 0 for the rank's own process; of a grid, its virtual ones.
         selection: For each file the row groups, by number and in order, that may hold rows to deliver; None for all.
-        base: What was delivered of the epoch before; None for nothing.
+        baseline: What was delivered of the epoch before; None for nothing.
         bundled: The row groups of each shard, in order, where a split strategy says so; every row group once.
 
     Returns:
-        The plan: what the base left of its shards, then every other selected row group in exactly one shard.
+        The plan: what the baseline left of its shards, then every other selected row group in exactly one shard.
     """
     streams = num_ranks * max(1, num_workers)
     groups = list(_row_groups(manifest, selection))
-    carried: list[Piece] = []
-    if base is not None:
-        carried = list(_carried(base))
-        groups = list(_untouched(groups, base))
+    carried: list[ShardSlice] = []
+    if baseline is not None:
+        carried = list(_carried(baseline))
+        groups = list(_untouched(groups, baseline))
     shards = (
         make_shards(groups, options, epoch, streams)
         if bundled is None
@@ -56,8 +56,8 @@ def make_plan(
     )
     if options.shuffle and bundled is None:
         shards = balanced_shards(shards, carried, streams)
-    pieces = [*carried, *map(Piece, shards)]
-    plan = Plan(epoch=epoch, num_ranks=num_ranks, num_workers=num_workers, pieces=tuple(pieces))
+    slices = [*carried, *map(ShardSlice, shards)]
+    plan = Plan(epoch=epoch, num_ranks=num_ranks, num_workers=num_workers, slices=tuple(slices))
     if options.uneven_ranks == "allow":
         return plan
     assert options.batch_size is not None  # noqa: S101 - whoever evens ranks says so
@@ -65,18 +65,18 @@ def make_plan(
     return replace(plan, evened=even(ranks, options.batch_size, pad=options.uneven_ranks == "pad"))
 
 
-def _carried(base: Base) -> Iterator[Piece]:
+def _carried(baseline: DeliveredBaseline) -> Iterator[ShardSlice]:
     """Yield what is left of shards that were under way."""
-    for started in base.started:
+    for started in baseline.partial:
         for start, stop in gaps(started.windows, started.shard.rows):
-            yield Piece(started.shard, start, stop)
+            yield ShardSlice(started.shard, start, stop)
 
 
-def _untouched(groups: Iterable[SizedSplit], base: Base) -> Iterator[SizedSplit]:
+def _untouched(groups: Iterable[SizedSplit], baseline: DeliveredBaseline) -> Iterator[SizedSplit]:
     """Yield the row groups of which nothing was delivered, and nothing was under way."""
-    under_way = [split for started in base.started for split in started.shard.splits]
-    touched = Coverage([*base.done, *under_way])
-    left_out = set(base.left_out)
+    under_way = [split for started in baseline.partial for split in started.shard.splits]
+    touched = Coverage([*baseline.done, *under_way])
+    left_out = set(baseline.left_out)
     for group in groups:
         if group.split.path not in left_out and not touched.covers(group.split):
             yield group

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from torch_dataloader_utils.planning.manifest import SizedSplit, Split
-from torch_dataloader_utils.planning.plan import Piece, PlanOptions, Shard
+from torch_dataloader_utils.planning.plan import PlanOptions, Shard, ShardSlice
 from torch_dataloader_utils.planning.shuffle import shuffled
 
 __all__ = ["balanced_shards", "given_shards", "in_rounds", "join_row_groups", "make_shards"]
@@ -105,7 +105,7 @@ def _cut_evenly(groups: Sequence[SizedSplit], limit: _Limit, streams: int) -> It
         yield Shard(tuple(each.split for each in join_row_groups(held, whole)))
 
 
-def balanced_shards(shards: Sequence[Shard], carried: Sequence[Piece], streams: int) -> list[Shard]:
+def balanced_shards(shards: Sequence[Shard], carried: Sequence[ShardSlice], streams: int) -> list[Shard]:
     """Put shards that are in random order into another, in which streams have about as many rows.
 
     The largest shard left goes to the stream with the fewest rows that may have one more (Graham, "Bounds on
@@ -113,7 +113,7 @@ def balanced_shards(shards: Sequence[Shard], carried: Sequence[Piece], streams: 
     """
     begin, count = len(carried), len(shards)
     quotas = [len(range(begin + (stream - begin) % streams, begin + count, streams)) for stream in range(streams)]
-    rows = [sum(piece.rows for piece in carried[stream::streams]) for stream in range(streams)]
+    rows = [sum(shard_slice.rows for shard_slice in carried[stream::streams]) for stream in range(streams)]
     waiting = [(rows[stream], stream) for stream in range(streams) if quotas[stream]]
     heapq.heapify(waiting)
     dealt: list[list[int]] = [[] for _ in range(streams)]

@@ -10,7 +10,7 @@ import numpy.random  # loaded here, for every forked worker would load it anew a
 import numpy.typing as npt
 
 from torch_dataloader_utils.planning.manifest import SizedSplit, Split
-from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, Piece, Shard
+from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, Shard, ShardSlice
 
 __all__ = ["delivery_order", "epoch_key", "permutation", "round_bounds", "shuffled", "stable_argsort"]
 
@@ -45,30 +45,30 @@ def permutation(rows: int, *, seed: int, epoch: int, shard: Shard, number: int =
     return stable_argsort(numpy.random.Philox(key=int.from_bytes(key, "little")).random_raw(rows))
 
 
-def delivery_order(piece: Piece, *, seed: int | None, epoch: int) -> npt.NDArray[np.intp]:
-    """Return which rows a piece delivers, in their order, where no filter takes any.
+def delivery_order(shard_slice: ShardSlice, *, seed: int | None, epoch: int) -> npt.NDArray[np.intp]:
+    """Return which rows a slice delivers, in their order, where no filter takes any.
 
     Args:
-        piece: The piece.
+        shard_slice: The shard_slice.
         seed: The shuffle seed, or None where rows are not mixed.
         epoch: The epoch.
 
     Returns:
-        int64 of shape ``(piece.rows,)``: places among all rows of the shard's splits, absent ones counted but left out.
+        int64 of shape ``(rows,)``: places among all rows of the shard's splits, those of absent ones included.
     """
-    shard = piece.shard
+    shard = shard_slice.shard
     starts = np.cumsum([0, *(split.row_length for split in shard.splits)])
     parts, first = [np.empty(0, dtype=np.intp)], 0
     for number in range(shard.rounds):
         bounds = round_bounds(shard, number)
         count = sum(stop - start for place, (start, stop) in enumerate(bounds) if place not in shard.absent)
-        if first < piece.stop and first + count > piece.start:
+        if first < shard_slice.stop and first + count > shard_slice.start:
             rows = np.concatenate([np.arange(*bound) + begin for begin, bound in zip(starts, bounds, strict=False)])
             if seed is not None:
                 rows = rows[permutation(len(rows), seed=seed, epoch=epoch, shard=shard, number=number)]
             if shard.absent:
                 rows = rows[~np.isin(np.searchsorted(starts[1:], rows, side="right"), shard.absent)]
-            parts.append(rows[max(0, piece.start - first) : piece.stop - first])
+            parts.append(rows[max(0, shard_slice.start - first) : shard_slice.stop - first])
         first += count
     return np.concatenate(parts)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from torch_dataloader_utils.planning.plan import Piece, Plan
+from torch_dataloader_utils.planning.plan import Plan, ShardSlice
 
 __all__ = ["Topology", "arrange"]
 
@@ -53,7 +53,7 @@ class Topology:
         first = self.rank * self.streams_per_turn
         return range(first, first + self.streams_per_turn)
 
-    def own_streams(self, plan: Plan) -> tuple[tuple[Piece, ...], ...]:
+    def own_streams(self, plan: Plan) -> tuple[tuple[ShardSlice, ...], ...]:
         """Return what this rank walks of a plan: worker by worker, in each the planned ranks that it stands for."""
         return tuple(plan.stream(rank, worker) for worker in range(plan.streams) for rank in self.own_ranks)
 

@@ -89,13 +89,13 @@ class StreamEnd:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Converted rows of one piece.
+    """Converted rows of one shard_slice.
 
     Attributes:
-        position: Index of the piece in the stream's pieces.
+        position: Index of the slice in the stream's slices.
         first: The shard's delivered rows before the first of these.
         rows: Number of rows.
-        ends: Whether the piece has no rows after these.
+        ends: Whether the slice has no rows after these.
         columns: The rows.
         held: The budget that they take.
     """

@@ -49,7 +49,7 @@ class Decoder:
         """Decode a row group as one table, when those before it are done."""
         return self.thread.submit(self._source.storage.attempt, partial(self._decode, path, number))
 
-    def pieces(self, path: str, number: int, rows: int) -> Iterator[pa.Table]:
+    def slices(self, path: str, number: int, rows: int) -> Iterator[pa.Table]:
         """Decode a row group in tables of some rows, each when it is asked for."""
         tables: Iterator[pa.Table] | None = None
         done = 0

@@ -157,11 +157,11 @@ class RowGroupReader:
     # Reading -------------------------------------------------------------------------------------------------------
 
     def ask_for(self, path: str, place: RowGroupPlace, *, whole: bool) -> None:
-        """Begin to fetch a row group that is to be read soon, and to decode it unless it is to be read in pieces."""
+        """Begin to fetch a row group that is to be read soon, and to decode it unless it is to be read in slices."""
         if self._fetcher is not None:
             self._fetcher.ask_for(path, place.number)
         if whole:
-            # Two pieces of one shard may follow one another, and ask for the same row group.
+            # Two slices of one shard may follow one another, and ask for the same row group.
             self._decoded[path, place.number].append(self._next_decoder().whole(path, place.number))
 
     def read(self, path: str, place: RowGroupPlace) -> pa.Table:
@@ -185,15 +185,15 @@ class RowGroupReader:
             return self._finished(table, path, place, 0)[0]
 
     def read_in_pieces(self, path: str, place: RowGroupPlace, rows: int) -> Iterator[tuple[pa.Table, int]]:
-        """Yield a row group in pieces. It was asked for, but not as a whole.
+        """Yield a row group in slices. It was asked for, but not as a whole.
 
         Args:
             path: The file, relative to the root.
             place: The row group.
-            rows: Rows of a piece, at most.
+            rows: Rows of a slice, at most.
 
         Yields:
-            The rows of a piece that the filter leaves, and how many it had before.
+            The rows of a slice that the filter leaves, and how many it had before.
 
         Raises:
             FileNotFoundError: If the file is gone.
@@ -201,7 +201,7 @@ class RowGroupReader:
         """
         with self._errors(path, place):
             done = 0
-            for table in self._next_decoder().pieces(path, place.number, rows):
+            for table in self._next_decoder().slices(path, place.number, rows):
                 self._learn(table)
                 finished, count = self._finished(table, path, place, done)
                 yield finished, count if self._counts else 0

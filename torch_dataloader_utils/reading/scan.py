@@ -1,4 +1,4 @@
-"""The way through a stream's pieces: row groups asked for ahead of need, as far as the budget allows, read in order."""
+"""The way through a stream's slices: row groups asked for ahead of need, as far as the budget allows, read in order."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils.columns.transform import Delivery
 from torch_dataloader_utils.errors import ColumnError
-from torch_dataloader_utils.planning.plan import Piece
+from torch_dataloader_utils.planning.plan import ShardSlice
 from torch_dataloader_utils.reading.batching import BytesRead, Chunk
 from torch_dataloader_utils.reading.read_ahead import MemoryBudget
 from torch_dataloader_utils.reading.row_groups import RowGroupPlace, RowGroupReader
@@ -45,20 +45,20 @@ class Step:
     """A row group in its turn; or all of a shard's, where they are read side by side.
 
     Attributes:
-        position: Index of its piece in the stream's pieces.
-        piece: The piece.
+        position: Index of its slice in the stream's slices.
+        shard_slice: The shard_slice.
         path: Its file.
         place: The row group.
         first: The shard's delivered rows before it, where no filter takes any.
-        last: Whether the piece has none after it.
-        number: Its place among the row groups that the piece's shard has.
+        last: Whether the slice has none after it.
+        number: Its place among the row groups that the slice's shard has.
         whole: Whether it is read as one table.
         size: Bytes to take budget for before it is asked for; parts of it take theirs as they are read.
         asks: Whether it is to be asked for.
     """
 
     position: int
-    piece: Piece
+    shard_slice: ShardSlice
     path: str
     place: RowGroupPlace
     first: int
@@ -70,27 +70,27 @@ class Step:
 
 
 class Scan(ABC):
-    """Reads the pieces of a stream in order, as chunks.
+    """Reads the slices of a stream in order, as chunks.
 
     Args:
         reader: Reads row groups.
-        pieces: What to read.
+        slices: What to read.
         options: How rows become batches.
         budget: How much may be read that is not delivered yet.
     """
 
     def __init__(
-        self, reader: RowGroupReader, pieces: Sequence[Piece], options: ReadOptions, budget: MemoryBudget
+        self, reader: RowGroupReader, slices: Sequence[ShardSlice], options: ReadOptions, budget: MemoryBudget
     ) -> None:
         self.reader = reader
-        self.pieces = pieces
+        self.slices = slices
         self.options = options
         self.budget = budget
         self._bytes_read = BytesRead()
 
     @abstractmethod
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the rows of every piece; the last chunk of each says so, also when it holds no rows."""
+        """Yield the rows of every slice; the last chunk of each says so, also when it holds no rows."""
 
     def close(self) -> None:  # noqa: B027 - most need nothing
         """Let go of what was needed beside the reader."""
@@ -101,11 +101,11 @@ class Scan(ABC):
         return taken
 
     def row_groups(self, position: int) -> list[tuple[str, RowGroupPlace]]:
-        """Return the row groups of a piece's shard that can be read; let the reader prepare for them and the next."""
-        for piece in self.pieces[position : position + 2]:
-            self.reader.expect(piece.shard.present)
-        piece = self.pieces[position]
-        return [(split.path, place) for split in piece.shard.present for place in self.reader.row_groups(split)]
+        """Return the row groups of a slice's shard that can be read; let the reader prepare for them and the next."""
+        for shard_slice in self.slices[position : position + 2]:
+            self.reader.expect(shard_slice.shard.present)
+        shard_slice = self.slices[position]
+        return [(split.path, place) for split in shard_slice.shard.present for place in self.reader.row_groups(split)]
 
     def asked_for(self, steps: Iterable[Step]) -> Iterator[Step]:
         """Yield row groups once they are asked for, and ask ahead for as many as there is budget for."""

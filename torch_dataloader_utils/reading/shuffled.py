@@ -1,4 +1,4 @@
-"""The way through a stream's pieces where rows are mixed: whole shards, or rounds of them, in their shuffled order."""
+"""The way through a stream's slices where rows are mixed: whole shards, or rounds of them, in their shuffled order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils.columns.convert import convert
-from torch_dataloader_utils.planning.plan import Piece, Shard
+from torch_dataloader_utils.planning.plan import Shard, ShardSlice
 from torch_dataloader_utils.planning.shuffle import permutation, round_bounds
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.read_ahead import MemoryBudget
@@ -41,7 +41,7 @@ class _Block:
     Attributes:
         rounds: Their numbers.
         first: The shard's delivered rows before them.
-        last: Whether the piece has none after them.
+        last: Whether the slice has none after them.
         size: The budget that was taken for them.
         indices: Their order, drawn while they are read; None where only reading tells how many rows there are.
     """
@@ -58,16 +58,21 @@ class ShuffledScan(Scan):
 
     Args:
         reader: Reads row groups.
-        pieces: What to read.
+        slices: What to read.
         options: How rows become batches.
         budget: How much may be read that is not delivered yet.
         epoch: The epoch.
     """
 
     def __init__(
-        self, reader: RowGroupReader, pieces: Sequence[Piece], options: ReadOptions, budget: MemoryBudget, epoch: int
+        self,
+        reader: RowGroupReader,
+        slices: Sequence[ShardSlice],
+        options: ReadOptions,
+        budget: MemoryBudget,
+        epoch: int,
     ) -> None:
-        super().__init__(reader, pieces, options, budget)
+        super().__init__(reader, slices, options, budget)
         self._epoch = epoch
         at_once = max(1, min(pa.cpu_count(), reader.columns // COLUMNS_OF_A_THREAD))
         self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="mix")
@@ -77,17 +82,17 @@ class ShuffledScan(Scan):
         self._threads.shutdown()
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the rows of every piece; the last chunk of each says so, also when it holds no rows."""
+        """Yield the rows of every slice; the last chunk of each says so, also when it holds no rows."""
         tables: dict[int, pa.Table] = {}
         size = 0
         for step in self.asked_for(self._steps()):
-            if step.piece.shard.rounds > 1:
+            if step.shard_slice.shard.rounds > 1:
                 yield from self._rounds(step)
                 continue
             if not tables:
-                indices = self._draw(step.piece.shard, range(1))
+                indices = self._draw(step.shard_slice.shard, range(1))
             table = self.reader.read(step.path, step.place)
-            self.count(step.path, step.place, again=step.piece.start > 0)
+            self.count(step.path, step.place, again=step.shard_slice.start > 0)
             tables[step.number] = self.delivered(step.path, step.place, table)
             size += step.size
             del table
@@ -99,12 +104,12 @@ class ShuffledScan(Scan):
                 yield chunks.pop()  # not to keep what it holds
 
     def _steps(self) -> Iterator[Step]:
-        """Yield all row groups of each piece's shard, file by file, so that each file is opened once."""
-        for position, piece in enumerate(self.pieces):
+        """Yield all row groups of each slice's shard, file by file, so that each file is opened once."""
+        for position, shard_slice in enumerate(self.slices):
             groups = self.row_groups(position)
-            if piece.shard.rounds > 1:
+            if shard_slice.shard.rounds > 1:
                 path, place = groups[0]
-                yield Step(position, piece, path, place, 0, last=True, number=0, whole=False, size=0, asks=False)
+                yield Step(position, shard_slice, path, place, 0, last=True, number=0, whole=False, size=0, asks=False)
                 continue
             sizes = [self.reader.fetched_bytes(*group) + self.reader.decoded_bytes(*group) for group in groups]
             size = self._half_at_least(sum(sizes))
@@ -112,7 +117,7 @@ class ShuffledScan(Scan):
             for number in in_file_order:
                 path, place = groups[number]
                 last = number == in_file_order[-1]
-                yield Step(position, piece, path, place, 0, last, number, whole=True, size=size)
+                yield Step(position, shard_slice, path, place, 0, last, number, whole=True, size=size)
                 size = 0  # the first of them takes budget for all
 
     def _mixed(self, step: Step, block: _Block, parts: list[pa.Table]) -> Chunk:
@@ -123,16 +128,16 @@ class ShuffledScan(Scan):
             block: Which rows they are.
             parts: For each row group its rows. The list is emptied, for nothing else may keep them.
         """
-        piece = step.piece
+        shard_slice = step.shard_slice
         whole = pa.concat_tables(parts)
         parts.clear()
-        skip = max(0, piece.start - block.first)
+        skip = max(0, shard_slice.start - block.first)
         if block.indices is None:
             (number,) = block.rounds
-            drawn = _packed(self._permutation(piece.shard, number, whole.num_rows))
+            drawn = _packed(self._permutation(shard_slice.shard, number, whole.num_rows))
         else:
             drawn = block.indices.result()
-        indices = drawn.slice(skip, piece.stop - block.first - skip)
+        indices = drawn.slice(skip, shard_slice.stop - block.first - skip)
         names, columns = whole.column_names, dict(enumerate(whole.columns))
         del whole
 
@@ -184,14 +189,14 @@ class ShuffledScan(Scan):
 
     def _rounds(self, step: Step) -> Iterator[Chunk]:
         """Yield the rounds of a shard: the next part of each of its row groups, mixed with those of the others."""
-        piece, shard = step.piece, step.piece.shard
+        shard_slice, shard = step.shard_slice, step.shard_slice.shard
         groups = self.row_groups(step.position)
-        begin, first = (0, 0) if not self.reader.knows_rows else _begin(piece)
+        begin, first = (0, 0) if not self.reader.knows_rows else _begin(shard_slice)
         blocks = list(self._blocks(shard, begin, groups))
         cursors = []
         try:
             for number, (path, place) in enumerate(groups):
-                self.count(path, place, again=piece.start > 0)
+                self.count(path, place, again=shard_slice.start > 0)
                 rows = max(_part(shard, rounds)[number] for rounds, _ in blocks)
                 cursors.append(self.reader.cursor(path, place, rows))
                 cursors[-1].skip(_bounds(shard, begin)[number][0])
@@ -209,7 +214,7 @@ class ShuffledScan(Scan):
                     for cursor, (path, place) in zip(cursors, groups, strict=True)
                 ]
                 rows = sum(part.num_rows for part in parts)
-                last = number == len(blocks) - 1 or (first + rows >= piece.stop and self.reader.knows_rows)
+                last = number == len(blocks) - 1 or (first + rows >= shard_slice.stop and self.reader.knows_rows)
                 chunks = [self._mixed(step, _Block(rounds, first, last, size, indices), parts)]
                 yield chunks.pop()
                 first += rows
@@ -248,12 +253,12 @@ def _part(shard: Shard, rounds: range) -> list[int]:
     return [stop - start for (start, _), (_, stop) in zip(begins, ends, strict=True)]
 
 
-def _begin(piece: Piece) -> tuple[int, int]:
-    """Return the round that holds a piece's first row, and the shard's delivered rows before it."""
+def _begin(shard_slice: ShardSlice) -> tuple[int, int]:
+    """Return the round that holds a slice's first row, and the shard's delivered rows before it."""
     first = 0
-    for number in range(piece.shard.rounds):
-        rows = sum(_part(piece.shard, range(number, number + 1)))
-        if first + rows > piece.start:
+    for number in range(shard_slice.shard.rounds):
+        rows = sum(_part(shard_slice.shard, range(number, number + 1)))
+        if first + rows > shard_slice.start:
             return number, first
         first += rows
-    return piece.shard.rounds - 1, first
+    return shard_slice.shard.rounds - 1, first

@@ -1,4 +1,4 @@
-"""A stream read: from its pieces to batches with their receipts."""
+"""A stream read: from its slices to batches with their receipts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["read_stream"]
 def read_stream(
     source: Source, stream_assignment: StreamAssignment, epoch: int, options: ReadOptions, budget: MemoryBudget
 ) -> Iterator[Batches | StreamEnd]:
-    """Read the pieces of one stream and yield its batches, then its end.
+    """Read the slices of one stream and yield its batches, then its end.
 
     Args:
         source: The data files.
@@ -30,7 +30,7 @@ def read_stream(
         budget: How much may be read that is not delivered yet. Whoever delivers gives back what batches held.
 
     Yields:
-        Every batch with its receipt, many together; last the end, with the receipt that says that all pieces are done.
+        Every batch with its receipt, many together; last the end, with the receipt that says that all slices are done.
 
     Raises:
         UnreadableFileError: If a file cannot be read.
@@ -40,9 +40,9 @@ def read_stream(
     mixes = options.mixing_seed is not None
     scan: Scan
     scan = (
-        ShuffledScan(reader, stream_assignment.pieces, options, budget, epoch)
+        ShuffledScan(reader, stream_assignment.slices, options, budget, epoch)
         if mixes
-        else SequentialScan(reader, stream_assignment.pieces, options, budget)
+        else SequentialScan(reader, stream_assignment.slices, options, budget)
     )
     try:
         yield from _cut(scan, stream_assignment, options, budget)
@@ -71,5 +71,5 @@ def _cut(
         yield Batches(join(taken.slices), taken.receipts, scan.take_bytes_read(), held)
     else:
         budget.give_back(held)
-    end = Receipt(stream_assignment.stream, len(stream_assignment.pieces), 0, rows=0, rows_dropped=batcher.rows)
+    end = Receipt(stream_assignment.stream, len(stream_assignment.slices), 0, rows=0, rows_dropped=batcher.rows)
     yield StreamEnd(end, scan.take_bytes_read())

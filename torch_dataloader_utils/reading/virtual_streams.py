@@ -29,7 +29,7 @@ def read_assignment(
         budget: How much may be read that is not delivered yet. Whoever delivers gives back what batches held.
 
     Yields:
-        Every batch with its receipt; last the end, with the receipt that says that all pieces are done.
+        Every batch with its receipt; last the end, with the receipt that says that all slices are done.
     """
     stream_assignments = assignment.stream_assignments
     if len(stream_assignments) == 1:

@@ -34,7 +34,7 @@ class Seeding:
         text = f"collate|{seed}|{assignment.epoch}|{rank}|{assignment.worker}"
         self._key = hashlib.blake2b(text.encode(), digest_size=32).digest()
         self._pieces = {
-            stream_assignment.stream: stream_assignment.pieces for stream_assignment in assignment.stream_assignments
+            stream_assignment.stream: stream_assignment.slices for stream_assignment in assignment.stream_assignments
         }
         self._shards: dict[tuple[int, int], bytes] = {}  # many batches end in one
         self._own = np.random.MT19937() if keeps else None
@@ -56,7 +56,7 @@ class Seeding:
                 _put_back(*before)
 
     def _shard(self, stream: int, position: int) -> bytes:
-        """Return what stands for the shard of a piece."""
+        """Return what stands for the shard of a shard_slice."""
         if (stream, position) not in self._shards:
             content = self._pieces[stream][position].shard.content()
             self._shards[stream, position] = hashlib.blake2b(content, digest_size=16).digest()
