@@ -67,7 +67,7 @@ class Delivery:
 
     def rows_of(self, shard: Shard) -> list[int]:
         """The rows that a shard delivers, in order."""
-        seed = self.run.options.shuffle_seed if self.run.options.mixes_rows else None
+        seed = self.run.options.shuffle_seed if self.run.options.shuffles_rows else None
         everything = row_ids(self.run.manifest, shard)
         if not self.takes_every or seed is None:
             rows = [everything[place] for place in delivery_order(ShardSlice(shard), seed=seed, epoch=self.epoch)]

@@ -1,4 +1,4 @@
-"""What is left of an epoch goes on under any other ranks and workers: each row once, evened or in a grid too."""
+"""What is left of an epoch goes on under any other ranks and workers: each row once, balanced or in a grid too."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ class Team:
         ranks = []
         for rank in range(num_ranks):
             topology = Topology(num_ranks, rank, num_workers, *virtual)
-            evened = replace(options, uneven_ranks=uneven, batch_size=None if uneven == "allow" else batch_size)
-            run = Run(manifest, evened, f"every {takes_every}" if takes_every else None, topology)
+            balanced = replace(options, uneven_ranks=uneven, batch_size=None if uneven == "allow" else batch_size)
+            run = Run(manifest, balanced, f"every {takes_every}" if takes_every else None, topology)
             size = batch_size * topology.streams_per_turn
             ranks.append(Delivery(run, epoch, takes_every, size, drop_last=False, tells_ends_late=False))
         return cls(tuple(ranks))
@@ -224,9 +224,9 @@ def test_few_rows_are_evened_over_any_ranks_and_workers(rows, uneven):
                     assert all(one == lengths[0] for one in lengths)
                     delivered = Counter(row for batches in each for batch in batches for row in batch)
                     plan = team.ranks[0].plan(0)
-                    assert plan.evened is not None
-                    dropped = [shard_slice.rows for shard_slice in plan.evened.dropped]
-                    repeated = [shard_slice.rows for shard_slice in plan.evened.repeated]
+                    assert plan.balanced is not None
+                    dropped = [shard_slice.rows for shard_slice in plan.balanced.dropped]
+                    repeated = [shard_slice.rows for shard_slice in plan.balanced.repeated]
                     assert sum(dropped) + len(delivered) == rows
                     assert delivered.total() - len(delivered) == sum(repeated)
                     assert sum(dropped) < num_ranks

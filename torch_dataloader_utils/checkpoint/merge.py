@@ -55,7 +55,7 @@ def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: On
 
     Args:
         states: One of each rank, in any order.
-        run: What they must belong to, but for ranks, workers and how ranks are evened.
+        run: What they must belong to, but for ranks, workers and how ranks are balanced.
         on_changed_files: Whether files that have changed are an error, or are left out.
 
     Returns:
@@ -264,7 +264,7 @@ def _with_absent(
 ) -> PartialShard | None:
     """Return a shard that was under way without splits that cannot be read any more; None if nothing is left of it."""
     shard = one.shard
-    order = delivery_order(ShardSlice(shard), seed=run.options.mixing_seed, epoch=epoch)
+    order = delivery_order(ShardSlice(shard), seed=run.options.row_shuffle_seed, epoch=epoch)
     ends = np.cumsum([split.row_length for split in shard.splits])
     places = np.searchsorted(ends, order, side="right")  # the split of each delivered row
     gone = np.isin(places, sorted(absent))

@@ -348,7 +348,7 @@ def check_columns(source: Source, options: ReadOptions) -> None:
         if announced.home is not None:
             msg = f"column {found.column!r} is in {announced.home} but not in {announced.path}, where it is null: {msg}"
         raise ColumnError(msg)
-    if source.filter is not None or options.mixing_seed is not None:
+    if source.filter is not None or options.row_shuffle_seed is not None:
         for column in source.schema:
             _require_selectable(column)
 

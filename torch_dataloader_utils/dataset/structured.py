@@ -269,7 +269,7 @@ class StructuredDataset(BatchDataset):
             drop_last=drop_last,
             delivery=Delivery.of(source.schema, choices, row_id_column),
             row_id_column=row_id_column,
-            mixing_seed=plan_options.mixing_seed,
+            row_shuffle_seed=plan_options.row_shuffle_seed,
             read_ahead_bytes=read_ahead,
         )
         check_columns(source, read_options)
@@ -416,7 +416,7 @@ class StructuredDataset(BatchDataset):
         iteration = self._epoch_state.iteration
         counters: dict[str, Any] = {"epoch": self.epoch, **asdict(iteration.metrics if iteration else Metrics())}
         counters |= dict(zip(("row_groups_pruned", "bytes_pruned"), self._source.pruned, strict=True))
-        return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._epoch_state.evened_rows().items()}
+        return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._epoch_state.balanced_rows().items()}
 
 
 def _process_group() -> tuple[int, int] | None:

@@ -75,7 +75,7 @@ class EpochState:
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
         self._plan: tuple[tuple[int, int, DeliveredBaseline | None], Plan] | None = None
-        self._evened_rows: tuple[Plan, dict[str, list[tuple[str, int]]]] | None = None
+        self._balanced_rows: tuple[Plan, dict[str, list[tuple[str, int]]]] | None = None
         self._loaded: Progress | None = None
         self._iterations = 0
         self._warned_of_uneven_ranks = False
@@ -125,7 +125,7 @@ class EpochState:
             total = None if self._source.unknown_rows is not None else self._batches(progress)
             line = ProgressLine(self._progress_interval_sec, total)
         self.iteration = Iteration(self._iterations, self.epoch, progress, self.topology.processes, line)
-        self._log_evening()
+        self._log_balancing()
         return self.iteration
 
     def set_epoch(self, epoch: int) -> None:
@@ -185,31 +185,33 @@ class EpochState:
             advice = "if their rows were changed, begin the epoch without the state"
             warn_user(f"{text}: {shorten(touched)}; {advice}", ChangedFilesWarning)
 
-    def evened_rows(self) -> dict[str, list[tuple[str, int]]]:
+    def balanced_rows(self) -> dict[str, list[tuple[str, int]]]:
         """Return the rows that are left out, and those that are delivered twice, to give every rank as many.
 
         Returns:
             Under ``dropped`` and ``repeated`` each row as its file's relative path and its place there; nothing where
-            ranks are not evened.
+            ranks are not balanced.
         """
         plan = self._plan_of(self.progress.baseline)
-        if plan.evened is None:
+        if plan.balanced is None:
             return {}
-        if self._evened_rows is None or self._evened_rows[0] is not plan:
-            parts = {"dropped": plan.evened.dropped, "repeated": plan.evened.repeated}
-            self._evened_rows = plan, {verb: list(self._rows_of(slices)) for verb, slices in parts.items()}
-        return self._evened_rows[1]
+        if self._balanced_rows is None or self._balanced_rows[0] is not plan:
+            parts = {"dropped": plan.balanced.dropped, "repeated": plan.balanced.repeated}
+            self._balanced_rows = plan, {verb: list(self._rows_of(slices)) for verb, slices in parts.items()}
+        return self._balanced_rows[1]
 
     def _rows_of(self, slices: Sequence[ShardSlice]) -> Iterator[tuple[str, int]]:
         for shard_slice in slices:
             splits = shard_slice.shard.splits
             starts = [0, *accumulate(split.row_length for split in splits)]
-            for row in map(int, delivery_order(shard_slice, seed=self._plan_options.mixing_seed, epoch=self.epoch)):
+            for row in map(
+                int, delivery_order(shard_slice, seed=self._plan_options.row_shuffle_seed, epoch=self.epoch)
+            ):
                 place = bisect_right(starts, row) - 1
                 yield splits[place].path, splits[place].row_offset + row - starts[place]
 
-    def _log_evening(self) -> None:
-        for verb, rows in self.evened_rows().items() if LOG.isEnabledFor(logging.INFO) else ():
+    def _log_balancing(self) -> None:
+        for verb, rows in self.balanced_rows().items() if LOG.isEnabledFor(logging.INFO) else ():
             if rows:
                 shown = shorten([f"{path} row {row}" for path, row in rows])
                 LOG.info("epoch %d: %d rows %s to give every rank as many: %s", self.epoch, len(rows), verb, shown)
@@ -329,7 +331,7 @@ class EpochState:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what belongs to this process: the iteration, and shared memory unless a process is started."""
-        state = {**self.__dict__, "iteration": None, "_plan": None, "_evened_rows": None, "_own_shards": None}
+        state = {**self.__dict__, "iteration": None, "_plan": None, "_balanced_rows": None, "_own_shards": None}
         if not is_being_sent_to_a_process():
             del state["copies"]
         return state

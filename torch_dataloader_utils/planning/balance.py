@@ -6,12 +6,12 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 
-from torch_dataloader_utils.planning.plan import Evened, ShardSlice
+from torch_dataloader_utils.planning.plan import BalancedStreams, ShardSlice
 
-__all__ = ["even"]
+__all__ = ["balance"]
 
 
-def even(ranks: Sequence[Sequence[Sequence[ShardSlice]]], batch_size: int, *, pad: bool) -> Evened:
+def balance(ranks: Sequence[Sequence[Sequence[ShardSlice]]], batch_size: int, *, pad: bool) -> BalancedStreams:
     """ColumnSlice streams, and put what is cut off behind others, so that every rank makes the same steps.
 
     All ranks get the same number of rows. Step t of a rank comes from its worker t modulo workers, and all steps but
@@ -41,8 +41,8 @@ def even(ranks: Sequence[Sequence[Sequence[ShardSlice]]], batch_size: int, *, pa
             short = count - sum(shard_slice.rows for shard_slice in stream)
             short = _fill(stream, short, loose)
             _fill(stream, short, repeats)
-    evened = tuple(tuple(map(tuple, streams)) for streams in kept)
-    return Evened(evened, dropped=tuple(loose), repeated=repeated)
+    balanced = tuple(tuple(map(tuple, streams)) for streams in kept)
+    return BalancedStreams(balanced, dropped=tuple(loose), repeated=repeated)
 
 
 def _rows_of_worker(rows: int, batch_size: int, worker: int, workers: int) -> int:

@@ -12,8 +12,8 @@ from torch_dataloader_utils.planning.manifest import Split
 __all__ = [
     "PLAN_ALGORITHM",
     "UNEVEN_RANKS",
+    "BalancedStreams",
     "DeliveredBaseline",
-    "Evened",
     "PartialShard",
     "Plan",
     "PlanOptions",
@@ -119,7 +119,7 @@ class DeliveredBaseline:
 
 
 @dataclass(frozen=True, slots=True)
-class Evened:
+class BalancedStreams:
     """Streams that were cut and lengthened so that every rank makes the same steps.
 
     Attributes:
@@ -142,14 +142,14 @@ class Plan:
         num_ranks: Number of ranks; of a grid, its virtual ones.
         num_workers: Number of worker processes of each rank, 0 for the rank's own process; of a grid, its virtual ones.
         slices: The epoch's slices, in order: whole shards, and what is left of those that had been under way.
-        evened: The streams, where they are evened.
+        balanced: The streams, where they are balanced.
     """
 
     epoch: int
     num_ranks: int
     num_workers: int
     slices: tuple[ShardSlice, ...]
-    evened: Evened | None = None
+    balanced: BalancedStreams | None = None
 
     @property
     def streams(self) -> int:
@@ -159,10 +159,10 @@ class Plan:
     def stream(self, rank: int, worker: int) -> tuple[ShardSlice, ...]:
         """Return what one worker of one rank walks.
 
-        ShardSlice i belongs to rank i % ranks, and in it to worker i // ranks % workers, unless the streams are evened.
+        Slice i belongs to rank i % ranks, and in it to worker i // ranks % workers, unless the streams are balanced.
         """
-        if self.evened is not None:
-            return self.evened.streams[rank][worker]
+        if self.balanced is not None:
+            return self.balanced.streams[rank][worker]
         return self.slices[rank + self.num_ranks * worker :: self.num_ranks * self.streams]
 
     def rank_streams(self, rank: int) -> tuple[tuple[ShardSlice, ...], ...]:
@@ -198,7 +198,7 @@ class PlanOptions:
             order and rows in file order.
         shuffle_interleave: Row groups larger than that which are mixed with one another, part by part, at most.
         uneven_ranks: What becomes of the rows that ranks would have more than others.
-        batch_size: Rows of a rank's step, of a grid a virtual rank's, where ranks are evened; else None.
+        batch_size: Rows of a rank's step, of a grid a virtual rank's, where ranks are balanced; else None.
     """
 
     split_bytes: int
@@ -211,17 +211,17 @@ class PlanOptions:
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        if self.mixes_rows and not self.shuffle:
+        if self.shuffles_rows and not self.shuffle:
             msg = f"shuffle_buffer_size={self.shuffle_buffer_size} has no meaning without shuffle=True"
             raise ValueError(msg)
 
     @property
-    def mixing_seed(self) -> int | None:
+    def row_shuffle_seed(self) -> int | None:
         """The seed where rows are mixed inside a shard, else None."""
-        return self.shuffle_seed if self.mixes_rows else None
+        return self.shuffle_seed if self.shuffles_rows else None
 
     @property
-    def mixes_rows(self) -> bool:
+    def shuffles_rows(self) -> bool:
         """Whether rows are mixed inside a shard."""
         return self.shuffle_buffer_size is not None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from torch_dataloader_utils.planning.balance import even
+from torch_dataloader_utils.planning.balance import balance
 from torch_dataloader_utils.planning.manifest import Manifest, SizedSplit
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice
 from torch_dataloader_utils.planning.row_ranges import Coverage, gaps
@@ -62,7 +62,7 @@ def make_plan(
         return plan
     assert options.batch_size is not None  # noqa: S101 - whoever evens ranks says so
     ranks = [plan.rank_streams(rank) for rank in range(num_ranks)]
-    return replace(plan, evened=even(ranks, options.batch_size, pad=options.uneven_ranks == "pad"))
+    return replace(plan, balanced=balance(ranks, options.batch_size, pad=options.uneven_ranks == "pad"))
 
 
 def _carried(baseline: DeliveredBaseline) -> Iterator[ShardSlice]:

@@ -33,7 +33,7 @@ class _Limit:
 
 def make_shards(groups: Sequence[SizedSplit], options: PlanOptions, epoch: int, streams: int) -> list[Shard]:
     """Bundle row groups into shards, in the epoch's order."""
-    if not options.mixes_rows:
+    if not options.shuffles_rows:
         return _in_files(groups, options, epoch, streams)
     room = _Limit(options.split_bytes, options.shuffle_buffer_size)
     groups = shuffled(groups, options.shuffle_seed, epoch)

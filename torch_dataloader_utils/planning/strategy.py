@@ -41,7 +41,7 @@ def require_strategy(value: object, options: PlanOptions) -> None:
         msg = f"split_strategy={value!r:.80} has no method shards(manifest, epoch)"
         msg += ": make an object of this class" if isinstance(value, type) else ""
         raise TypeError(msg)
-    if options.shuffle and not options.mixes_rows:
+    if options.shuffle and not options.shuffles_rows:
         msg = (
             "split_strategy decides the order of shards: leave out shuffle=True, or let it mix the rows of each shard "
         )

@@ -28,7 +28,7 @@ class ReadOptions:
         drop_last: Whether a stream's short last batch is left out.
         delivery: What is delivered of the columns that are read.
         row_id_column: Name of the added row id column, or None.
-        mixing_seed: Seed of the permutation inside shards, or None where rows keep their order.
+        row_shuffle_seed: Seed of the permutation inside shards, or None where rows keep their order.
         read_ahead_bytes: Decoded bytes that a stream holds at most; a shard of mixed rows may have more.
     """
 
@@ -36,7 +36,7 @@ class ReadOptions:
     drop_last: bool
     delivery: Delivery
     row_id_column: str | None
-    mixing_seed: int | None
+    row_shuffle_seed: int | None
     read_ahead_bytes: int
 
 

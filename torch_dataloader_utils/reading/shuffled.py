@@ -177,7 +177,7 @@ class ShuffledScan(Scan):
         return _packed(np.concatenate(orders))
 
     def _permutation(self, shard: Shard, number: int, rows: int) -> npt.NDArray[np.intp]:
-        seed = self.options.mixing_seed
+        seed = self.options.row_shuffle_seed
         assert seed is not None  # noqa: S101 - rows are mixed
         return permutation(rows, seed=seed, epoch=self._epoch, shard=shard, number=number)
 

@@ -37,7 +37,7 @@ def read_stream(
         ColumnError: If an integer or boolean column holds nulls; the message names the file and the row group.
     """
     reader = RowGroupReader(source, options.row_id_column)
-    mixes = options.mixing_seed is not None
+    mixes = options.row_shuffle_seed is not None
     scan: Scan
     scan = (
         ShuffledScan(reader, stream_assignment.slices, options, budget, epoch)
