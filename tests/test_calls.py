@@ -997,7 +997,7 @@ def test_batches_are_full_across_row_groups_shards_and_files_but_for_the_last_of
 
 def batches_of_plan(dataset: Any, size: int, *, drop_last: bool) -> tuple[list[list[int]], int]:
     """Return the batches, by hand, that a dataset's streams give in turn, and how many rows are left over."""
-    first = dataset._source.manifest.first_rows
+    first = dataset._opened_files.manifest.first_rows
     streams = []
     dropped = 0
     for slices in dataset._epoch_state.plan.rank_streams(dataset.rank):

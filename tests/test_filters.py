@@ -69,7 +69,7 @@ def test_a_filter_is_not_tried_with_every_column_of_a_wide_table(tmp_path, monke
     monkeypatch.setattr(pruning, "_bound_type", lambda *given: tried.append(given) or bound_type(*given))
     loader, dataset = open_loader(tmp_path, columns=["c0"], filters=pc.field("c1") < 2)
     assert batches_of(loader) == [[0]]
-    assert dataset._source.filter_columns == ("c1",)
+    assert dataset._opened_files.filter_columns == ("c1",)
     assert len(tried) < 10
 
 

@@ -61,7 +61,7 @@ def stripes_of(directory: Path) -> list[int]:
 
 def test_stripes_are_the_unit_of_splitting_with_their_true_row_counts(data):
     _, dataset = open_loader(data, format="orc", split_bytes=1)
-    groups = [group.rows for file in dataset._source.manifest.files for group in file.row_groups]
+    groups = [group.rows for file in dataset._opened_files.manifest.files for group in file.row_groups]
     assert groups == stripes_of(data)
     assert len(groups) > 2
     assert len(dataset._epoch_state.plan.slices) == len(groups)

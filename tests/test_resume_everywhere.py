@@ -140,7 +140,7 @@ def test_the_filter_of_these_tests_leaves_shards_empty_that_statistics_do_not_ru
     _, dataset = open_loader(path, num_workers=3, **SHUFFLES[order], **FILTERS["filtered"])
     dataset.set_epoch(3)
 
-    manifest = dataset._source.manifest
+    manifest = dataset._opened_files.manifest
     shards = shards_of(dataset._epoch_state.plan)
     empty = [shard for shard in shards if not set(KEPT).intersection(row_ids(manifest, shard))]
 

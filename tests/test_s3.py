@@ -339,7 +339,9 @@ def test_no_secret_of_s3_is_in_states_reprs_errors_logs_or_warnings(s3, told, wo
     for _ in range(5):
         next(batches)
     state = loader.state_dict()
-    told.show(state, dataset, loader, batches, dataset._source, dataset._source.storage, dataset.get_metrics())
+    told.show(
+        state, dataset, loader, batches, dataset._opened_files, dataset._opened_files.storage, dataset.get_metrics()
+    )
 
     put(s3, bucket, "d/3.parquet", plain_parquet(500))
     told.error_of(lambda: open_loader(f"s3://{bucket}/d", storage_options=options)[0].load_state_dict(state))
@@ -544,7 +546,7 @@ def test_no_token_and_no_password_of_a_url_is_in_states_reprs_errors_logs_or_war
     batches = iter(loader)
     next(batches)
     state = loader.state_dict()
-    told.show(state, json.dumps(state), dataset, loader, dataset._source, dataset._source.storage)
+    told.show(state, json.dumps(state), dataset, loader, dataset._opened_files, dataset._opened_files.storage)
     told.error_of(lambda: open_loader(f"{base}/{signed('nothing.parquet')}"))
     told.error_of(lambda: open_loader(f"{base}/part-000.parquet?token={QUERY_TOKEN}-of-yesterday"))
     told.error_of(lambda: open_loader([urls[0], urls[0]]))

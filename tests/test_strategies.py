@@ -57,7 +57,7 @@ def row_ids(manifest, shards):
 def test_shards_are_delivered_as_the_strategy_returns_them_epoch_by_epoch(data):
     strategy = Backwards()
     loader, dataset = open_loader(data, split_strategy=strategy)
-    manifest = dataset._source.manifest
+    manifest = dataset._opened_files.manifest
     for epoch in (0, 1):
         dataset.set_epoch(epoch)
         expected = row_ids(manifest, strategy.shards(manifest, epoch))
@@ -70,7 +70,7 @@ def test_shards_are_dealt_to_ranks_round_robin(data):
     strategy = Backwards()
     for rank in (0, 1, 2):
         loader, dataset = open_loader(data, split_strategy=strategy, num_ranks=3, rank=rank, uneven_ranks="allow")
-        manifest = dataset._source.manifest
+        manifest = dataset._opened_files.manifest
         expected = row_ids(manifest, list(strategy.shards(manifest, 0))[rank::3])
         assert [row for batch in batches_of(loader) for row in batch] == expected
 
@@ -82,7 +82,7 @@ def test_rows_are_mixed_within_the_strategys_shards_and_no_further(data, size, b
     strategy = Backwards(size)
     loader, dataset = open_loader(data, split_strategy=strategy, shuffle=True, shuffle_buffer_size=buffer)
     delivered = [row for batch in batches_of(loader) for row in batch]
-    manifest = dataset._source.manifest
+    manifest = dataset._opened_files.manifest
     for shard in strategy.shards(manifest, 0):
         own = row_ids(manifest, [shard])
         part, delivered = delivered[: len(own)], delivered[len(own) :]

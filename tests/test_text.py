@@ -113,7 +113,7 @@ def test_a_large_plain_file_is_cut_at_line_ends_and_has_every_row_once(tmp_path:
 
     loader, dataset = open_text(tmp_path, format=kind, count_rows=count_rows, **SMALL)
 
-    (file,) = dataset._source.manifest.files
+    (file,) = dataset._opened_files.manifest.files
     assert len(file.row_groups) > 10
     assert rows_of(loader) == list(range(400))
     assert rows_of(open_text(tmp_path, format=kind, count_rows=count_rows, shuffle=True, **SMALL)[0]) != list(
@@ -130,7 +130,7 @@ def test_quoted_line_ends_leave_a_file_whole_and_are_respected(tmp_path: Path):
 
     loader, dataset = open_text(tmp_path, format="csv", output_format="arrow", **SMALL)
 
-    assert len(dataset._source.manifest.files[0].row_groups) == 1
+    assert len(dataset._opened_files.manifest.files[0].row_groups) == 1
     options = pacsv.ParseOptions(newlines_in_values=True)
     assert whole_table(loader) == pacsv.read_csv(io.BytesIO(text.encode()), parse_options=options)
 
@@ -140,7 +140,7 @@ def test_quotes_that_are_switched_off_let_a_file_be_cut(tmp_path: Path):
 
     loader, dataset = open_text(tmp_path, format="csv", format_options={"quote_char": False}, **SMALL)
 
-    assert len(dataset._source.manifest.files[0].row_groups) > 10
+    assert len(dataset._opened_files.manifest.files[0].row_groups) > 10
     assert rows_of(loader) == list(range(300))
 
 
@@ -483,7 +483,7 @@ def test_text_out_of_object_storage_resumes(tmp_path: Path, s3: S3Server, kind: 
     told = {"quote_char": False} if kind == "csv" else {}
     options = {"format": kind, "storage_options": s3.storage_options(), "format_options": told, **SMALL}
     loader, dataset = open_text(f"s3://{bucket}", **options)
-    assert any(len(file.row_groups) > 1 for file in dataset._source.manifest.files)
+    assert any(len(file.row_groups) > 1 for file in dataset._opened_files.manifest.files)
     batches = list(loader)
     assert rows_of(batches) == list(range(ROWS))
 
@@ -571,7 +571,7 @@ def test_json_lines_are_what_pyarrow_reads_of_them_as_a_whole(
     assert whole_table(loader) == expected
     if suffix == "" and len(text) > 2 * split_bytes:
         counted = open_text(path, format="json", count_rows=True, split_bytes=split_bytes)[1]
-        assert counted._source.manifest.rows == table.num_rows
+        assert counted._opened_files.manifest.rows == table.num_rows
 
 
 def test_columns_without_a_common_type_are_named_with_both_files(tmp_path: Path):

@@ -579,7 +579,7 @@ def test_mixed_rows_come_in_the_order_of_their_shards_permutation(data, filters,
     loader, dataset = open_loader(data, columns=["one int64"], batch_size=3, **options)
     dataset.set_epoch(epoch)
     plan = make_plan(
-        dataset._source.manifest,
+        dataset._opened_files.manifest,
         PlanOptions(2**27, shuffle=True, shuffle_seed=5, shuffle_buffer_size=20),
         epoch=epoch,
         num_ranks=1,
@@ -587,7 +587,7 @@ def test_mixed_rows_come_in_the_order_of_their_shards_permutation(data, filters,
     )
     correct = []
     for shard in shards_of(plan):
-        rows = [row for row in row_ids(dataset._source.manifest, shard) if filters is None or row % 3 != 1]
+        rows = [row for row in row_ids(dataset._opened_files.manifest, shard) if filters is None or row % 3 != 1]
         correct += [rows[place] for place in permutation(len(rows), seed=5, epoch=epoch, shard=shard)]
     batches = list(loader)
     assert [row for batch in batches for row in batch["row"].tolist()] == correct

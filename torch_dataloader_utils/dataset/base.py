@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from torch_dataloader_utils.formats.base import Source
+from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.iteration import Handover, Iteration, take_turns
 from torch_dataloader_utils.planning.assignment import Assignment
@@ -27,7 +27,7 @@ class BatchDataset(IterableDataset[Any]):
     """Batches of one rank, delivered in this process or packed in a worker.
 
     Args:
-        source: The data files.
+        opened_files: The data files.
         epoch_state: Where the rank stands.
         read_options: How rows become batches.
         collate_fn: Called with each batch, or None.
@@ -36,17 +36,17 @@ class BatchDataset(IterableDataset[Any]):
 
     def __init__(
         self,
-        source: Source,
+        opened_files: OpenedFiles,
         epoch_state: EpochState,
         read_options: ReadOptions,
         collate_fn: Callable[[Any], Any] | None,
         seed: int,
     ) -> None:
         super().__init__()
-        self._source = source
+        self._opened_files = opened_files
         self._epoch_state = epoch_state
         self._schema = read_options.delivery.schema
-        self._stream = Stream(source, read_options, collate_fn, seed, epoch_state.topology.rank)
+        self._stream = Stream(opened_files, read_options, collate_fn, seed, epoch_state.topology.rank)
         self._channel: WorkerChannel | None = None
         self._is_lean = False
 
@@ -85,7 +85,7 @@ class BatchDataset(IterableDataset[Any]):
 
     def equipped(self, assignment: Assignment, known: Collection[str]) -> Assignment:
         """Add to an assignment the footers that a lean copy needs for it and does not know."""
-        footers = self._source.footers
+        footers = self._opened_files.footers
         slices = [
             shard_slice
             for stream_assignment in assignment.stream_assignments
@@ -120,6 +120,6 @@ class BatchDataset(IterableDataset[Any]):
         return {
             **self.__dict__,
             "_stream": stream,
-            "_source": stream.source,
-            "_epoch_state": self._epoch_state.lean(stream.source),
+            "_opened_files": stream.opened_files,
+            "_epoch_state": self._epoch_state.lean(stream.opened_files),
         }

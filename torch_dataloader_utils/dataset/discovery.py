@@ -1,4 +1,4 @@
-"""Files to a source: what they say of themselves read and put together, columns and filter checked against it."""
+"""Files to a opened_files: what they say of themselves read and put together, columns and filter checked against it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from torch_dataloader_utils.formats.base import (
     Format,
     KnownFooters,
     NullCount,
-    Source,
+    OpenedFiles,
 )
 from torch_dataloader_utils.formats.filters import filter_columns, rules_out, takes_nulls
 from torch_dataloader_utils.formats.schema import FileSchema, Projection, Unified, grew_out_of, projected, unified
@@ -34,7 +34,7 @@ from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import Listing
 
-__all__ = ["Annotations", "check_columns", "open_source"]
+__all__ = ["Annotations", "check_columns", "open_files"]
 
 
 NO_COLUMNS = pa.schema([])
@@ -71,7 +71,7 @@ class Annotations:
 NOTHING = Annotations()
 
 
-def open_source(
+def open_files(
     storage: Storage,
     listing: Listing,
     file_format: Format,
@@ -81,7 +81,7 @@ def open_source(
     refuses_nulls: Callable[[pa.Field], bool] = lambda _: False,
     known: KnownFooters | None = None,
     annotations: Annotations = NOTHING,
-) -> Source:
+) -> OpenedFiles:
     """Read what every file says of itself, once, and check columns and filter against it.
 
     Args:
@@ -91,11 +91,11 @@ def open_source(
         columns: The columns to deliver; None for all.
         filters: Which rows to deliver; None for all.
         refuses_nulls: The columns that cannot be delivered with nulls.
-        known: What another source read, so that nothing has to be; or None.
+        known: What another opened files read, so that nothing has to be; or None.
         annotations: What is known of the files beside that.
 
     Returns:
-        The source.
+        The opened_files.
 
     Raises:
         UnreadableFileError: If a file does not say what it should; the message names it.
@@ -131,7 +131,7 @@ def open_source(
         selection = _without_ruled_out(by_statistics, footers, cases, is_ruled_out)
     taken = {name for name in filtering if filters is not None and takes_nulls(filters, whole.schema, filtering, name)}
     refused = {name for name in delivered if name not in taken and refuses_nulls(whole.schema.field(name))}
-    source = Source(
+    opened_files = OpenedFiles(
         storage=storage,
         format=file_format,
         manifest=manifest,
@@ -151,9 +151,9 @@ def open_source(
         deletes=deletes,
         pin=annotations.pin,
     )
-    source = replace(source, announced_nulls=tuple(_announced_nulls(source, footers, refused)))
-    file_format.verify(source)
-    return source
+    opened_files = replace(opened_files, announced_nulls=tuple(_announced_nulls(opened_files, footers, refused)))
+    file_format.verify(opened_files)
+    return opened_files
 
 
 def _whole_schema(manifest: Manifest, footers: Sequence[Footer], annotations: Annotations) -> Unified:
@@ -237,14 +237,14 @@ class _Projections:
         comparable = True
         for name in filtering:
             kind = self._needed.field(name).type
-            source = projection.sources[self._needed.get_field_index(name)]
-            if source is None:
+            opened_files = projection.sources[self._needed.get_field_index(name)]
+            if opened_files is None:
                 comparable &= name not in footer.schema.names
                 value = values.get(name)
                 is_it = pc.field(name).is_null() if value is None else pc.field(name) == pa.scalar(value, kind)
                 guarantees.append(is_it)
             else:
-                comparable &= source == name and footer.schema.field(source).type == kind
+                comparable &= opened_files == name and footer.schema.field(opened_files).type == kind
         return FileCase(reduce(operator.and_, guarantees) if guarantees else None, comparable)
 
 
@@ -262,8 +262,8 @@ def _projected(schema: pa.Schema, needed: pa.Schema, annotations: Annotations, p
 
 def _require_promotable(projection: Projection, needed: pa.Schema, path: str) -> None:
     """Raise unless a file's types are those of the table, or such as it may have grown out of."""
-    for column, source in zip(needed, projection.sources, strict=True):
-        own = None if source is None else projection.stored.field(source).type
+    for column, opened_files in zip(needed, projection.sources, strict=True):
+        own = None if opened_files is None else projection.stored.field(opened_files).type
         if own is not None and not grew_out_of(column.type, own):
             msg = (
                 f"column {column.name!r} is {own} in {path} but {column.type} in the table: choose `columns` without it"
@@ -294,62 +294,64 @@ def _without_ruled_out(
     return tuple(chosen)
 
 
-def _announced_nulls(source: Source, footers: Sequence[Footer], refused: set[str]) -> Iterator[AnnouncedNulls]:
+def _announced_nulls(
+    opened_files: OpenedFiles, footers: Sequence[Footer], refused: set[str]
+) -> Iterator[AnnouncedNulls]:
     """Yield nulls that footers announce in columns that cannot be delivered with them."""
-    names = [dict(zip(one.sources, source.needed.names, strict=True)) for one in source.projections]
+    names = [dict(zip(one.sources, opened_files.needed.names, strict=True)) for one in opened_files.projections]
     lacking = [
         [
             name
-            for name, stored in zip(source.needed.names, one.sources, strict=True)
+            for name, stored in zip(opened_files.needed.names, one.sources, strict=True)
             if stored is None and name in refused
         ]
-        for one in source.projections
+        for one in opened_files.projections
     ]
     for number, footer in enumerate(footers):
         file = footer.file
-        projection = source.projected.get(file.path, 0)
+        projection = opened_files.projected.get(file.path, 0)
         if not footer.nulls and not lacking[projection]:
             continue
-        path = source.manifest.full_path(file.path)
-        selected = range(len(file.row_groups)) if source.selection is None else source.selection[number]
+        path = opened_files.manifest.full_path(file.path)
+        selected = range(len(file.row_groups)) if opened_files.selection is None else opened_files.selection[number]
         for found in footer.nulls:
             name = names[projection].get(found.column)
             if name in refused and found.row_group in selected:
                 yield AnnouncedNulls(path, replace(found, column=name))
-        values = source.constants_of(file.path)
+        values = opened_files.constants_of(file.path)
         group = next((one for one in selected if file.row_groups[one].rows), None)
         for name in lacking[projection]:
             if values.get(name) is None and group is not None:
                 announced = NullCount(name, group, file.row_groups[group].rows)
-                yield AnnouncedNulls(path, announced, None if name in values else _home(source, footers, name))
+                yield AnnouncedNulls(path, announced, None if name in values else _home(opened_files, footers, name))
 
 
-def _home(source: Source, footers: Sequence[Footer], column: str) -> str | None:
+def _home(opened_files: OpenedFiles, footers: Sequence[Footer], column: str) -> str | None:
     """Return a file that has a column."""
-    place = source.needed.get_field_index(column)
+    place = opened_files.needed.get_field_index(column)
     paths = (footer.file.path for footer in footers)
-    home = next((path for path in paths if source.projection(path).sources[place] is not None), None)
-    return None if home is None else source.manifest.full_path(home)
+    home = next((path for path in paths if opened_files.projection(path).sources[place] is not None), None)
+    return None if home is None else opened_files.manifest.full_path(home)
 
 
-def check_columns(source: Source, options: ReadOptions) -> None:
+def check_columns(opened_files: OpenedFiles, options: ReadOptions) -> None:
     """Raise now what would otherwise be raised in the middle of an epoch.
 
     Raises:
         ColumnError: If the row id column has the name of another, or a column cannot be delivered as asked: its
             footers announce nulls that have no value, or its type cannot be filtered or mixed.
     """
-    if options.row_id_column in (*source.schema.names, *source.filter_columns):
+    if options.row_id_column in (*opened_files.schema.names, *opened_files.filter_columns):
         msg = f"row_id_column={options.row_id_column!r} is the name of a column of the files: choose another"
         raise ColumnError(msg)
-    for announced in source.announced_nulls:
+    for announced in opened_files.announced_nulls:
         found = announced.found
         msg = f"{null_message(found.column, found.nulls)} (row group {found.row_group} of {announced.path})"
         if announced.home is not None:
             msg = f"column {found.column!r} is in {announced.home} but not in {announced.path}, where it is null: {msg}"
         raise ColumnError(msg)
-    if source.filter is not None or options.row_shuffle_seed is not None:
-        for column in source.schema:
+    if opened_files.filter is not None or options.row_shuffle_seed is not None:
+        for column in opened_files.schema:
             _require_selectable(column)
 
 

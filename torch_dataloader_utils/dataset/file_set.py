@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.dataset.discovery import open_source
+from torch_dataloader_utils.dataset.discovery import open_files
 from torch_dataloader_utils.dataset.manifest_file import load_manifest
 from torch_dataloader_utils.dataset.partitions import Partitioning, partition_columns
-from torch_dataloader_utils.formats.base import Format, Source
+from torch_dataloader_utils.formats.base import Format, OpenedFiles
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import list_files
 
@@ -29,7 +29,7 @@ class FileSet(ABC):
         columns: Sequence[str] | None,
         filters: pc.Expression | None,
         refuses_nulls: Callable[[pa.Field], bool],
-    ) -> Source:
+    ) -> OpenedFiles:
         """List the files and read what they say of themselves.
 
         Args:
@@ -62,14 +62,14 @@ class PathSet(FileSet):
         columns: Sequence[str] | None,
         filters: pc.Expression | None,
         refuses_nulls: Callable[[pa.Field], bool],
-    ) -> Source:
+    ) -> OpenedFiles:
         """List the files, unless a manifest does, and read what they say of themselves."""
         storage, locations = Storage.for_urls(self.urls, self.storage_options)
         if self.manifest is None:
             listing, known = list_files(storage, locations, self.format.suffixes), None
         else:
             listing, known = load_manifest(self.manifest, storage, locations)
-        return open_source(
+        return open_files(
             storage,
             listing,
             self.format,

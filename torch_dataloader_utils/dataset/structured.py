@@ -259,7 +259,7 @@ class StructuredDataset(BatchDataset):
         if split_strategy is not None:
             require_strategy(split_strategy, plan_options)
         interval = require_seconds(progress_interval_sec, "progress_interval_sec")
-        source = files.open(
+        opened_files = files.open(
             columns=wanted,
             filters=filters,
             refuses_nulls=partial(refuses_announced_nulls, choices=choices),
@@ -267,14 +267,14 @@ class StructuredDataset(BatchDataset):
         read_options = ReadOptions(
             batch_size=batch_size,
             drop_last=drop_last,
-            delivery=Delivery.of(source.schema, choices, row_id_column),
+            delivery=Delivery.of(opened_files.schema, choices, row_id_column),
             row_id_column=row_id_column,
             row_shuffle_seed=plan_options.row_shuffle_seed,
             read_ahead_bytes=read_ahead,
         )
-        check_columns(source, read_options)
+        check_columns(opened_files, read_options)
         epoch_state = EpochState(
-            source,
+            opened_files,
             plan_options,
             read_options,
             strategy=split_strategy,
@@ -282,7 +282,7 @@ class StructuredDataset(BatchDataset):
             adopts_num_workers=num_workers is None,
             progress_interval_sec=interval if show_progress else None,
         )
-        dataset = cls(source, epoch_state, read_options, collate_fn, plan_options.shuffle_seed)
+        dataset = cls(opened_files, epoch_state, read_options, collate_fn, plan_options.shuffle_seed)
         return StructuredDataLoader(dataset, **dataloader_kwargs), dataset
 
     # What users call -------------------------------------------------------------------------------------------------
@@ -393,13 +393,13 @@ class StructuredDataset(BatchDataset):
             ValueError: If a file's URL has a query or a user's name in it, without which it would not be found; or if
                 the dataset is a table, which says more of its files than they do themselves.
         """
-        source = self._source
-        if source.pin:
-            pinned = ", ".join(f"{name}={value}" for name, value in source.pin.items())
+        opened_files = self._opened_files
+        if opened_files.pin:
+            pinned = ", ".join(f"{name}={value}" for name, value in opened_files.pin.items())
             msg = f"a table's files are no dataset without the table: open it with {pinned} instead of a manifest"
             raise ValueError(msg)
-        known = KnownFooters(source.footers, source.sidecar)
-        return dump_manifest(source.manifest.root, tuple(source.files.values()), known)
+        known = KnownFooters(opened_files.footers, opened_files.sidecar)
+        return dump_manifest(opened_files.manifest.root, tuple(opened_files.files.values()), known)
 
     def get_metrics(self) -> dict[str, Any]:
         """Return counters of the newest iteration in this process.
@@ -415,7 +415,7 @@ class StructuredDataset(BatchDataset):
         """
         iteration = self._epoch_state.iteration
         counters: dict[str, Any] = {"epoch": self.epoch, **asdict(iteration.metrics if iteration else Metrics())}
-        counters |= dict(zip(("row_groups_pruned", "bytes_pruned"), self._source.pruned, strict=True))
+        counters |= dict(zip(("row_groups_pruned", "bytes_pruned"), self._opened_files.pruned, strict=True))
         return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._epoch_state.balanced_rows().items()}
 
 

@@ -1,4 +1,4 @@
-"""What every format gives: files as a source of row groups, and the way from a row group's bytes to rows."""
+"""What every format gives: files as a opened files of row groups, and the way from a row group's bytes to rows."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ __all__ = [
     "Layout",
     "Measures",
     "NullCount",
+    "OpenedFiles",
     "RowGroups",
-    "Source",
     "read_each",
 ]
 
@@ -251,7 +251,7 @@ class Format(ABC):
         Args:
             storage: Where the files lie.
             listing: The files.
-            known: What another source read, so that nothing has to be; or None.
+            known: What another opened files read, so that nothing has to be; or None.
             counts_nulls: Says of a file's column whether its nulls matter.
 
         Raises:
@@ -277,16 +277,16 @@ class Format(ABC):
         """
         return None
 
-    def verify(self, source: Source) -> None:  # noqa: B027 - most have nothing to verify
+    def verify(self, opened_files: OpenedFiles) -> None:  # noqa: B027 - most have nothing to verify
         """Raise if files that nobody will read are not what rules them out."""
 
     @abstractmethod
-    def codec(self, source: Source) -> Codec:
+    def codec(self, opened_files: OpenedFiles) -> Codec:
         """Return the way to the rows for one that reads."""
 
 
 @dataclass(frozen=True)
-class Source:
+class OpenedFiles:
     """A dataset's files, read as far as they describe themselves, and checked.
 
     Attributes:

@@ -28,7 +28,7 @@ from torch_dataloader_utils.formats.base import (
     KnownFooters,
     Layout,
     Measures,
-    Source,
+    OpenedFiles,
     read_each,
 )
 from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
@@ -167,9 +167,9 @@ class Orc(Format):
 
         return Described(list(read_each(read, listing.files, at_once=storage.is_local)))
 
-    def codec(self, source: Source) -> Codec:
+    def codec(self, opened_files: OpenedFiles) -> Codec:
         """Return the way to the rows for one that reads."""
-        return _OrcCodec(source)
+        return _OrcCodec(opened_files)
 
 
 def _read_tail(storage: Storage, file: StoredFile) -> bytes:
@@ -215,29 +215,29 @@ def _parsed(storage: Storage, file: StoredFile, content: bytes, schemas: dict[by
 class _OrcCodec(Codec):
     """Stripes decoded by pyarrow."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
+    def __init__(self, opened_files: OpenedFiles) -> None:
+        self._opened_files = opened_files
         self._layout = lru_cache(OPEN_FILES)(self._parse)
 
     def layout(self, path: str) -> _OrcLayout:
         return self._layout(path)
 
     def tail(self, path: str) -> bytes:
-        return self._source.footers[path]
+        return self._opened_files.footers[path]
 
     def open(self, path: str, file: Any, local: LocalFile | None) -> _Stripes:
-        tail = self._source.footers[path]
+        tail = self._opened_files.footers[path]
         if local is not None:
             local.file.seek(local.size - len(tail))
             if local.file.read(len(tail)) != tail:
-                msg = f"{self._source.manifest.full_path(path)} was written anew since it was listed"
+                msg = f"{self._opened_files.manifest.full_path(path)} was written anew since it was listed"
                 raise UnreadableFileError(msg)
             local.file.seek(0)
-        return _Stripes(pa_orc.ORCFile(file), self._source.projection(path).stored.names)
+        return _Stripes(pa_orc.ORCFile(file), self._opened_files.projection(path).stored.names)
 
     def _parse(self, path: str) -> _OrcLayout:
-        tail = Tail(self._source.footers[path], self._source.files[path].size)
-        return _OrcLayout(tail.stripes, self._source.projection(path).stored)
+        tail = Tail(self._opened_files.footers[path], self._opened_files.files[path].size)
+        return _OrcLayout(tail.stripes, self._opened_files.projection(path).stored)
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,8 +71,10 @@ class Projection:
                 msg = f"column {expected.name!r} is {column.type}, and was {expected.type} when the file was listed"
                 raise UnreadableFileError(msg)
         columns = [
-            _repeated(constants.get(field.name), field, len(table)) if source is None else _cast(table[source], field)
-            for field, source in zip(needed, self.sources, strict=True)
+            _repeated(constants.get(field.name), field, len(table))
+            if opened_files is None
+            else _cast(table[opened_files], field)
+            for field, opened_files in zip(needed, self.sources, strict=True)
         ]
         if not columns:
             return table.select([])
@@ -209,8 +211,8 @@ def projected(schema: pa.Schema, needed: pa.Schema, name_of: Callable[[str], str
         name_of: Gives the files' name of a column; None where they have none.
     """
     sources = tuple(name_of(field.name) for field in needed)
-    stored = dict.fromkeys(source for source in sources if source is not None)
-    return Projection(pa.schema([schema.field(source) for source in stored]), sources)
+    stored = dict.fromkeys(opened_files for opened_files in sources if opened_files is not None)
+    return Projection(pa.schema([schema.field(opened_files) for opened_files in stored]), sources)
 
 
 VIEWS = {"string_view": pa.string(), "binary_view": pa.binary()}

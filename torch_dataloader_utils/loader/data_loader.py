@@ -85,7 +85,7 @@ class StructuredDataLoader(DataLoader[Any]):
 
     def __init__(
         self,
-        source: IterationSource,
+        opened_files: IterationSource,
         *,
         worker_init_fn: Callable[[int], None] | None = None,
         **dataloader_kwargs: Any,
@@ -97,20 +97,20 @@ class StructuredDataLoader(DataLoader[Any]):
         if not dataloader_kwargs.get("in_order", True):
             msg = "in_order=False is refused: a resumed run delivers the very batches in the very order"
             raise ValueError(msg)
-        if source.num_workers == 0 and dataloader_kwargs.get("timeout"):
+        if opened_files.num_workers == 0 and dataloader_kwargs.get("timeout"):
             msg = "timeout needs worker processes: num_workers is 0"
             raise ValueError(msg)
         # Kept, workers begin an epoch in half the time of new ones that are forked, and a hundredth of spawned ones'.
-        dataloader_kwargs.setdefault("persistent_workers", source.num_workers > 0)
+        dataloader_kwargs.setdefault("persistent_workers", opened_files.num_workers > 0)
         super().__init__(
-            source,  # type: ignore[arg-type]
+            opened_files,  # type: ignore[arg-type]
             batch_size=None,
-            num_workers=source.num_workers,
+            num_workers=opened_files.num_workers,
             collate_fn=_as_it_is,
             worker_init_fn=worker_init_fn,
             **dataloader_kwargs,
         )
-        self._source = source
+        self._opened_files = opened_files
         self._user_worker_init_fn = worker_init_fn
         self._channels: list[WorkerChannel] = []
         self._answers: weakref.ref[Any] | None = None
@@ -125,9 +125,9 @@ class StructuredDataLoader(DataLoader[Any]):
         """
         if self._handover is not None and (before := self._handover()) is not None:
             before.give_way("iter")
-        if self.num_workers != self._source.num_workers:
+        if self.num_workers != self._opened_files.num_workers:
             self._forget_workers()
-            self.num_workers = self._source.num_workers
+            self.num_workers = self._opened_files.num_workers
             self.prefetch_factor = self.prefetch_factor or 2
         handover = self._in_process() if self.num_workers == 0 else self._from_workers()
         self._handover = weakref.ref(handover)
@@ -139,31 +139,31 @@ class StructuredDataLoader(DataLoader[Any]):
         Raises:
             TypeError: If a filter makes it unknowable.
         """
-        return self._source.num_batches
+        return self._opened_files.num_batches
 
     def state_dict(self) -> dict[str, Any]:
         """Return the dataset's state: see `StructuredDataset.state_dict`."""
-        return self._source.state_dict()
+        return self._opened_files.state_dict()
 
     def load_state_dict(
         self, state_dict: Any, *, strict: bool = True, on_changed_files: Literal["error", "continue"] = "error"
     ) -> None:
         """Load a state: see `StructuredDataset.load_state_dict`."""
-        self._source.load_state_dict(state_dict, strict=strict, on_changed_files=on_changed_files)
+        self._opened_files.load_state_dict(state_dict, strict=strict, on_changed_files=on_changed_files)
 
     def _in_process(self) -> Handover:
-        iteration = self._source.begin_iteration()
-        read = partial(self._source.batches, pin=self.pin_memory and _has_accelerator())
+        iteration = self._opened_files.begin_iteration()
+        read = partial(self._opened_files.batches, pin=self.pin_memory and _has_accelerator())
         return Handover(iteration, take_turns(map(read, iteration.assignments())))
 
     def _from_workers(self) -> Handover:
         try:
             answers = self._ask_workers()
-            iteration = self._source.begin_iteration()
+            iteration = self._opened_files.begin_iteration()
             assignments = list(iteration.assignments())
             for channel, assignment in zip(self._channels, assignments, strict=True):
                 knows_all = self._context().get_start_method() == "fork"  # it was made of this process
-                channel.send(assignment if knows_all else self._source.equipped(assignment, channel.known))
+                channel.send(assignment if knows_all else self._opened_files.equipped(assignment, channel.known))
         except BaseException:
             self._forget_workers()
             raise
@@ -206,7 +206,7 @@ class StructuredDataLoader(DataLoader[Any]):
         return [WorkerChannel(AssignmentQueue(context), sizer, one) for one in pool]
 
     def _torch_iterator(self) -> Iterator[Message]:
-        with self._source.lean():
+        with self._opened_files.lean():
             answers = super().__iter__()
         self._answers = weakref.ref(answers)
         return answers

@@ -21,7 +21,7 @@ from torch_dataloader_utils.checkpoint.restore import restore_progress
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.errors import ChangedFilesWarning, LostRowsWarning, UnevenRanksWarning, warn_user
-from torch_dataloader_utils.formats.base import Source
+from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.metrics import ProgressLine
 from torch_dataloader_utils.loader.plain_loader import Copies, is_being_sent_to_a_process
@@ -43,7 +43,7 @@ class EpochState:
     """A rank's way through its epochs.
 
     Args:
-        source: The data files.
+        opened_files: The data files.
         plan_options: What plans depend on.
         read_options: What the number of batches depends on.
         strategy: How row groups are bundled, or None for the plan's own way.
@@ -54,7 +54,7 @@ class EpochState:
 
     def __init__(
         self,
-        source: Source,
+        opened_files: OpenedFiles,
         plan_options: PlanOptions,
         read_options: ReadOptions,
         *,
@@ -67,7 +67,7 @@ class EpochState:
         self.epoch = 0
         self.iteration: Iteration | None = None
         self.copies = Copies()
-        self._source = source
+        self._opened_files = opened_files
         self._plan_options = plan_options
         self._read_options = read_options
         self._strategy = strategy
@@ -89,8 +89,8 @@ class EpochState:
         Raises:
             TypeError: If only reading tells.
         """
-        if self._source.unknown_rows is not None:
-            msg = f"the number of batches is not known ahead: {self._source.unknown_rows}"
+        if self._opened_files.unknown_rows is not None:
+            msg = f"the number of batches is not known ahead: {self._opened_files.unknown_rows}"
             raise TypeError(msg)
         return self._batches(self.progress)
 
@@ -99,9 +99,9 @@ class EpochState:
         """Digest of this epoch's plan and all that decides its batches."""
         parts = (
             self._plan_of(self.progress.baseline).digest,
-            self._source.manifest.fingerprint,
-            self._source.filter_digest,
-            self._source.format.options_digest,
+            self._opened_files.manifest.fingerprint,
+            self._opened_files.filter_digest,
+            self._opened_files.format.options_digest,
             self._plan_options,
             self._read_options.batch_size,
             self._read_options.drop_last,
@@ -122,7 +122,7 @@ class EpochState:
         self._iterations += 1
         line = None
         if self._progress_interval_sec is not None:
-            total = None if self._source.unknown_rows is not None else self._batches(progress)
+            total = None if self._opened_files.unknown_rows is not None else self._batches(progress)
             line = ProgressLine(self._progress_interval_sec, total)
         self.iteration = Iteration(self._iterations, self.epoch, progress, self.topology.processes, line)
         self._log_balancing()
@@ -169,7 +169,7 @@ class EpochState:
         self._warn_of_touched_files(saved[0])
         if merged.lost_rows:
             lost, count = list(merged.lost_rows), "an unknown number of"
-            if self._source.manifest.counts_rows:
+            if self._opened_files.manifest.counts_rows:
                 lost = [f"{path} ({rows} rows)" for path, rows in merged.lost_rows.items()]
                 count = str(sum(merged.lost_rows.values()))
             text = f"{count} rows cannot be delivered any more, of files that are gone or "
@@ -179,7 +179,7 @@ class EpochState:
         self._take_over("load_state_dict", self._fresh(merged.baseline))
 
     def _warn_of_touched_files(self, saved: SavedState) -> None:
-        touched = touched_files(saved, self._source.manifest)
+        touched = touched_files(saved, self._opened_files.manifest)
         if touched:
             text = "files have a new modification time since the checkpoint, with the same size and footer"
             advice = "if their rows were changed, begin the epoch without the state"
@@ -229,14 +229,14 @@ class EpochState:
         self._loaded = self._loaded if continues else None
         self.topology = replace(self.topology, num_workers=num_workers)
 
-    def lean(self, source: Source) -> EpochState:
+    def lean(self, opened_files: OpenedFiles) -> EpochState:
         """Return the same for a process that is told what to read.
 
         Args:
-            source: The data files, without what that process does not need.
+            opened_files: The data files, without what that process does not need.
         """
         copy: EpochState = EpochState.__new__(EpochState)
-        copy.__dict__.update(self.__dict__, _source=source, _loaded=None)
+        copy.__dict__.update(self.__dict__, _opened_files=opened_files, _loaded=None)
         return copy
 
     # Within ----------------------------------------------------------------------------------------------------------
@@ -265,13 +265,13 @@ class EpochState:
         worker = get_worker_info()
         topology = self.topology if worker is None else replace(self.topology, num_workers=worker.num_workers)
         return Run(
-            manifest=self._source.manifest,
+            manifest=self._opened_files.manifest,
             options=self._plan_options,
-            filter_digest=self._source.filter_digest,
+            filter_digest=self._opened_files.filter_digest,
             topology=topology,
-            format=self._source.format.name,
-            format_options=self._source.format.options_digest,
-            **self._source.pin,
+            format=self._opened_files.format.name,
+            format_options=self._opened_files.format.options_digest,
+            **self._opened_files.pin,
             split_strategy=self._bundled(epoch)[1],
         )
 
@@ -289,12 +289,12 @@ class EpochState:
 
     def _make_plan(self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None) -> Plan:
         return make_plan(
-            self._source.manifest,
+            self._opened_files.manifest,
             self._plan_options,
             epoch=epoch,
             num_ranks=topology.planned_ranks,
             num_workers=topology.planned_workers,
-            selection=self._source.selection,
+            selection=self._opened_files.selection,
             baseline=baseline,
             bundled=self._bundled(epoch)[0],
         )
@@ -304,7 +304,7 @@ class EpochState:
         if self._strategy is None:
             return None, None
         if self._own_shards is None or self._own_shards[0] != epoch:
-            shards = bundled(self._strategy, self._source.manifest, epoch)
+            shards = bundled(self._strategy, self._opened_files.manifest, epoch)
             self._own_shards = epoch, shards, described(self._strategy, shards)
         return self._own_shards[1:]
 
@@ -314,8 +314,8 @@ class EpochState:
     def _warn_of_uneven_ranks(self) -> None:
         if self._warned_of_uneven_ranks or self.topology.num_ranks == 1 or self._plan_options.uneven_ranks != "allow":
             return
-        if self._source.unknown_rows is not None:
-            text = f"the number of batches of each rank is not known ahead: {self._source.unknown_rows}"
+        if self._opened_files.unknown_rows is not None:
+            text = f"the number of batches of each rank is not known ahead: {self._opened_files.unknown_rows}"
         else:
             streams = map(self.plan.rank_streams, range(self.topology.num_ranks))
             ranks = list(map(Progress.fresh, streams))
@@ -325,7 +325,7 @@ class EpochState:
             rows = [rank.rows_left for rank in ranks]
             text = f"ranks make different numbers of steps in epoch {self.epoch}: batches {batches}, rows {rows}"
         self._warned_of_uneven_ranks = True
-        even = "distributed.in_step" if self._source.unknown_rows is not None else "uneven_ranks='drop' or 'pad'"
+        even = "distributed.in_step" if self._opened_files.unknown_rows is not None else "uneven_ranks='drop' or 'pad'"
         advice = f"a DDP loop needs {even}, or join(); else ranks wait for one another"
         warn_user(f"{text}; {advice}", UnevenRanksWarning)
 

@@ -12,7 +12,7 @@ from functools import partial
 import pyarrow as pa
 
 from torch_dataloader_utils.columns.arrow import stacked
-from torch_dataloader_utils.formats.base import OPEN_FILES, Codec, RowGroups, Source
+from torch_dataloader_utils.formats.base import OPEN_FILES, Codec, OpenedFiles, RowGroups
 from torch_dataloader_utils.reading.fetcher import Fetcher
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
 from torch_dataloader_utils.storage.filesystem import LocalFile
@@ -24,7 +24,7 @@ class Decoder:
     """A thread that decodes row groups, one after the other, and the files that it alone has open.
 
     Args:
-        source: The data files.
+        opened_files: The data files.
         codec: The way to their rows.
         fetcher: Fetches their bytes; None if the files are local.
         thread: Another decoder's thread, to work in that; None for one of its own.
@@ -32,13 +32,13 @@ class Decoder:
 
     def __init__(
         self,
-        source: Source,
+        opened_files: OpenedFiles,
         codec: Codec,
         fetcher: Fetcher | None,
         *,
         thread: ThreadPoolExecutor | None = None,
     ) -> None:
-        self._source = source
+        self._opened_files = opened_files
         self._codec = codec
         self._fetcher = fetcher
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
@@ -47,7 +47,7 @@ class Decoder:
 
     def whole(self, path: str, number: int) -> Future[pa.Table]:
         """Decode a row group as one table, when those before it are done."""
-        return self.thread.submit(self._source.storage.attempt, partial(self._decode, path, number))
+        return self.thread.submit(self._opened_files.storage.attempt, partial(self._decode, path, number))
 
     def slices(self, path: str, number: int, rows: int) -> Iterator[pa.Table]:
         """Decode a row group in tables of some rows, each when it is asked for."""
@@ -63,7 +63,7 @@ class Decoder:
                 tables = None  # another attempt begins with what has not been yielded
                 raise
 
-        while (table := self.thread.submit(self._source.storage.attempt, next_table).result()) is not None:
+        while (table := self.thread.submit(self._opened_files.storage.attempt, next_table).result()) is not None:
             done += table.num_rows
             yield table
 
@@ -76,7 +76,7 @@ class Decoder:
             rows: How many rows to decode at a time: about a part's.
         """
         decode_from = partial(self._decode_from, path, number, rows, use_threads=False)  # others are decoded beside it
-        return Parts(self.thread, self._source.storage.attempt, decode_from)
+        return Parts(self.thread, self._opened_files.storage.attempt, decode_from)
 
     def close(self) -> None:
         """Decode nothing more in a thread of its own, where what is being decoded is waited for; close the files."""
@@ -129,11 +129,11 @@ class Decoder:
             return self._open[path]
         while len(self._open) >= OPEN_FILES:
             self._open.popitem(last=False)[1].close()
-        if self._source.storage.is_local:
-            local = self._source.storage.open_local(self._source.files[path])
+        if self._opened_files.storage.is_local:
+            local = self._opened_files.storage.open_local(self._opened_files.files[path])
             opened = _OpenFile(self._codec.open(path, local.file, local), local=local)
         else:
-            size = self._source.files[path].size
+            size = self._opened_files.files[path].size
             sparse = SparseFile(size)
             tail = self._codec.tail(path)
             sparse.add(size - len(tail), tail)

@@ -18,7 +18,7 @@ import pyarrow.dataset as pads
 
 from torch_dataloader_utils.columns.arrow import takeable, width
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.base import Source
+from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.planning.manifest import DataFile, Split
 from torch_dataloader_utils.reading.decoder import Decoder
 from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
@@ -55,25 +55,27 @@ class RowGroupReader:
     """Reads row groups; keeps the files it read last open. One to a stream.
 
     Args:
-        source: The data files.
+        opened_files: The data files.
         row_id_column: Name of an int64 column to add, each row's place among all rows of the manifest; or None.
     """
 
-    def __init__(self, source: Source, row_id_column: str | None = None) -> None:
-        self._source = source
+    def __init__(self, opened_files: OpenedFiles, row_id_column: str | None = None) -> None:
+        self._opened_files = opened_files
         self._row_id_column = row_id_column
-        self._schema = source.schema
+        self._schema = opened_files.schema
         if row_id_column is not None:
-            self._schema = source.schema.append(pa.field(row_id_column, pa.int64()))
+            self._schema = opened_files.schema.append(pa.field(row_id_column, pa.int64()))
         self._places: dict[str, tuple[RowGroupPlace, ...]] = {}
-        self._first_rows = source.manifest.first_rows
-        self._files = {file.path: file for file in source.manifest.files}
+        self._first_rows = opened_files.manifest.first_rows
+        self._files = {file.path: file for file in opened_files.manifest.files}
 
-        codec = self._codec = source.format.codec(source)
+        codec = self._codec = opened_files.format.codec(opened_files)
         self._measures = cache(lambda path: codec.layout(path).measures())  # small, and asked for in any order
-        self._fetcher = None if source.storage.is_local else Fetcher(source.storage, source.files, codec.layout)
+        self._fetcher = (
+            None if opened_files.storage.is_local else Fetcher(opened_files.storage, opened_files.files, codec.layout)
+        )
         count = min(MOST_DECODERS, pa.cpu_count())
-        self._new_decoder = partial(Decoder, source, codec, self._fetcher)
+        self._new_decoder = partial(Decoder, opened_files, codec, self._fetcher)
         self._decoders = [self._new_decoder() for _ in range(count)]
         self._decoded: defaultdict[tuple[str, int], deque[Future[pa.Table]]] = defaultdict(deque)
 
@@ -85,7 +87,7 @@ class RowGroupReader:
     @property
     def knows_rows(self) -> bool:
         """Whether it is known how many rows are delivered of each row group."""
-        return self._source.unknown_rows is None
+        return self._opened_files.unknown_rows is None
 
     @property
     def most_asked(self) -> int:
@@ -107,7 +109,7 @@ class RowGroupReader:
 
     def full_path(self, path: str) -> str:
         """Return a file's path for people."""
-        return self._source.manifest.full_path(path)
+        return self._opened_files.manifest.full_path(path)
 
     # How large it is -----------------------------------------------------------------------------------------------
 
@@ -122,7 +124,7 @@ class RowGroupReader:
     def knows_sizes(self, path: str) -> bool:
         """Whether something was decoded of all columns that have no fixed width: footers tell too little, texts do."""
         measures = self._measures(path)
-        return measures.rows is not None or all(name in self._source.row_bytes for name in measures.variable)
+        return measures.rows is not None or all(name in self._opened_files.row_bytes for name in measures.variable)
 
     def expected_rows(self, path: str, place: RowGroupPlace) -> int:
         """Return the rows of a row group, or about how many they are where they are not counted."""
@@ -138,14 +140,16 @@ class RowGroupReader:
         rows = self.expected_rows(path, place) + len(self._deleted(path, place))
         size = rows * (measures.row_bytes + self._added_bytes(path))
         for name, sizes in measures.variable.items():
-            size += max(rows * self._source.row_bytes.get(name, 0), sizes[place.number])
+            size += max(rows * self._opened_files.row_bytes.get(name, 0), sizes[place.number])
         return max(1, int(size))
 
     def _added_bytes(self, path: str) -> float:
         """Return what a row takes in columns that the file does not have."""
-        sources = self._source.projection(path).sources
+        sources = self._opened_files.projection(path).sources
         added = sum(
-            width(field.type) for field, source in zip(self._source.needed, sources, strict=True) if source is None
+            width(field.type)
+            for field, opened_files in zip(self._opened_files.needed, sources, strict=True)
+            if opened_files is None
         )
         return added + (0 if self._row_id_column is None else ROW_ID_BYTES)
 
@@ -172,7 +176,7 @@ class RowGroupReader:
             place: The row group.
 
         Returns:
-            The columns of the source's schema, and the row ids last where asked for.
+            The columns of the opened files's schema, and the row ids last where asked for.
 
         Raises:
             FileNotFoundError: If the file is gone.
@@ -266,12 +270,12 @@ class RowGroupReader:
         return self._decoders[-1]
 
     def _errors(self, path: str, place: RowGroupPlace) -> AbstractContextManager[None]:
-        return self._source.storage.errors_at(f"row group {place.number} of {self.full_path(path)}")
+        return self._opened_files.storage.errors_at(f"row group {place.number} of {self.full_path(path)}")
 
     @property
     def _counts(self) -> bool:
         """Whether the files tell how many rows they have."""
-        return self._source.format.unknown_rows is None
+        return self._opened_files.format.unknown_rows is None
 
     def _require_all(self, path: str, place: RowGroupPlace, rows: int) -> None:
         expected = place.rows + len(self._deleted(path, place))
@@ -281,14 +285,16 @@ class RowGroupReader:
 
     def _deleted(self, path: str, place: RowGroupPlace) -> npt.NDArray[np.int64]:
         """Return the deleted rows of a row group, counted from its first row."""
-        deletes = self._source.deletes.get(path)
+        deletes = self._opened_files.deletes.get(path)
         return NONE_DELETED if deletes is None else deletes.within(place.number)
 
     def _finished(self, table: pa.Table, path: str, place: RowGroupPlace, first: int) -> tuple[pa.Table, int]:
         """Return the rows to deliver of a row group's stored rows from `first` on, and how many are not deleted."""
-        source = self._source
+        opened_files = self._opened_files
         rows = table.num_rows
-        table = takeable(source.projection(path).apply(table, source.needed, source.constants_of(path)))
+        table = takeable(
+            opened_files.projection(path).apply(table, opened_files.needed, opened_files.constants_of(path))
+        )
         deleted = self._deleted(path, place)
         begin, end = np.searchsorted(deleted, [first, first + rows])
         if end > begin:
@@ -299,13 +305,13 @@ class RowGroupReader:
         if self._row_id_column is not None:
             first_id = self._first_rows[path] + place.first_row + first - int(begin)
             table = table.append_column(self._row_id_column, _row_ids(first_id, count))
-        if source.filter is not None:
-            table = table.filter(_mask(table, source.filter))
+        if opened_files.filter is not None:
+            table = table.filter(_mask(table, opened_files.filter))
         return pa.table([table[name] for name in self._schema.names], schema=self._schema), count
 
     def _learn(self, table: pa.Table) -> None:
         """Learn how much rows take in columns of no fixed width."""
-        known = self._source.row_bytes
+        known = self._opened_files.row_bytes
         for name in table.column_names if len(table) else ():
             if not width(table.schema.field(name).type):
                 known[name] = max(known.get(name, 0), table[name].nbytes / len(table))

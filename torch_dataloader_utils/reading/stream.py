@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch_dataloader_utils.columns.convert import join
-from torch_dataloader_utils.formats.base import Source
+from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.planning.assignment import Receipt, StreamAssignment
 from torch_dataloader_utils.reading.batching import Batcher, Batches, StreamEnd
 from torch_dataloader_utils.reading.read_ahead import MemoryBudget
@@ -18,12 +18,16 @@ __all__ = ["read_stream"]
 
 
 def read_stream(
-    source: Source, stream_assignment: StreamAssignment, epoch: int, options: ReadOptions, budget: MemoryBudget
+    opened_files: OpenedFiles,
+    stream_assignment: StreamAssignment,
+    epoch: int,
+    options: ReadOptions,
+    budget: MemoryBudget,
 ) -> Iterator[Batches | StreamEnd]:
     """Read the slices of one stream and yield its batches, then its end.
 
     Args:
-        source: The data files.
+        opened_files: The data files.
         stream_assignment: What to read.
         epoch: The epoch.
         options: How rows become batches.
@@ -36,7 +40,7 @@ def read_stream(
         UnreadableFileError: If a file cannot be read.
         ColumnError: If an integer or boolean column holds nulls; the message names the file and the row group.
     """
-    reader = RowGroupReader(source, options.row_id_column)
+    reader = RowGroupReader(opened_files, options.row_id_column)
     mixes = options.row_shuffle_seed is not None
     scan: Scan
     scan = (

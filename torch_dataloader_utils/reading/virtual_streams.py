@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from torch_dataloader_utils.columns.convert import interleave, size_of
-from torch_dataloader_utils.formats.base import Source
+from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt
 from torch_dataloader_utils.reading.batching import Batches, BytesRead, StreamEnd
 from torch_dataloader_utils.reading.read_ahead import MemoryBudget
@@ -18,12 +18,12 @@ __all__ = ["read_assignment"]
 
 
 def read_assignment(
-    source: Source, assignment: Assignment, options: ReadOptions, budget: MemoryBudget
+    opened_files: OpenedFiles, assignment: Assignment, options: ReadOptions, budget: MemoryBudget
 ) -> Iterator[Batches | StreamEnd]:
     """Read what a process is to read and yield its batches, then its end.
 
     Args:
-        source: The data files.
+        opened_files: The data files.
         assignment: What to read.
         options: How rows become batches.
         budget: How much may be read that is not delivered yet. Whoever delivers gives back what batches held.
@@ -33,7 +33,7 @@ def read_assignment(
     """
     stream_assignments = assignment.stream_assignments
     if len(stream_assignments) == 1:
-        yield from read_stream(source, stream_assignments[0], assignment.epoch, options, budget)
+        yield from read_stream(opened_files, stream_assignments[0], assignment.epoch, options, budget)
         return
     reserved = budget.limit // 2  # for the streams, each of which has its share to itself; the rest is for batches
     budget.take(reserved)
@@ -42,7 +42,7 @@ def read_assignment(
     rooms = [MemoryBudget(max(1, reserved // len(stream_assignments))) for _ in stream_assignments]
     readers = {
         stream_assignment.stream: _StreamReader(
-            read_stream(source, stream_assignment, assignment.epoch, own, share), own.batch_size, share
+            read_stream(opened_files, stream_assignment, assignment.epoch, own, share), own.batch_size, share
         )
         for stream_assignment, share in zip(stream_assignments, rooms, strict=True)
     }

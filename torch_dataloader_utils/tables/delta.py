@@ -20,11 +20,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.dataset.discovery import Annotations, open_source
+from torch_dataloader_utils.dataset.discovery import Annotations, open_files
 from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.errors import ColumnError
-from torch_dataloader_utils.formats.base import Source
+from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.parquet.format import Parquet
 from torch_dataloader_utils.formats.schema import plain_type
 from torch_dataloader_utils.loader.arguments import PathLike, refuse_path_options, require_count, require_options
@@ -147,7 +147,7 @@ class VersionFiles(FileSet):
         columns: Sequence[str] | None,
         filters: pc.Expression | None,
         refuses_nulls: Callable[[pa.Field], bool],
-    ) -> Source:
+    ) -> OpenedFiles:
         """Read the log, and the footers of the files that it names."""
         redactor = Redactor({**(self.storage_options or {}), **(self.delta_options or {})}, [self.url])
         with redactor.errors(lambda: f"the table {self.url}"):
@@ -157,7 +157,7 @@ class VersionFiles(FileSet):
         listing = list_known(storage, list(zip(locations, log.sizes.values(), strict=True)), root)
         by_location = dict(zip(locations, log.sizes, strict=True))
         files = {file.path: by_location[file.location] for file in listing.files}
-        return open_source(
+        return open_files(
             storage,
             listing,
             Parquet(),

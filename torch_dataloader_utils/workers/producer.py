@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.columns.convert import with_lists, with_offsets
-from torch_dataloader_utils.formats.base import Source
+from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.reading.read_ahead import MemoryBudget, ReadAhead
@@ -32,14 +32,14 @@ class Stream:
     """What it takes to deliver a stream.
 
     Attributes:
-        source: The data files.
+        opened_files: The data files.
         options: How rows become batches.
         collate_fn: Called with each batch; None leaves batches as they are.
         seed: Seed of the random numbers that it draws.
         rank: This rank, which draws others.
     """
 
-    source: Source
+    opened_files: OpenedFiles
     options: ReadOptions
     collate_fn: Callable[[Any], Any] | None
     seed: int
@@ -47,7 +47,7 @@ class Stream:
 
     def without_footers(self) -> Stream:
         """Return the same for a process that gets footers with its assignments."""
-        return replace(self, source=replace(self.source, footers={}, sidecar=None))
+        return replace(self, opened_files=replace(self.opened_files, footers={}, sidecar=None))
 
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
         """Yield a stream's batches one by one, for this process.
@@ -80,7 +80,7 @@ class Stream:
             assignment: What to read.
             channel: How this worker is connected with the training process.
         """
-        self.source.footers.update(assignment.footers)
+        self.opened_files.footers.update(assignment.footers)
         outgoing = _Outgoing(assignment, channel)
         collate = self._collate(assignment)
         ahead = self._ahead(assignment)
@@ -116,7 +116,7 @@ class Stream:
         self, assignment: Assignment, prepare: Callable[[Batches], Batches] | None = None
     ) -> ReadAhead[Batches | StreamEnd]:
         def read(budget: MemoryBudget) -> Iterator[Batches | StreamEnd]:
-            for content in read_assignment(self.source, assignment, self.options, budget):
+            for content in read_assignment(self.opened_files, assignment, self.options, budget):
                 yield prepare(content) if prepare is not None and isinstance(content, Batches) else content
 
         return ReadAhead(read, self.options.read_ahead_bytes)

@@ -19,7 +19,7 @@ from torch_dataloader_utils.formats.base import (
     FileCase,
     Format,
     KnownFooters,
-    Source,
+    OpenedFiles,
     read_each,
 )
 from torch_dataloader_utils.formats.parquet.footer import FooterReader, parse_footer
@@ -73,12 +73,16 @@ class Parquet(Format):
         paths = [footer.file.path for footer in described.footers]
         return Sidecar(described.sidecar).select_row_groups(paths, filters, schema, columns)
 
-    def verify(self, source: Source) -> None:
+    def verify(self, opened_files: OpenedFiles) -> None:
         """Read the footers of files of which nobody will read a row: what `_metadata` says of them must be true."""
-        if source.sidecar is None or source.selection is None:
+        if opened_files.sidecar is None or opened_files.selection is None:
             return
-        footers = _footers_of(source)
-        paths = [file.path for file, chosen in zip(source.manifest.files, source.selection, strict=True) if not chosen]
+        footers = _footers_of(opened_files)
+        paths = [
+            file.path
+            for file, chosen in zip(opened_files.manifest.files, opened_files.selection, strict=True)
+            if not chosen
+        ]
         try:
             footers.expect(paths)
             for path in paths:
@@ -86,25 +90,25 @@ class Parquet(Format):
         finally:
             footers.close()
 
-    def codec(self, source: Source) -> Codec:
+    def codec(self, opened_files: OpenedFiles) -> Codec:
         """Return the way to the rows for one that reads."""
-        return _ParquetCodec(source)
+        return _ParquetCodec(opened_files)
 
 
-def _footers_of(source: Source) -> Footers:
+def _footers_of(opened_files: OpenedFiles) -> Footers:
     """Return the files' footers, those that are not known read and checked when they are first needed."""
-    described = {file.path: file for file in source.manifest.files}
-    return Footers(source.storage, source.files, described, source.footers)
+    described = {file.path: file for file in opened_files.manifest.files}
+    return Footers(opened_files.storage, opened_files.files, described, opened_files.footers)
 
 
 class _ParquetCodec(Codec):
     """Row groups decoded by pyarrow, by footers that are known or read when they are needed."""
 
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._footers = footers = _footers_of(source)
+    def __init__(self, opened_files: OpenedFiles) -> None:
+        self._opened_files = opened_files
+        self._footers = footers = _footers_of(opened_files)
         self._layout = lru_cache(OPEN_FILES)(
-            lambda path: ParquetLayout(parse_footer(footers[path]), source.projection(path).stored.names)
+            lambda path: ParquetLayout(parse_footer(footers[path]), opened_files.projection(path).stored.names)
         )
 
     def expect(self, paths: Iterable[str]) -> None:
@@ -117,7 +121,7 @@ class _ParquetCodec(Codec):
         if local is not None:
             self._check_footer(path, local)
         opened = pq.ParquetFile(file, metadata=self._layout(path).metadata, pre_buffer=False)
-        return _ParquetRowGroups(opened, self._source.projection(path).stored.names)
+        return _ParquetRowGroups(opened, self._opened_files.projection(path).stored.names)
 
     def close(self) -> None:
         self._footers.close()
@@ -126,7 +130,7 @@ class _ParquetCodec(Codec):
         footer = self._footers[path]
         local.file.seek(local.size - len(footer))
         if local.file.read(len(footer)) != footer:
-            msg = f"{self._source.manifest.full_path(path)} was written anew since it was listed"
+            msg = f"{self._opened_files.manifest.full_path(path)} was written anew since it was listed"
             raise UnreadableFileError(msg)
 
 

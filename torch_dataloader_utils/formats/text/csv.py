@@ -159,7 +159,7 @@ class CsvParser:
         """Return all rows."""
         watched = self._watched(text)
         with self._lines.errors(text, self._serially):
-            table = csv.read_csv(_source(text, watched), self._read(text), self._parse(text), self._convert)
+            table = csv.read_csv(_opened_files(text, watched), self._read(text), self._parse(text), self._convert)
         self._lines.require_sound(text, watched)
         return table.select(self._stored.names)
 
@@ -168,7 +168,10 @@ class CsvParser:
         watched = self._watched(text)
         with self._lines.errors(text, self._serially):
             reader = csv.open_csv(
-                _source(text, watched), self._read(text, use_threads=use_threads), self._parse(text), self._convert
+                _opened_files(text, watched),
+                self._read(text, use_threads=use_threads),
+                self._parse(text),
+                self._convert,
             )
             for batch in reader:
                 yield batch.select(self._stored.names)
@@ -177,7 +180,7 @@ class CsvParser:
     def _serially(self, text: Text) -> None:
         """Parse in one thread, for then pyarrow tells the row that is wrong."""
         read = self._read(text, use_threads=False)
-        for _ in csv.open_csv(_source(text, None), read, self._parse(text), self._convert):
+        for _ in csv.open_csv(_opened_files(text, None), read, self._parse(text), self._convert):
             pass
 
     def _read(self, text: Text, *, use_threads: bool = True) -> csv.ReadOptions:
@@ -342,7 +345,7 @@ class _Lines:
             place += len(self._quote) if inside else 0
 
 
-def _source(text: Text, watched: Decompressed | None) -> pa.NativeFile:
+def _opened_files(text: Text, watched: Decompressed | None) -> pa.NativeFile:
     return text.open() if watched is None else pa.PythonFile(watched, mode="r")
 
 

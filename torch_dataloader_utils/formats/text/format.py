@@ -17,7 +17,7 @@ from typing import Any, ClassVar, TypeVar
 import pyarrow as pa
 
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.base import Codec, Described, Footer, Format, KnownFooters, Source
+from torch_dataloader_utils.formats.base import Codec, Described, Footer, Format, KnownFooters, OpenedFiles
 from torch_dataloader_utils.formats.schema import FileSchema
 from torch_dataloader_utils.formats.text.codec import Parser, TextCodec, range_of
 from torch_dataloader_utils.formats.text.compression import MOST_TEXT, compression_of, decompressed_head
@@ -158,9 +158,9 @@ class TextFormat(Format):
             ]
         )
 
-    def codec(self, source: Source) -> Codec:
+    def codec(self, opened_files: OpenedFiles) -> Codec:
         """Return the way to the rows for one that reads."""
-        return TextCodec(source, self.parser)
+        return TextCodec(opened_files, self.parser)
 
     # What a file is -------------------------------------------------------------------------------------------------
 

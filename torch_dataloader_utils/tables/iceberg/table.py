@@ -25,11 +25,11 @@ from pyiceberg.table import DataScan, FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from torch_dataloader_utils.dataset.discovery import Annotations, open_source
+from torch_dataloader_utils.dataset.discovery import Annotations, open_files
 from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
-from torch_dataloader_utils.formats.base import Source
+from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.parquet.format import Parquet
 from torch_dataloader_utils.loader.arguments import refuse_path_options, require_count, require_options
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
@@ -216,7 +216,7 @@ class SnapshotFiles(FileSet):
         columns: Sequence[str] | None,
         filters: pc.Expression | None,
         refuses_nulls: Callable[[pa.Field], bool],
-    ) -> Source:
+    ) -> OpenedFiles:
         """Plan the scan, read the delete files and the footers of the files that are left."""
         tasks = self._plan(filters)
         deletes = list(dict.fromkeys(file for task in tasks for file in task.delete_files))
@@ -232,7 +232,7 @@ class SnapshotFiles(FileSet):
             for path, task in files.items()
         }
         table_columns = TableColumns(self.metadata)
-        return open_source(
+        return open_files(
             storage,
             listing,
             Parquet(),
