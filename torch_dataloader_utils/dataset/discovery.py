@@ -143,7 +143,7 @@ def open_files(
         announced_nulls=(),
         files={file.path: file for file in listing.files},
         footers={footer.file.path: footer.content for footer in footers if footer.content is not None},
-        sidecar=described.sidecar,
+        metadata_file=described.metadata_file,
         projections=tuple(projections.distinct),
         projected=projections.numbers,
         constants=annotations.constants,

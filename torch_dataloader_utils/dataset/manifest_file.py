@@ -22,7 +22,7 @@ VERSION = 1
 KEY = b"torch_dataloader_utils"
 
 
-SIDECAR_KEY = b"torch_dataloader_utils:_metadata"
+METADATA_FILE_KEY = b"torch_dataloader_utils:_metadata"
 
 
 SCHEMA = pa.schema(
@@ -59,11 +59,11 @@ def dump_manifest(root: str, files: Sequence[StoredFile], known: KnownFooters) -
         "size": [file.size for file in files],
         "etag": [file.etag for file in files],
         "modified": [file.modified for file in files],
-        "footer": [None if known.sidecar else known.footers[file.path] for file in files],
+        "footer": [None if known.metadata_file else known.footers[file.path] for file in files],
     }
     about = {KEY: json.dumps({"version": VERSION, "root": root}).encode()}
-    if known.sidecar:
-        about[SIDECAR_KEY] = known.sidecar
+    if known.metadata_file:
+        about[METADATA_FILE_KEY] = known.metadata_file
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_stream(sink, SCHEMA.with_metadata(about), options=options) as stream:
@@ -102,11 +102,11 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
             shown = " and ".join(map(storage.display, locations))
             msg = f"the manifest holds {storage.display(row['location'])}, which does not lie at {shown}"
             raise ValueError(msg)
-    sidecar = table.schema.metadata.get(SIDECAR_KEY)
-    if sidecar is None and len(footers) < len(files):
+    metadata_file = table.schema.metadata.get(METADATA_FILE_KEY)
+    if metadata_file is None and len(footers) < len(files):
         msg = "the manifest lacks footers"
         raise ValueError(msg)
-    return Listing(about["root"], tuple(files)), KnownFooters(footers, sidecar)
+    return Listing(about["root"], tuple(files)), KnownFooters(footers, metadata_file)
 
 
 def _lies_at(location: str, named: str) -> bool:

@@ -398,7 +398,7 @@ class StructuredDataset(BatchDataset):
             pinned = ", ".join(f"{name}={value}" for name, value in opened_files.pin.items())
             msg = f"a table's files are no dataset without the table: open it with {pinned} instead of a manifest"
             raise ValueError(msg)
-        known = KnownFooters(opened_files.footers, opened_files.sidecar)
+        known = KnownFooters(opened_files.footers, opened_files.metadata_file)
         return dump_manifest(opened_files.manifest.root, tuple(opened_files.files.values()), known)
 
     def get_metrics(self) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class KnownFooters:
     """Footers that were read before: each file's, by path, or that of the `_metadata` file that describes them all."""
 
     footers: Mapping[str, bytes]
-    sidecar: bytes | None = None
+    metadata_file: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ class Described:
 
     Attributes:
         footers: One for each file, in order.
-        sidecar: The footer of the `_metadata` file that described them, if one did.
+        metadata_file: The footer of the `_metadata` file that described them, if one did.
     """
 
     footers: Sequence[Footer]
-    sidecar: bytes | None = None
+    metadata_file: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,7 +301,7 @@ class OpenedFiles:
         announced_nulls: Where the footers announce nulls that cannot be delivered, and the filter does not take.
         files: The files as the storage lists them, by path.
         footers: What was read of each, by path, as far as it was.
-        sidecar: The footer of the `_metadata` file that described them, if one did.
+        metadata_file: The footer of the `_metadata` file that described them, if one did.
         projections: How files' columns become those that are needed: the first one's unless `projected` says another.
         projected: The place of a file's projection, by path.
         constants: The values that `constant_columns` have in a file, by path.
@@ -323,7 +323,7 @@ class OpenedFiles:
     announced_nulls: tuple[AnnouncedNulls, ...]
     files: dict[str, StoredFile] = field(repr=False)
     footers: dict[str, bytes] = field(repr=False)
-    sidecar: bytes | None = field(repr=False)
+    metadata_file: bytes | None = field(repr=False)
     projections: tuple[Projection, ...] = field(repr=False)
     projected: Mapping[str, int] = field(default_factory=dict, repr=False)
     constants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, repr=False)

@@ -24,7 +24,7 @@ GLOB = r"[*?\[]"
 """What begins the pattern in a path."""
 
 
-SIDECAR = "_metadata"
+METADATA_NAME = "_metadata"
 """Name of the file that holds the footers of all files of a directory."""
 
 
@@ -35,12 +35,12 @@ class Listing:
     Attributes:
         root: What the paths are relative to, for people.
         files: The files.
-        sidecar: The file `_metadata` of the one directory that was listed, if it has one.
+        metadata_file: The file `_metadata` of the one directory that was listed, if it has one.
     """
 
     root: str
     files: tuple[StoredFile, ...]
-    sidecar: StoredFile | None = None
+    metadata_file: StoredFile | None = None
 
 
 def list_files(storage: Storage, locations: Sequence[str], suffixes: Sequence[str]) -> Listing:
@@ -72,8 +72,8 @@ def list_files(storage: Storage, locations: Sequence[str], suffixes: Sequence[st
     found = sorted((info for place in places for info in place.files), key=lambda info: str(info["name"]))
     _refuse_twice(storage, found)
     files = sorted((_stored(storage, info, root) for info in found), key=lambda file: file.path)
-    sidecar = _stored(storage, only.sidecar, root) if only and only.sidecar else None
-    return Listing(_shown_root(storage, root), tuple(files), sidecar)
+    metadata_file = _stored(storage, only.metadata_file, root) if only and only.metadata_file else None
+    return Listing(_shown_root(storage, root), tuple(files), metadata_file)
 
 
 def list_known(storage: Storage, sizes: Sequence[tuple[str, int]], root: str) -> Listing:
@@ -108,7 +108,7 @@ class _Place:
 
     base: str
     files: Sequence[Mapping[str, Any]]
-    sidecar: Mapping[str, Any] | None = None
+    metadata_file: Mapping[str, Any] | None = None
 
 
 def _list_one(storage: Storage, location: str, suffixes: Sequence[str]) -> _Place:
@@ -122,10 +122,10 @@ def _list_one(storage: Storage, location: str, suffixes: Sequence[str]) -> _Plac
         info = None
     if info and info["type"] == "file":
         return _Place(posixpath.dirname(location), [info])
-    sidecar = None
+    metadata_file = None
     if info:
         found, base = walk.directory(location), location
-        sidecar = next((walk.info(path) for path in found if _relative(path, base) == SIDECAR), None)
+        metadata_file = next((walk.info(path) for path in found if _relative(path, base) == METADATA_NAME), None)
     elif len(plain := re.split(r"[*\[]" if is_http(location) else GLOB, location, maxsplit=1)) > 1:
         found, base = walk.glob(location), posixpath.dirname(plain[0])
     else:
@@ -137,7 +137,7 @@ def _list_one(storage: Storage, location: str, suffixes: Sequence[str]) -> _Plac
         others = f", only {len(found)} others, such as {storage.display(example)!r}" if example else ""
         msg = f"found no {' or '.join(suffixes)} file at {storage.display(location)!r}{others}"
         raise FileNotFoundError(msg)
-    return _Place(base, wanted, sidecar)
+    return _Place(base, wanted, metadata_file)
 
 
 class _Walk:

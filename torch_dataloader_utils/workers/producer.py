@@ -47,7 +47,7 @@ class Stream:
 
     def without_footers(self) -> Stream:
         """Return the same for a process that gets footers with its assignments."""
-        return replace(self, opened_files=replace(self.opened_files, footers={}, sidecar=None))
+        return replace(self, opened_files=replace(self.opened_files, footers={}, metadata_file=None))
 
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
         """Yield a stream's batches one by one, for this process.

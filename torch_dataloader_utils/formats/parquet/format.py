@@ -25,7 +25,7 @@ from torch_dataloader_utils.formats.base import (
 from torch_dataloader_utils.formats.parquet.footer import FooterReader, parse_footer
 from torch_dataloader_utils.formats.parquet.footer_cache import Footers
 from torch_dataloader_utils.formats.parquet.layout import ParquetLayout
-from torch_dataloader_utils.formats.parquet.metadata_file import Sidecar, read_sidecar
+from torch_dataloader_utils.formats.parquet.metadata_file import MetadataFile, read_metadata_file
 from torch_dataloader_utils.formats.parquet.statistics import select_row_groups
 from torch_dataloader_utils.storage.filesystem import LocalFile, Storage
 from torch_dataloader_utils.storage.listing import Listing
@@ -45,13 +45,13 @@ class Parquet(Format):
     ) -> Described:
         """Read every file's footer, once, or `_metadata` if there is one."""
         reader = FooterReader(storage, counts_nulls)
-        sidecar = None
-        if known is not None and known.sidecar is not None:
-            sidecar = Sidecar(known.sidecar)
-        elif known is None and listing.sidecar is not None:
-            sidecar = read_sidecar(storage, listing.sidecar, listing.files)
-        if sidecar is not None:
-            return Described(list(sidecar.describe(listing.files, reader)), sidecar.content)
+        metadata_file = None
+        if known is not None and known.metadata_file is not None:
+            metadata_file = MetadataFile(known.metadata_file)
+        elif known is None and listing.metadata_file is not None:
+            metadata_file = read_metadata_file(storage, listing.metadata_file, listing.files)
+        if metadata_file is not None:
+            return Described(list(metadata_file.describe(listing.files, reader)), metadata_file.content)
         if known is not None:
             return Described([reader.parse(file, known.footers[file.path]) for file in listing.files])
         return Described(list(read_each(reader.read, listing.files, at_once=storage.is_local)))
@@ -65,17 +65,17 @@ class Parquet(Format):
         cases: Sequence[FileCase],
     ) -> Sequence[Sequence[int]] | None:
         """Return the row groups that their statistics do not rule out."""
-        if described.sidecar is None:
+        if described.metadata_file is None:
             contents = [footer.content for footer in described.footers if footer.content is not None]
             return select_row_groups(contents, filters, schema, columns, cases)
         if not all(case.comparable for case in cases):
             return None
         paths = [footer.file.path for footer in described.footers]
-        return Sidecar(described.sidecar).select_row_groups(paths, filters, schema, columns)
+        return MetadataFile(described.metadata_file).select_row_groups(paths, filters, schema, columns)
 
     def verify(self, opened_files: OpenedFiles) -> None:
         """Read the footers of files of which nobody will read a row: what `_metadata` says of them must be true."""
-        if opened_files.sidecar is None or opened_files.selection is None:
+        if opened_files.metadata_file is None or opened_files.selection is None:
             return
         footers = _footers_of(opened_files)
         paths = [

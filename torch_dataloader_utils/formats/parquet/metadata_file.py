@@ -24,13 +24,13 @@ from torch_dataloader_utils.formats.parquet.statistics import select_row_groups
 from torch_dataloader_utils.planning.manifest import DESCRIBED, DataFile, RowGroup
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
-__all__ = ["Sidecar", "described_columns", "description_digest", "read_sidecar"]
+__all__ = ["MetadataFile", "described_columns", "description_digest", "read_metadata_file"]
 
 
 SHOWN = 3
 
 
-class Sidecar:
+class MetadataFile:
     """What a `_metadata` file says of the files beside it.
 
     Args:
@@ -73,7 +73,7 @@ class Sidecar:
         )
 
 
-def read_sidecar(storage: Storage, file: StoredFile, files: Sequence[StoredFile]) -> Sidecar | None:
+def read_metadata_file(storage: Storage, file: StoredFile, files: Sequence[StoredFile]) -> MetadataFile | None:
     """Read a `_metadata` file; warn and return None if it does not describe just these files.
 
     One that cannot be read is an error: every rank has to do the same.
@@ -85,13 +85,13 @@ def read_sidecar(storage: Storage, file: StoredFile, files: Sequence[StoredFile]
     """
     name = storage.display(file.location)
     try:
-        sidecar = _parsed(FooterReader(storage).content(file))
+        metadata_file = _parsed(FooterReader(storage).content(file))
     except (NotParquetError, pa.ArrowException) as error:
         warn_user(f"{name} is not used, all footers are read instead: {error}", MetadataFileWarning)
         return None
     here = {one.path for one in files}
-    if sidecar.paths != here:
-        lacking, surplus = sorted(here - sidecar.paths), sorted(sidecar.paths - here)
+    if metadata_file.paths != here:
+        lacking, surplus = sorted(here - metadata_file.paths), sorted(metadata_file.paths - here)
         parts = [
             f"{text} {', '.join(paths[:SHOWN])}" + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
             for text, paths in (("it does not describe", lacking), ("it describes missing", surplus))
@@ -100,12 +100,12 @@ def read_sidecar(storage: Storage, file: StoredFile, files: Sequence[StoredFile]
         text = f"{name} is not used, all footers are read instead: {'; '.join(parts)}. Write it anew, or remove it"
         warn_user(text, MetadataFileWarning)
         return None
-    return sidecar
+    return metadata_file
 
 
-def _parsed(content: bytes) -> Sidecar:
+def _parsed(content: bytes) -> MetadataFile:
     try:
-        return Sidecar(content)
+        return MetadataFile(content)
     except OSError as error:  # what pyarrow raises for some damage
         raise NotParquetError(str(error)) from None
 
