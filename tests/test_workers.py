@@ -135,7 +135,7 @@ def test_a_worker_that_is_not_forked_is_sent_the_footers_of_its_own_files_once(t
     assert len(of_worker) == 2
     assert all(len(known) == len(set(known)) for known in of_worker.values())
     _, dataset = open_loader(tmp_path)
-    with dataset.lean():
+    with dataset.without_footers():
         content = pickle.dumps(dataset)
     assert not any(end in content for end in footers.values())
     assert any(end in pickle.dumps(dataset) for end in footers.values())

@@ -48,7 +48,7 @@ class BatchDataset(IterableDataset[Any]):
         self._schema = read_options.delivery.schema
         self._stream = Stream(opened_files, read_options, collate_fn, seed, epoch_state.topology.rank)
         self._channel: WorkerChannel | None = None
-        self._is_lean = False
+        self._leaves_footers_out = False
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the epoch anew, or continue from a loaded state, and deliver the batches in this process."""
@@ -75,16 +75,16 @@ class BatchDataset(IterableDataset[Any]):
         self._channel = channel
 
     @contextmanager
-    def lean(self) -> Iterator[None]:
+    def without_footers(self) -> Iterator[None]:
         """Let copies that are sent to processes have nothing that assignments bring along."""
-        self._is_lean = True
+        self._leaves_footers_out = True
         try:
             yield
         finally:
-            self._is_lean = False
+            self._leaves_footers_out = False
 
-    def equipped(self, assignment: Assignment, known: Collection[str]) -> Assignment:
-        """Add to an assignment the footers that a lean copy needs for it and does not know."""
+    def with_footers(self, assignment: Assignment, known: Collection[str]) -> Assignment:
+        """Add to an assignment the footers that a without_footers copy needs for it and does not know."""
         footers = self._opened_files.footers
         slices = [
             shard_slice
@@ -114,12 +114,12 @@ class BatchDataset(IterableDataset[Any]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Let a copy stand on its own, and leave behind, where that is wanted, what assignments bring along."""
-        if not self._is_lean:
+        if not self._leaves_footers_out:
             return self.__dict__ | {"_epoch_state": copy.copy(self._epoch_state)}
         stream = self._stream.without_footers()
         return {
             **self.__dict__,
             "_stream": stream,
             "_opened_files": stream.opened_files,
-            "_epoch_state": self._epoch_state.lean(stream.opened_files),
+            "_epoch_state": self._epoch_state.without_footers(stream.opened_files),
         }

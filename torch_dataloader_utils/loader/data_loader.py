@@ -59,11 +59,11 @@ class IterationSource(Protocol):
         """Make a worker's copy answer the assignments that come by channel."""
         ...
 
-    def lean(self) -> AbstractContextManager[None]:
+    def without_footers(self) -> AbstractContextManager[None]:
         """Let copies that are sent to processes have nothing that assignments bring along."""
         ...
 
-    def equipped(self, assignment: Assignment, known: Collection[str]) -> Assignment:
+    def with_footers(self, assignment: Assignment, known: Collection[str]) -> Assignment:
         """Add to an assignment what such a copy needs for it and does not know."""
         ...
 
@@ -163,7 +163,7 @@ class StructuredDataLoader(DataLoader[Any]):
             assignments = list(iteration.assignments())
             for channel, assignment in zip(self._channels, assignments, strict=True):
                 knows_all = self._context().get_start_method() == "fork"  # it was made of this process
-                channel.send(assignment if knows_all else self._opened_files.equipped(assignment, channel.known))
+                channel.send(assignment if knows_all else self._opened_files.with_footers(assignment, channel.known))
         except BaseException:
             self._forget_workers()
             raise
@@ -206,7 +206,7 @@ class StructuredDataLoader(DataLoader[Any]):
         return [WorkerChannel(AssignmentQueue(context), sizer, one) for one in pool]
 
     def _torch_iterator(self) -> Iterator[Message]:
-        with self._opened_files.lean():
+        with self._opened_files.without_footers():
             answers = super().__iter__()
         self._answers = weakref.ref(answers)
         return answers

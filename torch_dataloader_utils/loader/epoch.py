@@ -229,7 +229,7 @@ class EpochState:
         self._loaded = self._loaded if continues else None
         self.topology = replace(self.topology, num_workers=num_workers)
 
-    def lean(self, opened_files: OpenedFiles) -> EpochState:
+    def without_footers(self, opened_files: OpenedFiles) -> EpochState:
         """Return the same for a process that is told what to read.
 
         Args:
