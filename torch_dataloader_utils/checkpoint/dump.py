@@ -100,14 +100,14 @@ class _Delivered:
                     parts.setdefault(shard, []).append((shard_slice.start, shard_slice.stop))
         started = {shard: merged(windows) for shard, windows in parts.items()}
         for shard, windows in list(started.items()):
-            if windows == ((0, shard.rows),) and not shard.absent:
+            if windows == ((0, shard.rows),) and not shard.missing:
                 done.append(shard)
                 del started[shard]
         return cls(done, started, {shard: merged(windows) for shard, windows in repeated.items()})
 
 
 def _is_whole(shard_slice: ShardSlice) -> bool:
-    return shard_slice.start == 0 and shard_slice.stop == shard_slice.shard.rows and not shard_slice.shard.absent
+    return shard_slice.start == 0 and shard_slice.stop == shard_slice.shard.rows and not shard_slice.shard.missing
 
 
 def _splits(shards: Iterable[Shard]) -> list[Split]:
@@ -123,7 +123,7 @@ def _is_long(manifest: Manifest, shards: Sequence[Shard]) -> bool:
 
 def _dump_started(manifest: Manifest, shard: Shard, windows: Windows, by_number: bool) -> dict[str, Any]:  # noqa: FBT001
     entry: dict[str, Any] = {"splits": []}
-    if by_number and not shard.absent:  # an absent split has no number
+    if by_number and not shard.missing:  # an missing split has no number
         entry["rows"] = row_numbers(manifest, shard.splits)
     else:
         entry["splits"] = dump_splits(manifest, shard.splits)
@@ -132,8 +132,8 @@ def _dump_started(manifest: Manifest, shard: Shard, windows: Windows, by_number:
         entry["windows"] = [list(window) for window in windows]
     if shard.rounds > 1:
         entry["rounds"] = shard.rounds
-    if shard.absent:
-        entry["absent"] = list(shard.absent)
+    if shard.missing:
+        entry["absent"] = list(shard.missing)
     return entry
 
 

@@ -80,7 +80,7 @@ class Place:
         return self.text()
 
     @property
-    def absent(self) -> bool:
+    def is_null(self) -> bool:
         """Whether the value is None; a missing one is an error of its own."""
         if self.value is _MISSING:
             raise self.fail("a value or None")

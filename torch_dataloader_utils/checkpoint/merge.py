@@ -168,7 +168,7 @@ class _Claims:
             if saved.repeats:
                 continue
             splits = saved.splits or tuple(splits_of_rows(layout, saved.rows))
-            self._shards[splits] = Shard(splits, saved.rounds, saved.absent)
+            self._shards[splits] = Shard(splits, saved.rounds, saved.missing)
             self._windows[splits] += [(start, stop, who) for start, stop in saved.windows]
 
     def require_apart(self) -> None:
@@ -190,7 +190,7 @@ class _Claims:
             if gaps(windows, shard.rows):
                 started.append(PartialShard(shard, windows))
             else:
-                done += [split for place, split in enumerate(splits) if place not in shard.absent]
+                done += [split for place, split in enumerate(splits) if place not in shard.missing]
         baseline = states[0].baseline
         return DeliveredBaseline(
             done=tuple(_joined(done)),
@@ -235,17 +235,17 @@ def _without_changed(
             lost[split.path] -= split.row_length
     started = []
     for one in baseline.partial:
-        absent = {place for place, split in enumerate(one.shard.splits) if split.path in changed}
-        if absent <= set(one.shard.absent):
+        missing = {place for place, split in enumerate(one.shard.splits) if split.path in changed}
+        if missing <= set(one.shard.missing):
             started.append(one)
             continue
         if run.filter_digest is not None or not run.manifest.counts_rows:
             why = "through a filter" if run.filter_digest is not None else "and not counted"
-            paths = sorted({one.shard.splits[place].path for place in absent})
+            paths = sorted({one.shard.splits[place].path for place in missing})
             msg = f"{paths} changed while rows of them were being delivered together with others, {why}: "
             msg += "which of the others were delivered cannot be told; bring the files back, or begin the epoch anew"
             raise CheckpointMismatchError(msg, files_changed=tuple(paths))
-        kept = _with_absent(one, absent, run, saved.epoch, lost)
+        kept = _with_absent(one, missing, run, saved.epoch, lost)
         if kept is not None:
             started.append(kept)
     return (
@@ -260,23 +260,23 @@ def _without_changed(
 
 
 def _with_absent(
-    one: PartialShard, absent: set[int], run: Run, epoch: int, lost: dict[str, int]
+    one: PartialShard, missing: set[int], run: Run, epoch: int, lost: dict[str, int]
 ) -> PartialShard | None:
     """Return a shard that was under way without splits that cannot be read any more; None if nothing is left of it."""
     shard = one.shard
     order = delivery_order(ShardSlice(shard), seed=run.options.row_shuffle_seed, epoch=epoch)
     ends = np.cumsum([split.row_length for split in shard.splits])
     places = np.searchsorted(ends, order, side="right")  # the split of each delivered row
-    gone = np.isin(places, sorted(absent))
+    gone = np.isin(places, sorted(missing))
     delivered = np.zeros(len(order), dtype=bool)
     for start, stop in one.windows:
         delivered[start:stop] = True
-    for place in absent:
+    for place in missing:
         path = shard.splits[place].path
         if path in lost:
             lost[path] -= int(np.count_nonzero(delivered & (places == place)))
     before = np.concatenate([[0], np.cumsum(~gone)])
     windows = merged((int(before[start]), int(before[stop])) for start, stop in one.windows)
-    left = Shard(shard.splits, shard.rounds, tuple(sorted({*shard.absent, *absent})))
+    left = Shard(shard.splits, shard.rounds, tuple(sorted({*shard.missing, *missing})))
     windows = tuple((start, stop) for start, stop in windows if start < stop)
     return PartialShard(left, windows) if left.rows else None

@@ -75,7 +75,7 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
     if known is not None and known[0]["files"] == state["files"].value:
         files = known[1].files
     else:
-        files = None if state["files"].absent else _files(state["files"])
+        files = None if state["files"].is_null else _files(state["files"])
     tree = _Tree(root, {file.path: file.rows for file in files or ()})
     completed = tuple(_shard(place, tree) for place in state["completed_shards"].items())
     in_progress = _started_shards(state["in_progress"], tree, settings["rows"])
@@ -95,7 +95,7 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         completed=completed,
         completed_rows=completed_rows,
         in_progress=in_progress,
-        baseline=None if state["base"].absent else _base(state["base"], tree, settings["rows"]),
+        baseline=None if state["base"].is_null else _base(state["base"], tree, settings["rows"]),
     )
 
 
@@ -112,7 +112,7 @@ def _base(place: Place, tree: _Tree, dataset_rows: int) -> SavedBaseline:
 
 def _settings(state: Place, plan: Place) -> dict[str, Any]:
     def optional(place: Place) -> int | None:
-        return None if place.absent else place.integer(1)
+        return None if place.is_null else place.integer(1)
 
     num_workers = state["_num_workers"].integer()
     if num_workers > MOST_WORKERS:
@@ -136,11 +136,11 @@ def _settings(state: Place, plan: Place) -> dict[str, Any]:
         "virtual_workers": optional(plan["virtual_workers"]),
         "global_batch_size": optional(plan["global_batch_size"]),
         "format": plan["format"].text(),
-        "format_options": None if plan["format_options"].absent else plan["format_options"].text(),
-        "snapshot_id": None if plan["snapshot_id"].absent else plan["snapshot_id"].integer(),
-        "version": None if plan["version"].absent else plan["version"].integer(),
-        "split_strategy": None if plan["split_strategy"].absent else plan["split_strategy"].text(),
-        "filters": None if plan["filter"].absent else plan["filter"].text(),
+        "format_options": None if plan["format_options"].is_null else plan["format_options"].text(),
+        "snapshot_id": None if plan["snapshot_id"].is_null else plan["snapshot_id"].integer(),
+        "version": None if plan["version"].is_null else plan["version"].integer(),
+        "split_strategy": None if plan["split_strategy"].is_null else plan["split_strategy"].text(),
+        "filters": None if plan["filter"].is_null else plan["filter"].text(),
         "plan_algorithm": state["plan_algorithm"].integer(),
     }
 
@@ -158,9 +158,9 @@ def _files(place: Place) -> tuple[SavedFile, ...]:
                 path=path.text(),
                 size=size.integer(),
                 digest=digest.text(),
-                etag=None if etag.absent else etag.text(),
-                modified=None if modified.absent else modified.number(),
-                rows=None if rows.absent else rows.integer(),
+                etag=None if etag.is_null else etag.text(),
+                modified=None if modified.is_null else modified.number(),
+                rows=None if rows.is_null else rows.integer(),
             )
         )
     if len({file.path for file in files}) != len(files):
@@ -182,9 +182,9 @@ def _split(place: Place, tree: _Tree) -> Split:
     if not path.startswith(prefix):
         raise place["path"].fail(f"a path under the root {tree.root!r}")
     path = path.removeprefix(prefix)
-    if not place["row_offset"].absent:
+    if not place["row_offset"].is_null:
         return Split(path, place["row_offset"].integer(), place["row_length"].integer(1))
-    if not place["row_length"].absent:
+    if not place["row_length"].is_null:
         raise place["row_length"].fail("None beside a row_offset of None")
     if not place["byte_offset"].missing:
         return Split(path, place["byte_offset"].integer(), place["byte_length"].integer(1))
@@ -214,10 +214,10 @@ def _started_shard(place: Place, tree: _Tree, dataset_rows: int) -> SavedShard:
     if rows and place["splits"].items():
         raise place["splits"].fail("an empty list beside rows")
     splits = () if rows else _shard(place, tree).splits
-    absent = tuple(entry.integer() for entry in place["absent"].optional_items())
-    if any(one >= len(splits) for one in absent) or len(set(absent)) < len(absent):
+    missing = tuple(entry.integer() for entry in place["absent"].optional_items())
+    if any(one >= len(splits) for one in missing) or len(set(missing)) < len(missing):
         raise place["absent"].fail("places of splits")
-    most = sum(split.row_length for number, split in enumerate(splits) if number not in absent)
+    most = sum(split.row_length for number, split in enumerate(splits) if number not in missing)
     most += sum(rows[1::2]) - sum(rows[::2])
     windows = tuple(_window(entry) for entry in place["windows"].optional_items())
     if place["windows"].missing:
@@ -233,7 +233,7 @@ def _started_shard(place: Place, tree: _Tree, dataset_rows: int) -> SavedShard:
         rows=rows,
         windows=windows,
         rounds=1 if place["rounds"].missing else place["rounds"].integer(1),
-        absent=absent,
+        missing=missing,
         repeats=not place["repeats"].missing and place["repeats"].boolean(),
     )
 

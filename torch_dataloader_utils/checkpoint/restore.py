@@ -79,7 +79,7 @@ def _load_baseline(saved: SavedBaseline, manifest: Manifest) -> DeliveredBaselin
     return DeliveredBaseline(
         done=tuple(splits_of_rows(manifest.rows_by_file, saved.completed_rows)),
         partial=tuple(
-            PartialShard(Shard(_splits_of(one, manifest), one.rounds, one.absent), one.windows)
+            PartialShard(Shard(_splits_of(one, manifest), one.rounds, one.missing), one.windows)
             for one in saved.in_progress
         ),
         left_out=saved.left_out,
@@ -123,7 +123,7 @@ def require_row_groups(baseline: DeliveredBaseline, manifest: Manifest) -> None:
         split
         for started in baseline.partial
         for place, split in enumerate(started.shard.splits)
-        if place not in started.shard.absent
+        if place not in started.shard.missing
     ]
     for split in [*baseline.done, *present]:
         ends = {split.row_offset, split.row_offset + split.row_length}
@@ -209,7 +209,7 @@ class _Recorded:
         for splits in self._started:
             if splits not in today or any(map(self._coverage.covers, splits)):
                 return splits
-        present = [shard for shard in shards if not shard.absent]
+        present = [shard for shard in shards if not shard.missing]
         half_done = [
             shard for shard in present if 0 < sum(map(self._coverage.covers, shard.splits)) < len(shard.splits)
         ]

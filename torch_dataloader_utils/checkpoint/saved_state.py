@@ -41,7 +41,7 @@ class SavedShard:
         rows: The same as places among all rows of the manifest: start, stop, start, stop, ...
         windows: Which of its rows were delivered.
         rounds: In how many rounds it is mixed.
-        absent: Places of the splits whose files had changed.
+        missing: Places of the splits whose files had changed.
         repeats: Whether these rows count where others delivered them.
     """
 
@@ -49,7 +49,7 @@ class SavedShard:
     rows: tuple[int, ...] = ()
     windows: Windows = ()
     rounds: int = 1
-    absent: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
     repeats: bool = False
 
 

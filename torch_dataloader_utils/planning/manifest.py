@@ -20,7 +20,7 @@ TEXT = "text:"
 """What begins the digest of a file of text, which has no footer: of its first and last bytes."""
 
 
-UNTOLD = -1
+UNSET = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class RowGroup:
 
     rows: int
     bytes: int
-    expected: int = UNTOLD
+    expected: int = UNSET
 
     def __post_init__(self) -> None:
-        if self.expected == UNTOLD:
+        if self.expected == UNSET:
             object.__setattr__(self, "expected", self.rows)
 
 
@@ -88,10 +88,10 @@ class SizedSplit:
 
     split: Split
     bytes: int
-    rows: int = UNTOLD
+    rows: int = UNSET
 
     def __post_init__(self) -> None:
-        if self.rows == UNTOLD:
+        if self.rows == UNSET:
             object.__setattr__(self, "rows", self.split.row_length)
 
 

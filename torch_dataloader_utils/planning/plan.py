@@ -31,26 +31,26 @@ class Shard:
         splits: The row ranges.
         rounds: Where rows are mixed, in how many parts that is done: one after the other, each of every split its
             part of the rows, in file order. More than one where row groups are larger than what may be mixed at once.
-        absent: Places of the splits whose rows cannot be delivered any more: their files have changed since the epoch
+        missing: Places of the splits whose rows cannot be delivered any more: their files have changed since the epoch
             began. The others are delivered in the order that they always had.
         rows: Rows to deliver, where no filter takes any.
     """
 
     splits: tuple[Split, ...]
     rounds: int = 1
-    absent: tuple[int, ...] = ()
+    missing: tuple[int, ...] = ()
     rows: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         rows = sum(split.row_length for split in self.splits)
-        object.__setattr__(self, "rows", rows - sum(self.splits[place].row_length for place in self.absent))
+        object.__setattr__(self, "rows", rows - sum(self.splits[place].row_length for place in self.missing))
 
     @property
     def present(self) -> tuple[Split, ...]:
         """The splits that can be read."""
-        if not self.absent:
+        if not self.missing:
             return self.splits
-        return tuple(split for place, split in enumerate(self.splits) if place not in self.absent)
+        return tuple(split for place, split in enumerate(self.splits) if place not in self.missing)
 
     def content(self) -> bytes:
         """Return the bytes that stand for this shard in digests and in permutation keys."""
@@ -177,7 +177,7 @@ class Plan:
             shard = shard_slice.shard
             digest.update(b"\n\n" + shard.content())
             if shard_slice != ShardSlice(Shard(shard.splits)):
-                digest.update(f"\n{shard_slice.start} {shard_slice.stop} {shard.rounds} {shard.absent}".encode())
+                digest.update(f"\n{shard_slice.start} {shard_slice.stop} {shard.rounds} {shard.missing}".encode())
         return digest.hexdigest()
 
 

@@ -31,7 +31,7 @@ def permutation(rows: int, *, seed: int, epoch: int, shard: Shard, number: int =
     generator are the same on every machine and in every NumPy, which the distributions built on them need not be.
 
     Args:
-        rows: Number of rows to order: those that a filter left, and those of absent splits.
+        rows: Number of rows to order: those that a filter left, and those of missing splits.
         seed: The shuffle seed.
         epoch: The epoch.
         shard: The shard.
@@ -54,20 +54,20 @@ def delivery_order(shard_slice: ShardSlice, *, seed: int | None, epoch: int) -> 
         epoch: The epoch.
 
     Returns:
-        int64 of shape ``(rows,)``: places among all rows of the shard's splits, those of absent ones included.
+        int64 of shape ``(rows,)``: places among all rows of the shard's splits, those of missing ones included.
     """
     shard = shard_slice.shard
     starts = np.cumsum([0, *(split.row_length for split in shard.splits)])
     parts, first = [np.empty(0, dtype=np.intp)], 0
     for number in range(shard.rounds):
         bounds = round_bounds(shard, number)
-        count = sum(stop - start for place, (start, stop) in enumerate(bounds) if place not in shard.absent)
+        count = sum(stop - start for place, (start, stop) in enumerate(bounds) if place not in shard.missing)
         if first < shard_slice.stop and first + count > shard_slice.start:
             rows = np.concatenate([np.arange(*bound) + begin for begin, bound in zip(starts, bounds, strict=False)])
             if seed is not None:
                 rows = rows[permutation(len(rows), seed=seed, epoch=epoch, shard=shard, number=number)]
-            if shard.absent:
-                rows = rows[~np.isin(np.searchsorted(starts[1:], rows, side="right"), shard.absent)]
+            if shard.missing:
+                rows = rows[~np.isin(np.searchsorted(starts[1:], rows, side="right"), shard.missing)]
             parts.append(rows[max(0, shard_slice.start - first) : shard_slice.stop - first])
         first += count
     return np.concatenate(parts)

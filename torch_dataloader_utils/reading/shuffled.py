@@ -156,15 +156,15 @@ class ShuffledScan(Scan):
 
     def _indices(self, shard: Shard, rounds: range) -> pa.Array:
         """Return which rows of the tables that are read for rounds follow one another."""
-        if shard.rounds == 1 and not shard.absent:
+        if shard.rounds == 1 and not shard.missing:
             return _packed(self._permutation(shard, 0, shard.rows))
         begins, ends = round_bounds(shard, rounds[0]), round_bounds(shard, rounds[-1])
         offsets: list[int | None] = []  # of each split's rows in the tables, put together, from the row group's first
         rows = 0
         for place, ((begin, _), (_, end)) in enumerate(zip(begins, ends, strict=True)):
-            absent = place in shard.absent
-            offsets.append(None if absent else rows - begin)
-            rows += 0 if absent else end - begin
+            missing = place in shard.missing
+            offsets.append(None if missing else rows - begin)
+            rows += 0 if missing else end - begin
         orders = []
         for number in rounds:
             parts = [
@@ -173,7 +173,7 @@ class ShuffledScan(Scan):
             ]
             places = np.concatenate(parts)
             order = places[self._permutation(shard, number, len(places))]
-            orders.append(order[order != ABSENT] if shard.absent else order)
+            orders.append(order[order != ABSENT] if shard.missing else order)
         return _packed(np.concatenate(orders))
 
     def _permutation(self, shard: Shard, number: int, rows: int) -> npt.NDArray[np.intp]:
@@ -244,7 +244,7 @@ def _packed(order: npt.NDArray[np.intp]) -> pa.Array:
 
 def _bounds(shard: Shard, number: int) -> list[tuple[int, int]]:
     """Return which rows of each split that is present are mixed in a round."""
-    return [one for place, one in enumerate(round_bounds(shard, number)) if place not in shard.absent]
+    return [one for place, one in enumerate(round_bounds(shard, number)) if place not in shard.missing]
 
 
 def _part(shard: Shard, rounds: range) -> list[int]:
