@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.epoch import EpochState
-from torch_dataloader_utils.loader.iteration import Handover, Iteration, take_turns
+from torch_dataloader_utils.loader.iteration import DeliveringIterator, Iteration, take_turns
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
 from torch_dataloader_utils.reading.scan import ReadOptions
@@ -58,7 +58,7 @@ class BatchDataset(IterableDataset[Any]):
         if worker is not None:
             return self._deliver_in_plain_worker(worker.id, worker.num_workers, worker.seed - worker.id)
         iteration = self.begin_iteration()
-        return Handover(iteration, take_turns(map(self.batches, iteration.assignments())))
+        return DeliveringIterator(iteration, take_turns(map(self.batches, iteration.assignments())))
 
     # What the loader calls -------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class BatchDataset(IterableDataset[Any]):
         self._epoch_state.join_plain_loader(num_workers, loader_seed)
         iteration = self.begin_iteration()
         own = list(iteration.assignments())[worker]  # by turn: a plain loader asks its first worker first
-        yield from Handover(
+        yield from DeliveringIterator(
             iteration,
             self.batches(own),
             streams={stream_assignment.stream for stream_assignment in own.stream_assignments},

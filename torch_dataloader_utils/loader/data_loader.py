@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch.utils.data import DataLoader
 
-from torch_dataloader_utils.loader.iteration import Handover, Iteration, take_turns
+from torch_dataloader_utils.loader.iteration import DeliveringIterator, Iteration, take_turns
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
@@ -114,7 +114,7 @@ class StructuredDataLoader(DataLoader[Any]):
         self._user_worker_init_fn = worker_init_fn
         self._channels: list[WorkerChannel] = []
         self._answers: weakref.ref[Any] | None = None
-        self._handover: weakref.ref[Handover] | None = None
+        self._handover: weakref.ref[DeliveringIterator] | None = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         """Begin the epoch anew, or continue from a state that was loaded since the last call, once.
@@ -151,12 +151,12 @@ class StructuredDataLoader(DataLoader[Any]):
         """Load a state: see `StructuredDataset.load_state_dict`."""
         self._opened_files.load_state_dict(state_dict, strict=strict, on_changed_files=on_changed_files)
 
-    def _in_process(self) -> Handover:
+    def _in_process(self) -> DeliveringIterator:
         iteration = self._opened_files.begin_iteration()
         read = partial(self._opened_files.batches, pin=self.pin_memory and _has_accelerator())
-        return Handover(iteration, take_turns(map(read, iteration.assignments())))
+        return DeliveringIterator(iteration, take_turns(map(read, iteration.assignments())))
 
-    def _from_workers(self) -> Handover:
+    def _from_workers(self) -> DeliveringIterator:
         try:
             answers = self._ask_workers()
             iteration = self._opened_files.begin_iteration()
@@ -169,7 +169,7 @@ class StructuredDataLoader(DataLoader[Any]):
             raise
         workers = [assignment.worker for assignment in assignments]
         batches = _unpacked(answers, iteration.number, workers, self._channels[0].sizer)
-        return Handover(iteration, take_turns(batches), on_error=self._forget_workers)
+        return DeliveringIterator(iteration, take_turns(batches), on_error=self._forget_workers)
 
     def _ask_workers(self) -> Iterator[Message]:
         """Let torch start workers, or ask persistent ones anew; start them again where one hangs since its fork."""

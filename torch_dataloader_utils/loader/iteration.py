@@ -12,11 +12,11 @@ from torch_dataloader_utils.loader.metrics import Metrics, ProgressLine
 from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
 
-__all__ = ["Handover", "Iteration", "take_turns"]
+__all__ = ["DeliveringIterator", "Iteration", "take_turns"]
 
 
 class Iteration:
-    """One pass, in the training process. Every batch goes through `hand_over`, and there it is counted.
+    """One pass, in the training process. Every batch goes through `deliver`, and there it is counted.
 
     Args:
         number: A number that no other iteration of the dataset has.
@@ -70,7 +70,7 @@ class Iteration:
             )
             raise IterationEndedError(msg)
 
-    def hand_over(self, batch: Batch) -> Any:
+    def deliver(self, batch: Batch) -> Any:
         """Count a batch as delivered and return what the user gets."""
         progress = self.progress.advanced(batch.receipt)
         self.metrics.batches_delivered += 1
@@ -95,7 +95,7 @@ class Iteration:
         self.metrics.bytes_read_again += content.bytes_read.again
 
 
-class Handover(Iterator[Any]):
+class DeliveringIterator(Iterator[Any]):
     """Takes batches from where they are made and hands each one over as it is counted.
 
     Args:
@@ -126,7 +126,7 @@ class Handover(Iterator[Any]):
         batch, self._taken = self._taken, None
         assert batch is not None  # noqa: S101 - there is a next one
         try:
-            return self._iteration.hand_over(batch)
+            return self._iteration.deliver(batch)
         except BaseException as error:
             self._fail(error)
             raise
