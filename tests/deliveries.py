@@ -27,7 +27,7 @@ Scan: TypeAlias = Iterator[tuple[list[int] | None, Receipt]]
 
 
 @dataclass(frozen=True)
-class Delivery:
+class ColumnTransform:
     """Delivers an epoch as a loader does, by receipts, without files.
 
     Attributes:
@@ -146,7 +146,7 @@ class Delivery:
 
 
 @st.composite
-def deliveries(draw: st.DrawFn) -> Delivery:
+def deliveries(draw: st.DrawFn) -> ColumnTransform:
     num_ranks = draw(st.integers(1, 3))
     rank = draw(st.integers(0, num_ranks - 1))
     run = Run(
@@ -156,7 +156,7 @@ def deliveries(draw: st.DrawFn) -> Delivery:
         topology=Topology(num_ranks, rank, num_workers=draw(st.integers(0, 4))),
     )
     takes_every = draw(st.sampled_from([0, 0, 1, 2, 3, 7]))
-    return Delivery(
+    return ColumnTransform(
         run=run if not takes_every else replace(run, filter_digest=f"every {takes_every}"),
         epoch=draw(st.one_of(st.integers(0, 3), st.just(2**60))),
         takes_every=takes_every,
@@ -170,7 +170,7 @@ stops = st.integers(0, 60)
 """After how many batches and ends of streams to stop."""
 
 
-def stopped(delivery: Delivery, progress: Progress, after: int) -> tuple[list[list[int]], Progress]:
+def stopped(delivery: ColumnTransform, progress: Progress, after: int) -> tuple[list[list[int]], Progress]:
     """Deliver until the stop, or to the end: what was delivered, and the progress then."""
     batches = []
     for _, (batch, now) in zip(range(after), delivery.go_on(progress), strict=False):

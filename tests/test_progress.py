@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from deliveries import Delivery, deliveries, stopped, stops, through_json
+from deliveries import ColumnTransform, deliveries, stopped, stops, through_json
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import manifest_of, row_ids
@@ -157,7 +157,7 @@ def rows_in(numbers: list[int]) -> list[int]:
     return [row for start, stop in zip(numbers[::2], numbers[1::2], strict=True) for row in range(start, stop)]
 
 
-def rows_of_all(delivery: Delivery, shards: list[Shard]) -> list[int]:
+def rows_of_all(delivery: ColumnTransform, shards: list[Shard]) -> list[int]:
     return [row for shard in shards for row in row_ids(delivery.run.manifest, shard)]
 
 
@@ -252,10 +252,10 @@ def test_the_state_has_the_documented_keys():
     assert state["base"] is None
 
 
-def _plain_delivery(manifest: Manifest, options: PlanOptions | None = None, num_ranks: int = 1) -> Delivery:
+def _plain_delivery(manifest: Manifest, options: PlanOptions | None = None, num_ranks: int = 1) -> ColumnTransform:
     options = options or PlanOptions(2**27)
     run = Run(manifest, options, filter_digest=None, topology=Topology(num_ranks, 0, 0))
-    return Delivery(run, epoch=0, takes_every=0, batch_size=7, drop_last=False, tells_ends_late=False)
+    return ColumnTransform(run, epoch=0, takes_every=0, batch_size=7, drop_last=False, tells_ends_late=False)
 
 
 # How large a state is ----------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def _size(state: dict[str, Any]) -> int:
     return len(json.dumps({**state, "files": None}))
 
 
-def _delivered(delivery: Delivery, shards: int) -> Progress:
+def _delivered(delivery: ColumnTransform, shards: int) -> Progress:
     """The progress once a stream's first shards are done."""
     return delivery.fresh().advanced(Receipt(0, shards, 0, rows=1))
 

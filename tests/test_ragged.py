@@ -15,8 +15,8 @@ from support import open_loader
 
 from torch_dataloader_utils import Codes, PackedBytes, Padded
 from torch_dataloader_utils.columns.convert import convert, split
-from torch_dataloader_utils.columns.options import Choices
-from torch_dataloader_utils.columns.transform import Delivery
+from torch_dataloader_utils.columns.options import ColumnOptions
+from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.batching import Batch, BytesRead
 from torch_dataloader_utils.workers.collate import UncopyableError, snapshot
@@ -249,7 +249,7 @@ def test_no_two_batches_of_one_row_group_share_memory_or_versions(data):
 def test_values_of_jagged_tensors_are_those_that_were_decoded(tmp_path):
     """Nothing is copied on the way from Arrow."""
     table = pa.table({"x": pa.array([[1, 2], [3]], pa.list_(pa.int64())), "s": ["ab", "c"]})
-    delivery = Delivery.of(table.schema, Choices("torch", {"s": "packed"}))
+    delivery = ColumnTransform.of(table.schema, ColumnOptions("torch", {"s": "packed"}))
     rows = pa.table({name: pa.chunked_array([pa.concat_arrays(table[name].chunks)]) for name in table.column_names})
     addresses = {
         rows["x"].chunk(0).values.buffers()[1].address,

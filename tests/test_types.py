@@ -21,8 +21,8 @@ from support import open_loader
 
 from torch_dataloader_utils import Codes, ColumnError, PackedBytes, Padded
 from torch_dataloader_utils.columns.convert import convert, split
-from torch_dataloader_utils.columns.options import parse_choices
-from torch_dataloader_utils.columns.transform import Delivery
+from torch_dataloader_utils.columns.options import parse_column_options
+from torch_dataloader_utils.columns.transform import ColumnTransform
 
 IS_OLD = int(pa.__version__.split(".")[0]) < 26
 not_with_old_pyarrow = pytest.mark.skipif(IS_OLD, reason="this pyarrow cannot read such columns back")
@@ -216,8 +216,8 @@ class OpenedFiles:
         if self.directory is not None:
             return list(open_loader(self.directory, row_id_column=None, batch_size=4, **options)[0])
         names = ("output_format", "column_formats", "fill_nulls", "mask_nulls")
-        choices = parse_choices(*(options.get(name) for name in names))
-        delivery = Delivery.of(self.table.schema, choices)
+        choices = parse_column_options(*(options.get(name) for name in names))
+        delivery = ColumnTransform.of(self.table.schema, choices)
         sizes = [min(4, len(self.table) - start) for start in range(0, len(self.table), 4)]
         return list(split(convert(delivery.deliver(self.table), delivery), sizes))
 

@@ -21,7 +21,7 @@ from torch_dataloader_utils.columns.dense import concatenated, dense_array
 from torch_dataloader_utils.columns.lists import to_list
 from torch_dataloader_utils.columns.options import Padded
 from torch_dataloader_utils.columns.ragged import Ragged, RaggedBatches, concatenate, ragged
-from torch_dataloader_utils.columns.transform import Delivery, Form
+from torch_dataloader_utils.columns.transform import ColumnTransform, Form
 
 __all__ = [
     "OUTPUT_FORMATS",
@@ -58,7 +58,7 @@ class ColumnSlice:
     stop: int
 
 
-def convert(table: pa.Table, delivery: Delivery) -> Columns:
+def convert(table: pa.Table, delivery: ColumnTransform) -> Columns:
     """Convert the rows of a table, to be cut into batches by `join`.
 
     Args:

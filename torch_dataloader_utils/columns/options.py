@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-__all__ = ["Choices", "Codes", "ColumnFormat", "Padded", "parse_choices"]
+__all__ = ["Codes", "ColumnFormat", "ColumnOptions", "Padded", "parse_column_options"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ ColumnFormat: TypeAlias = NamedFormat | Padded | Codes
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class ColumnOptions:
     """What was chosen for columns, by name.
 
     Attributes:
@@ -75,7 +75,9 @@ class Choices:
     masks: tuple[str, ...] = ()
 
 
-def parse_choices(output_format: str, column_formats: object, fill_nulls: object, mask_nulls: object) -> Choices:
+def parse_column_options(
+    output_format: str, column_formats: object, fill_nulls: object, mask_nulls: object
+) -> ColumnOptions:
     """Check what does not depend on the columns.
 
     Raises:
@@ -97,7 +99,7 @@ def parse_choices(output_format: str, column_formats: object, fill_nulls: object
     if len(set(masks)) < len(masks):
         msg = f"mask_nulls={mask_nulls!r} names a column twice"
         raise ValueError(msg)
-    return Choices(output_format, formats, fills, tuple(masks))
+    return ColumnOptions(output_format, formats, fills, tuple(masks))
 
 
 def _mapping(value: object, name: str, example: str) -> dict[str, Any]:

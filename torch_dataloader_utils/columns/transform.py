@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 from torch_dataloader_utils.columns.arrow import require_column
 from torch_dataloader_utils.columns.decode import is_bytes_view, plain, plain_type
 from torch_dataloader_utils.columns.nulls import count_nulls, each_chunk, fill, innermost, is_list, mark, mask_type
-from torch_dataloader_utils.columns.options import Choices, Codes, Padded
+from torch_dataloader_utils.columns.options import Codes, ColumnOptions, Padded
 from torch_dataloader_utils.errors import ColumnError
 
-__all__ = ["Delivery", "Form", "fitting", "null_message", "refuses_announced_nulls"]
+__all__ = ["ColumnTransform", "Form", "fitting", "null_message", "refuses_announced_nulls"]
 
 
 Form: TypeAlias = Literal["arrow", "list", "dense", "jagged", "packed"] | Padded
@@ -133,7 +133,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class ColumnTransform:
     """What is delivered of a table.
 
     Attributes:
@@ -147,7 +147,7 @@ class Delivery:
     schema: pa.Schema
 
     @classmethod
-    def of(cls, schema: pa.Schema, choices: Choices, row_id_column: str | None = None) -> Delivery:
+    def of(cls, schema: pa.Schema, choices: ColumnOptions, row_id_column: str | None = None) -> ColumnTransform:
         """Say what is delivered, or raise if the choices do not fit the columns.
 
         Args:
@@ -172,7 +172,7 @@ class Delivery:
             if column.is_masked:
                 fields.append(pa.field(_mask_name(column.name), mask_type(plain_type(column.kind))))
         if row_id_column is not None:
-            columns.append(_column(pa.field(row_id_column, pa.int64()), Choices(choices.output_format)))
+            columns.append(_column(pa.field(row_id_column, pa.int64()), ColumnOptions(choices.output_format)))
         return cls(choices.output_format, tuple(columns), pa.schema(fields))
 
     @property
@@ -193,7 +193,7 @@ class Delivery:
         return pa.table(delivered) if any(column.changes for column in self.columns) else table
 
 
-def refuses_announced_nulls(field: pa.Field, choices: Choices) -> bool:
+def refuses_announced_nulls(field: pa.Field, choices: ColumnOptions) -> bool:
     """Whether nulls that a footer announces in a column cannot be delivered.
 
     Footers count an empty list as they count a null one, so they tell nothing of lists that differ in length.
@@ -216,7 +216,7 @@ def null_message(column: str, nulls: int, *, is_masked: bool = False) -> str:
     return f"{message} column that tells where nulls are; or leave those rows out by a filter"
 
 
-def _named(choices: Choices) -> dict[str, Any]:
+def _named(choices: ColumnOptions) -> dict[str, Any]:
     return {"column_formats": choices.formats, "fill_nulls": choices.fills, "mask_nulls": choices.masks}
 
 
@@ -227,7 +227,7 @@ def _mask_name(name: str) -> str:
 # What a column becomes -----------------------------------------------------------------------------------------------
 
 
-def _column(field: pa.Field, choices: Choices) -> Column:
+def _column(field: pa.Field, choices: ColumnOptions) -> Column:
     """Return what becomes of a column, or raise if the choices do not fit it."""
     name, wanted, output = field.name, choices.formats.get(field.name), choices.output_format
     is_plain = output != "arrow" or wanted is not None or name in choices.fills or is_bytes_view(field.type)
@@ -289,7 +289,7 @@ def _vocabulary(field: pa.Field, kind: pa.DataType, codes: Codes) -> pa.Array:
     return pa.array(values, kind)
 
 
-def _with_filling(column: Column, choices: Choices) -> Column:
+def _with_filling(column: Column, choices: ColumnOptions) -> Column:
     """Add what stands for null: what was chosen, or beside a mask zero, where the form has no value for null."""
     kind = innermost(column.kind)
     if column.name in choices.fills:

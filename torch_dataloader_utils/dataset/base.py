@@ -45,7 +45,7 @@ class BatchDataset(IterableDataset[Any]):
         super().__init__()
         self._opened_files = opened_files
         self._epoch_state = epoch_state
-        self._schema = read_options.delivery.schema
+        self._schema = read_options.transform.schema
         self._stream = Stream(opened_files, read_options, collate_fn, seed, epoch_state.topology.rank)
         self._channel: WorkerChannel | None = None
         self._leaves_footers_out = False

@@ -14,8 +14,8 @@ from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.checkpoint.merge import ON_CHANGED_FILES
 from torch_dataloader_utils.columns.convert import OUTPUT_FORMATS, OutputFormat
-from torch_dataloader_utils.columns.options import ColumnFormat, parse_choices
-from torch_dataloader_utils.columns.transform import Delivery, refuses_announced_nulls
+from torch_dataloader_utils.columns.options import ColumnFormat, parse_column_options
+from torch_dataloader_utils.columns.transform import ColumnTransform, refuses_announced_nulls
 from torch_dataloader_utils.dataset.base import BatchDataset
 from torch_dataloader_utils.dataset.discovery import check_columns
 from torch_dataloader_utils.dataset.file_set import FileSet, PathSet
@@ -201,7 +201,7 @@ class StructuredDataset(BatchDataset):
         require_choice(format, "format", FORMATS)
         require_choice(output_format, "output_format", OUTPUT_FORMATS)
         wanted = parse_columns(columns, row_id_column)
-        choices = parse_choices(output_format, column_formats, fill_nulls, mask_nulls)
+        choices = parse_column_options(output_format, column_formats, fill_nulls, mask_nulls)
         require_callable(collate_fn, "collate_fn")
         require_options(storage_options, "storage_options")
         if isinstance(path, FileSet):
@@ -267,7 +267,7 @@ class StructuredDataset(BatchDataset):
         read_options = ReadOptions(
             batch_size=batch_size,
             drop_last=drop_last,
-            delivery=Delivery.of(opened_files.schema, choices, row_id_column),
+            transform=ColumnTransform.of(opened_files.schema, choices, row_id_column),
             row_id_column=row_id_column,
             row_shuffle_seed=plan_options.row_shuffle_seed,
             read_ahead_bytes=read_ahead,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.transform import Delivery
+from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.planning.plan import ShardSlice
 from torch_dataloader_utils.reading.batching import BytesRead, Chunk
@@ -26,7 +26,7 @@ class ReadOptions:
     Attributes:
         batch_size: Rows in a batch; only a stream's last batch has fewer.
         drop_last: Whether a stream's short last batch is left out.
-        delivery: What is delivered of the columns that are read.
+        transform: What is delivered of the columns that are read.
         row_id_column: Name of the added row id column, or None.
         row_shuffle_seed: Seed of the permutation inside shards, or None where rows keep their order.
         read_ahead_bytes: Decoded bytes that a stream holds at most; a shard of mixed rows may have more.
@@ -34,7 +34,7 @@ class ReadOptions:
 
     batch_size: int
     drop_last: bool
-    delivery: Delivery
+    transform: ColumnTransform
     row_id_column: str | None
     row_shuffle_seed: int | None
     read_ahead_bytes: int
@@ -137,7 +137,7 @@ class Scan(ABC):
     def delivered(self, path: str, place: RowGroupPlace, table: pa.Table) -> pa.Table:
         """Return rows of a row group as they are delivered, or raise if they hold what cannot be."""
         try:
-            return self.options.delivery.deliver(table)
+            return self.options.transform.deliver(table)
         except ColumnError as error:
             msg = f"{error} (row group {place.number} of {self.reader.full_path(path)})"
             raise ColumnError(msg) from None

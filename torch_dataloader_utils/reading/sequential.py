@@ -38,7 +38,7 @@ class SequentialScan(Scan):
             for table, last in self._tables(step):
                 skip = min(table.num_rows, max(0, step.shard_slice.start - first))
                 rows = max(0, min(table.num_rows, step.shard_slice.stop - first) - skip)
-                columns = convert(table.slice(skip, rows), self.options.delivery)
+                columns = convert(table.slice(skip, rows), self.options.transform)
                 held = self.reader.held_bytes(table)
                 yield Chunk(step.position, first + skip, rows, step.last and last, columns, held)
                 first += table.num_rows

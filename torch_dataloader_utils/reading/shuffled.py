@@ -147,7 +147,7 @@ class ShuffledScan(Scan):
         mixed = pa.table(list(self._threads.map(take, range(len(names)))), names=names)
         held = self._half_at_least(mixed.nbytes)
         self.budget.give_back(block.size - held)
-        converted = convert(mixed, self.options.delivery)
+        converted = convert(mixed, self.options.transform)
         return Chunk(step.position, block.first + skip, mixed.num_rows, block.last, converted, held)
 
     def _draw(self, shard: Shard, rounds: range) -> Future[pa.Array] | None:
