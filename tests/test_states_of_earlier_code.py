@@ -88,16 +88,18 @@ def test_the_batches_that_were_to_come_follow(folder, name):
 
 
 def require_continued(loader: Any, dataset: Any, kept: Any) -> None:
-    """Load each state of a rank and compare the rest of its epoch; where nothing is left of that, also the next."""
+    """Load each state of a rank and compare the rest of its epoch; from one at its end go on to the next epoch."""
     for epoch, delivered, state in kept["saved"]:
         loader.load_state_dict(state)
         assert dataset.epoch == epoch
         assert dataset.state_dict()["batches_delivered"] == delivered
-        rest = kept["epochs"][str(epoch)][delivered:]
-        assert batches_of(loader) == rest
-        if not rest:
-            dataset.set_epoch(epoch + 1)
-            assert batches_of(loader) == kept["epochs"][str(epoch + 1)]
+        assert batches_of(loader) == kept["epochs"][str(epoch)][delivered:]
+    epoch = old.FIRST_EPOCH
+    end = next(state for *at, state in kept["saved"] if at == [epoch, len(kept["epochs"][str(epoch)])])
+    loader.load_state_dict(end)
+    assert batches_of(loader) == []
+    dataset.set_epoch(epoch + 1)
+    assert batches_of(loader) == kept["epochs"][str(epoch + 1)]
 
 
 def test_the_number_of_workers_is_adopted(folder):
