@@ -176,9 +176,27 @@ def print_cost(resumed: list[dict[str, Any]], replayed: list[dict[str, Any]]) ->
     print(f"  seconds to the next batch          {resume_seconds:>10.2f}{replay_seconds:>20.2f}")
 
 
-def main() -> int:
-    """Run the demonstration and give the exit status: 0 if no row was lost or repeated."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the blocks that end the jobs are left
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """What the killed run, the resumed run and the uninterrupted epoch left behind.
+
+    Args:
+        processes: Processes that were killed.
+        last_step: The last step that a rank had made when it was killed.
+        evidence: The ledgers.
+        resumed: What each rank of the resumed run reported.
+        replayed: What each rank reported that read everything again.
+    """
+
+    processes: int
+    last_step: int
+    evidence: Evidence
+    resumed: list[dict[str, Any]]
+    replayed: list[dict[str, Any]]
+
+
+def demonstrate() -> Demonstration:
+    """Kill a training in the middle of the epoch, resume it, and read the same epoch once without stopping."""
     rows = count_rows(DATA)
     print(f"Training on {rows:,} flights: {RANKS} ranks, a checkpoint every {CHECKPOINT_EVERY} steps.")
     with tempfile.TemporaryDirectory() as folder:
@@ -198,16 +216,21 @@ def main() -> int:
         with start("replay.py", replay_dir, "--until-step", str(step)) as job:
             job.finish(TIME_LIMIT)
         evidence = Evidence(rows, step, killed, read_ledgers(run_dir), read_ledgers(replay_dir))
-        replayed = read_reports(replay_dir)
+        return Demonstration(processes, last, evidence, resumed, read_reports(replay_dir))
 
-    losses = resumed[0]["losses"]
+
+def main() -> int:
+    """Run the demonstration and give the exit status: 0 if no row was lost or repeated."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the blocks that end the jobs are left
+    shown = demonstrate()
+    losses = shown.resumed[0]["losses"]
     before, after = np.mean(losses[:CHECKPOINT_EVERY]), np.mean(losses[-CHECKPOINT_EVERY:])
-    batches = " and ".join(map(str, evidence.batches_of_ranks()))
+    batches = " and ".join(map(str, shown.evidence.batches_of_ranks()))
     print(f"The ranks made {batches} steps.")
     print(f"Mean loss: {before:.3f} over the first {CHECKPOINT_EVERY} steps, {after:.3f} over the last.")
-    print_ledger(evidence)
-    print_cost(resumed, replayed)
-    return 0 if evidence.holds() else 1
+    print_ledger(shown.evidence)
+    print_cost(shown.resumed, shown.replayed)
+    return 0 if shown.evidence.holds() else 1
 
 
 if __name__ == "__main__":
