@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_dataloader_utils.columns.ragged import PackedBytes, is_plain_jagged, jagged_parts
+from torch_dataloader_utils.columns.ragged import PackedBytes, jagged_parts
 
 __all__ = ["BatchBuffer", "UncopyableError", "copy_batch"]
 
@@ -44,9 +44,10 @@ def copy_batch(value: Any) -> Any:
 def _copied(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.requires_grad:
         return tensor.clone()
-    if not is_plain_jagged(tensor):
+    parts = jagged_parts(tensor)
+    if parts is None:
         raise UncopyableError
-    values, offsets = jagged_parts(tensor)
+    values, offsets = parts
     return torch.nested.nested_tensor_from_jagged(values.clone(), offsets=offsets.clone())
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from torch_dataloader_utils.columns.ragged import is_plain_jagged, jagged_parts
+from torch_dataloader_utils.columns.ragged import jagged_parts
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.workers.shared_memory import Bytes, SharedMemoryPool
 
@@ -191,7 +191,8 @@ class _Packer(pickle.Pickler):
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_nested:
-            return (_unpack_jagged, jagged_parts(value)) if is_plain_jagged(value) else NotImplemented
+            parts = jagged_parts(value)
+            return NotImplemented if parts is None else (_unpack_jagged, parts)
         if type(value) is torch.Tensor:
             flat = _bytes_of(value)
             if flat is not None:
