@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils.errors import ColumnError
 
-__all__ = ["copied", "is_list", "leaf_type", "require_column", "stacked", "takeable", "width"]
+__all__ = ["copied", "fixed_shape", "is_list", "leaf_type", "require_column", "stacked", "takeable", "width"]
 
 
 def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -55,6 +55,15 @@ def leaf_type(dtype: pa.DataType) -> pa.DataType:
     while is_list(dtype) or pa.types.is_fixed_size_list(dtype):
         dtype = dtype.value_type
     return dtype
+
+
+def fixed_shape(dtype: pa.DataType) -> list[int]:
+    """Return the sizes of fixed-size lists inside one another, from the outermost to the innermost."""
+    shape = []
+    while pa.types.is_fixed_size_list(dtype):
+        shape.append(dtype.list_size)
+        dtype = dtype.value_type
+    return shape
 
 
 def width(dtype: pa.DataType) -> float:

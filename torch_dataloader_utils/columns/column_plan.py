@@ -93,14 +93,12 @@ def plan_column(field: pa.Field, options: ColumnOptions) -> ColumnPlan:
     if isinstance(column_format, Codes):
         vocabulary = _vocabulary(field, dtype, column_format)
         plan = replace(plan, converts_to="codes", vocabulary=vocabulary, dtype=pa.int64())
-        column_format = None
     elif column_format in ("float64", "int64"):
         if not pa.types.is_decimal(dtype):
             raise _misfit(field, column_format, "is for decimals")
-        number = pa.float64() if column_format == "float64" else pa.int64()
-        plan = replace(plan, converts_to=column_format, dtype=number)
-        column_format = None
-    return _with_filling(replace(plan, form=_form(field, plan.dtype, column_format, output_format)), options)
+        plan = replace(plan, converts_to=column_format, dtype=pa.type_for_alias(column_format))
+    form = _form(field, plan.dtype, None if plan.converts_to else column_format, output_format)
+    return _with_filling(replace(plan, form=form), options)
 
 
 def _form(field: pa.Field, dtype: pa.DataType, column_format: Any, output_format: str) -> Form:
@@ -164,12 +162,7 @@ def _zero(dtype: pa.DataType) -> pa.Array:
 
 
 def to_scalar(value: Any, dtype: pa.DataType, label: str) -> pa.Scalar:
-    """Convert a value to an Arrow type without loss.
-
-    Args:
-        value: The value.
-        dtype: The type.
-        label: What the value is, for the error message.
+    """Convert a value to an Arrow type without loss; the label names the value in the error message.
 
     Raises:
         ColumnError: If the type does not hold exactly this value. Floats may be rounded, but not to infinity.

@@ -58,11 +58,7 @@ class ColumnSlice:
 
 
 def convert(table: pa.Table, transform: ColumnTransform) -> Columns:
-    """Convert the rows of a table, from which `join` and `split` make batches.
-
-    Args:
-        table: The rows as they are delivered.
-        transform: Knows the form of each column.
+    """Convert the rows of a table in the form that is delivered; `join` and `split` make batches of the result.
 
     Returns:
         For ``"arrow"`` the table. Else for each column its tensor or array of shape ``(rows, ...)``, its rows of
@@ -115,11 +111,7 @@ def _rows(values: Any, part: ColumnSlice) -> Any:
 
 
 def split(columns: Columns, sizes: Sequence[int]) -> Iterator[Any]:
-    """Split columns into batches.
-
-    Args:
-        columns: Converted columns, or what `with_lists` made of them.
-        sizes: Number of rows of each batch; together those of the columns.
+    """Split converted columns, or what `with_lists` made of them, into batches of these sizes, which use up all rows.
 
     Yields:
         For each size a table, or a dictionary of tensors and arrays, which are views, and of lists.
@@ -182,12 +174,8 @@ def copy_rows(part: ColumnSlice) -> Columns:
 def interleave(parts: Sequence[Columns], count: int) -> Columns:
     """Interleave the batches of several streams: the first batch of each stream, then the second of each.
 
-    Args:
-        parts: For each stream its batches, together as columns. All batches of a stream have the same size.
-        count: Number of batches of each stream.
-
-    Returns:
-        Copies, which keep none of the parts in memory.
+    Each part is the batches of one stream, together as columns, and all of one size. `count` is their number in each.
+    The result is a copy, which keeps none of the parts in memory.
     """
     first = parts[0]
     if isinstance(first, pa.Table):

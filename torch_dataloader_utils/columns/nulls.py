@@ -42,13 +42,7 @@ def flatten_fixed(values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_] | N
 
 
 def nest_fixed(leaves: pa.Array, dtype: pa.DataType, length: int) -> pa.Array:
-    """Return values as fixed-size lists of a type: the inverse of `flatten_fixed`.
-
-    Args:
-        leaves: The values, as many as the lists hold.
-        dtype: Type of the lists, or of the values themselves.
-        length: Number of the lists.
-    """
+    """Return values as this many fixed-size lists of a type: the inverse of `flatten_fixed`."""
     if not pa.types.is_fixed_size_list(dtype):
         return leaves
     inner = nest_fixed(leaves, dtype.value_type, length * dtype.list_size)
@@ -57,14 +51,7 @@ def nest_fixed(leaves: pa.Array, dtype: pa.DataType, length: int) -> pa.Array:
 
 
 def make_lists(dtype: pa.DataType, lengths: npt.NDArray[Any], values: pa.Array, **options: Any) -> pa.Array:
-    """Return values as consecutive lists.
-
-    Args:
-        dtype: Type of the lists: list or large list.
-        lengths: Number of values of each list.
-        values: The values of all lists.
-        options: For `from_arrays`, such as `mask`.
-    """
+    """Return values as consecutive lists of a type, either list or large list; options are for `from_arrays`."""
     width, make = (np.int32, pa.ListArray) if pa.types.is_list(dtype) else (np.int64, pa.LargeListArray)
     offsets = np.zeros(len(lengths) + 1, width)
     np.cumsum(lengths, out=offsets[1:])
@@ -82,10 +69,7 @@ def where(condition: pa.Array, values: pa.Array, other: pa.Scalar) -> pa.Array:
 def count_nulls(values: pa.Array, *, leaves_may_be_null: bool) -> int:
     """Count the nulls that a tensor has no value for: null lists, which have no length, and null values inside.
 
-    Args:
-        values: Numbers, times or bytes, or lists of them.
-        leaves_may_be_null: Whether the tensor has a value for null, as floats have NaN. Then fixed-size lists may be
-            null as well: NaN in all their places.
+    If `leaves_may_be_null`, it has NaN for null values, and so for null fixed-size lists, too.
     """
     if is_list(values.type):
         inner = values.flatten() if len(values) else values.values.slice(0, 0)  # `flatten` crashes without offsets
@@ -101,9 +85,7 @@ def count_nulls(values: pa.Array, *, leaves_may_be_null: bool) -> int:
 def fill_nulls(values: pa.Array, filling: pa.Scalar | None) -> pa.Array:
     """Return values without nulls: a null list becomes empty, a null fixed-size list is filled in all its places.
 
-    Args:
-        values: Values, or lists of them.
-        filling: The value that replaces null; None to fill lists alone, and leave other nulls.
+    Without a filling, null lists become empty and other nulls stay.
     """
     if is_list(values.type):
         return _fill_lists(values, filling)

@@ -173,10 +173,8 @@ def _concat_offsets(parts: Sequence[Offsets]) -> Offsets:
 def ragged(column: pa.ChunkedArray, form: Form, *, tensors: bool) -> Ragged:
     """Return lists, strings or binary as values and offsets, without a copy where the layout allows it.
 
-    Args:
-        column: The rows. Nulls must be filled, except values that are NaN or NaT for null.
-        form: What they become in a batch.
-        tensors: Whether batches are made of tensors, else of arrays.
+    Nulls must be filled before, except values that are NaN or NaT for null. `tensors` says whether batches are made of
+    tensors, or else of arrays.
     """
     chunks = column.chunks or [pa.array([], column.type)]
     parts = [_bytes(chunk) if form == "packed" else _list_values(chunk, numpy_times=not tensors) for chunk in chunks]

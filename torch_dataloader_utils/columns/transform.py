@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.columns.arrow import is_list, require_column
+from torch_dataloader_utils.columns.arrow import fixed_shape, is_list, require_column
 from torch_dataloader_utils.columns.column_plan import ColumnPlan, Form, plan_column
 from torch_dataloader_utils.columns.decode import decode, decoded_type
 from torch_dataloader_utils.columns.nulls import count_nulls, fill_nulls, mask_type, null_mask
@@ -42,12 +42,7 @@ class ColumnTransform:
 
     @classmethod
     def of(cls, schema: pa.Schema, options: ColumnOptions, row_id_column: str | None = None) -> ColumnTransform:
-        """Plan the transform.
-
-        Args:
-            schema: The columns that are read.
-            options: What the user chose for them.
-            row_id_column: Name of an int64 column that is added, or None.
+        """Plan the transform of the columns that are read, and of int64 row ids if their column has a name.
 
         Raises:
             ColumnError: If a column is missing, or its type does not fit the options.
@@ -85,7 +80,7 @@ class ColumnTransform:
                 group, which only it knows.
         """
         delivered = dict(pair for plan in self.columns for pair in _transform(plan, table[plan.name]))
-        # A table made of no columns would have no rows, so one that nothing changes is passed on.
+        # If nothing changes, the table itself: rebuilt without columns it would have no rows.
         return table if all(plan.is_identity for plan in self.columns) else pa.table(delivered)
 
 
@@ -98,15 +93,7 @@ def refuses_announced_nulls(field: pa.Field, options: ColumnOptions) -> bool:
     except ColumnError:  # the options do not fit: `ColumnTransform.of` raises the error
         return False
     # Footers count an empty list as a null, and each row of a fixed-size list of size 0.
-    return plan.refuses_nulls and not is_list(plan.dtype) and _holds_values(plan.dtype)
-
-
-def _holds_values(dtype: pa.DataType) -> bool:
-    while pa.types.is_fixed_size_list(dtype):
-        if not dtype.list_size:
-            return False
-        dtype = dtype.value_type
-    return True
+    return plan.refuses_nulls and not is_list(plan.dtype) and 0 not in fixed_shape(plan.dtype)
 
 
 def null_message(column: str, nulls: int, *, has_mask: bool = False) -> str:
