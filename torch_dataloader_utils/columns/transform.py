@@ -117,7 +117,7 @@ def _transform(plan: ColumnPlan, values: pa.ChunkedArray) -> Iterator[tuple[str,
     if plan.decodes:
         values = _map_chunks(values, decode, decoded_type(values.type))
     values = _converted(plan, values)
-    nullable = values  # nulls are marked where they were before they are filled
+    nullable = values if plan.has_mask else None  # nulls are marked where they were before they are filled
     if plan.filling is not None and _count_nulls(values, leaves_may_be_null=False):
         filling = plan.filling[0] if len(plan.filling) else None
         values = _map_chunks(values, lambda chunk: fill_nulls(chunk, filling), values.type)
@@ -126,7 +126,7 @@ def _transform(plan: ColumnPlan, values: pa.ChunkedArray) -> Iterator[tuple[str,
     if isinstance(plan.form, Padded) and plan.form.length is not None:
         _require_length(plan.name, values, plan.form.length)
     yield plan.name, values
-    if plan.has_mask:
+    if nullable is not None:
         decoded = _map_chunks(nullable, decode, decoded_type(nullable.type))
         yield _mask_name(plan.name), _map_chunks(decoded, null_mask, mask_type(decoded.type))
 
