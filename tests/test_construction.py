@@ -263,7 +263,7 @@ def test_a_row_id_column_may_have_the_name_of_a_column_that_is_not_asked_for(dat
 def test_a_column_that_stands_twice_in_the_files_is_refused_by_name_and_only_where_it_is_asked_for(tmp_path):
     table = pa.Table.from_arrays([pa.array([1, 2])] * 3, names=["x", "y", "x"])
     pq.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(ColumnError, match="column 'x' appears 2 times"):
+    with pytest.raises(ColumnError, match="column 'x' stands 2 times"):
         open_loader(tmp_path)
     loader, _ = open_loader(tmp_path, columns=["y"])
     assert rows_in(loader) == [0, 1]
