@@ -17,7 +17,7 @@ from support import all_rows_of, named, open_loader, rows_of, write_dataset
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.batching import Batch, BytesRead
 from torch_dataloader_utils.workers import messages as transport
-from torch_dataloader_utils.workers.messages import MOST_HELD, Message
+from torch_dataloader_utils.workers.messages import MAX_HELD, Message
 from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -222,8 +222,8 @@ def test_a_parcel_for_which_no_block_is_free_travels_inline():
     pool = SharedMemoryPool(1)
     data = {"t": torch.arange(5), "n": np.arange(3.0)}
     first, second = (Message.pack(0, 0, [batch_of(data)], pool) for _ in range(2))
-    assert (first.pool, first.memory) == (pool.key, 0)
-    assert second.pool is None
+    assert (first.pool_key, first.memory) == (pool.key, 0)
+    assert second.pool_key is None
     assert [image(content.data) for message in (first, second) for content in message.unpack()] == [image(data)] * 2
 
 
@@ -235,11 +235,11 @@ def test_a_block_is_free_when_the_last_that_looks_at_it_has_died_and_not_before(
     views += [two.data["v"].reshape(2, 1).T]
     del one, two
     while views:
-        assert pool.take() is None
-        assert pool.held == 1
+        assert pool.acquire() is None
+        assert pool.num_held == 1
         views.pop(0)
-    assert pool.held == 0
-    assert pool.take() == 0
+    assert pool.num_held == 0
+    assert pool.acquire() == 0
 
 
 def test_with_more_blocks_in_use_than_may_be_batches_are_copied_out():
@@ -247,7 +247,7 @@ def test_with_more_blocks_in_use_than_may_be_batches_are_copied_out():
     kept = []
     for number in range(10):
         kept += Message.pack(0, 0, [batch_of(torch.full((100,), number))], pool).unpack()
-        assert pool.held == min(number + 1, MOST_HELD)
+        assert pool.num_held == min(number + 1, MAX_HELD)
     assert [int(content.data[0]) for content in kept] == list(range(10))
 
 
@@ -257,7 +257,7 @@ def test_the_pool_does_not_grow_with_what_is_kept(path):
     for _ in range(3):
         for batch in loader:
             kept.append(batch["score"])
-            assert loader._channels[0].pool.held <= MOST_HELD
+            assert loader._channels[0].pool.num_held <= MAX_HELD
     assert os.fstat(loader._channels[0].pool._fd).st_blocks * 512 < 2 * 1024**2
 
 
@@ -266,9 +266,9 @@ def test_pinning_frees_the_block_at_once(monkeypatch):
     pool = SharedMemoryPool(1)
     data = {"t": torch.arange(5), "n": np.arange(3.0), "s": ["text"]}
     message = Message.pack(0, 0, [batch_of(data)], pool)
-    assert pool.take() is None
+    assert pool.acquire() is None
     pinned = message.pin_memory()
-    assert pool.take() == 0
+    assert pool.acquire() == 0
     pool.memory(0, 4096)[:] = 0xFF
     (content,) = pinned.unpack()
     assert image(content.data) == image(data)

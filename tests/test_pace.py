@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from support import batches_of, named, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils.workers.message_size import (
-    CHANGES,
-    FACTOR,
+    GROWTH,
     LARGE_BYTES,
-    MOST_BATCHES,
+    MAX_BATCHES,
+    MAX_CHANGES,
+    NUM_SINGLE,
     QUICK_SEC,
-    SINGLE,
     MessageSizer,
 )
 
@@ -30,7 +30,7 @@ FILES = ((2400, 2400), (10, 10), (1500, 100), (400, 400), (9, 3), (1200, 1200))
 
 NOTES = st.tuples(
     st.integers(0, 3),
-    st.one_of(st.integers(0, LARGE_BYTES // FACTOR), st.integers(0, 2 * LARGE_BYTES), st.integers(0, 99 * LARGE_BYTES)),
+    st.one_of(st.integers(0, LARGE_BYTES // GROWTH), st.integers(0, 2 * LARGE_BYTES), st.integers(0, 99 * LARGE_BYTES)),
     st.one_of(st.just(0.0), st.floats(0, 2 * QUICK_SEC)),
 )
 """How many numbers a message is after the one before, its bytes, and how long it took."""
@@ -43,26 +43,26 @@ def test_counts_change_in_steps_of_four_after_sixteen_single_ones_and_only_for_p
     for further, size, seconds in notes:
         number += further
         before = [sizer.batches(each) for each in range(number + 200)]
-        sizer.note(number, size, seconds)
+        sizer.record(number, size, seconds)
         after = [sizer.batches(each) for each in range(number + 200)]
         begun = number + most_begun + 1
         assert after[:begun] == before[:begun]
-        assert set(after[:SINGLE]) == {1}
+        assert set(after[:NUM_SINGLE]) == {1}
         assert set(after) <= {1, 4, 16, 64}
-        if LARGE_BYTES < size * FACTOR <= 2 * FACTOR * LARGE_BYTES or (seconds > QUICK_SEC and size <= 2 * LARGE_BYTES):
+        if LARGE_BYTES < size * GROWTH <= 2 * GROWTH * LARGE_BYTES or (seconds > QUICK_SEC and size <= 2 * LARGE_BYTES):
             assert after == before
         if size > 2 * LARGE_BYTES:
             assert after[-1] <= before[-1]
         else:
-            assert after[-1] in (before[-1], FACTOR * before[-1])
+            assert after[-1] in (before[-1], GROWTH * before[-1])
 
 
 def test_small_and_quick_parcels_grow_to_the_most_batches_and_a_reset_begins_anew():
     sizer = MessageSizer(2)
     for _ in range(2):
         for number in range(100):
-            sizer.note(number, 1000, 0.001)
-        assert [sizer.batches(number) for number in (0, 15, 16, 1000)] == [1, 1, FACTOR, MOST_BATCHES]
+            sizer.record(number, 1000, 0.001)
+        assert [sizer.batches(number) for number in (0, 15, 16, 1000)] == [1, 1, GROWTH, MAX_BATCHES]
         sizer.reset()
         assert sizer.batches(1000) == 1
 
@@ -71,28 +71,28 @@ def test_small_and_quick_parcels_grow_to_the_most_batches_and_a_reset_begins_ane
 def test_parcels_of_batches_that_have_grown_become_as_small_as_they_should_be(size, count):
     sizer = MessageSizer(2)
     for number in range(100):
-        sizer.note(number, 1000, 0.001)
-    assert sizer.batches(100) == MOST_BATCHES
-    sizer.note(100, size * LARGE_BYTES, 1.0)
-    assert [sizer.batches(number) for number in (103, 104)] == [MOST_BATCHES, count]
+        sizer.record(number, 1000, 0.001)
+    assert sizer.batches(100) == MAX_BATCHES
+    sizer.record(100, size * LARGE_BYTES, 1.0)
+    assert [sizer.batches(number) for number in (103, 104)] == [MAX_BATCHES, count]
 
 
 def test_the_last_change_of_many_makes_parcels_smaller():
     sizer = MessageSizer(0)
     for number in range(0, 100_000, 4):
-        sizer.note(number, 1000 if sizer.batches(number) == 1 else 100 * LARGE_BYTES, 0.0)
-    assert len(sizer._made()) in (CHANGES, CHANGES - 1)
+        sizer.record(number, 1000 if sizer.batches(number) == 1 else 100 * LARGE_BYTES, 0.0)
+    assert len(sizer._changes()) in (MAX_CHANGES, MAX_CHANGES - 1)
     assert sizer.batches(10**6) == 1
 
 
 def test_a_parcel_made_before_the_last_step_says_nothing_about_the_next():
     sizer = MessageSizer(2)
-    sizer.note(0, 1000, 0)
+    sizer.record(0, 1000, 0)
     for number in range(1, 16):
-        sizer.note(number, 1000, 0)
-    assert sizer.batches(10**6) == FACTOR
-    sizer.note(16, 1000, 0)
-    assert sizer.batches(10**6) == FACTOR**2
+        sizer.record(number, 1000, 0)
+    assert sizer.batches(10**6) == GROWTH
+    sizer.record(16, 1000, 0)
+    assert sizer.batches(10**6) == GROWTH**2
 
 
 # With worker processes -----------------------------------------------------------------------------------------------
@@ -127,7 +127,7 @@ def test_batches_come_in_the_same_order_whatever_travels_together(path, workers,
     grown = [batches_of(loader) for _ in range(2)]
     sizer = loader._channels[0].sizer
     assert sizer.batches(10**6) > 1
-    monkeypatch.setattr(MessageSizer, "note", lambda *_: None)
+    monkeypatch.setattr(MessageSizer, "record", lambda *_: None)
     single = batches_of(loader)
     assert sizer.batches(10**6) == 1
     assert grown == [single, single]
@@ -168,7 +168,7 @@ def test_all_workers_put_the_same_number_of_batches_into_parcels_of_the_same_num
         if number < 200:
             time.sleep(0.004)  # so that workers come as far ahead as they can
     sizer = loader._channels[0].sizer
-    assert sizer.batches(10**6) == MOST_BATCHES
+    assert sizer.batches(10**6) == MAX_BATCHES
     for counts in diary.counts:
         made = [count for count in counts if count]
         assert len(made) > 5

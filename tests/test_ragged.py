@@ -255,7 +255,7 @@ def test_values_of_jagged_tensors_are_those_that_were_decoded(tmp_path):
         rows["x"].chunk(0).values.buffers()[1].address,
         rows["s"].chunk(0).buffers()[2].address,
     }
-    (batch,) = split(convert(delivery.deliver(rows), delivery), [2])
+    (batch,) = split(convert(delivery.apply(rows), delivery), [2])
     assert {batch["x"].values().data_ptr(), batch["s"].values.data_ptr()} == addresses
 
 

@@ -153,7 +153,7 @@ def test_batches_that_are_not_alike_are_not_put_together(odd, place):
     batches: list[Any] = [{"a": torch.zeros(3)}]
     batches.insert(place, ODD[odd])
     gathered = BatchBuffer([3, 3])
-    taken = [gathered.take(batch) is not None for batch in batches]
+    taken = [gathered.append(batch) is not None for batch in batches]
     assert not taken[1] or not taken[0]
     assert not gathered.is_complete
 
@@ -161,7 +161,7 @@ def test_batches_that_are_not_alike_are_not_put_together(odd, place):
 def test_batches_that_are_alike_are_put_together_and_cut_apart_as_they_were():
     batches = [{"a": torch.arange(rows * 2.0).reshape(rows, 2), "b": torch.arange(rows)} for rows in (3, 4, 1)]
     gathered = BatchBuffer([3, 4, 1])
-    copies = [gathered.take({name: tensor.clone() for name, tensor in batch.items()}) for batch in batches]
+    copies = [gathered.append({name: tensor.clone() for name, tensor in batch.items()}) for batch in batches]
     assert gathered.is_complete
     for found in (copies, list(split(gathered.columns, [3, 4, 1]))):
         for cut, batch in zip(found, batches, strict=True):
@@ -173,9 +173,9 @@ def test_batches_that_are_alike_are_put_together_and_cut_apart_as_they_were():
 def test_what_was_put_together_is_not_changed_by_the_next_batch_in_the_same_memory():
     gathered = BatchBuffer([2, 2])
     memory = {"a": torch.zeros(2)}
-    first = gathered.take(memory)
+    first = gathered.append(memory)
     memory["a"].fill_(1)
-    second = gathered.take(memory)
+    second = gathered.append(memory)
     assert first is not None
     assert second is not None
     assert (first["a"].tolist(), second["a"].tolist()) == ([0, 0], [1, 1])
@@ -183,7 +183,7 @@ def test_what_was_put_together_is_not_changed_by_the_next_batch_in_the_same_memo
 
 def test_one_tensor_by_two_names_stays_one():
     tensor = torch.zeros(3)
-    assert BatchBuffer([3, 3]).take({"a": tensor, "b": tensor}) is None
+    assert BatchBuffer([3, 3]).append({"a": tensor, "b": tensor}) is None
 
 
 def unpicklable(batch):

@@ -219,7 +219,7 @@ class OpenedFiles:
         choices = parse_column_options(*(options.get(name) for name in names))
         delivery = ColumnTransform.of(self.table.schema, choices)
         sizes = [min(4, len(self.table) - start) for start in range(0, len(self.table), 4)]
-        return list(split(convert(delivery.deliver(self.table), delivery), sizes))
+        return list(split(convert(delivery.apply(self.table), delivery), sizes))
 
 
 def rows_of(values: pa.Array, *, listed: bool) -> list[Any]:
@@ -448,7 +448,7 @@ def _check_mask(source: OpenedFiles, kind: pa.DataType, output_format: str, *, r
         if has_nat or pa.types.is_floating(leaf):
             zero = None
         elif is_ragged(kind):
-            with pytest.raises(ColumnError, match=r"fill_nulls=\{'x': ...\} what stands for those inside lists"):
+            with pytest.raises(ColumnError, match=r"replace nulls inside its lists with fill_nulls=\{'x': ...\}"):
                 source.batches(**options)
             options["fill_nulls"] = {"x": zero}
     batches = source.batches(**options)
@@ -643,8 +643,14 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
         "does not fit the type duration",
     ),
     "filling a struct": ({"fill_nulls": {"struct": {"a": 1}}}, "nulls of type struct.* cannot be filled"),
-    "a mask of that name": ({"mask_nulls": ["text"]}, "adds the column 'text_is_null', and there is one of that name"),
-    "a mask named as row ids": ({"mask_nulls": ["age"], "row_id_column": "age_is_null"}, "there is one of that name"),
+    "a mask of that name": (
+        {"mask_nulls": ["text"]},
+        "adds the column 'text_is_null', but there is a column of that name",
+    ),
+    "a mask named as row ids": (
+        {"mask_nulls": ["age"], "row_id_column": "age_is_null"},
+        "there is a column of that name",
+    ),
 }
 
 
@@ -673,7 +679,7 @@ def test_what_does_not_fit_a_column_is_an_error_at_construction(tmp_path, case):
         ({"column_formats": {"x": 3}}, "expected one of"),
         ({"column_formats": ["x"]}, "column_formats=.*expected a dictionary"),
         ({"fill_nulls": 0}, "fill_nulls=0: expected a dictionary"),
-        ({"fill_nulls": {"x": None}}, "expected a value to stand for null"),
+        ({"fill_nulls": {"x": None}}, "expected a value that replaces null"),
         ({"mask_nulls": "age"}, "mask_nulls='age': expected a list"),
         ({"mask_nulls": ["age", "age"]}, "names a column twice"),
     ],
@@ -688,7 +694,7 @@ def test_malformed_arguments_are_refused_before_anything_is_read(options, messag
     ("make", "message"),
     [
         (lambda: Codes("abc"), "expected a list of values"),
-        (lambda: Codes(["a", "b", "a"]), "'a' stands in the vocabulary more than once"),
+        (lambda: Codes(["a", "b", "a"]), "'a' appears in the vocabulary more than once"),
         (lambda: Codes(["a", None]), "a null has no code"),
         (lambda: Padded(length=-1), "length=-1"),
     ],
@@ -703,7 +709,7 @@ def test_malformed_formats_are_refused_when_they_are_made(make, message):
     ("values", "asked", "message"),
     [
         (["a", "b", "c", "d"], Codes(["a", "b", "c"]), "column 'x' holds 'd', which is not in the vocabulary"),
-        ([[1], [], [], [1, 2, 3]], Padded(length=2), r"a list of 3 values, and Padded\(length=2\) has no room"),
+        ([[1], [], [], [1, 2, 3]], Padded(length=2), r"a list of 3 values, more than Padded\(length=2\) allows"),
         (
             [decimal.Decimal(1)] * 3 + [decimal.Decimal(2**63)],
             "int64",

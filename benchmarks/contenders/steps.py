@@ -29,7 +29,7 @@ STEP_SEC = 0.002
 def seeding_us(*, keeps: bool) -> float:
     """Return the microseconds that seeding costs a batch."""
     shard = Shard((Split("part-0.parquet", 0, BATCHES),))
-    seeding = Seeding(42, 0, Assignment(0, 0, 0, ((StreamAssignment(0, (ShardSlice(shard),)),),)), keeps=keeps)
+    seeding = Seeding(42, 0, Assignment(0, 0, 0, ((StreamAssignment(0, (ShardSlice(shard),)),),)), restores=keeps)
     began = time.perf_counter()
     for number in range(BATCHES):
         with seeding.of(Receipt(0, 0, number, rows=1, last=(0, number))):

@@ -3,9 +3,9 @@
     make demo
 
 Two ranks with two workers each train on 336,776 flights (see `train.py`). All of their processes are killed
-at once, between two checkpoints. PartialShard again, the training goes on from the newest checkpoint. What is
-printed at the end is counted from the row ids of every batch that was trained on and kept; the program fails
-if a row was lost or repeated, or if the order differs from that of an epoch that nobody stops.
+at once, between two checkpoints. Started again, the training continues from the newest checkpoint. The numbers
+printed at the end are counted from the row ids of all batches that the final model was trained on. The program fails
+if a row was lost or repeated, or if the order differs from that of an uninterrupted epoch.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ def read_reports(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def start(script: str, run_dir: Path, *arguments: str) -> AbstractContextManager[Job]:
-    """Start one of the scripts beside this one on all ranks."""
+    """Start one of the scripts in this folder on all ranks."""
     common = ["--data", str(DATA), "--run-dir", str(run_dir), "--batch-size", str(BATCH_SIZE)]
     return running(HERE / script, [*common, *arguments], RANKS, scratch=run_dir.parent)
 
 
 def train(run_dir: Path) -> AbstractContextManager[Job]:
-    """Start the training. It goes on from the checkpoint in `run_dir` if there is one."""
+    """Start the training. It continues from the checkpoint in `run_dir` if there is one."""
     return start("train.py", run_dir, "--checkpoint-every", str(CHECKPOINT_EVERY))
 
 
 def train_and_kill(run_dir: Path, rows: int) -> int:
-    """Train to the middle of the epoch and kill. Give the number of killed processes.
+    """Train to the middle of the epoch and kill. Return the number of killed processes.
 
     The moment is midway between two checkpoints, so that some steps are always rolled back with the model.
     """
@@ -76,7 +76,7 @@ def train_and_kill(run_dir: Path, rows: int) -> int:
 
 
 def split_by_step(records: Records) -> dict[int, bytes]:
-    """Take a ledger apart into its batches: the row ids of each step, in order."""
+    """Split a ledger into its batches: the row ids of each step, in order."""
     steps, starts = np.unique(records[:, 0], return_index=True)
     batches = np.split(records[:, 1], starts[1:])
     return {int(step): batch.tobytes() for step, batch in zip(steps, batches, strict=True)}
@@ -84,14 +84,14 @@ def split_by_step(records: Records) -> dict[int, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The ledgers that the three runs left behind, one a rank.
+    """The ledgers of the three runs, one for each rank.
 
     Args:
-        rows: Rows of the dataset.
+        rows: Number of rows of the dataset.
         step: The step of the checkpoint that was resumed from.
-        killed: As they were when the job was killed.
-        kept: As they were at the end: what the model was trained on and has not forgotten.
-        uninterrupted: What a loader delivers that nobody stops.
+        killed: The ledgers when the job was killed.
+        kept: The ledgers at the end: the rows that the final model was trained on.
+        uninterrupted: The rows that a loader delivers in an epoch that is not interrupted.
     """
 
     rows: int
@@ -105,25 +105,25 @@ class Evidence:
         return sum(map(len, self.killed))
 
     def rows_kept_before_kill(self) -> int:
-        """Count the rows that the checkpoint holds."""
+        """Count the rows trained on up to the checkpoint."""
         return sum(len(committed(records, self.step)) for records in self.killed)
 
     def kept_ids(self) -> list[int]:
-        """Give the ids of all rows that were trained on and kept."""
+        """Return the ids of all rows that were trained on and kept."""
         ids: list[int] = np.concatenate(self.kept)[:, 1].tolist()
         return ids
 
     def rows_lost(self) -> int:
-        """Count the rows that are not among the kept ones, beside those left out so that ranks make the same steps."""
+        """Count the rows that were not kept, except those left out so that all ranks make as many steps."""
         return len(set(range(self.rows)) - set(self.kept_ids())) - self.rows % RANKS
 
     def rows_repeated(self) -> int:
-        """Count the kept rows that had been there before, or that the dataset does not have."""
+        """Count the kept rows that were kept before, or that the dataset does not have."""
         ids = self.kept_ids()
         return len(ids) - len(set(ids) & set(range(self.rows)))
 
     def batches_after_resume(self) -> tuple[int, int]:
-        """Count the batches after the resume, and those of them that the uninterrupted epoch has there."""
+        """Count the batches after the resume, and those that the uninterrupted epoch has at the same step."""
         total = same = 0
         for kept, uninterrupted in zip(self.kept, self.uninterrupted, strict=True):
             expected = split_by_step(uninterrupted)
@@ -137,11 +137,11 @@ class Evidence:
         return [len(split_by_step(records)) for records in self.kept]
 
     def holds(self) -> bool:
-        """Say whether the epoch was cut in the middle and yet delivered exactly once, in its order."""
+        """Return whether the epoch was interrupted and yet delivered exactly once, in its order."""
         total, same = self.batches_after_resume()
-        cut = self.step > 0 and total > 0
+        interrupted = self.step > 0 and total > 0
         even = len(set(self.batches_of_ranks())) == 1
-        return cut and even and self.rows_lost() == self.rows_repeated() == 0 and same == total
+        return interrupted and even and self.rows_lost() == self.rows_repeated() == 0 and same == total
 
 
 def line(label: str, value: float, note: str = "") -> None:
@@ -150,7 +150,7 @@ def line(label: str, value: float, note: str = "") -> None:
 
 
 def print_ledger(evidence: Evidence) -> None:
-    """Print what became of the rows."""
+    """Print how many rows were trained on, kept, rolled back, lost and repeated."""
     trained, kept = evidence.rows_trained_before_kill(), evidence.rows_kept_before_kill()
     total, same = evidence.batches_after_resume()
     print("\nLedger, in rows")
@@ -166,7 +166,7 @@ def print_ledger(evidence: Evidence) -> None:
 
 
 def print_cost(resumed: list[dict[str, Any]], replayed: list[dict[str, Any]]) -> None:
-    """Print what the resume cost, beside what it costs to read everything up to the same batch again."""
+    """Print the cost of the resume, and the cost of reading everything up to the same batch again."""
     resume_bytes = sum(report["metrics"]["bytes_read_again"] for report in resumed)
     replay_bytes = sum(report["metrics"]["bytes_read"] for report in replayed)
     resume_seconds = max(report["seconds_to_first_batch"] for report in resumed)
@@ -211,7 +211,7 @@ def demonstrate() -> Demonstration:
             job.finish(TIME_LIMIT)
         resumed = read_reports(run_dir)
         step = resumed[0]["resumed_at_step"]
-        print(f"PartialShard again: resumed from the checkpoint of step {step} and finished the epoch.")
+        print(f"Started again: resumed from the checkpoint of step {step} and finished the epoch.")
 
         with start("replay.py", replay_dir, "--until-step", str(step)) as job:
             job.finish(TIME_LIMIT)

@@ -1,4 +1,4 @@
-"""Start torchrun, watch it, and end it so that no process of it is left. The business of `demo.py` alone."""
+"""Start torchrun, watch it, and end it together with all its processes. Only `demo.py` needs this."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def free_port() -> int:
-    """Ask the system for a port that nobody uses."""
+    """Ask the system for a free port."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
         port: int = probe.getsockname()[1]
@@ -25,10 +25,10 @@ def free_port() -> int:
 
 
 def descendants(pid: int) -> list[int]:
-    """List a process and all that it started. A process group would not do: every rank has its own."""
+    """List a process and all that it started. Signalling one process group is not enough: each rank has its own."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it has ended meanwhile
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
             parent = int(entry.read_text().rpartition(")")[2].split()[1])
             children.setdefault(parent, []).append(int(entry.parent.name))
     found = [pid]
@@ -38,25 +38,25 @@ def descendants(pid: int) -> list[int]:
 
 
 def shared_memory(pid: int) -> set[Path]:
-    """List the shared memory that a process has open under a name: a killed one does not take it away.
+    """List the named shared memory that a process has open, which stays behind when the process is killed.
 
-    Python's semaphores are of that kind where worker processes are not forked, as from Python 3.14 on.
+    Python's semaphores are named where worker processes are not forked, which is the default from Python 3.14 on.
     """
     try:
         mappings = Path(f"/proc/{pid}/maps").read_text()
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended meanwhile
         return set()
     return {Path(path) for path in re.findall(r"(/dev/shm/\S+)$", mappings, re.MULTILINE)}
 
 
 class Job:
-    """A script under torchrun, on loopback, with its output kept back. Use `running`, which always ends it.
+    """A script under torchrun, on loopback, whose output is collected. Use `running`, which always ends it.
 
     Args:
         script: The script to run.
         arguments: Its command line.
         num_ranks: The number of processes that torchrun starts.
-        scratch: Where the processes put their temporary files: killed ones do not clean up.
+        scratch: Folder for temporary files, since killed processes do not clean up.
     """
 
     def __init__(self, script: Path, arguments: list[str], num_ranks: int, scratch: Path) -> None:
@@ -78,11 +78,11 @@ class Job:
         self._reader.start()
 
     def is_running(self) -> bool:
-        """Say whether torchrun is still there."""
+        """Return whether torchrun is still running."""
         return self._process.poll() is None
 
     def kill(self) -> int:
-        """Kill torchrun, the ranks and their workers with SIGKILL, and give their number."""
+        """Kill torchrun, the ranks and their workers with SIGKILL, and return how many processes these were."""
         if not self.is_running():
             return 0
         doomed = descendants(self._process.pid)
@@ -91,7 +91,7 @@ class Job:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.wait()
-        self._wait_until_nobody_is_left()
+        self._wait_for_all_processes()
         for path in left_behind:
             path.unlink(missing_ok=True)
         return len(doomed)
@@ -108,14 +108,14 @@ class Job:
             raise RuntimeError(f"{self._script.name} takes too long:\n{self.output()}") from error
         if status != 0:
             raise RuntimeError(f"{self._script.name} failed:\n{self.output()}")
-        self._wait_until_nobody_is_left()
+        self._wait_for_all_processes()
 
     def output(self) -> str:
-        """Give what the job has printed so far."""
+        """Return what the job has printed so far."""
         return "".join(self._output)
 
-    def _wait_until_nobody_is_left(self) -> None:
-        # All its processes write to one pipe, which comes to its end when the last of them is gone.
+    def _wait_for_all_processes(self) -> None:
+        # All its processes write to one pipe, which is at its end when the last of them has ended.
         self._reader.join(20)
         if self._reader.is_alive():
             raise RuntimeError(f"{self._script.name} has ended, but left a process behind")
@@ -123,7 +123,7 @@ class Job:
 
 @contextlib.contextmanager
 def running(script: Path, arguments: list[str], num_ranks: int, scratch: Path) -> Iterator[Job]:
-    """Start a job, and kill it when the block is left, however that comes about."""
+    """Start a job, and kill it when the block ends, also by an error."""
     job = Job(script, arguments, num_ranks, scratch)
     try:
         yield job

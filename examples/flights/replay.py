@@ -1,8 +1,8 @@
-"""Walk an epoch with a fresh loader and without training: what coming back costs a loader that cannot resume.
+"""Read an epoch from its start, without training: what a resume costs with a loader that cannot resume.
 
-`demo.py` runs it on as many ranks as `train.py`, with the same settings. It measures how long the batch after
-a given step takes when everything before it is read again, and goes on to the end, so that the order of the
-uninterrupted epoch can be laid beside the one that was trained on.
+`demo.py` runs it on as many ranks as `train.py`, with the same settings. It measures the time to the batch after
+a given step when everything before is read again. Then it reads the rest, so that `demo.py` can compare the order
+of this uninterrupted epoch with the order of the training.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from train import make_loader
 
 
 def main() -> None:
-    """Replay the epoch and leave a ledger and a report of each rank in the folder of the run."""
+    """Read the epoch, and write a ledger and a report of each rank into the folder of the run."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--run-dir", type=Path, required=True)

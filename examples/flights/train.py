@@ -1,11 +1,11 @@
-"""Train a small model on several ranks: kill it at any moment, start it again, and it goes on where it was.
+"""Train a small model on several ranks. Kill it at any moment and start it again: it continues where it stopped.
 
     torchrun --nproc-per-node 2 examples/flights/train.py --run-dir /tmp/flights
 
-The model is asked whether a flight that has just left will arrive more than 15 minutes late. Two places make
+The model predicts whether a flight that has just left will arrive more than 15 minutes late. Two places make
 the training resumable, each marked with "Resume": the loader's state is saved with the model, in one file, and
-it is loaded before the first batch. `uneven_ranks="drop"` gives every rank the same steps, so none is ever
-alone in the exchange of gradients.
+it is loaded before the first batch. With `uneven_ranks="drop"` all ranks make the same number of steps, so no
+rank waits for the gradients of one that has already finished.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-# DDP imports it. If that were after `init_process_group`, its default arguments would hold the process group for
-# good, and with it gloo's threads. One that lets go of a tensor just as Python exits aborts the process.
+# DDP imports this module. Imported after `init_process_group`, its default arguments would keep the process group
+# alive, and with it gloo's threads. A thread that frees a tensor while Python exits aborts the process.
 import torch.distributed.nn.functional
 from ledger import Ledger, ledger_path
 from torch import Tensor, nn
@@ -37,30 +37,30 @@ from torch_dataloader_utils import StructuredDataLoader, StructuredDataset
 from torch_dataloader_utils.distributed import gather_states, own_state
 
 NUMBERS = ("dep_delay", "distance", "hour", "minute", "month")
-SCALES = (60.0, 1000.0, 24.0, 60.0, 12.0)  # what brings each of them near 1
+SCALES = (60.0, 1000.0, 24.0, 60.0, 12.0)  # divide by these to bring each column near 1
 TEXTS = ("carrier", "origin", "dest")
 BUCKETS = 1024
 LEARNING_RATE = 0.1
 
 
 class Batch(NamedTuple):
-    """What a step of the training takes."""
+    """The input of one training step."""
 
     numbers: Tensor  # float32 [rows, 5]
-    buckets: Tensor  # int64 [rows, 3]: places in the embedding table
+    buckets: Tensor  # int64 [rows, 3]: indices into the embedding table
     late: Tensor  # float32 [rows]: 1 where the flight arrived more than 15 minutes late
-    landed: Tensor  # float32 [rows]: 0 where it was cancelled or diverted, so nobody can say
+    landed: Tensor  # float32 [rows]: 0 where it was cancelled or diverted, so it has no label
     row_id: Tensor  # int64 [rows]
 
 
 @functools.cache
 def bucket(column: str, value: str) -> int:
-    """Hash a text into a place in the embedding table, the same in every process (Python's hash is not)."""
+    """Hash a string to an index into the embedding table, the same in every process (Python's hash is not)."""
     return zlib.crc32(f"{column}={value}".encode()) % BUCKETS
 
 
 def prepare(rows: Mapping[str, Any]) -> Batch:
-    """Make tensors of one batch. It is the loader's `collate_fn`: the workers do this, not the ranks."""
+    """Make the tensors of a batch. This is the loader's `collate_fn`, which runs in its workers."""
     columns = [rows[name].float() / scale for name, scale in zip(NUMBERS, SCALES, strict=True)]
     texts = [[bucket(name, value) for value in rows[name]] for name in TEXTS]
     delay = rows["arr_delay"]
@@ -83,14 +83,14 @@ def make_loader(data: Path, batch_size: int) -> tuple[StructuredDataLoader, Stru
         shuffle_seed=42,
         shuffle_buffer_size=20_000,
         row_id_column="row_id",
-        uneven_ranks="drop",  # fewer rows than there are ranks are left out, so that all make the same steps
+        uneven_ranks="drop",  # leaves out at most num_ranks - 1 rows, so that all ranks make the same steps
         num_workers=2,
         collate_fn=prepare,
     )
 
 
 class LateModel(nn.Module):
-    """Numbers and embedded texts in, one logit a flight out."""
+    """Numbers and embedded strings in, one logit for each flight out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +99,7 @@ class LateModel(nn.Module):
         self.layers = nn.Sequential(nn.Linear(width, 64), nn.ReLU(), nn.Linear(64, 1))
 
     def forward(self, numbers: Tensor, buckets: Tensor) -> Tensor:
-        """Give the logit of arriving late, float32 [rows]."""
+        """Return the logit of arriving late, float32 [rows]."""
         texts: Tensor = self.embedding(buckets).flatten(start_dim=1)
         logits: Tensor = self.layers(torch.cat([numbers, texts], dim=1))
         return logits.squeeze(1)
@@ -114,7 +114,7 @@ class Training:
     loader: StructuredDataLoader
     epoch: int = 0
     step: int = 0  # of this rank, in this epoch
-    losses: list[float] = field(default_factory=list)  # one a step; a checkpoint holds those of rank 0
+    losses: list[float] = field(default_factory=list)  # one for each step; a checkpoint holds those of rank 0
 
     def save(self, path: Path) -> None:
         """Resume, 1 of 2: save the model and all ranks' loader states in one file. All ranks call it."""
@@ -132,10 +132,10 @@ class Training:
             torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
-        unfinished.replace(path)  # at once: whoever looks finds the old checkpoint or the new one, whole
+        unfinished.replace(path)  # atomic: a reader finds the old checkpoint or the new one, complete
 
     def resume(self, path: Path) -> None:
-        """Resume, 2 of 2: load what `save` wrote, if it did. The next `iter(loader)` goes on from there."""
+        """Resume, 2 of 2: load what `save` wrote, if it did. The next `iter(loader)` continues from there."""
         if not path.exists():
             return
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
@@ -146,7 +146,7 @@ class Training:
         self.epoch, self.step, self.losses = state["epoch"], state["batches_delivered"], checkpoint["losses"]
 
     def learn(self, batch: Batch) -> float:
-        """Make one step of the optimizer and give the loss: the mean over the flights that landed."""
+        """Make one step of the optimizer and return the loss: the mean over the flights that landed."""
         self.optimizer.zero_grad()
         logits = self.model(batch.numbers, batch.buckets)
         total = binary_cross_entropy_with_logits(logits, batch.late, weight=batch.landed, reduction="sum")
@@ -157,7 +157,7 @@ class Training:
 
 
 def train_epoch(training: Training, run_dir: Path, checkpoint_every: int, started: float) -> float | None:
-    """Train what is left of the epoch. Give the seconds from `started` to its first batch, if it had one."""
+    """Train the rest of the epoch. Return the seconds from `started` to its first batch, if it had one."""
     waited = None
     ledger = Ledger(ledger_path(run_dir, dist.get_rank(), training.epoch), training.step)
     for batch in training.loader:
@@ -196,7 +196,7 @@ def train(arguments: argparse.Namespace) -> None:
     resumed_at, waited = training.step, None
 
     while training.epoch < arguments.epochs:
-        dataset.set_epoch(training.epoch)  # keeps the state that was just loaded: it is of this epoch
+        dataset.set_epoch(training.epoch)  # keeps the state that was just loaded, which is of this epoch
         seconds = train_epoch(training, arguments.run_dir, arguments.checkpoint_every, started)
         waited = waited or seconds
         training.epoch += 1
@@ -217,7 +217,7 @@ def main() -> None:
     arguments.run_dir.mkdir(parents=True, exist_ok=True)
     dist.init_process_group("gloo")
     train(arguments)
-    gc.collect()  # DDP, which is in a reference cycle, holds the process group: its threads would not end
+    gc.collect()  # DDP is in a reference cycle and holds the process group, whose threads would not end
     dist.destroy_process_group()
 
 

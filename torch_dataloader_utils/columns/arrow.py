@@ -1,8 +1,4 @@
-"""Arrow tables and types: slices in memory of their own, widths of values, columns found by name.
-
-pyarrow's `take` and `filter` give wrong values, silently, for slices of fixed-size lists inside fixed-size lists: they
-leave out a part of the offset (seen in 17.0 and in 26.0). `concat_arrays` is right, and copies even a single one.
-"""
+"""Arrow tables and types: copies of slices, what a type holds, and columns found by name."""
 
 from __future__ import annotations
 
@@ -13,70 +9,89 @@ import pyarrow as pa
 
 from torch_dataloader_utils.errors import ColumnError
 
-__all__ = ["copied", "require_column", "stacked", "takeable", "width"]
+__all__ = ["copied", "fixed_shape", "is_list", "leaf_type", "require_column", "stacked", "takeable", "width"]
 
 
 def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a copy that keeps nothing else in memory."""
+    """Return a copy that keeps no other rows in memory."""
+    # concat_arrays copies even a single array; a slice would keep the whole buffers that it points into.
     return pa.chunked_array([pa.concat_arrays(column.chunks)] if column.num_chunks else [], column.type)
 
 
 def stacked(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return tables as one. pyarrow forgets how many rows there are where they have no columns."""
+    """Return the rows of all tables as one table."""
     if tables[0].num_columns:
         return pa.concat_tables(tables)
+    # pyarrow's concat_tables loses the number of rows of tables without columns.
     return pa.table({"": pa.nulls(sum(map(len, tables)))}).select([])
 
 
 def takeable(table: pa.Table) -> pa.Table:
-    """Return a table of which rows may be taken, or filtered."""
-    for place, column in enumerate(table.columns):
-        if _is_misread(column.type) and any(chunk.offset for chunk in column.chunks):
-            table = table.set_column(place, table.schema.field(place), copied(column))
+    """Return the same rows in a form on which `take` and `filter` are correct.
+
+    For slices of fixed-size lists inside fixed-size lists pyarrow's `take` and `filter` ignore a part of the offset and
+    silently return wrong values (seen in 17.0 and in 26.0). A copy has no offset.
+    """
+    for index, column in enumerate(table.columns):
+        if _nests_fixed_lists(column.type) and any(chunk.offset for chunk in column.chunks):
+            table = table.set_column(index, table.schema.field(index), copied(column))
     return table
 
 
-def _is_misread(kind: pa.DataType) -> bool:
-    """Whether there are fixed-size lists in fixed-size lists, at any depth."""
-    if pa.types.is_fixed_size_list(kind) and pa.types.is_fixed_size_list(kind.value_type):
+def _nests_fixed_lists(dtype: pa.DataType) -> bool:
+    """Whether there are fixed-size lists inside fixed-size lists, at any depth."""
+    if pa.types.is_fixed_size_list(dtype) and pa.types.is_fixed_size_list(dtype.value_type):
         return True
-    return (
-        any(_is_misread(kind.field(number).type) for number in range(kind.num_fields)) if _has_fields(kind) else False
-    )
+    return any(_nests_fixed_lists(dtype.field(index).type) for index in range(dtype.num_fields))
 
 
-def _has_fields(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_nested(kind) or pa.types.is_fixed_size_list(kind))
+def is_list(dtype: pa.DataType) -> bool:
+    """Whether rows of this type are lists that may differ in length."""
+    return bool(pa.types.is_list(dtype) or pa.types.is_large_list(dtype))
 
 
-def width(kind: pa.DataType) -> float:
-    """Return the bytes that a value of a type takes in memory; 0 where that differs from value to value.
+def leaf_type(dtype: pa.DataType) -> pa.DataType:
+    """Return the type of the values inside all lists, or the type itself if it is not a list."""
+    while is_list(dtype) or pa.types.is_fixed_size_list(dtype):
+        dtype = dtype.value_type
+    return dtype
 
-    Booleans, bits in Arrow, take a byte as they are decoded, and one in tensors and arrays.
-    """
-    if pa.types.is_boolean(kind):
-        return 1
-    if pa.types.is_fixed_size_list(kind):
-        size: int = kind.list_size
-        return size * width(kind.value_type)
-    if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
+
+def fixed_shape(dtype: pa.DataType) -> list[int]:
+    """Return the sizes of fixed-size lists inside one another, from the outermost to the innermost."""
+    shape = []
+    while pa.types.is_fixed_size_list(dtype):
+        shape.append(dtype.list_size)
+        dtype = dtype.value_type
+    return shape
+
+
+def width(dtype: pa.DataType) -> float:
+    """Return the bytes that one value takes in memory, or 0 if that varies between values."""
+    if pa.types.is_boolean(dtype):
+        return 1  # a bit in Arrow, but a byte once it is decoded, and in tensors and arrays
+    if pa.types.is_fixed_size_list(dtype):
+        size: int = dtype.list_size
+        return size * width(dtype.value_type)
+    if pa.types.is_nested(dtype) or isinstance(dtype, pa.BaseExtensionType):
         return 0
     try:
-        return float(kind.bit_width) / 8
-    except ValueError:
+        return float(dtype.bit_width) / 8
+    except ValueError:  # strings, binary and other types without a fixed width
         return 0
 
 
 def require_column(name: str, schema: pa.Schema, where: str) -> None:
-    """Raise a ColumnError, with the nearest match, unless there is one column of a name."""
+    """Raise a ColumnError, with the most similar name, unless the schema has exactly one column of this name."""
     count = schema.names.count(name)
     if count == 1:
         return
     if count > 1:
-        msg = f"column {name!r}{where} stands {count} times in the file's schema, so it cannot be delivered by name"
+        msg = f"column {name!r}{where} appears {count} times in the file's schema, so it cannot be delivered by name"
         raise ColumnError(msg)
-    alike = [other for other in schema.names if other.lower() == name.lower()]
-    nearest = alike or difflib.get_close_matches(name, schema.names, n=1, cutoff=0.0)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    same_letters = [other for other in schema.names if other.lower() == name.lower()]
+    similar = same_letters or difflib.get_close_matches(name, schema.names, n=1, cutoff=0.0)
+    hint = f"; did you mean {similar[0]!r}?" if similar else ""
+    # A table may have thousands of columns; fifty are enough to see that it is another table.
     msg = f"there is no column {name!r}{where}{hint} (columns: {', '.join(schema.names[:50])})"
     raise ColumnError(msg)

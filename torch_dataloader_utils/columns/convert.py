@@ -1,8 +1,8 @@
-"""Arrow to what the user asked for: tensors, arrays, Arrow tables or plain lists.
+"""Tables as they are delivered become batches: tensors, arrays, Arrow tables or plain lists.
 
-A row group is converted once, as a whole; batches are then cut from it as views. What has one shape becomes a tensor
-or an array; lists of different lengths stay together with their offsets; what becomes Python lists stays in Arrow until
-a batch is made of it.
+A row group is converted once, as a whole, and batches are views of the result. Values of one shape become a tensor or
+an array. Rows of different lengths stay together as values and offsets. Columns that become Python lists stay in Arrow
+until a batch is made of them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ import pyarrow as pa
 import torch
 
 from torch_dataloader_utils.columns.arrow import copied, takeable
-from torch_dataloader_utils.columns.dense import concatenated, dense_array
-from torch_dataloader_utils.columns.lists import to_list
+from torch_dataloader_utils.columns.column_plan import Form
+from torch_dataloader_utils.columns.dense import dense_array
+from torch_dataloader_utils.columns.lists import to_pylist
 from torch_dataloader_utils.columns.options import Padded
-from torch_dataloader_utils.columns.ragged import Ragged, RaggedBatches, concatenate, ragged
-from torch_dataloader_utils.columns.transform import ColumnTransform, Form
+from torch_dataloader_utils.columns.ragged import Ragged, RaggedBatches, concat, ragged, split_values
+from torch_dataloader_utils.columns.transform import ColumnTransform
 
 __all__ = [
     "OUTPUT_FORMATS",
@@ -41,9 +42,7 @@ __all__ = [
 
 OutputFormat: TypeAlias = Literal["torch", "numpy", "arrow", "dict"]
 
-
 OUTPUT_FORMATS: tuple[str, ...] = get_args(OutputFormat)
-
 
 Columns: TypeAlias = Mapping[str, Any] | pa.Table
 """Converted columns: tensors, arrays, rows of different lengths, or Arrow columns that become lists in a batch."""
@@ -58,20 +57,16 @@ class ColumnSlice:
     stop: int
 
 
-def convert(table: pa.Table, delivery: ColumnTransform) -> Columns:
-    """Convert the rows of a table, to be cut into batches by `join`.
-
-    Args:
-        table: The rows as they are delivered.
-        delivery: What each column is in a batch.
+def convert(table: pa.Table, transform: ColumnTransform) -> Columns:
+    """Convert the rows of a table in the form that is delivered; `join` and `split` make batches of the result.
 
     Returns:
         For ``"arrow"`` the table. Else for each column its tensor or array of shape ``(rows, ...)``, its rows of
         different lengths, or the Arrow column that becomes Python lists.
     """
-    if delivery.output_format == "arrow":
+    if transform.output_format == "arrow":
         return table
-    forms, tensors = delivery.forms, delivery.output_format == "torch"
+    forms, tensors = transform.forms, transform.output_format == "torch"
     return {
         name: _converted(column, forms[name], tensors=tensors)
         for name, column in zip(table.column_names, table.columns, strict=True)
@@ -84,24 +79,39 @@ def _converted(column: pa.ChunkedArray, form: Form, *, tensors: bool) -> Any:
     if form != "dense":
         return ragged(column, form, tensors=tensors)
     chunks = column.chunks or [pa.array([], column.type)]
-    array = concatenated([dense_array(chunk, times=not tensors) for chunk in chunks])
+    arrays = [dense_array(chunk, numpy_times=not tensors) for chunk in chunks]
+    array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
     return torch.from_numpy(array) if tensors else array
 
 
 def join(slices: Sequence[ColumnSlice]) -> Columns:
-    """Return the rows of consecutive slices as columns: views where it is one cut, copies where there are several."""
+    """Return the rows of slices, one after the other: a view of a single slice, copies of several."""
     first = slices[0].columns
     if isinstance(first, pa.Table):
-        return pa.concat_tables(_rows(cut.columns, cut) for cut in slices)
-    return {name: _join_column([_rows(cut.columns[name], cut) for cut in slices]) for name in first}
+        return pa.concat_tables(_rows(part.columns, part) for part in slices)
+    return {name: _join_column([_rows(part.columns[name], part) for part in slices]) for name in first}
+
+
+def _join_column(parts: list[Any]) -> Any:
+    if len(parts) == 1:
+        return parts[0]
+    return _join_chunks(parts) if isinstance(parts[0], pa.ChunkedArray) else concat(parts)
+
+
+def _join_chunks(parts: list[pa.ChunkedArray]) -> pa.ChunkedArray:
+    return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
+
+
+def _rows(values: Any, part: ColumnSlice) -> Any:
+    if isinstance(values, (pa.Table, pa.ChunkedArray)):
+        return values.slice(part.start, part.stop - part.start)
+    if isinstance(values, Ragged):
+        return values.slice(part.start, part.stop)
+    return values[part.start : part.stop]
 
 
 def split(columns: Columns, sizes: Sequence[int]) -> Iterator[Any]:
-    """Yield the batches that columns consist of.
-
-    Args:
-        columns: Converted columns, or what `with_lists` made of them.
-        sizes: The rows of each batch; together those of the columns.
+    """Split converted columns, or what `with_lists` made of them, into batches of these sizes, which use up all rows.
 
     Yields:
         For each size a table, or a dictionary of tensors and arrays, which are views, and of lists.
@@ -114,18 +124,36 @@ def split(columns: Columns, sizes: Sequence[int]) -> Iterator[Any]:
         yield dict(zip(names, values, strict=True))
 
 
+def _split_column(name: str, values: Any, sizes: Sequence[int]) -> Iterable[Any]:
+    if isinstance(values, (list, RaggedBatches)):
+        return values
+    if isinstance(values, Ragged):
+        return values.batches(sizes)
+    if isinstance(values, pa.ChunkedArray):
+        return (to_pylist(name, part) for part in _slices(values, sizes))
+    return split_values(values, sizes)
+
+
+def _slices(values: Any, sizes: Sequence[int]) -> Iterator[Any]:
+    for size, stop in zip(sizes, accumulate(sizes), strict=True):
+        yield values.slice(stop - size, size)
+
+
 def with_offsets(columns: Columns, sizes: Sequence[int]) -> Columns:
-    """Return columns of which those of different lengths have, where they are not padded, offsets in each batch."""
+    """Return columns in which rows of different lengths, unless they are padded, have offsets for each batch.
+
+    That is what `split` would compute for each batch. Padded rows take more memory, so they are made later.
+    """
     if isinstance(columns, pa.Table):
         return columns
     return {
-        name: values.apart(sizes) if isinstance(values, Ragged) and not isinstance(values.form, Padded) else values
+        name: values.split(sizes) if isinstance(values, Ragged) and not isinstance(values.form, Padded) else values
         for name, values in columns.items()
     }
 
 
 def with_lists(columns: Columns, sizes: Sequence[int]) -> Columns:
-    """Return columns of which those that become lists, or are padded, are so already, one to each batch: to be sent."""
+    """Return columns that are ready to be sent: Python lists and padded rows are made, one for each batch."""
     if isinstance(columns, pa.Table):
         return columns
     return {
@@ -134,23 +162,20 @@ def with_lists(columns: Columns, sizes: Sequence[int]) -> Columns:
     }
 
 
-def copy_rows(cut: ColumnSlice) -> Columns:
-    """Return a copy of a cut's rows that does not keep the columns it was cut from in memory."""
-    if isinstance(cut.columns, pa.Table):
-        table = _rows(cut.columns, cut)
+def copy_rows(part: ColumnSlice) -> Columns:
+    """Return a copy of a slice's rows, which does not keep the other rows of the columns in memory."""
+    if isinstance(part.columns, pa.Table):
+        table = _rows(part.columns, part)
         return pa.table([copied(column) for column in table.columns], schema=table.schema)
-    return {name: _copy(_rows(values, cut)) for name, values in cut.columns.items()}
+    rows = {name: _rows(values, part) for name, values in part.columns.items()}
+    return {name: copied(each) if isinstance(each, pa.ChunkedArray) else concat([each]) for name, each in rows.items()}
 
 
 def interleave(parts: Sequence[Columns], count: int) -> Columns:
-    """Return the batches of several streams in turn: the first of each, then the second of each.
+    """Interleave the batches of several streams: the first batch of each stream, then the second of each.
 
-    Args:
-        parts: For each stream its batches, together as columns; all of one size, unless there is one of each.
-        count: How many batches each has.
-
-    Returns:
-        Copies, which keep none of the parts in memory.
+    Each part is the batches of one stream, together as columns, and all of one size. `count` is their number in each.
+    The result is a copy, which keeps none of the parts in memory.
     """
     first = parts[0]
     if isinstance(first, pa.Table):
@@ -159,80 +184,29 @@ def interleave(parts: Sequence[Columns], count: int) -> Columns:
     return {name: _interleave_column([part[name] for part in parts], count) for name in first}
 
 
-def _interleave_column(values: list[Any], count: int) -> Any:
-    if isinstance(values[0], pa.ChunkedArray):
-        together = pa.chunked_array([chunk for each in values for chunk in each.chunks], values[0].type)
-        order = _interleaved_rows(list(map(len, values)), count)
-        return takeable(pa.table({"": together}))[""].take(order)
-    if isinstance(values[0], Ragged):
-        steps = [len(each) // count for each in values]
-        parts = [
-            each.slice(number * step, (number + 1) * step)
-            for number in range(count)
-            for each, step in zip(values, steps, strict=True)
-        ]
-        return concatenate(parts)
+def _interleave_column(streams: list[Any], count: int) -> Any:
+    if isinstance(streams[0], pa.ChunkedArray):
+        order = _interleaved_rows(list(map(len, streams)), count)
+        return takeable(pa.table({"": _join_chunks(streams)}))[""].take(order)
     if count == 1:
-        return torch.cat(values) if isinstance(values[0], torch.Tensor) else np.concatenate(values)
-    shape = (count, -1, *values[0].shape[1:])
-    if isinstance(values[0], torch.Tensor):
-        return torch.stack([each.reshape(shape) for each in values], dim=1).reshape(-1, *shape[2:])
-    return np.stack([each.reshape(shape) for each in values], axis=1).reshape(-1, *shape[2:])
+        return concat(streams)
+    if isinstance(streams[0], Ragged):
+        sized = [(values, len(values) // count) for values in streams]
+        return concat([values.slice(n * size, (n + 1) * size) for n in range(count) for values, size in sized])
+    # Of shape (batches, rows of a batch, ...), stacked by stream and flattened again.
+    shape = (count, -1, *streams[0].shape[1:])
+    if isinstance(streams[0], torch.Tensor):
+        return torch.stack([values.reshape(shape) for values in streams], dim=1).reshape(-1, *shape[2:])
+    return np.stack([values.reshape(shape) for values in streams], axis=1).reshape(-1, *shape[2:])
 
 
 def _interleaved_rows(lengths: Sequence[int], count: int) -> pa.Array:
+    """Return the order of rows in which the batches of concatenated streams are interleaved."""
     starts = accumulate(lengths, initial=0)
     rows = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=False)]
-    return pa.array(
-        np.concatenate(rows) if count == 1 else np.stack([each.reshape(count, -1) for each in rows], 1).ravel()
-    )
+    return pa.array(_interleave_column(rows, count))
 
 
 def size_of(columns: Columns) -> int:
     """Return the bytes that converted columns take."""
     return int(columns.nbytes if isinstance(columns, pa.Table) else sum(values.nbytes for values in columns.values()))
-
-
-def _copy(values: Any) -> Any:
-    if isinstance(values, pa.ChunkedArray):
-        return copied(values)
-    return values.clone() if isinstance(values, torch.Tensor) else values.copy()
-
-
-def _rows(values: Any, cut: ColumnSlice) -> Any:
-    if isinstance(values, (pa.Table, pa.ChunkedArray)):
-        return values.slice(cut.start, cut.stop - cut.start)
-    if isinstance(values, Ragged):
-        return values.slice(cut.start, cut.stop)
-    return values[cut.start : cut.stop]
-
-
-def _join_column(parts: list[Any]) -> Any:
-    if len(parts) == 1:
-        return parts[0]
-    if isinstance(parts[0], pa.ChunkedArray):
-        return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
-    if isinstance(parts[0], Ragged):
-        return concatenate(parts)
-    return torch.cat(parts) if isinstance(parts[0], torch.Tensor) else np.concatenate(parts)
-
-
-def _split_column(name: str, values: Any, sizes: Sequence[int]) -> Iterable[Any]:
-    if isinstance(values, (list, RaggedBatches)):
-        return values
-    if isinstance(values, Ragged):
-        return values.batches(sizes)
-    if isinstance(values, torch.Tensor):
-        # Not views in autograd's eyes: what a training loop computes in place on one batch is not the others' business.
-        return torch.unsafe_split_with_sizes(values, list(sizes))
-    if isinstance(values, pa.ChunkedArray):
-        return (to_list(name, part) for part in _slices(values, sizes))
-    stops = list(accumulate(sizes))
-    return [values[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]
-
-
-def _slices(values: Any, sizes: Sequence[int]) -> Iterator[Any]:
-    start = 0
-    for size in sizes:
-        yield values.slice(start, size)
-        start += size

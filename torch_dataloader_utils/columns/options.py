@@ -1,4 +1,4 @@
-"""How columns are wanted, as the user says it: their form in a batch, and what becomes of nulls."""
+"""What users choose for columns: their form in a batch, and how nulls are delivered."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ __all__ = ["Codes", "ColumnFormat", "ColumnOptions", "Padded", "parse_column_opt
 
 @dataclass(frozen=True, slots=True)
 class Padded:
-    """Lists as a tensor or an array in which each row is as long as the longest of its batch.
+    """Lists as one tensor or array in which every row is as long as the longest row of its batch.
 
     Attributes:
-        value: What follows the values of a shorter row.
-        length: The length of all rows, in place of the longest of a batch; a longer row is an error.
+        value: The value that shorter rows are filled up with, after their own values.
+        length: A fixed length for all rows, in place of the longest of a batch; a longer row is an error.
     """
 
     value: Any = 0
@@ -29,44 +29,43 @@ class Padded:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """Values as int64 codes: each value's place in a vocabulary.
+    """Values as int64 codes: the index of each value in a vocabulary.
 
     Attributes:
-        vocabulary: The values, each once. A value outside it is an error when it is read.
+        vocabulary: The values, each once. A value that is not among them is an error when it is read.
     """
 
     vocabulary: Sequence[Any] = field(repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.vocabulary, (str, bytes)):
+        if isinstance(self.vocabulary, (str, bytes)):  # a sequence too, but of characters
             msg = f"Codes({self.vocabulary!r}): expected a list of values"
             raise TypeError(msg)
         object.__setattr__(self, "vocabulary", tuple(self.vocabulary))
         if None in self.vocabulary:
-            msg = "Codes([..., None]): a null has no code; fill_nulls or mask_nulls say what becomes of it"
+            msg = "Codes([..., None]): a null has no code; choose with fill_nulls or mask_nulls how it is delivered"
             raise ValueError(msg)
         if len(set(self.vocabulary)) < len(self.vocabulary):
-            twice = next(value for place, value in enumerate(self.vocabulary) if value in self.vocabulary[:place])
-            msg = f"Codes([...]): {twice!r} stands in the vocabulary more than once"
+            twice = next(value for index, value in enumerate(self.vocabulary) if value in self.vocabulary[:index])
+            msg = f"Codes([...]): {twice!r} appears in the vocabulary more than once"
             raise ValueError(msg)
 
 
 NamedFormat: TypeAlias = Literal["list", "padded", "packed", "float64", "int64"]
 
-
 ColumnFormat: TypeAlias = NamedFormat | Padded | Codes
-"""How a column is delivered, where it is not in the way of its type."""
+"""How a column is delivered, if not in the default form of its type."""
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnOptions:
-    """What was chosen for columns, by name.
+    """What the user chose for columns, by column name.
 
     Attributes:
         output_format: What a batch is made of.
-        formats: The form of columns.
-        fills: What stands for null.
-        masks: The columns beside which a mask of their nulls is delivered.
+        formats: The formats of columns.
+        fills: The values that replace nulls.
+        masks: The columns for which a mask of their nulls is delivered, too.
     """
 
     output_format: str
@@ -78,22 +77,26 @@ class ColumnOptions:
 def parse_column_options(
     output_format: str, column_formats: object, fill_nulls: object, mask_nulls: object
 ) -> ColumnOptions:
-    """Check what does not depend on the columns.
+    """Check everything that can be checked before the columns are known.
 
     Raises:
         TypeError: If an argument has the wrong type.
-        ValueError: If there is no such format, or a name stands there twice.
+        ValueError: If a format does not exist, a null is to be filled with null, or a mask is requested twice.
     """
-    formats = _mapping(column_formats, "column_formats", "{'tokens': 'padded'}")
-    for name, wanted in formats.items():
-        _require_format(name, wanted)
-    fills = _mapping(fill_nulls, "fill_nulls", "{'age': -1}")
+    formats = _by_column(column_formats, "column_formats", "{'tokens': 'padded'}")
+    for name, column_format in formats.items():
+        _require_format(name, column_format)
+    fills = _by_column(fill_nulls, "fill_nulls", "{'age': -1}")
     for name, value in fills.items():
         if value is None:
-            msg = f"fill_nulls={{{name!r}: None}}: expected a value to stand for null"
+            msg = f"fill_nulls={{{name!r}: None}}: expected a value that replaces null"
             raise ValueError(msg)
     masks = () if mask_nulls is None else mask_nulls
-    if isinstance(masks, (str, bytes)) or not isinstance(masks, Sequence) or not all(type(one) is str for one in masks):
+    if (
+        not isinstance(masks, Sequence)
+        or isinstance(masks, (str, bytes))
+        or any(type(name) is not str for name in masks)
+    ):
         msg = f"mask_nulls={mask_nulls!r}: expected a list of column names"
         raise TypeError(msg)
     if len(set(masks)) < len(masks):
@@ -102,7 +105,7 @@ def parse_column_options(
     return ColumnOptions(output_format, formats, fills, tuple(masks))
 
 
-def _mapping(value: object, name: str, example: str) -> dict[str, Any]:
+def _by_column(value: object, name: str, example: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(type(key) is str for key in value):
@@ -111,12 +114,13 @@ def _mapping(value: object, name: str, example: str) -> dict[str, Any]:
     return dict(value)
 
 
-def _require_format(name: str, wanted: object) -> None:
-    if isinstance(wanted, (Padded, Codes)):
+def _require_format(name: str, column_format: object) -> None:
+    if isinstance(column_format, (Padded, Codes)):
         return
-    named = get_args(NamedFormat)
-    msg = f"column_formats={{{name!r}: {wanted!r}}}: expected one of {', '.join(map(repr, named))}, Padded or Codes"
-    if not isinstance(wanted, str):
+    names = get_args(NamedFormat)
+    msg = f"column_formats={{{name!r}: {column_format!r}}}: expected one of {', '.join(map(repr, names))}, "
+    msg += "Padded or Codes"
+    if not isinstance(column_format, str):
         raise TypeError(msg)
-    if wanted not in named:
+    if column_format not in names:
         raise ValueError(msg)

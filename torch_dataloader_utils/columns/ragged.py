@@ -1,7 +1,7 @@
-"""Rows of different lengths, as all their values one after the other and the places where rows begin.
+"""Rows of different lengths, kept as the values of all rows plus the offsets at which rows begin.
 
-Lists of numbers are kept so until they are handed over as nested tensors, as lists of arrays or padded; strings and
-binary where they are wanted as packed bytes.
+Lists of numbers have this layout until they are delivered as jagged nested tensors, as lists of arrays or padded.
+Strings and binary have it if the user wants them as packed bytes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
-from torch_dataloader_utils.columns.dense import concatenated, dense_array, read_buffer
-from torch_dataloader_utils.columns.nulls import innermost
+from torch_dataloader_utils.columns.arrow import leaf_type
+from torch_dataloader_utils.columns.column_plan import Form, to_scalar
+from torch_dataloader_utils.columns.dense import dense_array, read_buffer
 from torch_dataloader_utils.columns.options import Padded
-from torch_dataloader_utils.columns.transform import Form, fitting
 
-__all__ = ["PackedBytes", "Ragged", "RaggedBatches", "concatenate", "is_plain_jagged", "jagged_parts", "ragged"]
+__all__ = ["PackedBytes", "Ragged", "RaggedBatches", "concat", "jagged_parts", "ragged", "split_values"]
 
 
 Values: TypeAlias = torch.Tensor | npt.NDArray[Any]
-
 
 Offsets: TypeAlias = npt.NDArray[np.int64]
 
@@ -35,7 +34,7 @@ class PackedBytes(NamedTuple):
 
     Attributes:
         values: The bytes of all rows, uint8: a tensor or an array.
-        offsets: Where rows begin, and last where the last one ends: int64 of shape ``(rows + 1,)``.
+        offsets: Where each row begins, and where the last one ends: int64 of shape ``(rows + 1,)``.
     """
 
     values: Any
@@ -44,13 +43,13 @@ class PackedBytes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Rows of different lengths, on their way.
+    """Rows of different lengths, not yet split into batches.
 
     Attributes:
         values: The values of all rows.
-        offsets: Where rows begin and the last one ends. The first need not be 0: `values` begins there.
+        offsets: Where each row begins, and where the last one ends. The first need not be 0: the values begin there.
         form: What they become in a batch.
-        padding: What follows shorter rows where they are padded; one value.
+        padding: The value that shorter rows are filled up with where they are padded, as an array of one value.
     """
 
     values: Values
@@ -68,39 +67,32 @@ class Ragged:
 
     def slice(self, start: int, stop: int) -> Ragged:
         """Return some of the rows, without a copy."""
-        offsets = self.offsets[start : stop + 1]
+        offsets = self.offsets[start : stop + 1]  # left as they are: subtracting the first would be a copy
         first, last = int(offsets[0] - self.offsets[0]), int(offsets[-1] - self.offsets[0])
         return replace(self, values=self.values[first:last], offsets=offsets)
-
-    def copy(self) -> Ragged:
-        """Return the same in memory of its own."""
-        values = self.values.clone() if isinstance(self.values, torch.Tensor) else self.values.copy()
-        return replace(self, values=values, offsets=self.offsets.copy())
 
     def pin_memory(self) -> Ragged:
         """Return the same with the values in pinned memory: torch calls this."""
         return replace(self, values=self.values.pin_memory()) if isinstance(self.values, torch.Tensor) else self
 
     def batches(self, sizes: Sequence[int]) -> Iterator[Any]:
-        """Yield batches of some rows, as they are handed over."""
+        """Yield the rows as batches of these sizes, in the form that is delivered."""
         if not isinstance(self.form, Padded):
-            yield from self.apart(sizes)
+            yield from self.split(sizes)
             return
-        stops = list(accumulate(sizes))
-        for size, stop in zip(sizes, stops, strict=True):
+        for size, stop in zip(sizes, accumulate(sizes), strict=True):
             yield self.slice(stop - size, stop).padded(self.form.length)
 
-    def apart(self, sizes: Sequence[int]) -> RaggedBatches:
-        """Return batches of some rows, ready to be cut apart and nothing more: each with offsets of its own."""
-        stops = list(accumulate(sizes))
-        parts = [self.offsets[stop - size : stop + 1] for size, stop in zip(sizes, stops, strict=True)]
+    def split(self, sizes: Sequence[int]) -> RaggedBatches:
+        """Return batches of these sizes, each with offsets from 0, of which delivered batches are mere views."""
+        parts = [self.offsets[stop - size : stop + 1] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
         offsets = np.concatenate([part - part[0] for part in parts])
         lengths = tuple(int(part[-1] - part[0]) for part in parts)
-        whole = torch.from_numpy(offsets) if isinstance(self.values, torch.Tensor) else offsets
-        return RaggedBatches(self.values, whole, lengths, tuple(sizes), self.form)
+        all_offsets = torch.from_numpy(offsets) if isinstance(self.values, torch.Tensor) else offsets
+        return RaggedBatches(self.values, all_offsets, lengths, tuple(sizes), self.form)
 
     def padded(self, length: int | None) -> Values:
-        """Return the rows as one tensor or array, each as long as the longest."""
+        """Return the rows as one tensor or array, in which each is as long as the longest, or as a given length."""
         lengths = np.diff(self.offsets)
         width = int(lengths.max(initial=0)) if length is None else length
         shape = (len(self), width, *self.values.shape[1:])
@@ -112,20 +104,21 @@ class Ragged:
             padded, values = np.empty(shape, self.values.dtype), self.values
             array = padded
         array[...] = self.padding
+        # A boolean mask selects the places row by row, which is the order of the values.
         array[np.arange(width) < lengths[:, None]] = values
         return padded
 
 
 @dataclass(frozen=True, slots=True)
 class RaggedBatches:
-    """Batches of rows of different lengths, to be cut apart by views alone.
+    """Batches of rows of different lengths, whose memory is ready: delivering one makes views and copies nothing.
 
     Attributes:
         values: The values of all batches.
-        offsets: For each batch where its rows begin and the last one ends, each from 0, one batch after the other.
-        lengths: Values of each batch.
-        sizes: Rows of each batch.
-        form: What they become.
+        offsets: For each batch where its rows begin and the last one ends, from 0; one batch after the other.
+        lengths: Number of values of each batch.
+        sizes: Number of rows of each batch.
+        form: What they become in a batch.
     """
 
     values: Values
@@ -141,98 +134,87 @@ class RaggedBatches:
         return replace(self, values=self.values.pin_memory(), offsets=self.offsets.pin_memory())
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield each batch as it is handed over."""
-        values, offsets = _cut(self.values, self.lengths), _cut(self.offsets, [size + 1 for size in self.sizes])
-        for own, ends in zip(values, offsets, strict=True):
+        """Yield each batch in the form that is delivered."""
+        all_offsets = split_values(self.offsets, [size + 1 for size in self.sizes])
+        for values, offsets in zip(split_values(self.values, self.lengths), all_offsets, strict=True):
             if self.form == "packed":
-                yield PackedBytes(own, ends)
-            elif isinstance(own, torch.Tensor) and isinstance(ends, torch.Tensor):
-                yield torch.nested.nested_tensor_from_jagged(own, offsets=ends)
+                yield PackedBytes(values, offsets)
+            elif isinstance(values, torch.Tensor) and isinstance(offsets, torch.Tensor):
+                yield torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
             else:
-                bounds = ends.tolist()
-                yield [own[start:stop] for start, stop in pairwise(bounds)]
+                bounds = offsets.tolist()
+                yield [values[start:stop] for start, stop in pairwise(bounds)]
 
 
-def _cut(values: Values, sizes: Sequence[int]) -> Sequence[Values]:
+def split_values(values: Values, sizes: Sequence[int]) -> Sequence[Values]:
+    """Split a tensor or an array into consecutive parts of these sizes, without a copy."""
     if isinstance(values, torch.Tensor):
-        # Not views in autograd's eyes: what a training loop computes in place on one batch is not the others' business.
+        # To autograd the parts of a safe split are views of one tensor: an in-place operation on one batch would make
+        # it refuse to compute gradients through another.
         return torch.unsafe_split_with_sizes(values, list(sizes))
-    stops = list(accumulate(sizes))
-    return [values[stop - size : stop] for size, stop in zip(sizes, stops, strict=True)]
+    return [values[stop - size : stop] for size, stop in zip(sizes, accumulate(sizes), strict=True)]
 
 
-def ragged(column: pa.ChunkedArray, form: Form, *, tensors: bool) -> Ragged:
-    """Return lists, strings or binary as their values, without a copy where the layout allows.
-
-    Args:
-        column: The rows, without nulls that have no value.
-        form: What they become in a batch.
-        tensors: Whether that is made of tensors, not of arrays.
-    """
-    parts = [
-        _bytes_of(chunk) if form == "packed" else _values_of(chunk, times=not tensors) for chunk in _chunks(column)
-    ]
-    values = concatenated([values for values, _ in parts])
-    padding = None
-    if isinstance(form, Padded):
-        kind = innermost(column.type)
-        scalar = fitting(form.value, kind, "padding")
-        padding = dense_array(pa.repeat(scalar, 1), times=not tensors)
-    return Ragged(torch.from_numpy(values) if tensors else values, _joined([ends for _, ends in parts]), form, padding)
+def concat(parts: Sequence[Any]) -> Any:
+    """Return a copy of tensors, arrays, or rows of different lengths, one part after the other."""
+    if isinstance(parts[0], Ragged):
+        values, offsets = concat([part.values for part in parts]), _concat_offsets([part.offsets for part in parts])
+        return replace(parts[0], values=values, offsets=offsets)
+    return torch.cat(list(parts)) if isinstance(parts[0], torch.Tensor) else np.concatenate(parts)
 
 
-def is_plain_jagged(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a nested one of which values and offsets are all there is to it."""
-    if not tensor.is_nested or tensor.layout != torch.jagged or tensor.requires_grad or not tensor.is_cpu:
-        return False
-    return getattr(tensor, "_ragged_idx", 1) == 1 and tensor.lengths() is None  # type: ignore[attr-defined]
-
-
-def jagged_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the values and the offsets of such a tensor."""
-    return tensor.values(), tensor.offsets()  # type: ignore[attr-defined]
-
-
-def concatenate(parts: Sequence[Ragged]) -> Ragged:
-    """Return rows one after the other, in memory of their own where they are several."""
-    if len(parts) == 1:
-        return parts[0]
-    values = [part.values for part in parts]
-    together: Any = torch.cat(values) if isinstance(values[0], torch.Tensor) else np.concatenate(values)  # type: ignore[arg-type]
-    return replace(parts[0], values=together, offsets=_joined([part.offsets for part in parts]))
-
-
-def _joined(parts: Sequence[Offsets]) -> Offsets:
-    """Return the offsets of rows put one after the other."""
-    if len(parts) == 1:
-        return parts[0]
+def _concat_offsets(parts: Sequence[Offsets]) -> Offsets:
     offsets = [np.zeros(1, np.int64)]
     for part in parts:
         offsets.append(part[1:] - part[0] + offsets[-1][-1])
     return np.concatenate(offsets)
 
 
-def _chunks(column: pa.ChunkedArray) -> list[pa.Array]:
-    return column.chunks or [pa.array([], column.type)]
+def ragged(column: pa.ChunkedArray, form: Form, *, tensors: bool) -> Ragged:
+    """Return lists, strings or binary as values and offsets, without a copy where the layout allows it.
+
+    Nulls must be filled before, except values that are NaN or NaT for null. `tensors` says whether batches are made of
+    tensors, or else of arrays.
+    """
+    chunks = column.chunks or [pa.array([], column.type)]
+    parts = [_bytes(chunk) if form == "packed" else _list_values(chunk, numpy_times=not tensors) for chunk in chunks]
+    values, offsets = parts[0]
+    if len(parts) > 1:
+        values, offsets = np.concatenate([part for part, _ in parts]), _concat_offsets([part for _, part in parts])
+    padding = None
+    if isinstance(form, Padded):
+        scalar = to_scalar(form.value, leaf_type(column.type), "padding")
+        padding = dense_array(pa.repeat(scalar, 1), numpy_times=not tensors)
+    return Ragged(torch.from_numpy(values) if tensors else values, offsets, form, padding)
 
 
-def _values_of(lists: pa.Array, *, times: bool) -> tuple[npt.NDArray[Any], Offsets]:
-    if not len(lists):
-        kind = lists.type.value_type
-        return dense_array(pa.array([], kind), times=times), np.zeros(1, np.int64)
+def jagged_parts(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return the values and the offsets of a nested tensor, or None if these do not describe it completely."""
+    if not tensor.is_nested or tensor.layout != torch.jagged or tensor.requires_grad or not tensor.is_cpu:
+        return None
+    # With lengths, rows need not fill the space between offsets; a transposed one is jagged in another dimension.
+    if getattr(tensor, "_ragged_idx", 1) != 1 or tensor.lengths() is not None:  # type: ignore[attr-defined]
+        return None
+    return tensor.values(), tensor.offsets()  # type: ignore[attr-defined]
+
+
+def _list_values(lists: pa.Array, *, numpy_times: bool) -> tuple[npt.NDArray[Any], Offsets]:
+    if not len(lists):  # an empty array may have no offsets to read
+        return dense_array(pa.array([], lists.type.value_type), numpy_times=numpy_times), np.zeros(1, np.int64)
     offsets = lists.offsets.to_numpy(zero_copy_only=False).astype(np.int64)
-    return dense_array(lists.values.slice(offsets[0], offsets[-1] - offsets[0]), times=times), offsets
+    values = lists.values.slice(offsets[0], offsets[-1] - offsets[0])
+    return dense_array(values, numpy_times=numpy_times), offsets
 
 
-def _bytes_of(values: pa.Array) -> tuple[npt.NDArray[np.uint8], Offsets]:
+def _bytes(values: pa.Array) -> tuple[npt.NDArray[np.uint8], Offsets]:
+    byte, buffers = np.dtype(np.uint8), values.buffers()
     if pa.types.is_fixed_size_binary(values.type):
         width = values.type.byte_width
         offsets = np.arange(len(values) + 1, dtype=np.int64) * width
-        return read_buffer(values.buffers()[1], np.dtype(np.uint8), len(values) * width, values.offset * width), offsets
-    is_large = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
+        return read_buffer(buffers[1], byte, len(values) * width, values.offset * width), offsets
     if not len(values):
-        return np.empty(0, np.uint8), np.zeros(1, np.int64)
+        return np.empty(0, byte), np.zeros(1, np.int64)
+    is_large = pa.types.is_large_string(values.type) or pa.types.is_large_binary(values.type)
     dtype = np.dtype(np.int64 if is_large else np.int32)
-    _, ends, content = values.buffers()
-    offsets = np.frombuffer(ends, dtype, len(values) + 1, values.offset * dtype.itemsize).astype(np.int64)
-    return read_buffer(content, np.dtype(np.uint8), int(offsets[-1] - offsets[0]), int(offsets[0])), offsets
+    offsets = np.frombuffer(buffers[1], dtype, len(values) + 1, values.offset * dtype.itemsize).astype(np.int64)
+    return read_buffer(buffers[2], byte, int(offsets[-1] - offsets[0]), int(offsets[0])), offsets

@@ -53,7 +53,7 @@ class BatchDataset(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         """Begin the epoch anew, or continue from a loaded state, and deliver the batches in this process."""
         if self._channel is not None:
-            return self._answer(self._channel, self._channel.assignments.begin())
+            return self._answer(self._channel, self._channel.assignments.start_iteration())
         worker = get_worker_info()
         if worker is not None:
             return self._deliver_in_plain_worker(worker.id, worker.num_workers, worker.seed - worker.id)

@@ -262,7 +262,7 @@ class StructuredDataset(BatchDataset):
         opened_files = files.open(
             columns=wanted,
             filters=filters,
-            refuses_nulls=partial(refuses_announced_nulls, choices=choices),
+            refuses_nulls=partial(refuses_announced_nulls, options=choices),
         )
         read_options = ReadOptions(
             batch_size=batch_size,

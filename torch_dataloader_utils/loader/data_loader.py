@@ -18,7 +18,7 @@ from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
 from torch_dataloader_utils.workers.lifecycle import StartupBarrier, WorkerSetup
 from torch_dataloader_utils.workers.message_size import MessageSizer
-from torch_dataloader_utils.workers.messages import MOST_HELD, Content, Message
+from torch_dataloader_utils.workers.messages import MAX_HELD, Content, Message
 from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
 
 __all__ = ["IterationSource", "StructuredDataLoader"]
@@ -182,7 +182,7 @@ class StructuredDataLoader(DataLoader[Any]):
             self.worker_init_fn = WorkerSetup(startup, self._channels, self._user_worker_init_fn)
             answers = self._torch_iterator()
             workers = getattr(answers, "_workers", [])
-            if context.get_start_method() != "fork" or startup.is_complete(workers, START_SEC):
+            if context.get_start_method() != "fork" or startup.wait_for(workers, START_SEC):
                 return answers
             self._forget_workers()  # torch first: it takes the death of a worker that it watches for an error
             for worker in workers:
@@ -201,7 +201,7 @@ class StructuredDataLoader(DataLoader[Any]):
         """Return channels with pool for all that may be on its way to this process or in use in it at a time."""
         ahead = self.prefetch_factor or 1
         sizer = MessageSizer(ahead)
-        count = ahead * self.num_workers + MOST_HELD + 1  # all that is on its way may be one worker's
+        count = ahead * self.num_workers + MAX_HELD + 1  # all that is on its way may be one worker's
         pool = [SharedMemoryPool.if_possible(count) for _ in range(self.num_workers)]
         return [WorkerChannel(AssignmentQueue(context), sizer, one) for one in pool]
 
@@ -238,7 +238,7 @@ def _unpacked(
                 if message is None:
                     return
                 if message.iteration == iteration:  # a worker may still answer one that was abandoned
-                    sizer.note(numbers[message.worker], message.size, message.seconds)
+                    sizer.record(numbers[message.worker], message.size, message.seconds)
                     numbers[message.worker] += 1
                     arrived[message.worker].extend(message.unpack())
             content = waiting.popleft()

@@ -137,7 +137,7 @@ class Scan(ABC):
     def delivered(self, path: str, place: RowGroupPlace, table: pa.Table) -> pa.Table:
         """Return rows of a row group as they are delivered, or raise if they hold what cannot be."""
         try:
-            return self.options.transform.deliver(table)
+            return self.options.transform.apply(table)
         except ColumnError as error:
             msg = f"{error} (row group {place.number} of {self.reader.full_path(path)})"
             raise ColumnError(msg) from None

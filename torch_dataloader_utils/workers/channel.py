@@ -1,4 +1,4 @@
-"""How a worker is connected with the training process: its assignments arrive here, and its messages leave."""
+"""How a worker is connected with the training process: assignments one way, batches in shared memory the other."""
 
 from __future__ import annotations
 
@@ -13,53 +13,57 @@ __all__ = ["AssignmentQueue", "WorkerChannel"]
 
 
 class AssignmentQueue:
-    """Where one worker process finds its assignments.
+    """Sends one worker process the assignment of each iteration.
 
-    A worker that serves several iterations learns nothing from torch but that a new one begins. Each iteration has
-    one assignment, in the same order, so both sides count: the n-th iteration of a worker takes the n-th assignment.
-    One that was abandoned before the worker came to it is passed over.
+    All that torch tells a persistent worker is that a new iteration starts, not which one. So both sides count: the
+    n-th iteration of a worker belongs to the n-th assignment. If an iteration is abandoned before the worker gets to
+    it, the worker skips its assignment.
 
     Args:
-        context: The multiprocessing context that starts the worker, or a module like it.
+        context: The multiprocessing context that starts the worker, or a module with the same functions.
     """
 
     def __init__(self, context: Any) -> None:
         self._queue = context.Queue()
+        # The training process must not wait at its exit for a worker that died before it read its assignment.
         self._queue.cancel_join_thread()
         self._sent = 0
-        self._begun = 0
+        self._started = 0
 
     def send(self, assignment: Assignment) -> None:
         """Send the assignment of the next iteration."""
         self._sent += 1
         self._queue.put((self._sent, assignment))
 
-    def begin(self) -> int:
-        """Count one more iteration in the worker and return its number, to be handed to `receive`."""
-        self._begun += 1
-        return self._begun
+    def start_iteration(self) -> int:
+        """Count one more iteration, in the worker, and return its number for `receive`.
+
+        This is not a part of `receive`, because torch starts iterations that it never reads from: they count, too.
+        """
+        self._started += 1
+        return self._started
 
     def receive(self, number: int) -> Assignment:
-        """Wait, in the worker, for an iteration's assignment."""
-        sent, assignment = self._queue.get()
-        while sent != number:
+        """Wait, in the worker, for the assignment of an iteration."""
+        while True:
             sent, assignment = self._queue.get()
-        return assignment  # type: ignore[no-any-return]
+            if sent == number:
+                return assignment  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Let go of the queue."""
+        """Close the queue."""
         self._queue.close()
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerChannel:
-    """How a worker is connected with the training process.
+    """Everything that connects a worker with the training process.
 
     Attributes:
-        assignments: Where it finds its assignments.
-        sizer: How many batches it puts into a message.
-        pool: Shared memory to pack them into, or None where the system has none.
-        known: The files whose footers were sent.
+        assignments: Brings the worker its assignments.
+        sizer: Says how many batches the worker puts into a message.
+        pool: Shared memory that the worker packs them into, or None if the system has none.
+        known: Paths of the files whose footers the worker was sent.
     """
 
     assignments: AssignmentQueue
@@ -68,15 +72,15 @@ class WorkerChannel:
     known: set[str] = field(default_factory=set)
 
     def send(self, assignment: Assignment) -> None:
-        """Send the assignment of the next iteration; whatever the worker sent for another one has arrived by now."""
+        """Send the assignment of the next iteration, once every message of the one before has arrived."""
         self.sizer.reset()
         self.known.update(assignment.footers)
         if self.pool is not None:
-            self.pool.free_all_but_held()
+            self.pool.free_unheld()
         self.assignments.send(assignment)
 
     def close(self) -> None:
-        """Let go of the queue and the memory, in the training process; batches in use keep theirs."""
+        """Close the queue and the shared memory, in the training process; batches in use keep their memory."""
         self.assignments.close()
         if self.pool is not None:
             self.pool.close()

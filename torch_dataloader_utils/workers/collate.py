@@ -1,4 +1,4 @@
-"""What a `collate_fn` returned, copied before it is called again: it may fill the same memory for the next batch."""
+"""Copies of what a `collate_fn` returned: it may reuse the same memory for the next batch."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from typing import Any
 import numpy as np
 import torch
 
-from torch_dataloader_utils.columns.ragged import PackedBytes, is_plain_jagged, jagged_parts
+from torch_dataloader_utils.columns.ragged import PackedBytes, jagged_parts, split_values
 
-__all__ = ["BatchBuffer", "UncopyableError", "copy_batch"]
+__all__ = ["BatchBuffer", "UncopyableError", "copy_batch", "is_plain"]
 
 
 class UncopyableError(Exception):
-    """Nobody knows how to copy this."""
+    """A batch holds something that `copy_batch` does not know how to copy."""
 
 
 def copy_batch(value: Any) -> Any:
-    """Return a copy.
+    """Return a copy that shares no memory.
 
     Args:
-        value: Tensors and arrays in dictionaries, lists and tuples, with numbers and texts between them.
+        value: Tensors and arrays in dictionaries, lists and tuples, with numbers and strings between them.
 
     Raises:
         UncopyableError: If there is anything else in it.
     """
     if isinstance(value, torch.Tensor):
-        return _copied(value)
+        return _copy_tensor(value)
+    # Exact types from here on: a subclass may hold more than its base does.
     if type(value) is np.ndarray and not value.dtype.hasobject:
         return value.copy()
     if type(value) is dict:
@@ -41,71 +42,67 @@ def copy_batch(value: Any) -> Any:
     raise UncopyableError
 
 
-def _copied(tensor: torch.Tensor) -> torch.Tensor:
+def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
     if type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.requires_grad:
         return tensor.clone()
-    if not is_plain_jagged(tensor):
+    parts = jagged_parts(tensor)
+    if parts is None:
         raise UncopyableError
-    values, offsets = jagged_parts(tensor)
+    values, offsets = parts
     return torch.nested.nested_tensor_from_jagged(values.clone(), offsets=offsets.clone())
 
 
 class BatchBuffer:
-    """Batches put together as columns, each copied to its place as it comes.
+    """Memory for several batches as one tensor a column, into which each batch is copied as it is collated.
 
-    They are dictionaries of tensors of one kind, with an entry for each row. Others are not taken.
-
-    Args:
-        sizes: The rows of the batches to come.
+    Then a message has as few tensors as there are columns, however many batches it holds. That works for dictionaries
+    of tensors with one entry for each row, if all batches have the same columns, dtypes and shapes of a row.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
-        self._sizes = list(sizes)
-        self._places: list[tuple[torch.Tensor, ...]] = []
+        self._sizes = list(sizes)  # rows of each batch
+        self._views: list[tuple[Any, ...]] = []  # for each batch its part of each column
         self.columns: dict[str, torch.Tensor] = {}
         self.count = 0
 
     @property
     def is_complete(self) -> bool:
-        """Whether all batches were taken."""
+        """Whether all batches were copied into the buffer."""
         return self.count == len(self._sizes)
 
-    def take(self, batch: Any) -> dict[str, torch.Tensor] | None:
-        """Copy the next batch to its place and return it there; or return None if it is not like those before."""
+    def append(self, batch: Any) -> dict[str, torch.Tensor] | None:
+        """Copy the next batch into the buffer and return the copy, or None if the buffer cannot take it."""
         if type(batch) is not dict or len(set(map(id, batch.values()))) < len(batch):
-            return None
-        if not self.count and not self._prepare(batch):
+            return None  # a tensor under two names must arrive as one tensor, which pickling ensures
+        if not self.count and not self._allocate(batch):
             return None
         if batch.keys() != self.columns.keys():
             return None
         tensors = [batch[name] for name in self.columns]
-        places = self._places[self.count]
-        if not all(map(_fits, tensors, places)):
-            return None
-        for place, tensor in zip(places, tensors, strict=True):
-            place.copy_(tensor)
+        views = self._views[self.count]
+        for tensor, view in zip(tensors, views, strict=True):
+            if not is_plain(tensor) or tensor.dtype != view.dtype or tensor.shape != view.shape:
+                return None
+        for view, tensor in zip(views, tensors, strict=True):
+            view.copy_(tensor)
         self.count += 1
-        return dict(zip(self.columns, places, strict=True))
+        return dict(zip(self.columns, views, strict=True))
 
-    def _prepare(self, first: dict[str, Any]) -> bool:
-        """Make room for batches like the first one."""
+    def _allocate(self, first: dict[str, Any]) -> bool:
+        """Allocate memory for batches like the first one, if there will be more of them."""
         if not first or len(self._sizes) == 1:
             return False
         rows = sum(self._sizes)
         for name, tensor in first.items():
-            if type(tensor) is not torch.Tensor or not tensor.dim() or tensor.is_quantized or not _is_plain(tensor):
+            if not is_plain(tensor) or not tensor.dim():
                 return False
             self.columns[name] = torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype)
-        places = [torch.unsafe_split_with_sizes(column, self._sizes) for column in self.columns.values()]
-        self._places = list(zip(*places, strict=True))
+        columns = [split_values(column, self._sizes) for column in self.columns.values()]
+        self._views = list(zip(*columns, strict=True))
         return True
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return tensor.is_cpu and not tensor.requires_grad and tensor.layout == torch.strided
-
-
-def _fits(tensor: Any, place: torch.Tensor) -> bool:
-    if type(tensor) is not torch.Tensor or tensor.dtype != place.dtype or tensor.shape != place.shape:
-        return False
-    return _is_plain(tensor)
+def is_plain(value: Any) -> bool:
+    """Whether a value is a tensor in main memory that is described by its values, strides and dtype alone."""
+    is_strided = type(value) is torch.Tensor and value.is_cpu and value.layout == torch.strided
+    return is_strided and not value.requires_grad and not value.is_quantized

@@ -1,4 +1,4 @@
-"""How many CPUs a rank has, and the worker processes that it starts by default."""
+"""The CPUs of a rank, and the number of worker processes that it starts by default."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ __all__ = ["default_num_workers", "environment_count", "usable_cpus"]
 
 
 def default_num_workers() -> int:
-    """Return the number of workers where none is asked for: the CPUs of this rank's share, less one for training."""
+    """Return the default number of workers: the CPUs of this rank's share, less one for the training itself."""
     return max(1, usable_cpus() - 1)
 
 
 def usable_cpus() -> int:
-    """Return the number of CPUs of this rank's share."""
+    """Return the number of CPUs of this rank's share; torchrun says how many ranks share the machine."""
+    # The affinity, where the system has it: a container or a scheduler may allow fewer CPUs than the machine has.
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return usable // environment_count("LOCAL_WORLD_SIZE", default="1")
 
 
 def environment_count(name: str, *, least: int = 1, default: str = "") -> int:
-    """Return a count that an environment variable holds."""
-    text = os.environ.get(name, default)
-    if not text.isdecimal() or int(text) < least:
-        msg = f"the environment variable {name}={text!r} is no integer of at least {least}"
+    """Return a count from an environment variable, or raise a ValueError."""
+    value = os.environ.get(name, default)
+    if not value.isdecimal() or int(value) < least:
+        msg = f"the environment variable {name}={value!r} is not an integer of at least {least}"
         raise ValueError(msg)
-    return int(text)
+    return int(value)

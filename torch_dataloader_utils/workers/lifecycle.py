@@ -1,4 +1,11 @@
-"""Worker processes from their start to their end: how they say that they run, and that none outlives its training."""
+"""Worker processes from their start to their end.
+
+1. torch starts a process with a copy of the dataset: by fork, forkserver or spawn.
+2. `WorkerSetup` is the first that runs in it. It reports to the `StartupBarrier`, limits Arrow's threads, connects the
+   copy with its channel, and calls the user's `worker_init_fn`.
+3. The worker reads one assignment after the other, until torch shuts it down.
+4. If the training process dies, a thread in the worker notices and ends it at once.
+"""
 
 from __future__ import annotations
 
@@ -19,43 +26,40 @@ __all__ = ["StartupBarrier", "WorkerSetup"]
 
 
 PARENT_CHECK_SEC = 1.0
-"""How often a worker looks whether it has another parent than the one that started it."""
+"""How often a worker checks that its parent is still the process that started it."""
 
-
-LIFE_CHECK_SEC = 0.1
-"""How often the training process looks whether a worker that has not reported yet is still alive."""
+ALIVE_CHECK_SEC = 0.1
+"""How often the training process checks that a worker which has not reported yet is still alive."""
 
 
 class StartupBarrier:
-    """Where workers report as soon as they run.
+    """Workers report here as soon as they run, and the training process waits until all have.
 
-    A process that is forked while another thread holds a lock may wait for that lock for ever, before its first line
-    of Python. Forking keeps most locks out of that (``pthread_atfork``), not all: CPython up to 3.11 takes the lock
-    of its list of threads in the child before it makes it anew, and threads of torch.distributed's backends take it
-    whenever they call back into Python. torch's loader would wait for such a worker for ever.
+    A process that is forked while another thread holds a lock may wait for that lock forever, before its first line of
+    Python. ``pthread_atfork`` protects most locks, but not all: CPython up to 3.11 takes the lock of its list of
+    threads in the child before it resets it, and threads of torch.distributed's backends take it whenever they call
+    back into Python. torch's loader would wait for such a worker forever.
 
     Args:
-        context: The multiprocessing context that starts the workers, or a module like it.
+        context: The multiprocessing context that starts the workers, or a module with the same functions.
     """
 
     def __init__(self, context: Any) -> None:
         self._reports = context.Semaphore(0)
 
     def report(self) -> None:
-        """Say, in a worker, that it runs."""
+        """Report, in a worker, that it runs."""
         self._reports.release()
 
-    def is_complete(self, workers: Sequence[BaseProcess], seconds: float) -> bool:
-        """Wait until all workers have reported; a dead one is not waited for, that is another error's business.
+    def wait_for(self, workers: Sequence[BaseProcess], seconds: float) -> bool:
+        """Wait so many seconds for each next report, and return whether none of the workers hangs.
 
-        Args:
-            workers: The processes.
-            seconds: How long to wait for any one of them.
+        A worker that died does not hang: torch raises an error about it.
         """
         for _ in workers:
             waited = 0.0
-            while not self._reports.acquire(timeout=LIFE_CHECK_SEC):
-                waited += LIFE_CHECK_SEC
+            while not self._reports.acquire(timeout=ALIVE_CHECK_SEC):
+                waited += ALIVE_CHECK_SEC
                 if any(not worker.is_alive() for worker in workers):
                     return True
                 if waited >= seconds:
@@ -64,13 +68,7 @@ class StartupBarrier:
 
 
 class WorkerSetup:
-    """Runs in each worker as it starts: reports, and connects its copy of the dataset with the training process.
-
-    Args:
-        startup: Where the worker reports.
-        channels: For each worker how it is connected with this process.
-        user_worker_init_fn: What the user wants to run in each worker, or None.
-    """
+    """Runs in each worker as it starts, as torch's `worker_init_fn`, and then calls the user's, if there is one."""
 
     def __init__(
         self,
@@ -81,38 +79,38 @@ class WorkerSetup:
         self._startup = startup
         self._channels = channels
         self._user_worker_init_fn = user_worker_init_fn
-        # Workers decode side by side: with a thread for every CPU in each they would be in one another's way.
+        # All workers decode at the same time: with a thread for each CPU in each of them they would compete for CPUs.
         self._decoding_threads = max(1, usable_cpus() // len(channels))
 
     def __call__(self, worker: int) -> None:
-        """Run in a worker; torch calls this with its number."""
+        """Set up the worker with this number."""
         self._startup.report()
         pa.set_cpu_count(self._decoding_threads)
         end_with_training_process()
-        copy: Any = get_worker_info().dataset  # type: ignore[union-attr]
-        copy.attach_channel(self._channels[worker])
+        dataset: Any = get_worker_info().dataset  # type: ignore[union-attr]
+        dataset.attach_channel(self._channels[worker])
         if self._user_worker_init_fn is not None:
             self._user_worker_init_fn(worker)
 
 
 def end_with_training_process() -> None:
-    """Make this worker process end soon after the training process does, whatever it is doing.
+    """Make this worker end soon after the training process does, whatever it is doing at that moment.
 
-    torch's own watch ends the worker's loop, but a large batch that nobody takes out of the queue any more keeps the
-    process: it waits at its exit for the queue's thread, which waits for a reader.
+    torch ends the worker's loop by itself. But with a large batch in a queue that no process reads any more, the worker
+    would wait at its exit for the queue's thread, which waits for a reader.
     """
     threading.Thread(target=_watch, args=(os.getppid(),), name="end_with_training_process", daemon=True).start()
 
 
 def _watch(parent: int) -> None:
-    """Wait until the training process ends, however it was that it started this one.
+    """Wait until the training process ends, by whichever method it started this process, and exit.
 
-    Its end of a pipe closes with it, which tells at once, also under a fork server, which is the parent then. After a
-    fork other children may hold that end as well: but then the training process is the parent, and its end gives this
-    process another one.
+    The sentinel is a pipe of which the training process holds the other end. It tells at once, also under forkserver,
+    where the parent is the server. After a fork, other children may hold that end open, too. But then the training
+    process is the parent, and its death gives this process another parent.
     """
     training_process = parent_process()
     sentinels = [] if training_process is None else [training_process.sentinel]
     while os.getppid() == parent and not connection.wait(sentinels, PARENT_CHECK_SEC):
         pass
-    os._exit(1)
+    os._exit(1)  # not sys.exit, which ends this thread alone

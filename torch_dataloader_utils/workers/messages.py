@@ -1,7 +1,17 @@
-"""What travels between the training process and its workers: assignments one way, batches the other.
+"""Messages: batches packed in a worker and unpacked in the training process.
 
-torch would send each tensor as a message of its own, through a shared-memory file of its own. Here the memory of all
-tensors and arrays of many batches is packed into one block, and the training process makes views of it.
+torch would send each tensor through a shared-memory file of its own. Here one message holds several batches, and all
+their memory is one block of shared memory (`shared_memory`).
+
+Batches are pickled by protocol 5, which leaves large buffers out of the pickle (PEP 574, out-of-band buffers). The
+memory of a message holds, in this order:
+
+1. each buffer, in the order in which the pickler met it: the bytes of a tensor or of an array, or a table as Arrow IPC;
+2. the pickles of all batches and of the stream's end, one after the other.
+
+Each buffer, and the first pickle, starts at a multiple of `ALIGNMENT`. What goes through torch's queue is a `Message`:
+the lengths of these parts, and where the memory is. To unpack it, the pickles are loaded with views of the memory as
+their buffers. So batches are copied once, in the worker.
 """
 
 from __future__ import annotations
@@ -17,49 +27,47 @@ import pyarrow as pa
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from torch_dataloader_utils.columns.ragged import is_plain_jagged, jagged_parts
+from torch_dataloader_utils.columns.ragged import jagged_parts, split_values
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
+from torch_dataloader_utils.workers.collate import is_plain
 from torch_dataloader_utils.workers.shared_memory import Bytes, SharedMemoryPool
 
-__all__ = ["MOST_HELD", "Content", "Message", "pinned"]
+__all__ = ["MAX_HELD", "Content", "Message", "pinned"]
 
 
 ALIGNMENT = 64
-"""Tensors begin at multiples of this many bytes in a block."""
+"""A cache line: as much as any dtype or vector instruction wants, and no two tensors share one."""
 
-
-MOST_HELD = 2
-"""SharedMemoryPool of one worker that batches in use may keep; with more of them, batches are copied out."""
-
+MAX_HELD = 2
+"""Blocks of one worker that batches in use may hold. Beyond that batches are copied, or a user who keeps many batches
+would leave the worker without a free block."""
 
 Content: TypeAlias = Batch | Batches | StreamEnd
-
 
 Pinnable = TypeVar("Pinnable", Batch, Batches)
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """Some batches of a stream, or its end, packed for the way to the training process.
+    """Some batches of a stream, or its end, packed for the training process.
 
     Attributes:
-        iteration: The iteration that asked for them.
+        iteration: The iteration that the batches belong to.
         worker: The worker that packed them.
-        count: How many things are packed.
-        lengths: Bytes of each buffer in the memory, and last of the pickle that they were left out of. Each begins at
-            a multiple of `ALIGNMENT`.
-        of_tensors: For each buffer 1 if it is a tensor's, else 0.
-        pool: Key of the pool of shared memory, or None.
-        memory: Number of the block; without pool the bytes themselves, once pinned a tensor of them.
-        seconds: How long it took to make.
+        count: Number of pickles.
+        lengths: Bytes of each buffer in the memory, and last of the pickles.
+        tensor_flags: For each buffer 1 if it is a tensor's, else 0.
+        pool_key: Key of the pool of shared memory, or None.
+        memory: Number of the block in the pool. Without a pool the bytes themselves, or a pinned tensor of them.
+        seconds: How long it took to make the batches.
     """
 
     iteration: int
     worker: int
     count: int
     lengths: tuple[int, ...]
-    of_tensors: bytes
-    pool: int | None
+    tensor_flags: bytes
+    pool_key: int | None
     memory: int | bytearray | torch.Tensor
     seconds: float
 
@@ -72,82 +80,77 @@ class Message:
         pool: SharedMemoryPool | None = None,
         seconds: float = 0,
     ) -> Message:
-        """Pack in the worker, where what cannot be pickled is an error of the worker's, not of a queue's thread.
+        """Pack batches, and the stream's end, into a free block of a pool. If there is none, the message has the bytes.
 
-        Args:
-            iteration: The iteration.
-            worker: The worker that packed them.
-            contents: Batches, and the end of the stream.
-            pool: Where to put them. If none is free, or there are none at all, they travel as bytes.
-            seconds: How long it took to make the contents.
+        This is done before torch's queue, in whose thread an error of pickling would be printed and not raised.
         """
-        pickled = io.BytesIO()
-        left_out = _LeftOut()
-        packer = _Packer(pickled, left_out)
+        pickles, out_of_band = io.BytesIO(), _OutOfBand()
+        pickler = _BatchPickler(pickles, out_of_band)
         for content in contents:
-            packer.clear_memo()  # one tensor in two batches is to arrive as two
-            packer.dump(content)
-        buffers = [*left_out.buffers, np.frombuffer(pickled.getvalue(), np.uint8)]
+            pickler.clear_memo()  # a tensor in two batches must arrive as two, since users may write to one of them
+            pickler.dump(content)
+        buffers = [*out_of_band.buffers, np.frombuffer(pickles.getvalue(), np.uint8)]
         lengths = tuple(buffer.nbytes for buffer in buffers)
-        size = sum(map(_padded, lengths))
-        block = None if pool is None else pool.take()
-        inline = bytearray(size if block is None else 0)
-        memory = np.frombuffer(inline, np.uint8) if pool is None or block is None else pool.memory(block, size)
+        size = sum(map(_aligned, lengths))
+        block = None if pool is None else pool.acquire()
+        key: int | None = None
+        memory: int | bytearray
+        if pool is None or block is None:
+            memory = bytearray(size)
+            array = np.frombuffer(memory, np.uint8)
+        else:
+            key, memory, array = pool.key, block, pool.memory(block, size)
         start = 0
         for buffer, length in zip(buffers, lengths, strict=True):
-            memory[start : start + length] = buffer
-            start += _padded(length)
-        if pool is None or block is None:
-            return cls(iteration, worker, len(contents), lengths, bytes(left_out.of_tensors), None, inline, seconds)
-        return cls(iteration, worker, len(contents), lengths, bytes(left_out.of_tensors), pool.key, block, seconds)
+            array[start : start + length] = buffer
+            start += _aligned(length)
+        return cls(iteration, worker, len(contents), lengths, bytes(out_of_band.tensor_flags), key, memory, seconds)
 
     @property
     def size(self) -> int:
         """Bytes of its memory."""
-        return sum(map(_padded, self.lengths))
+        return sum(map(_aligned, self.lengths))
 
     def unpack(self) -> list[Content]:
         """Return what was packed; its tensors and arrays are writable and share no byte.
 
-        A block stays taken while any of them lives. Where many pool do, this one's bytes are copied instead.
+        They hold the block until the last of them dies. If many blocks are held, this one is copied instead.
         """
-        buffers = list(self._buffers())
-        pickled = buffers.pop()
-        file, waiting = io.BytesIO(pickled.data), iter(buffers)
-        return [pickle.Unpickler(file, buffers=waiting).load() for _ in range(self.count)]  # noqa: S301 - our own worker's
+        *buffers, last = self._buffers()
+        pickles, out_of_band = io.BytesIO(last.data), iter(buffers)
+        return [pickle.Unpickler(pickles, buffers=out_of_band).load() for _ in range(self.count)]  # noqa: S301 - our own
 
     def _buffers(self) -> Iterator[Any]:
-        """Yield the buffers: tensors as tensors, for pinned ones are theirs, and others as arrays."""
+        """Yield the buffers and last the pickles: a tensor's buffer as a tensor, others as arrays."""
         if isinstance(self.memory, torch.Tensor):
-            memory, array = self.memory, self.memory.numpy()
+            memory, array = self.memory, self.memory.numpy()  # views of a pinned tensor are pinned; arrays cannot be
         else:
-            array = self._bytes(MOST_HELD)  # arrays hang on it, not on a tensor, which torch may move (share_memory_)
+            array = self._bytes(MAX_HELD)  # not made from the tensor, whose memory share_memory_ would exchange
             memory = torch.from_numpy(array)
         sizes = [part for length in self.lengths for part in (length, -length % ALIGNMENT)]
-        # Not views in autograd's eyes: what is done in place to one batch is not the others' business.
-        tensors = torch.unsafe_split_with_sizes(memory, sizes)[::2]
+        tensors = split_values(memory, sizes)[::2]
         start = 0
-        for length, tensor, is_tensor in zip(self.lengths, tensors, [*self.of_tensors, 0], strict=True):
+        for length, tensor, is_tensor in zip(self.lengths, tensors, [*self.tensor_flags, 0], strict=True):
             yield tensor if is_tensor else array[start : start + length]
-            start += _padded(length)
+            start += _aligned(length)
 
     def pin_memory(self) -> Message:
-        """Return the same in pinned memory: torch calls this in a thread of its own where its loader pins."""
+        """Return the same in pinned memory. torch calls this, in the thread that pins."""
         try:
-            return replace(self, pool=None, memory=_pinned(torch.from_numpy(self._bytes(most_held=None))))
-        except KeyError:  # the loader that it was for is gone
+            return replace(self, pool_key=None, memory=_pinned(torch.from_numpy(self._bytes(max_held=None))))
+        except KeyError:  # the loader is gone, and its pool with it
             return self
 
-    def _bytes(self, most_held: int | None) -> Bytes:
-        if self.pool is None:
+    def _bytes(self, max_held: int | None) -> Bytes:
+        if self.pool_key is None:
             inline: Any = self.memory
             return np.frombuffer(inline, np.uint8)
-        pool = SharedMemoryPool.by_key(self.pool)
+        pool = SharedMemoryPool.by_key(self.pool_key)
         memory = pool.hold(self.memory, self.size)  # type: ignore[arg-type]
-        return memory if most_held is None or pool.held <= most_held else memory.copy()
+        return memory if max_held is None or pool.num_held <= max_held else memory.copy()
 
 
-def _padded(length: int) -> int:
+def _aligned(length: int) -> int:
     return length + -length % ALIGNMENT
 
 
@@ -156,86 +159,79 @@ def _pinned(memory: torch.Tensor) -> torch.Tensor:
 
 
 def pinned(content: Pinnable) -> Pinnable:
-    """Return a batch, or several that are still together, with all tensors in pinned memory."""
+    """Return a batch, or several that are together as columns, with all tensors in pinned memory."""
     if isinstance(content, Batch):
         return replace(content, data=pin_memory(content.data))  # type: ignore[no-untyped-call]
     return replace(content, columns=pin_memory(content.columns))  # type: ignore[no-untyped-call]
 
 
-class _LeftOut:
-    """Takes the buffers that a pickler leaves out. It does not know the pickler: the two would keep one another alive.
+# Pickling ------------------------------------------------------------------------------------------------------------
+
+
+class _OutOfBand:
+    """Collects the buffers that a pickler leaves out.
+
+    It is not a part of the pickler, which would then refer to itself: the memory of batches would stay until the next
+    run of the garbage collector.
 
     Attributes:
         buffers: Their bytes.
-        of_tensors: For each 1 if it is a tensor's, else 0.
+        tensor_flags: For each 1 if it is a tensor's, else 0.
         tensor: The bytes of the tensor whose buffer comes next, or None.
     """
 
     def __init__(self) -> None:
         self.buffers: list[Bytes] = []
-        self.of_tensors: list[int] = []
+        self.tensor_flags: list[int] = []
         self.tensor: Bytes | None = None
 
     def __call__(self, buffer: pickle.PickleBuffer) -> None:
         tensor, self.tensor = self.tensor, None
-        self.of_tensors.append(int(tensor is not None))
-        self.buffers.append(_flat(buffer) if tensor is None else tensor)
+        self.tensor_flags.append(int(tensor is not None))
+        if tensor is None:
+            raw = buffer.raw()
+            tensor = np.frombuffer(raw, np.uint8) if raw.nbytes else np.empty(0, np.uint8)  # frombuffer refuses none
+        self.buffers.append(tensor)
 
 
-class _Packer(pickle.Pickler):
-    """Pickles tensors in main memory by their bytes, out of band (PEP 574), and Arrow tables as Arrow IPC."""
+class _BatchPickler(pickle.Pickler):
+    """Pickles tensors in main memory as out-of-band buffers, and tables as Arrow IPC in such a buffer."""
 
-    def __init__(self, pickled: io.BytesIO, left_out: _LeftOut) -> None:
-        super().__init__(pickled, protocol=5, buffer_callback=left_out)
-        self._left_out = left_out
+    def __init__(self, pickles: io.BytesIO, out_of_band: _OutOfBand) -> None:
+        super().__init__(pickles, protocol=5, buffer_callback=out_of_band)
+        self._out_of_band = out_of_band
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.is_nested:
-            return (_unpack_jagged, jagged_parts(value)) if is_plain_jagged(value) else NotImplemented
+            parts = jagged_parts(value)
+            return NotImplemented if parts is None else (torch.nested.nested_tensor_from_jagged, parts)
         if type(value) is torch.Tensor:
-            flat = _bytes_of(value)
-            if flat is not None:
-                self._left_out.tensor = flat
-                return _unpack_tensor, (pickle.PickleBuffer(flat.data), value.dtype, tuple(value.shape))
-        if isinstance(value, pa.Table):  # pickled, a slice would carry all that it was cut from
-            return _unpack_table, (pickle.PickleBuffer(_ipc(value)),)
+            array = _tensor_bytes(value)
+            if array is not None:
+                self._out_of_band.tensor = array
+                return _unpack_tensor, (pickle.PickleBuffer(array.data), value.dtype, tuple(value.shape))
+        if isinstance(value, pa.Table):  # pyarrow's own pickle of a slice carries the whole table
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, value.schema) as stream:
+                stream.write_table(value)
+            return _unpack_table, (pickle.PickleBuffer(sink.getvalue()),)
         return NotImplemented
 
 
-def _flat(buffer: pickle.PickleBuffer) -> Bytes:
-    memory = buffer.raw()
-    return np.frombuffer(memory, np.uint8) if memory.nbytes else np.empty(0, np.uint8)
-
-
-def _bytes_of(tensor: torch.Tensor) -> Bytes | None:
-    """Return the bytes of a tensor; None where its values are not all there is to it."""
+def _tensor_bytes(tensor: torch.Tensor) -> Bytes | None:
+    """Return the bytes of a tensor, or None if they do not describe it completely."""
     try:
         array = tensor.numpy()
-    except (RuntimeError, TypeError):  # a type that NumPy does not know, or another kind of tensor
-        return tensor.contiguous().reshape(-1).view(torch.uint8).numpy() if _is_plain(tensor) else None
+    except (RuntimeError, TypeError):  # a dtype that NumPy does not have, or no plain tensor in main memory
+        if not is_plain(tensor) or tensor.is_conj() or tensor.is_neg():
+            return None
+        return tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-def _is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's values are all there is to it."""
-    in_memory = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.is_quantized
-    return in_memory and not tensor.requires_grad and not tensor.is_conj() and not tensor.is_neg()
-
-
-def _unpack_tensor(flat: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    typed = flat.view(dtype)
-    return typed if len(shape) == 1 else typed.view(shape)
-
-
-def _unpack_jagged(values: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
-    return torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
-
-
-def _ipc(table: pa.Table) -> pa.Buffer:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    return sink.getvalue()
+def _unpack_tensor(memory: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    values = memory.view(dtype)
+    return values if len(shape) == 1 else values.view(shape)
 
 
 def _unpack_table(buffer: Any) -> pa.Table:

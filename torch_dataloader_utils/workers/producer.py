@@ -1,4 +1,4 @@
-"""One stream in the process that reads it: read ahead of need, collated, one by one or packed into messages."""
+"""One stream in the process that reads it: read ahead, collated, and yielded as batches or packed into messages."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Collate: TypeAlias = Callable[[Batch], Batch]
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """What it takes to deliver a stream.
+    """Everything that a process needs to make the batches of a stream.
 
     Attributes:
         opened_files: The data files.
         options: How rows become batches.
-        collate_fn: Called with each batch; None leaves batches as they are.
-        seed: Seed of the random numbers that it draws.
-        rank: This rank, which draws others.
+        collate_fn: Called with each batch; None leaves batches unchanged.
+        seed: Seed of the random numbers that `collate_fn` draws.
+        rank: This rank; each rank draws different numbers.
     """
 
     opened_files: OpenedFiles
@@ -46,7 +46,7 @@ class Stream:
     rank: int
 
     def without_footers(self) -> Stream:
-        """Return the same for a process that gets footers with its assignments."""
+        """Return the same for a process that is sent footers with its assignments."""
         return replace(self, opened_files=replace(self.opened_files, footers={}, metadata_file=None))
 
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
@@ -122,11 +122,11 @@ class Stream:
         return ReadAhead(read, self.options.read_ahead_bytes)
 
     def _collate(self, assignment: Assignment) -> Collate:
-        """Return what is done with each batch of an assignment."""
+        """Return a function that calls `collate_fn` on a batch of an assignment, with random numbers seeded for it."""
         collate_fn = self.collate_fn
         if collate_fn is None:
             return lambda batch: batch
-        seeding = Seeding(self.seed, self.rank, assignment, keeps=get_worker_info() is None)
+        seeding = Seeding(self.seed, self.rank, assignment, restores=get_worker_info() is None)
 
         def collate(batch: Batch) -> Batch:
             with seeding.of(batch.receipt):
@@ -139,16 +139,16 @@ class Stream:
         if self.collate_fn is None:
             yield replace(batches, columns=with_lists(batches.columns, batches.sizes))
         else:
-            yield from map(collate, batches) if alone else self._collated_together(batches, collate)
+            yield from map(collate, batches) if alone else self._collate_together(batches, collate)
 
-    def _collated_together(self, batches: Batches, collate: Collate) -> Iterator[Batches | Batch | Alone]:
-        """Yield collated batches, as one where they are alike; what cannot be copied is to be packed at once."""
+    def _collate_together(self, batches: Batches, collate: Collate) -> Iterator[Batches | Batch | Alone]:
+        """Yield collated batches: together as columns if they are alike, and `Alone` if they cannot be copied."""
         buffer = BatchBuffer(batches.sizes)
         done: list[Batch] = []
         try:
             for number, batch in enumerate(batches):
                 collated = collate(batch)
-                copy = buffer.take(collated.data) if number == buffer.count else None
+                copy = buffer.append(collated.data) if number == buffer.count else None
                 try:
                     done.append(replace(collated, data=copy_batch(collated.data) if copy is None else copy))
                 except UncopyableError:
@@ -156,7 +156,7 @@ class Stream:
                     done.clear()
                     yield Alone(collated)
         except Exception:
-            yield from done  # what was made before the error is delivered before it is raised
+            yield from done  # batches made before the error are delivered before it is raised
             raise
         if buffer.is_complete:
             yield replace(batches, columns=buffer.columns)
@@ -170,13 +170,13 @@ def _pinned_together(batches: Batches) -> Batches:
 
 @dataclass(frozen=True, slots=True)
 class Alone:
-    """A batch that has to be packed before the next one is made."""
+    """A batch that has to be packed before the next one is made, which may reuse its memory."""
 
     batch: Batch
 
 
 class _Outgoing:
-    """What goes into the next message of a stream."""
+    """Collects what goes into the next message of a stream."""
 
     def __init__(self, assignment: Assignment, channel: WorkerChannel) -> None:
         self._assignment = assignment
@@ -186,16 +186,16 @@ class _Outgoing:
         self.begin()
 
     def begin(self) -> None:
-        """Begin a message."""
+        """Start the next message."""
         self._began = time.perf_counter()
         self._number += 1
         self.size = self.space = self._channel.sizer.batches(self._number)
 
     def add(self, content: Content | Alone) -> None:
-        """Put something in."""
+        """Add batches or the stream's end to the message."""
         if isinstance(content, Alone):
             self.contents.append(content.batch)
-            self.space = 0
+            self.space = 0  # the message is sent at once
             return
         self.contents.append(content)
         if isinstance(content, Batches):
@@ -204,7 +204,7 @@ class _Outgoing:
             self.space -= 1
 
     def pack(self) -> Message:
-        """Return the message."""
+        """Return the message with everything that was added."""
         contents, self.contents = self.contents, []
         seconds = time.perf_counter() - self._began
         iteration, worker = self._assignment.iteration, self._assignment.worker

@@ -1,7 +1,17 @@
-"""SharedMemoryPool of shared memory that a worker fills and the training process reads, used again and again.
+"""Blocks of shared memory in which batches travel from a worker to the training process, used again and again.
 
-They are anonymous (``memfd_create``): they appear in no file system, do not count against the size of ``/dev/shm``,
-and are gone with the last process that has them, however it ends.
+A block is free or belongs to one process:
+
+1. The worker acquires a free block, fills it and sends its number in a message. Then it leaves the block alone.
+2. The training process holds the block from the moment it unpacks the message until the last tensor or array that
+   views the memory is garbage-collected. Then the block is free.
+3. An iteration that is abandoned leaves blocks that are never unpacked. They are freed before the worker gets its next
+   assignment.
+
+So no lock between processes is needed: a byte for each block says whether it is in use.
+
+The memory is anonymous (``memfd_create``): it appears in no file system, does not count against the size of
+``/dev/shm``, and is gone with the last process that has it, however that process ends.
 """
 
 from __future__ import annotations
@@ -23,37 +33,29 @@ __all__ = ["Bytes", "SharedMemoryPool"]
 Bytes = npt.NDArray[np.uint8]
 """Memory as an array of bytes."""
 
-
 FLAGS_BYTES = mmap.ALLOCATIONGRANULARITY
-"""The beginning of the memory says of each block whether it is in use, a byte each."""
-
+"""The memory begins with one byte for each block: whether it is in use. Mappings start at multiples of this size."""
 
 SPACING = 1 << 36
-"""Bytes from the beginning of one block to that of the next: none is as large, and what is not used takes no memory."""
+"""Bytes from the start of one block to the start of the next. No block is as large; unused pages cost nothing."""
 
+MAX_BLOCKS = 64
+"""If no block is free, a message takes its bytes along."""
 
-MOST_BLOCKS = 64
-"""What does not find a free block travels as bytes."""
-
-
-GROWTH = 1 << 20
-"""SharedMemoryPool grow by multiples of this many bytes."""
-
+BLOCK_GROWTH = 1 << 20
+"""Blocks grow by multiples of this many bytes, since each growth maps the block once more."""
 
 _keys = itertools.count()
 
-
-_by_key: weakref.WeakValueDictionary[int, SharedMemoryPool] = weakref.WeakValueDictionary()
+_pools: weakref.WeakValueDictionary[int, SharedMemoryPool] = weakref.WeakValueDictionary()
+"""The pools of this process by their keys, which messages carry in place of the pools themselves."""
 
 
 class SharedMemoryPool:
-    """The pool of one worker. Made in the training process, before the worker is started.
-
-    The worker marks a block as used when it takes it, the training process as free when nothing there looks at it any
-    more. No block is used by both at a time, so a byte each is enough to agree.
+    """The blocks of one worker. It is made in the training process, before the worker starts.
 
     Args:
-        count: How many.
+        count: Number of blocks.
     """
 
     def __init__(self, count: int) -> None:
@@ -64,15 +66,15 @@ class SharedMemoryPool:
             os.close(fd)
             raise
         self._prepare(count, fd, next(_keys))
-        _by_key[self.key] = self
+        _pools[self.key] = self
 
     @classmethod
     def if_possible(cls, count: int) -> SharedMemoryPool | None:
-        """Return pool, at most `MOST_BLOCKS`; None where the system has or grants no such memory."""
+        """Return a pool of at most `MAX_BLOCKS` blocks, or None if the system has or grants no such memory."""
         if not hasattr(os, "memfd_create"):  # Linux has it
             return None
         try:
-            return cls(min(count, MOST_BLOCKS))
+            return cls(min(count, MAX_BLOCKS))
         except OSError:  # a limit on the size of files, or a sandbox
             return None
 
@@ -81,21 +83,22 @@ class SharedMemoryPool:
         self._flags = mmap.mmap(self._fd, FLAGS_BYTES)
         self._maps: dict[int, mmap.mmap] = {}
         self._held: set[int] = set()
-        self._lock = threading.RLock()  # batches may die in any thread, and while this one has the lock
+        # Reentrant: batches are garbage-collected in any thread, also in one that has the lock at that moment.
+        self._lock = threading.RLock()
         self.close = weakref.finalize(self, os.close, self._fd)
 
     @property
-    def held(self) -> int:
-        """How many pool the training process looks at."""
+    def num_held(self) -> int:
+        """Number of blocks that the training process holds."""
         return len(self._held)
 
     @staticmethod
     def by_key(key: int) -> SharedMemoryPool:
-        """Return the pool with a key, in the training process that made them; a KeyError if they are gone."""
-        return _by_key[key]
+        """Return a pool of this process by its key; a KeyError if its loader is gone."""
+        return _pools[key]
 
-    def take(self) -> int | None:
-        """Take a block, in the worker, that nobody uses; None if there is none."""
+    def acquire(self) -> int | None:
+        """Mark a free block as in use, in the worker, and return its number; None if no block is free."""
         for block in range(self._count):
             if not self._flags[block]:
                 self._flags[block] = 1
@@ -106,37 +109,38 @@ class SharedMemoryPool:
         """Return a block's first bytes, in either process."""
         mapped = self._maps.get(block)
         if mapped is None or len(mapped) < size:
-            length = -(-max(size, 1) // GROWTH) * GROWTH
+            length = -(-max(size, 1) // BLOCK_GROWTH) * BLOCK_GROWTH
             mapped = self._maps[block] = mmap.mmap(self._fd, length, offset=FLAGS_BYTES + block * SPACING)
         return np.frombuffer(mapped, np.uint8, size)
 
     def hold(self, block: int, size: int) -> Bytes:
-        """Return a block's first bytes, in the training process; it is free when the last view of them has died."""
+        """Return a block's first bytes, in the training process; the block is free once no view of them is left."""
         memory = self.memory(block, size)
         with self._lock:
             self._held.add(block)
+        # Views keep this array alive. Not at exit: no worker is left then that could use the block.
         weakref.finalize(memory, _free, self._flags, self._held, self._lock, block, os.getpid()).atexit = False
         return memory
 
-    def free_all_but_held(self) -> None:
-        """Free, while the worker takes none, the pool that were filled for nobody."""
+    def free_unheld(self) -> None:
+        """Free the blocks of messages that were never unpacked, while the worker acquires none."""
         with self._lock:
             for block in range(self._count):
                 if block not in self._held:
                     self._flags[block] = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self._count, reduction.DupFd(self._fd), self.key)
+        return _rebuild, (self._count, reduction.DupFd(self._fd), self.key)
 
 
-def _free(flags: mmap.mmap, held: set[int], lock: Any, block: int, owner: int) -> None:
-    if os.getpid() == owner:  # a forked copy of a batch says nothing of the batch itself
-        with lock:  # or the block would be freed a second time, after the worker took it
+def _free(flags: mmap.mmap, held: set[int], lock: Any, block: int, pid: int) -> None:
+    if os.getpid() == pid:  # a forked process drops copies of batches, while the originals are still in use
+        with lock:  # or free_unheld may free the block in between, and this once more, after the worker acquired it
             held.discard(block)
             flags[block] = 0
 
 
-def _rebuilt(count: int, fd: Any, key: int) -> SharedMemoryPool:
+def _rebuild(count: int, fd: Any, key: int) -> SharedMemoryPool:
     pool = SharedMemoryPool.__new__(SharedMemoryPool)
-    pool._prepare(count, fd.detach(), key)  # noqa: SLF001 - what __init__ does, with memory that is there already
+    pool._prepare(count, fd.detach(), key)  # noqa: SLF001 - what __init__ does, with memory that exists already
     return pool
