@@ -19,7 +19,7 @@ from torch_dataloader_utils.columns.options import ColumnOptions
 from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.batching import Batch, BytesRead
-from torch_dataloader_utils.workers.collate import UncopyableError, snapshot
+from torch_dataloader_utils.workers.collate import UncopyableError, copy_batch
 from torch_dataloader_utils.workers.messages import Message
 
 IS_OLD = int(pa.__version__.split(".")[0]) < 26  # and cannot read null fixed-size lists back
@@ -199,13 +199,13 @@ def test_memory_of_jagged_tensors_goes_out_of_band():
 def test_a_copy_of_a_jagged_tensor_is_not_changed_with_it_and_one_with_gradients_is_not_copied():
     tensor = jagged(1, 2, requires_grad=False)
     packed = PackedBytes(torch.zeros(2), np.zeros(3))
-    copy, copied = snapshot([tensor, packed])
+    copy, copied = copy_batch([tensor, packed])
     tensor.values().fill_(9)
     packed.values.fill_(9)
     assert plain(copy) == plain(jagged(1, 2, requires_grad=False))
     assert plain(copied) == plain(PackedBytes(torch.zeros(2), np.zeros(3)))
     with pytest.raises(UncopyableError):
-        snapshot(jagged(1, 2, requires_grad=True))
+        copy_batch(jagged(1, 2, requires_grad=True))
 
 
 def filling_the_same_memory(batch: dict[str, Any]) -> dict[str, Any]:
