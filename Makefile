@@ -18,9 +18,13 @@ SMOKE := import pathlib, torch_dataloader_utils as package; \
 	package.StructuredDataset.create_dataloader; \
 	print("the wheel imports, types included")
 
+# Tests that start no process, or hardly any.
+UNIT := changed_files construction elastic filters listing manifests mismatch pace pairwise partitions planning \
+	progress rank_states room shuffle_quality sparse strategies text transport
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test check format soak floors bench bench-peers bench-check bench-report docs wheel clean
+.PHONY: help demo test quick check format soak floors bench bench-peers bench-check bench-report docs wheel clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,8 +33,11 @@ demo: $(STAMP)  ## run the flights example
 	$(BIN)/python examples/flights/demo.py
 
 test: check docs wheel $(STAMP)  ## everything: check, docs, the built wheel, the tests
-	$(BIN)/python -m pytest -m "not soak and not alone" -n auto --maxprocesses 4 --dist worksteal
+	$(BIN)/python -m pytest -m "not soak and not alone" -n auto --maxprocesses 4
 	$(BIN)/python -m pytest -m "alone and not soak"
+
+quick: $(STAMP)  ## the unit tests alone, for who edits
+	$(BIN)/python -m pytest -m "not soak and not alone" -n auto --maxprocesses 4 $(UNIT:%=tests/test_%.py)
 
 check: $(STAMP)  ## format, lint, types, layers; changes nothing
 	$(BIN)/ruff format --check .
@@ -42,8 +49,8 @@ format: $(STAMP)  ## format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-soak: $(STAMP)  ## the long, random tests
-	$(BIN)/python -m pytest -m soak
+soak: $(STAMP)  ## the long tests, and random examples for Hypothesis
+	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=random
 
 floors:  ## the tests with the oldest dependencies allowed (downloads gigabytes)
 	$(PYTHON) -m venv .venv-floors

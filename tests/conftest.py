@@ -1,9 +1,10 @@
-"""Fixtures: a real S3 server, and the check that a test leaves no process and no shared memory behind."""
+"""What holds for all tests: ids in plain words, Hypothesis' profiles, a real S3 server, and nothing left behind."""
 
 from __future__ import annotations
 
 import gc
 import itertools
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,9 +16,25 @@ from typing import Any
 import boto3
 import pytest
 import requests
-from jobs.processes import mark_semaphores, own_children, ownerless, shared_memory, wait_until_none
+from hypothesis import HealthCheck, settings
+from jobs.processes import inherited, mark_semaphores, own_children, ownerless, shared_memory, wait_until_none
+from plain_ids import plain_id
+from xdist.scheduler import LoadScopeScheduling
 
 JOBS = Path(__file__).parent / "jobs"
+
+# Nothing that Hypothesis does depends on how fast the machine is, and `make test` tries the same examples every time.
+# `make soak` tries others each time, with --hypothesis-profile=random.
+settings.register_profile(
+    "random",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+    print_blob=True,
+)
+settings.register_profile(
+    "repeatable", settings.get_profile("random"), max_examples=40, derandomize=True, database=None
+)
+settings.load_profile("repeatable")
 
 ACCESS_KEY = "MADEUPACCESSKEY00017"
 SECRET_KEY = "made-up/secret+key/that/must/not/leak"
@@ -77,6 +94,7 @@ def start_s3_server() -> S3Server:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        env=inherited(),
         text=True,
         start_new_session=True,  # Ctrl-C is for the tests: they end it
     )
@@ -117,7 +135,65 @@ def mortal_s3(s3: S3Server) -> Iterator[S3Server]:
         stop_s3_server(server)
 
 
-mark_semaphores()
+mark_semaphores(os.getpid())
+
+# Processes that multiprocessing's fork server forks find the slow imports done.
+multiprocessing.set_forkserver_preload(["torch.distributed", "torch_dataloader_utils.distributed", "pyarrow.parquet"])
+
+
+def pytest_make_parametrize_id(val: Any, argname: str) -> str | None:
+    """Give a parameter an id in plain words, the same in every process."""
+    return plain_id(val, argname)
+
+
+def pytest_collection_finish() -> None:
+    """Spare garbage collections, of which tests ask for many, and forked workers what was imported and collected."""
+    gc.collect()
+    gc.freeze()
+
+
+# What takes long to set up, once: all tests of such a file run in the same pytest-xdist worker.
+SET_UP_ONCE = ("test_two_runs.py", "test_teams.py", "test_s3.py")
+
+# Files that begin first, for their tests take longest: when they end, short ones fill up what is left of the time.
+BEGIN_FIRST = (
+    "test_killed_jobs.py",
+    "test_two_hosts.py",
+    "test_two_runs.py",
+    "test_teams.py",
+    "test_s3.py",
+    "test_docs.py",
+    "test_node_ids.py",
+    "test_state_machine.py",
+    "test_transport.py",
+    "test_leftovers.py",
+    "test_workers.py",
+    "test_plain_loaders.py",
+    "test_elastic_resume.py",
+    "test_resume_everywhere.py",
+    "test_calls.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with what takes longest."""
+    places = {name: number for number, name in enumerate(BEGIN_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+
+
+class InOrder(LoadScopeScheduling):
+    """Gives pytest-xdist's workers one test after the other in the order of the collection, and some files whole."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return path if Path(path).name in SET_UP_ONCE else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> InOrder:
+    """Deal tests out so that nothing is set up twice that takes long, and nothing long begins last."""
+    config.option.loadscopereorder = False
+    return InOrder(config, log)
+
 
 FAILED = pytest.StashKey[bool]()
 
@@ -137,7 +213,8 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if request.node.stash[FAILED]:
         return  # its loaders live on in the traceback that pytest shows
-    gc.collect()
+    if own_children() - processes or shared_memory() - files:
+        gc.collect()
     left = wait_until_none(lambda: own_children() - processes)
     assert not left, f"processes left behind: {left}"
     blocks = wait_until_none(lambda: ownerless(shared_memory() - files))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from torch_dataloader_utils import StructuredDataLoader, StructuredDataset
@@ -75,6 +75,12 @@ def delivered(iterable: Any) -> Counter[str]:
     return counts
 
 
+def examples(most: int) -> settings:
+    """Have Hypothesis try so many examples in `make soak`, and about a quarter of them, always the same, elsewhere."""
+    few = min(most, max(20, most // 4))
+    return settings(max_examples=most if settings.get_current_profile_name() == "random" else few)
+
+
 FILE_NAMES = ("a.parquet", "b/a.parquet", "b/z z.parquet", "day=1/x.parquet", "day=10/x.parquet", "\u00e9.parquet")
 
 
@@ -120,8 +126,3 @@ def row_ids(manifest: Manifest, shard: Shard) -> list[int]:
     """Return the places of a shard's rows among all rows of the manifest, in file order of its splits."""
     first = manifest.first_rows
     return [first[split.path] + split.row_offset + row for split in shard.splits for row in range(split.row_length)]
-
-
-def named(value: Any) -> str:
-    """Return a parameter's text without addresses, so that every process gives a test the same name."""
-    return re.sub(r" at 0x[0-9a-f]+", "", str(value))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support import all_rows_of, named, open_loader, rows_of, write_dataset
+from support import all_rows_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.batching import Batch, BytesRead
@@ -83,7 +83,7 @@ def batch_of(data: Any) -> Batch:
 
 
 WORKERS = pytest.mark.parametrize(("workers", "start"), [(0, None), (1, "fork"), (2, "fork"), (1, "spawn")])
-KINDS = pytest.mark.parametrize("options", [{}, {"output_format": "numpy"}, {"collate_fn": nested}], ids=named)
+KINDS = pytest.mark.parametrize("options", [{}, {"output_format": "numpy"}, {"collate_fn": nested}])
 
 
 @WORKERS

@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support import DEFAULT_FILES, batches_of, open_loader, rows_of, write_dataset
+from support import DEFAULT_FILES, batches_of, examples, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import ColumnError, StructuredDataset, UnevenRanksWarning, UnreadableFileError
 from torch_dataloader_utils.loader.arguments import parse_bytes
@@ -108,14 +108,16 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "kind", "message"), WRONG_ARGUMENTS, ids=lambda value: f"{value!s:.60}")
+@pytest.mark.parametrize(("arguments", "kind", "message"), WRONG_ARGUMENTS)
 def test_a_wrong_argument_is_an_error_that_names_it(data, arguments, kind, message):
     with pytest.raises(kind, match=message):
         open_loader(data, **arguments)
 
 
 @pytest.mark.parametrize(
-    "value", [np.float64(8), np.array(8.5), np.array([8, 8]), torch.tensor(8.5), torch.tensor([8, 8])], ids=repr
+    "value",
+    [np.float64(8), np.array(8.5), np.array([8, 8]), torch.tensor(8.5), torch.tensor([8, 8])],
+    ids=["a numpy float", "an array without dimensions", "an array", "a tensor without dimensions", "a tensor"],
 )
 def test_a_number_that_is_no_integer_is_an_error_that_names_the_argument(data, value):
     with pytest.raises(TypeError, match="batch_size="):
@@ -170,14 +172,14 @@ def test_split_bytes_that_cannot_be_read_is_an_error_that_names_it(data, size):
         open_loader(data, split_bytes=size)
 
 
-@pytest.mark.parametrize("size", [4096.0, None, True, b"1MiB"])
+@pytest.mark.parametrize("size", [4096.0, None, True, b"1MiB"], ids=["float", "none", "true", "bytes"])
 def test_split_bytes_of_another_type_is_a_type_error_that_names_it(data, size):
     with pytest.raises(TypeError, match="split_bytes="):
         open_loader(data, split_bytes=size)
 
 
 @given(st.one_of(st.text(), st.from_regex(r"\d{1,400}(\.\d{0,40})? ?[kKMGTib]{0,4}", fullmatch=True)))
-@settings(deadline=None, max_examples=300)
+@examples(300)
 def test_any_text_is_a_number_of_bytes_or_a_value_error(text):
     try:
         size = parse_bytes(text, "split_bytes")
@@ -200,7 +202,7 @@ def test_a_misspelled_column_is_named_with_the_nearest_match(data):
 @pytest.mark.parametrize(
     "filters",
     [pc.field("scoer") > 3, (pc.field("value") > 3) & (pc.field("scoer") < 1), pc.field("scoer").is_valid()],
-    ids=str,
+    ids=["compared", "one of two", "valid"],
 )
 def test_a_misspelled_column_of_a_filter_is_named_with_the_nearest_match(data, filters):
     with pytest.raises(ColumnError, match=r"no column 'scoer' for the filter .*did you mean 'score'\?"):
@@ -217,7 +219,7 @@ def test_a_misspelled_column_of_a_filter_is_named_with_the_nearest_match(data, f
         pc.field("value", "inner") > 3,
         pc.sum(pc.field("value")) > 3,
     ],
-    ids=str,
+    ids=["number to text", "text to number", "number to time", "two numbers", "a field of a number", "a sum"],
 )
 def test_a_filter_that_does_not_fit_its_column_is_an_error_that_shows_it(data, filters):
     with pytest.raises(ColumnError, match=r"the filter .* does not fit the columns"):
@@ -235,7 +237,9 @@ def test_storage_options_that_are_no_dictionary_are_refused_without_showing_them
     assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize("filters", [pc.field("value"), pc.field("value") + 1, pc.scalar("yes")], ids=str)
+@pytest.mark.parametrize(
+    "filters", [pc.field("value"), pc.field("value") + 1, pc.scalar("yes")], ids=["column", "sum", "text"]
+)
 def test_a_filter_that_is_not_true_or_false_is_an_error_that_shows_it(data, filters):
     with pytest.raises(ColumnError, match=r"the filter .* gives (int64|string), not true or false"):
         open_loader(data, filters=filters)
@@ -248,7 +252,6 @@ def test_a_filter_that_is_not_true_or_false_is_an_error_that_shows_it(data, filt
         ("value", {"columns": ["value"]}),
         ("score", {"columns": ["value"], "filters": pc.field("score") > 3}),
     ],
-    ids=str,
 )
 def test_a_row_id_column_of_the_name_of_another_is_refused(data, name, options):
     with pytest.raises(ColumnError, match=f"row_id_column='{name}' is the name of a column"):
@@ -391,7 +394,7 @@ def test_a_filter_that_takes_every_null_row_allows_the_column(tmp_path, name, mi
         (pc.field("x").isin([1, 4]), [1, 4]),
         (~pc.field("x").is_null(), [1, 2, 4]),
     ],
-    ids=str,
+    ids=["greater", "both", "in a set", "not null"],
 )
 def test_a_comparison_takes_null_rows_too(tmp_path, filters, expected):
     write(tmp_path / "a.parquet", {"x": WITH_NULLS["int64"], "y": [3, 4, 5, 6]})
@@ -408,7 +411,7 @@ def test_a_comparison_takes_null_rows_too(tmp_path, filters, expected):
         (pc.field("x") > 1) | (pc.field("y") > 4),
         pc.field("x").is_valid() | pc.field("x").is_null(),
     ],
-    ids=str,
+    ids=["another column", "null", "either column", "valid or null"],
 )
 def test_a_filter_that_may_leave_a_null_row_does_not_allow_the_column(tmp_path, filters):
     write(tmp_path / "a.parquet", {"x": WITH_NULLS["int64"], "y": [3, 4, 5, 6]})
@@ -476,7 +479,6 @@ def test_ranks_of_unequal_length_are_warned_of_with_their_counts_at_the_callers_
         {"num_ranks": 1, "rank": 0, "filters": pc.field("x") > 3},
         {"num_ranks": 2, "rank": 0, "batch_size": 100},
     ],
-    ids=str,
 )
 def test_one_rank_or_equal_numbers_of_batches_are_not_warned_of(tmp_path, options):
     open_loader(uneven(tmp_path), **{"batch_size": 10, **options})
@@ -740,7 +742,7 @@ def _empty(path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])
-@pytest.mark.parametrize("change", [_delete, _write_larger, _write_smaller, _empty], ids=lambda change: change.__name__)
+@pytest.mark.parametrize("change", [_delete, _write_larger, _write_smaller, _empty])
 def test_a_file_that_changed_since_it_was_listed_is_an_error_that_names_it(tmp_path, change, num_workers):
     write_dataset(tmp_path / "data")
     path = tmp_path / "data" / "part-002.parquet"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -13,10 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from jobs.forked import start
+from jobs.processes import inherited
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-PAGES_WITH_CODE = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
+README = ROOT / "README.md"
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+GUIDES = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]
 
 READERS_OWN = """
 import itertools, os, torch
@@ -49,23 +51,34 @@ def directory_with_data(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda page: page.name)
-def test_the_python_blocks_of_a_page_run_in_order(page, directory_with_data):
-    before = [] if page.name == "README.md" else [READERS_OWN]
+@pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
+def test_the_python_blocks_of_a_guide_run_in_order(page, directory_with_data, monkeypatch):
+    program, output = directory_with_data / "page.py", directory_with_data / "output.txt"
+    program.write_text("\n".join([READERS_OWN, *blocks_of(page)]), encoding="utf-8")
+    monkeypatch.chdir(directory_with_data)
+    reader = start(program, output=output, environment={})
+    reader.join(240)
+    reader.kill()
+    reader.join()
+    assert reader.exitcode == 0, output.read_text()
+
+
+def test_the_python_blocks_of_the_readme_run_in_order_as_a_program(directory_with_data):
     program = directory_with_data / "page.py"
-    program.write_text("\n".join([*before, *blocks_of(page)]), encoding="utf-8")
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
+    program.write_text("\n".join(blocks_of(README)), encoding="utf-8")
+    environment = {name: value for name, value in inherited().items() if name not in ("RANK", "WORLD_SIZE")}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", str(program)],
         cwd=directory_with_data,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 0, done.stderr
 
 
 def test_pages_with_code_are_found():
-    assert {page.name for page in PAGES_WITH_CODE} >= {"README.md", "index.md", "checkpointing.md"}
+    assert {page.name for page in GUIDES} >= {"index.md", "checkpointing.md"}
+    assert blocks_of(README)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 from deliveries import ColumnTransform, stopped, through_json
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support import manifest_of, manifests, plan_options
+from support import examples, manifest_of, manifests, plan_options
 
 from torch_dataloader_utils import CheckpointMismatchError, RankMismatchError
 from torch_dataloader_utils.checkpoint.merge import merge_states
@@ -117,7 +117,7 @@ def journeys(draw: st.DrawFn) -> tuple[list[Team], list[list[int]]]:
 
 
 @given(journeys())
-@settings(deadline=None, max_examples=200, suppress_health_check=[HealthCheck.too_slow])
+@examples(200)
 def test_any_number_of_teams_one_after_the_other_deliver_each_row_once(journey):
     teams, stops = journey
     baseline = None
@@ -140,7 +140,7 @@ def test_any_number_of_teams_one_after_the_other_deliver_each_row_once(journey):
 
 
 @given(journeys())
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 def test_every_rank_of_a_team_that_is_evened_makes_the_same_steps_also_of_what_was_left(journey):
     teams, stops = journey
     teams = [team for team in teams if team.ranks[0].run.options.uneven_ranks != "allow"]
@@ -161,7 +161,7 @@ GRIDS = [(4, 4), (2, 2), (6, 2)]
 
 
 @given(manifests(), plan_options(), st.sampled_from(GRIDS), st.sampled_from(["drop", "pad"]), st.data())
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@examples(60)
 def test_a_grid_delivers_the_same_global_batches_under_all_its_topologies_and_when_they_change(
     manifest, options, grid, uneven, data
 ):

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from pairwise import pairwise
 from support import batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning, RankMismatchError
@@ -79,13 +80,14 @@ def rest(loaders: Sequence[Any]) -> list[int]:
     return [row for loader in loaders for batch in loader for row in rows_of(batch)]
 
 
-@pytest.mark.parametrize("kept", FILTERS)
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(
-    ("before", "after"), [((1, 0), (3, 0)), ((3, 0), (2, 2)), ((2, 2), (1, 0)), ((2, 1), (1, 3)), ((4, 0), (4, 1))]
+@pairwise(
+    topologies=[((1, 0), (3, 0)), ((3, 0), (2, 2)), ((2, 2), (1, 0)), ((2, 1), (1, 3)), ((4, 0), (4, 1))],
+    order=ORDERS,
+    kept=FILTERS,
 )
-def test_other_ranks_and_workers_deliver_what_is_left(path, before, after, order, kept):
+def test_other_ranks_and_workers_deliver_what_is_left(path, topologies, order, kept):
     """Without worker processes after every stop, with them after some: to start them takes its time."""
+    before, after = topologies
     options = {**ORDERS[order], "filters": FILTERS[kept]}
     wanted = KEPT if kept == "filtered" else list(range(ROWS))
     options["batch_size"] = 12
@@ -97,11 +99,9 @@ def test_other_ranks_and_workers_deliver_what_is_left(path, before, after, order
         assert sorted(rows + rest(others)) == wanted, stop
 
 
-@pytest.mark.parametrize("texts", [True, False], ids=["texts", "numbers"])
-@pytest.mark.parametrize("uneven", ["allow", "drop", "pad"])
-@pytest.mark.parametrize("order", ORDERS)
-def test_an_epoch_goes_through_many_hands(path, numbers, order, uneven, texts):
-    path = path if texts else numbers
+@pairwise(order=ORDERS, uneven=["allow", "drop", "pad"], columns=["texts", "numbers"])
+def test_an_epoch_goes_through_many_hands(path, numbers, order, uneven, columns):
+    path = path if columns == "texts" else numbers
     rows: list[int] = []
     states: list[Any] = []
     sizes = [(2, 0), (3, 1), (1, 2), (4, 0), (1, 0), (2, 2)]
@@ -120,9 +120,7 @@ def test_an_epoch_goes_through_many_hands(path, numbers, order, uneven, texts):
     assert counts.total() - len(counts) <= (1 if uneven == "pad" else 0)
 
 
-@pytest.mark.parametrize("kept", FILTERS)
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pairwise(num_workers=[0, 2], order=ORDERS, kept=FILTERS)
 def test_after_an_elastic_resume_strict_ones_deliver_the_very_batches_again(path, num_workers, order, kept):
     options = {**ORDERS[order], "filters": FILTERS[kept]}
     _, states = take(team(path, 3, 0, **options), [3, 2, 1])
@@ -190,9 +188,9 @@ def test_changed_files_are_no_business_of_a_strict_load(path):
         loader.load_state_dict(loader.state_dict(), strict=False, on_changed_files="ignore")
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("uneven", ["drop", "pad"])
-@pytest.mark.parametrize("order", ["shards shuffled", "rows shuffled", "rows shuffled in rounds"])
+@pairwise(
+    order=["shards shuffled", "rows shuffled", "rows shuffled in rounds"], uneven=["drop", "pad"], num_workers=[0, 2]
+)
 def test_evened_ranks_resume_with_the_very_batches_at_every_step(numbers, order, uneven, num_workers):
     options = {**ORDERS[order], "uneven_ranks": uneven, "batch_size": 9}
     for number, loader in enumerate(team(numbers, 5, num_workers, **options)):
@@ -391,10 +389,7 @@ def test_new_files_are_read_with_a_filter_too(own):
     assert sorted(before + ids_of([loader])) == sorted([*KEPT, *range(128, 148)])
 
 
-@pytest.mark.parametrize("num_ranks", [2, 3, 7])
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("uneven", ["drop", "pad"])
-@pytest.mark.parametrize("buffer", [None, 100])
+@pairwise(uneven=["drop", "pad"], num_workers=[0, 2], num_ranks=[2, 3, 7], buffer=[None, 100])
 def test_one_row_group_is_shared_by_ranks_and_by_what_is_left_of_it(tmp_path, uneven, num_workers, num_ranks, buffer):
     pq.write_table(pa.table({"value": range(40)}), tmp_path / "a.parquet")
     options = {"uneven_ranks": uneven, "shuffle": buffer is not None, "shuffle_buffer_size": buffer, "batch_size": 2}

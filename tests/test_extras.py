@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from jobs.processes import inherited
+
 SCRIPT = """
 import sys
 import torch_dataloader_utils as package
@@ -29,4 +31,4 @@ else:
 
 
 def test_the_package_needs_no_table_library_until_one_is_asked_for():
-    subprocess.run([sys.executable, "-c", SCRIPT], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", SCRIPT], env=inherited(), check=True, timeout=240)

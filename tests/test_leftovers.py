@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.processes import wait_until_none
+from jobs.processes import inherited, wait_until_none
 from support import all_rows_of, open_loader, rows_of, write_dataset
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -92,7 +92,7 @@ def test_no_file_stays_open_however_an_iteration_ends(path, end, persistent):
         end(loader)
         del loader, dataset
     gc.collect()
-    assert not wait_until_none(lambda: open_files() - before, 5)
+    assert not wait_until_none(lambda: open_files() - before)
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -132,15 +132,16 @@ def test_shared_memory_of_a_few_pages_is_enough_and_a_killed_job_leaves_nothing_
         pytest.skip("a /dev/shm of one's own takes the right to mount")
     program = tmp_path / "program.py"
     program.write_text(TINY, encoding="utf-8")
-    then = '"$@"; echo "status $?"; sleep 2; ls -A /dev/shm'
+    settled = 'for _ in $(seq 300); do [ -z "$(ls -A /dev/shm)" ] && break; sleep 0.2; done; ls -A /dev/shm'
+    then = f'"$@"; echo "status $?"; {settled}'
     job = [sys.executable, str(program), str(path), how]
     done = subprocess.run(
         [*mount, "sh", "-c", then, "sh", *job],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        env=inherited(),
         capture_output=True,
         text=True,
         check=False,
-        timeout=50,
+        timeout=240,
     )
     expected = {"finish": [str(ROWS), "status 0"], "kill": ["status 137"]}
     assert done.stdout.splitlines() == expected[how], done.stderr

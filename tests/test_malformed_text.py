@@ -13,11 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from jobs.processes import inherited
 from test_text import COMPRESSORS, WRITERS, csv_of, jsonl_of, open_text, replace_file, rows_of, write_text
 
 from torch_dataloader_utils.errors import UnreadableFileError
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def read_all(path: Path, kind: str, **options: Any) -> list[int]:
@@ -79,6 +78,7 @@ def test_what_is_wrong_with_a_line_is_an_error_that_names_file_and_line(
         read_all(path, kind, **options)
 
 
+@pytest.mark.timeout(120)
 def test_a_line_deep_in_a_large_file_is_named_within_seconds(tmp_path: Path):
     rows = range(600_000)
     (tmp_path / "a.csv").write_bytes(csv_of(rows) + b"1,2\n")
@@ -139,15 +139,15 @@ def test_flipped_bytes_are_an_error_or_leave_as_many_rows(tmp_path: Path, kind: 
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        ("data.{}", b"", "is empty"),
-        ("data.{}", b"\n\r\n", "is empty"),
-        ("data.{}.gz", gzip.compress(b""), "is empty"),
-        ("data.{}.gz", b"PAR1 or whatever", "is no gzip file"),
-        ("data.{}.zst", gzip.compress(b"a\n1\n"), "is no zstd file"),
-        ("data.{}.gz", b"\x1f\x8b", "cut short"),
-        ("data.{}", b"\0" * 1000, "zero byte|no JSON object|longer than"),
-        ("data.{}", b"PAR1\x15\x04\x15\x00", "zero byte|no JSON object|UTF-8"),
-        ("data.{}", b"\xff\xfe\x00\x01" * 100, "zero byte|UTF-8|no JSON object"),
+        pytest.param("data.{}", b"", "is empty", id="no bytes"),
+        pytest.param("data.{}", b"\n\r\n", "is empty", id="line ends"),
+        pytest.param("data.{}.gz", gzip.compress(b""), "is empty", id="gzip of no bytes"),
+        pytest.param("data.{}.gz", b"PAR1 or whatever", "is no gzip file", id="no gzip"),
+        pytest.param("data.{}.zst", gzip.compress(b"a\n1\n"), "is no zstd file", id="gzip named zst"),
+        pytest.param("data.{}.gz", b"\x1f\x8b", "cut short", id="start of gzip"),
+        pytest.param("data.{}", b"\0" * 1000, "zero byte|no JSON object|longer than", id="zeros"),
+        pytest.param("data.{}", b"PAR1\x15\x04\x15\x00", "zero byte|no JSON object|UTF-8", id="start of Parquet"),
+        pytest.param("data.{}", b"\xff\xfe\x00\x01" * 100, "zero byte|UTF-8|no JSON object", id="UTF-16"),
     ],
 )
 def test_what_is_no_such_text_is_named_when_the_dataset_is_opened(
@@ -248,7 +248,9 @@ def test_lines_that_end_the_process_that_gives_them_to_pyarrow_are_errors(tmp_pa
         "except OSError as error: print(error)\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path)], env=inherited(), capture_output=True, text=True, check=False
+    )
 
     assert done.returncode == 0, done.stderr
     assert "data.jsonl, line 1: " in done.stdout

@@ -35,7 +35,7 @@ def test_with_a_manifest_nothing_is_listed_and_no_footer_is_read(path, tmp_path)
     assert all_rows_of(copy) == whole
 
 
-@pytest.mark.parametrize("options", [{}, {"filters": pc.field("value") >= 0}, {"columns": ["value"]}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"filters": pc.field("value") >= 0}, {"columns": ["value"]}])
 def test_a_manifest_serves_other_options_and_their_states_fit(path, options):
     _, first = open_loader(path)
     plain, _ = open_loader(path, batch_size=10, **options)
@@ -101,7 +101,11 @@ def test_a_manifest_of_another_path_is_refused_by_name(path, tmp_path):
         open_loader(tmp_path / "other", manifest=dataset.dump_manifest())
 
 
-@pytest.mark.parametrize("content", [b"", b"nonsense", pa.py_buffer(b"x").to_pybytes() * 500, "text"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"nonsense", pa.py_buffer(b"x").to_pybytes() * 500, "text"],
+    ids=["no bytes", "a few bytes", "many bytes", "text"],
+)
 def test_what_is_no_manifest_is_refused(path, content):
     with pytest.raises(ValueError, match="the manifest is none"):
         open_loader(path, manifest=content)

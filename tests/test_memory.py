@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from jobs.processes import inherited
 from ranged import ranged
 
 pytestmark = pytest.mark.alone
@@ -69,8 +69,7 @@ def peak_of(path: Path | str, rows: int = ROWS, **options: Any) -> int:
         f"{name!r}: {value}" if name == "filters" else f"{name!r}: {value!r}" for name, value in options.items()
     )
     command = [sys.executable, "-c", READ, str(path), f"{{{shown}}}"]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
-    found, peak = map(int, subprocess.check_output(command, env=environment).split())
+    found, peak = map(int, subprocess.check_output(command, env=inherited()).split())
     assert found == rows
     return peak
 

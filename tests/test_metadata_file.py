@@ -82,7 +82,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("remote", [False, True])
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize("options", OPTIONS)
 def test_the_batches_are_those_of_the_same_files_without_it(plain, described, logged, options, remote):
     expected = batches_of(open_loader(plain, **options)[0])
     if remote:
@@ -163,7 +163,7 @@ def test_globs_lists_and_files_do_without_it(described):
         assert not any(entry[2].startswith("_metadata:") for entry in dataset.state_dict()["files"])
 
 
-@pytest.mark.parametrize("options", [{}, {"filters": pc.field("value") >= 100}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"filters": pc.field("value") >= 100}])
 def test_a_manifest_takes_it_along(described, logged, options):
     path = f"logged://{described}"
     loader, dataset = open_loader(path, **logged.options)
@@ -192,7 +192,7 @@ def changed_in_place(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [changed_by_a_rewrite, changed_in_place])
-@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"shuffle": True, "shuffle_buffer_size": 99}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"shuffle": True, "shuffle_buffer_size": 99}])
 @pytest.mark.parametrize("remote", [False, True])
 def test_a_file_that_is_newer_is_an_error_before_any_of_its_rows(described, logged, change, options, remote):
     change(described)

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support import batches_of, open_loader
+from support import batches_of, examples, open_loader
 
 from torch_dataloader_utils import ColumnError, UnreadableFileError
 
@@ -134,7 +134,7 @@ def test_partition_columns_alone_have_every_row(tmp_path, name):
     assert sorted(int(value) for value in delivered(loader, "k")["k"]) == [1] * 8 + [2] * 8
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@examples(25)
 @given(values=st.lists(st.text(st.characters(exclude_characters="\0", codec="utf-8"), max_size=5), min_size=1))
 def test_any_text_survives_the_way_through_a_path(tmp_path_factory, values):
     root = tmp_path_factory.mktemp("any")

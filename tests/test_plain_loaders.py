@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed.checkpoint as dcp
+from pairwise import pairwise
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 from torch.utils.data import DataLoader
 
@@ -175,9 +176,7 @@ def as_it_is(dataset: StructuredDataset) -> Any:
     return dataset
 
 
-@pytest.mark.parametrize("shuffle", SHUFFLES, ids=SHUFFLE_IDS)
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("loop_over", [as_it_is, plain])
+@pairwise(loop_over=[as_it_is, plain], num_workers=[0, 2], shuffle=SHUFFLES)
 def test_in_a_single_process_the_state_resumes_at_every_batch(data, shuffle, num_workers, loop_over):
     def fresh() -> StructuredDataset:
         return open_dataset(data, num_workers=num_workers, **shuffle)

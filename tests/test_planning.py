@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
-from support import manifest_of, manifests, plan_options, row_ids, shards_of
+from jobs.processes import inherited
+from support import examples, manifest_of, manifests, plan_options, row_ids, shards_of
 
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
 from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, Plan, PlanOptions, Shard, ShardSlice
@@ -103,7 +104,7 @@ def _holds(split: Split, group: Split) -> bool:
 
 
 @given(cases())
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_every_selected_row_is_in_exactly_one_stream(case):
     planned = [row for stream in streams_of(case.plan()) for shard in stream for row in row_ids(case.manifest, shard)]
     wanted = {row for group, _ in case.groups() for row in row_ids(case.manifest, Shard((group,)))}
@@ -112,7 +113,6 @@ def test_every_selected_row_is_in_exactly_one_stream(case):
 
 
 @given(cases())
-@settings(deadline=None)
 def test_shard_i_belongs_to_rank_i_mod_ranks_and_in_it_to_the_workers_in_turn(case):
     plan = case.plan()
     held: dict[tuple[int, int], list[Shard]] = {}
@@ -125,7 +125,6 @@ def test_shard_i_belongs_to_rank_i_mod_ranks_and_in_it_to_the_workers_in_turn(ca
 
 
 @given(cases())
-@settings(deadline=None)
 def test_splits_begin_and_end_where_row_groups_do(case):
     groups = case.groups()
     for shard in shards_of(case.plan()):
@@ -137,7 +136,6 @@ def test_splits_begin_and_end_where_row_groups_do(case):
 
 
 @given(cases())
-@settings(deadline=None)
 def test_a_split_is_one_row_group_where_rows_are_mixed(case):
     case = replace(case, options=replace(case.options, shuffle=True, shuffle_buffer_size=100))
     splits = [split for shard in shards_of(case.plan()) for split in shard.splits]
@@ -148,7 +146,7 @@ def test_a_split_is_one_row_group_where_rows_are_mixed(case):
 
 
 @given(cases())
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_a_shard_above_a_maximum_is_a_single_row_group_or_mixed_in_rounds(case):
     options, all_groups = case.options, case.groups()
     for shard in shards_of(case.plan()):
@@ -167,7 +165,7 @@ def test_a_shard_above_a_maximum_is_a_single_row_group_or_mixed_in_rounds(case):
 
 
 @given(cases())
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_every_stream_gets_four_shards_where_row_groups_allow(case):
     case = replace(case, options=replace(case.options, shuffle_buffer_size=None))
     plan = case.plan()
@@ -186,7 +184,7 @@ def test_every_stream_gets_four_shards_where_row_groups_allow(case):
         selection=None,
     )
 )
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_every_stream_gets_a_shard_where_row_groups_allow_and_rows_are_mixed(case):
     case = replace(case, options=replace(case.options, shuffle=True, shuffle_buffer_size=1000))
     plan = case.plan()
@@ -262,7 +260,7 @@ def _groups(rows: int, group: int) -> tuple[RowGroup, ...]:
 
 
 @given(cases(), st.integers(1, 6))
-@settings(deadline=None, max_examples=200)
+@examples(200)
 def test_row_groups_larger_than_the_buffer_are_mixed_with_one_another_in_rounds_of_its_size(case, most):
     options = replace(case.options, shuffle=True, shuffle_buffer_size=5, shuffle_interleave=most)
     for shard in shards_of(replace(case, options=options).plan()):
@@ -290,7 +288,6 @@ def test_large_row_groups_are_shared_by_streams_first_and_interleaved_then():
 
 
 @given(cases())
-@settings(deadline=None)
 def test_without_shuffle_shards_come_in_the_order_of_the_files(case):
     case = replace(case, options=replace(case.options, shuffle=False, shuffle_buffer_size=None))
     rows = [row for shard in shards_of(case.plan()) for row in row_ids(case.manifest, shard)]
@@ -298,7 +295,6 @@ def test_without_shuffle_shards_come_in_the_order_of_the_files(case):
 
 
 @given(cases(), st.integers(), st.integers(0, 2**70))
-@settings(deadline=None)
 def test_without_shuffle_seed_and_epoch_make_no_difference(case, seed, epoch):
     case = replace(case, options=replace(case.options, shuffle=False, shuffle_buffer_size=None))
     other = replace(case, options=replace(case.options, shuffle_seed=seed))
@@ -355,7 +351,6 @@ def rebuilt(manifest: Manifest) -> Manifest:
 
 
 @given(cases())
-@settings(deadline=None)
 def test_every_rank_computes_the_same_plan_from_a_manifest_of_its_own(case):
     plans = [case.plan(manifest=rebuilt(case.manifest)) for _ in range(case.num_ranks)]
     assert all(plan == case.plan() for plan in plans)
@@ -369,7 +364,6 @@ def test_equal_values_are_sorted_as_they_stand(values):
 
 
 @given(cases())
-@settings(deadline=None)
 def test_a_dataset_at_another_root_has_the_same_plan_permutations_and_fingerprint(case):
     moved = rebuilt(case.manifest)
     assert moved.fingerprint == case.manifest.fingerprint
@@ -377,7 +371,6 @@ def test_a_dataset_at_another_root_has_the_same_plan_permutations_and_fingerprin
 
 
 @given(cases())
-@settings(deadline=None)
 def test_no_workers_and_one_worker_walk_the_same_streams(case):
     assert shards_of(case.plan(num_workers=0)) == shards_of(case.plan(num_workers=1))
     assert streams_of(case.plan(num_workers=0)) == streams_of(case.plan(num_workers=1))
@@ -405,7 +398,7 @@ def test_another_process_with_another_hash_seed_computes_the_same_plans():
     output = subprocess.run(
         [sys.executable, "-c", OTHER_PROCESS],
         input=pickle.dumps(arguments),
-        env={**os.environ, "PYTHONHASHSEED": "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"},
+        env=inherited(PYTHONHASHSEED="2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"),
         capture_output=True,
         check=True,
     ).stdout.decode()
@@ -419,7 +412,6 @@ def test_another_process_with_another_hash_seed_computes_the_same_plans():
 
 
 @given(cases(), cases())
-@settings(deadline=None)
 def test_plans_have_one_digest_only_where_they_are_equal(one, other):
     assert (one.plan().digest == other.plan().digest) == (one.plan() == other.plan())
 
@@ -466,7 +458,6 @@ SHARD = Shard((Split("part-0.parquet", 0, 8), Split("part-1.parquet", 16, 8)))
 
 
 @given(st.integers(0, 3000), st.integers(), st.integers(0, 2**70))
-@settings(deadline=None)
 def test_the_permutation_holds_every_row_once_and_is_the_same_on_every_call(rows, seed, epoch):
     order = permutation(rows, seed=seed, epoch=epoch, shard=SHARD)
     assert order.dtype == np.int64

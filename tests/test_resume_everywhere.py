@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.local import LocalFileOpener, LocalFileSystem
+from pairwise import pairwise
 from support import batches_of, open_loader, row_ids, rows_of, shards_of, write_dataset
 
 pytestmark = [
@@ -84,10 +85,7 @@ def rank_options(rows: int, num_workers: int, num_ranks: int, rank: int) -> dict
     return {"num_workers": num_workers, "num_ranks": num_ranks, "rank": rank, "batch_size": size, **workers}
 
 
-@pytest.mark.parametrize("kept", FILTERS)
-@pytest.mark.parametrize("order", SHUFFLES)
-@pytest.mark.parametrize("num_ranks", [1, 2, 3])
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pairwise(num_workers=[0, 1, 2, 3], num_ranks=[1, 2, 3], order=SHUFFLES, kept=FILTERS)
 def test_resume_at_every_batch_delivers_the_very_batches_that_were_to_come(
     path: Path, num_workers: int, num_ranks: int, order: str, kept: str
 ):
@@ -149,9 +147,7 @@ def test_the_filter_of_these_tests_leaves_shards_empty_that_statistics_do_not_ru
     assert sorted(chain.from_iterable(batches_of(dataset))) == KEPT
 
 
-@pytest.mark.parametrize("kept", FILTERS)
-@pytest.mark.parametrize("order", SHUFFLES)
-@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pairwise(num_workers=[0, 1, 2, 3], order=SHUFFLES, kept=FILTERS)
 def test_resumed_two_and_three_times_within_one_epoch(path: Path, num_workers: int, order: str, kept: str):
     options = {**SHUFFLES[order], **FILTERS[kept], **rank_options(ROWS // 2, num_workers, 1, 0)}
     loader, _ = open_loader(path, **options)

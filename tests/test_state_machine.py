@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support import batches_of, open_loader, rows_of, write_dataset
+from support import batches_of, examples, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import IterationEndedError
 
@@ -210,16 +210,10 @@ class LoaderMachine(RuleBasedStateMachine):
             assert len(self.loader) == len(self._whole(self.epoch))
 
 
-def run(machine: type[LoaderMachine], examples: int, steps: int) -> None:
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+def run(machine: type[LoaderMachine], most: int, steps: int) -> None:
+    # How many rules do not apply says nothing.
+    chosen = settings(examples(most), stateful_step_count=steps, suppress_health_check=list(HealthCheck))
+    run_state_machine_as_test(machine, settings=chosen)
 
 
 @pytest.fixture(scope="module")
@@ -235,7 +229,7 @@ def test_any_sequence_of_calls_in_this_process(path: Path):
         epochs: ClassVar = {}
         workers = MappingProxyType({"num_workers": 0})
 
-    run(InProcess, examples=100, steps=30)
+    run(InProcess, most=100, steps=30)
 
 
 def test_any_sequence_of_calls_with_worker_processes(path: Path):
@@ -244,4 +238,4 @@ def test_any_sequence_of_calls_with_worker_processes(path: Path):
         epochs: ClassVar = {}
         workers = MappingProxyType({"num_workers": 2, "persistent_workers": True, "multiprocessing_context": "fork"})
 
-    run(WithWorkers, examples=40, steps=25)
+    run(WithWorkers, most=40, steps=25)

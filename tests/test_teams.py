@@ -1,4 +1,4 @@
-"""Teams of 2, then 4, then 3 ranks by real torchrun: they make the same steps, and share one epoch between them.
+"""Teams of 2, then 4, then 3 ranks: they make the same steps, and share one epoch between them.
 
 Every step is a collective. Ranks that stopped apart would hang, and the job would be ended by its timeout, and fail.
 """
@@ -11,7 +11,8 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from jobs.torchrun import running
+from jobs.ranks import run_ranks
+from jobs.torchrun import run_torchrun
 from support import write_dataset
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -37,8 +38,8 @@ FILTERED = [case["name"] for case in CASES if case.get("filtered")]
 EVENED = [name for name in NAMES if name not in FILTERED]
 
 
-@pytest.fixture(scope="module")
-def teams(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+@pytest.fixture(scope="module", params=[run_ranks, pytest.param(run_torchrun, marks=pytest.mark.soak)])
+def teams(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
     """What each rank of each team reports of each case."""
     directory = tmp_path_factory.mktemp("teams")
     data = directory / "data"
@@ -54,8 +55,7 @@ def teams(tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]
             "load": f"team-{number - 1}" if number else None,
             "save": f"team-{number}",
         }
-        with running("team_job.py", num_ranks, arguments, directory) as job:
-            job.finish(seconds=180)
+        request.param("team_job.py", num_ranks, arguments, directory)
         files = [directory / f"report-team-{number}-{rank}.json" for rank in range(num_ranks)]
         reports.append([json.loads(file.read_text()) for file in files])
     return reports
@@ -122,8 +122,8 @@ def test_ranks_that_have_no_row_at_all_are_given_batches_of_others_from_the_begi
 # A model that is trained on a grid -----------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
+@pytest.fixture(scope="module", params=[run_ranks, pytest.param(run_torchrun, marks=pytest.mark.soak)])
+def losses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     """The losses of each step: under 1, 2 and 4 ranks, and under 4 that go on from a checkpoint of 2."""
     directory = tmp_path_factory.mktemp("grid")
     write_dataset(directory / "data", FILES)
@@ -136,10 +136,7 @@ def losses(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[float]]:
     found = {}
     for name, num_ranks, options in runs:
         arguments = {"data": str(directory / "data"), "directory": str(directory), "name": name}
-        with running(
-            "grid_job.py", num_ranks, {"load": None, "save_at": None, **arguments, **options}, directory
-        ) as job:
-            job.finish()
+        request.param("grid_job.py", num_ranks, {"load": None, "save_at": None, **arguments, **options}, directory)
         found[name] = json.loads((directory / f"{name}.json").read_text())
     return found
 

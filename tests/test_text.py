@@ -19,8 +19,9 @@ import pyarrow.csv as pacsv
 import pyarrow.json as pajson
 import pytest
 from conftest import S3Server
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from support import examples
 
 from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning, StructuredDataset
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
@@ -153,6 +154,7 @@ def test_quotes_that_are_switched_off_let_a_file_be_cut(tmp_path: Path):
         b'\xef\xbb\xbf{"row": 1, "name": "a"}\r\n{"row": 2, "name": "b"}\r\n\r\n',
         b'{"row": 1, "name": "a"}\n \n{"row": 2, "name": "b"}',
     ],
+    ids=["marked csv", "csv without an end", "blank lines in csv", "marked jsonl", "blank lines in jsonl"],
 )
 @pytest.mark.parametrize("count_rows", [False, True])
 def test_byte_order_marks_line_ends_of_windows_and_blank_lines_are_no_rows(
@@ -167,7 +169,7 @@ def test_byte_order_marks_line_ends_of_windows_and_blank_lines_are_no_rows(
     assert dataset.schema.names == ["row", "name"]
 
 
-@pytest.mark.parametrize("header", [b"row,name\n", b"row,name"])
+@pytest.mark.parametrize("header", [b"row,name\n", b"row,name"], ids=["ended", "not ended"])
 @pytest.mark.parametrize("count_rows", [False, True])
 def test_a_file_with_a_header_and_no_rows_is_fine(tmp_path: Path, header: bytes, count_rows: bool):
     (tmp_path / "a.csv").write_bytes(header)
@@ -525,7 +527,7 @@ def tables(draw: st.DrawFn, kinds: dict[str, tuple[pa.DataType, st.SearchStrateg
     return pa.table(columns)
 
 
-QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = examples(40)
 
 
 @QUICK
@@ -605,7 +607,7 @@ NESTED = {
 
 
 @pytest.mark.parametrize("case", NESTED)
-@pytest.mark.parametrize("columns", [None, ["s"], ["s", "t"], ["t"]], ids=str)
+@pytest.mark.parametrize("columns", [None, ["s"], ["s", "t"], ["t"]])
 def test_a_field_within_a_column_is_never_passed_over(tmp_path, case, columns):
     early, late, named = NESTED[case]
     lines = [json.dumps({**early, "t": 1, "other": 2})] * 200 + [json.dumps({**late, "t": 1, "other": 2})]

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import gc
-import os
 import pickle
-import signal
-import subprocess
-import sys
-import time
 import weakref
 from collections import OrderedDict
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from support import open_loader, write_dataset
 
 from torch_dataloader_utils.columns.convert import split
 from torch_dataloader_utils.planning.assignment import Receipt
@@ -184,55 +177,6 @@ def test_what_was_put_together_is_not_changed_by_the_next_batch_in_the_same_memo
 def test_one_tensor_by_two_names_stays_one():
     tensor = torch.zeros(3)
     assert BatchBuffer([3, 3]).append({"a": tensor, "b": tensor}) is None
-
-
-def unpicklable(batch):
-    return {"row": batch["row"], "open": open(__file__)}  # noqa: PTH123 - an object that cannot be pickled
-
-
-def test_a_batch_that_cannot_be_pickled_is_an_error_not_a_hang(tmp_path):
-    write_dataset(tmp_path)
-    loader, _ = open_loader(tmp_path, num_workers=1, collate_fn=unpicklable)
-    with pytest.raises(TypeError, match="cannot pickle"):
-        next(iter(loader))
-
-
-ORPHANS = """
-import os, signal, sys, time
-import multiprocessing
-from support import open_loader
-if __name__ == "__main__":
-    loader, _ = open_loader(sys.argv[1], batch_size=20_000, num_workers=2, multiprocessing_context=sys.argv[2])
-    next(iter(loader))
-    time.sleep(1)  # until the workers have filled the queue with more than a pipe holds
-    batches = iter(loader)
-    next(batches)
-    time.sleep(1)
-    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.parametrize("start_method", ["fork", "spawn"])
-def test_workers_end_with_a_killed_training_process_whatever_waits_in_the_queue(tmp_path, start_method):
-    write_dataset(tmp_path / "data", files=((200_000, 20_000),))
-    program = tmp_path / "program.py"
-    program.write_text(ORPHANS, encoding="utf-8")
-    killed = subprocess.run(
-        [sys.executable, "-W", "ignore", program, tmp_path / "data", start_method],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    workers = [int(pid) for pid in killed.stdout.split()]
-    assert len(workers) == 2
-    deadline = time.monotonic() + 20
-    while alive := [pid for pid in workers if Path(f"/proc/{pid}").exists()]:
-        assert time.monotonic() < deadline, f"processes {alive} are still there"
-        time.sleep(0.1)
 
 
 def test_packing_keeps_nothing_alive_until_a_garbage_collection():

@@ -16,6 +16,7 @@ from support import write_dataset
 FILES = ((900, 20), (7, 7), (411, 35), (695, 12))
 ROWS = 2013
 PORT = 29_511
+"""Free in any case: the network namespaces are this test's own."""
 
 
 def read_ledgers(directory: Path, run: str) -> list[tuple[int, list[int]]]:
@@ -50,13 +51,13 @@ def test_a_job_on_two_hosts_goes_on_alone_when_one_of_them_is_killed(tmp_path, l
             start(0, 2, "together", load=False, pause_sec=0.05) as staying,
             start(1, 2, "together", load=False, pause_sec=0.05) as taken_away,
         ):
-            deadline = time.monotonic() + 120
+            deadline = time.monotonic() + 180
             while sum(step > 12 for step, _ in read_ledgers(tmp_path, "together")) < 4:
                 assert time.monotonic() < deadline, staying.output() + taken_away.output()
                 assert staying.is_running, staying.output()
                 time.sleep(0.02)
             taken_away.end()
-            assert staying.wait(90) != 0
+            assert staying.wait(240) != 0
 
         step = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"]
         assert step >= 10

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support import open_loader
+from support import examples, open_loader
 
 from torch_dataloader_utils import Codes, ColumnError, PackedBytes, Padded
 from torch_dataloader_utils.columns.convert import convert, split
@@ -500,7 +500,9 @@ def requested(kind: pa.DataType, asked: Any, rows: list[Any]) -> list[Any]:
 
 
 @pytest.mark.parametrize("output_format", FORMATS)
-@pytest.mark.parametrize("cells", ON_REQUEST, ids=lambda cells: f"{cells[0]} {cells[1]}")
+@pytest.mark.parametrize(
+    "cells", ON_REQUEST, ids=lambda cells: f"{cells[0]} {cells[1]}".replace("`", "").replace('"', "")
+)
 def test_a_column_is_delivered_as_it_was_asked_for(tmp_path, cells, output_format):
     name, asked = cells[0].strip("`"), eval(cells[1].strip("`"), NAMES)  # noqa: S307 - the guide's own words
     kind = KINDS[name] if name in KINDS else EXAMPLES[name][0][1]
@@ -529,7 +531,6 @@ def test_a_column_is_delivered_as_it_was_asked_for(tmp_path, cells, output_forma
         (pa.decimal128(38, 2), "int64"),
         (pa.list_(pa.int32()), "padded"),
     ],
-    ids=str,
 )
 def test_nulls_of_a_column_that_was_asked_for_otherwise_need_a_choice_too(tmp_path, kind, asked, output_format):
     source = OpenedFiles(tmp_path, example(kind, nulls=True))
@@ -683,7 +684,6 @@ def test_what_does_not_fit_a_column_is_an_error_at_construction(tmp_path, case):
         ({"mask_nulls": "age"}, "mask_nulls='age': expected a list"),
         ({"mask_nulls": ["age", "age"]}, "names a column twice"),
     ],
-    ids=str,
 )
 def test_malformed_arguments_are_refused_before_anything_is_read(options, message):
     with pytest.raises((TypeError, ValueError), match=message):
@@ -698,6 +698,7 @@ def test_malformed_arguments_are_refused_before_anything_is_read(options, messag
         (lambda: Codes(["a", None]), "a null has no code"),
         (lambda: Padded(length=-1), "length=-1"),
     ],
+    ids=["a text", "a value twice", "a null", "a negative length"],
 )
 def test_malformed_formats_are_refused_when_they_are_made(make, message):
     with pytest.raises((TypeError, ValueError), match=message):
@@ -806,7 +807,7 @@ def columns(draw: st.DrawFn, count: int) -> tuple[pa.Array, dict[str, Any]]:
 
 @not_with_old_pyarrow
 @given(st.data())
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@examples(60)
 def test_any_schema_is_delivered_as_pyarrow_reads_it(tmp_path_factory, data):
     count = data.draw(st.integers(1, 12))
     drawn = {f"c{number}": data.draw(columns(count)) for number in range(data.draw(st.integers(1, 4)))}

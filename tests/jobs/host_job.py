@@ -27,7 +27,7 @@ def main() -> None:
     arguments = json.loads(sys.argv[1])
     directory = Path(arguments["directory"])
     warnings.simplefilter("ignore", UnevenRanksWarning)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=40))
+    dist.init_process_group("gloo", timeout=timedelta(seconds=120))
     loader, _ = StructuredDataset.create_dataloader(
         arguments["data"],
         batch_size=8,

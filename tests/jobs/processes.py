@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Callable
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - looked at, not written to
 
-PARENT_NOTICED_SEC = 15.0
-"""Within this time every worker must have noticed that its training process is gone: it looks every 5 seconds."""
+PARENT_NOTICED_SEC = 90.0
+"""Within this time every worker must have noticed that its training process is gone: it looks every second or so."""
+
+
+def inherited(**more: str) -> dict[str, str]:
+    """Return the environment of a process that tests start: it imports what this one does, from where this one does."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **more}
 
 
 def _parents() -> dict[int, int]:
@@ -53,15 +59,16 @@ def processes_with(mark: str) -> list[int]:
 
 
 def own_children() -> set[int]:
-    """Return the processes that this one started, multiprocessing's resource tracker apart: it stays to the end."""
+    """Return the processes that this one started, without multiprocessing's own servers: they stay to the end."""
     tracker: Any = resource_tracker._resource_tracker
-    return descendants(os.getpid()) - {tracker._pid}
+    server: Any = forkserver._forkserver
+    return descendants(os.getpid()) - {tracker._pid, server._forkserver_pid}
 
 
-def mark_semaphores() -> None:
-    """Have this process and those that it starts put its id into the names of their semaphores, which are random."""
+def mark_semaphores(tests: int) -> None:
+    """Have this process and those that it forks put the tests' process id into the random names of their semaphores."""
     config: Any = multiprocessing.current_process()._config
-    config["semprefix"] = f"/mp-{os.getpid()}"
+    config["semprefix"] = f"/mp-{tests}"
 
 
 def shared_memory() -> set[str]:

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,17 +15,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from jobs.processes import processes_with, wait_until_none
+from jobs.processes import inherited, processes_with, wait_until_none
 
 JOBS = Path(__file__).parent
-
-
-def free_port() -> int:
-    """Ask the system for a port that nobody uses."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Job:
@@ -41,7 +32,7 @@ class Job:
         directory: Where its output is kept.
         entry: What the command begins with, to run on another host.
         nodes: torchrun's arguments about hosts.
-        port: Where the first host listens; None for one that is free here.
+        port: Where the first host listens; None where there is no other host, and torchrun chooses one.
         interface: The network interface that ranks use.
     """
 
@@ -53,7 +44,7 @@ class Job:
         directory: Path,
         *,
         entry: Sequence[str] = (),
-        nodes: Sequence[str] = ("--master-addr=127.0.0.1",),
+        nodes: Sequence[str] = ("--standalone",),
         port: int | None = None,
         interface: str = "lo",
     ) -> None:
@@ -63,12 +54,12 @@ class Job:
         # A short path: sockets through which workers send shared memory lie in it, and their names are limited.
         self._scratch = tempfile.mkdtemp(prefix="job-")
         command = [*entry, sys.executable, str(JOBS / "launch.py"), str(os.getpid()), f"--nproc-per-node={num_ranks}"]
-        command += [*nodes, f"--master-port={port or free_port()}", str(JOBS / script)]
+        command += [*nodes, *([f"--master-port={port}"] if port else []), str(JOBS / script)]
         quiet = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": interface, "TMPDIR": self._scratch}
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
                 [*command, json.dumps(arguments)],
-                env={**os.environ, **quiet, "TEST_JOB": mark},
+                env=inherited(**quiet, TEST_JOB=mark),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -101,7 +92,7 @@ class Job:
             self.end()
             raise AssertionError(f"the job took more than {seconds} seconds:\n{self.output()}") from None
 
-    def finish(self, seconds: float = 120) -> None:
+    def finish(self, seconds: float = 240) -> None:
         """Wait until it ends by itself, without an error and without leaving a process behind."""
         status = self.wait(seconds)
         assert status == 0, f"the job ended with status {status}:\n{self.output()}"
@@ -125,3 +116,9 @@ def running(script: str, num_ranks: int, arguments: dict[str, Any], directory: P
         yield job
     finally:
         job.end()
+
+
+def run_torchrun(script: str, num_ranks: int, arguments: dict[str, Any], directory: Path) -> None:
+    """Run a job until it ends by itself."""
+    with running(script, num_ranks, arguments, directory) as job:
+        job.finish()

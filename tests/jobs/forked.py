@@ -1,0 +1,60 @@
+"""Run scripts in processes that are forked from one that has torch loaded, as programs of their own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import runpy
+import sys
+import tempfile
+from collections.abc import Sequence
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+
+import torch
+from jobs.processes import mark_semaphores
+
+
+def start(script: Path, *arguments: str, output: Path, environment: dict[str, str]) -> ForkServerProcess:
+    """Start a script. It finds in its environment what the fork server did, which is not what tests patch.
+
+    Args:
+        script: Its path.
+        *arguments: Its arguments.
+        output: The file that gets all it prints.
+        environment: What is added to the environment.
+    """
+    given = {
+        "argv": [str(script), *arguments],
+        "output": output,
+        "environment": environment,
+        "directory": Path.cwd(),
+        "tests": os.getpid(),
+        "start_method": multiprocessing.get_start_method(),
+    }
+    process = multiprocessing.get_context("forkserver").Process(target=_be, kwargs=given)
+    process.start()
+    return process
+
+
+def _be(
+    *,
+    argv: Sequence[str],
+    output: Path,
+    environment: dict[str, str],
+    directory: Path,
+    tests: int,
+    start_method: str,
+) -> None:
+    """Be the script's process."""
+    file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.chdir(directory)
+    os.environ.update(environment)
+    tempfile.tempdir = None  # asked for again, in the new environment
+    mark_semaphores(tests)
+    multiprocessing.set_start_method(start_method, force=True)  # its workers are not the fork server's business
+    torch.set_num_threads(1)
+    sys.argv = list(argv)
+    runpy.run_path(argv[0], run_name="__main__")

@@ -1,0 +1,87 @@
+"""Worker processes whose queue is full when their training process is killed, and batches that cannot be sent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from jobs.processes import descendants, inherited, living, wait_until_none
+from jobs.torchrun import JOBS
+from support import open_loader, write_dataset
+
+
+def kill(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+def test_workers_with_full_queues_end_with_a_killed_training_process(tmp_path, start):
+    """A pipe holds 64 KiB; whoever writes more to it waits for somebody to read."""
+    write_dataset(tmp_path / "data", ((80_000, 4_000),))
+    command = [sys.executable, str(JOBS / "stalled_job.py"), str(tmp_path / "data"), start]
+    with subprocess.Popen(command, env=inherited(), stdout=subprocess.PIPE, start_new_session=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"begun\n"
+            family = descendants(process.pid)
+            time.sleep(1)
+        finally:
+            process.kill()
+    assert len(family) >= 2
+    left = wait_until_none(lambda: family & living())
+    kill(sorted(left))
+    assert not left
+
+
+def unpicklable(batch):
+    return {"row": batch["row"], "open": open(__file__)}  # noqa: PTH123 - an object that cannot be pickled
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error_not_a_hang(tmp_path):
+    write_dataset(tmp_path)
+    loader, _ = open_loader(tmp_path, num_workers=1, collate_fn=unpicklable)
+    with pytest.raises(TypeError, match="cannot pickle"):
+        next(iter(loader))
+
+
+ORPHANS = """
+import os, signal, sys, time
+import multiprocessing
+from support import open_loader
+if __name__ == "__main__":
+    loader, _ = open_loader(sys.argv[1], batch_size=20_000, num_workers=2, multiprocessing_context=sys.argv[2])
+    next(iter(loader))
+    time.sleep(1)  # until the workers have filled the queue with more than a pipe holds
+    batches = iter(loader)
+    next(batches)
+    time.sleep(1)
+    print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+def test_workers_end_with_a_killed_training_process_whatever_waits_in_the_queue(tmp_path, start_method):
+    write_dataset(tmp_path / "data", files=((200_000, 20_000),))
+    program = tmp_path / "program.py"
+    program.write_text(ORPHANS, encoding="utf-8")
+    killed = subprocess.run(
+        [sys.executable, "-W", "ignore", program, tmp_path / "data", start_method],
+        env=inherited(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    workers = [int(pid) for pid in killed.stdout.split()]
+    assert len(workers) == 2
+    left = wait_until_none(lambda: set(workers) & living())
+    assert not left, f"processes {left} are still there"

@@ -1,0 +1,113 @@
+"""Lists and files of the states of ranks, without a process group."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from support import batches_of, open_loader, write_dataset
+
+from torch_dataloader_utils import CheckpointMismatchError, RankMismatchError
+from torch_dataloader_utils.distributed import gather_states, load_rank_state, own_state, save_rank_state
+
+pytestmark = pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning")
+
+FILES = ((130, 20), (7, 7), (111, 15), (95, 12))
+ROWS = 343
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("distributed") / "data"
+    assert write_dataset(directory, FILES) == ROWS
+    return directory
+
+
+def test_the_plan_digest_tells_files_of_another_content_apart(tmp_path):
+    digests = set()
+    for number in range(2):
+        write_dataset(tmp_path / str(number), FILES)
+        if number:
+            table = pq.read_table(tmp_path / "1" / "part-000.parquet")
+            doubled = table.set_column(0, "value", pc.multiply(table["value"], 2))
+            pq.write_table(doubled, tmp_path / "1" / "part-000.parquet", row_group_size=FILES[0][1])
+        digests.add(open_loader(tmp_path / str(number))[1].plan_digest)
+    assert len(digests) == 2
+
+
+def states_of(data: Path, num_ranks: int, stop: int = 3) -> list[dict[str, Any]]:
+    """Return the states of all ranks, each after some batches."""
+    states = []
+    for rank in range(num_ranks):
+        loader, _ = open_loader(data, batch_size=8, num_ranks=num_ranks, rank=rank)
+        batches = iter(loader)
+        for _ in range(stop):
+            next(batches)
+        states.append(loader.state_dict())
+    return states
+
+
+def test_own_state_finds_a_rank_in_any_order_of_the_list(data):
+    states = states_of(data, 3)
+    for order in itertools.permutations(states):
+        assert [own_state(order, rank)["rank"] for rank in range(3)] == [0, 1, 2]
+
+
+def test_own_state_asks_the_environment_of_torchrun_for_the_rank(data, monkeypatch):
+    states = states_of(data, 2)
+    assert own_state(states)["rank"] == 0
+    monkeypatch.setenv("RANK", "1")
+    assert own_state(states)["rank"] == 1
+
+
+@pytest.mark.parametrize("ranks", [[0, 2], [0, 1, 1], [1, 2], [0, 0], []])
+def test_own_state_refuses_a_list_in_which_a_rank_is_missing_or_twice(data, ranks):
+    states = states_of(data, 3)
+    with pytest.raises(RankMismatchError, match=r"rank"):
+        own_state([states[rank] for rank in ranks], 0)
+
+
+def test_own_state_refuses_a_rank_that_saved_nothing_and_says_how_many_did(data):
+    with pytest.raises(RankMismatchError, match=r"rank 2 .*2 ranks"):
+        own_state(states_of(data, 2), 2)
+
+
+def test_own_state_refuses_a_list_that_lacks_the_last_ranks(data):
+    with pytest.raises(RankMismatchError, match="rank"):
+        own_state(states_of(data, 3)[:2], 0)
+
+
+def test_another_ranks_state_and_one_of_more_ranks_are_refused(data):
+    loader, _ = open_loader(data, batch_size=8, num_ranks=2, rank=0)
+    with pytest.raises(CheckpointMismatchError, match="rank changed: checkpoint=1, current=0"):
+        loader.load_state_dict(states_of(data, 2)[1])
+    with pytest.raises(CheckpointMismatchError, match="num_ranks changed: checkpoint=3, current=2"):
+        loader.load_state_dict(states_of(data, 3)[0])
+
+
+def test_without_a_process_group_the_gathered_list_has_one_state(data):
+    loader, _ = open_loader(data, batch_size=8)
+    whole = batches_of(loader)
+    batches = iter(loader)
+    next(batches)
+    states = gather_states(loader)
+    assert len(states) == 1
+    fresh, _ = open_loader(data, batch_size=8)
+    fresh.load_state_dict(own_state(states))
+    assert batches_of(fresh) == whole[1:]
+
+
+def test_a_rank_whose_file_is_missing_is_told_what_the_directory_holds(data, tmp_path):
+    loader, _ = open_loader(data, batch_size=8, num_ranks=2, rank=0)
+    path = save_rank_state(loader, tmp_path / "step-1")
+    assert [one.name for one in path.parent.iterdir()] == ["loader-00000-of-00002.json"]
+    for other in ({"num_ranks": 2, "rank": 1}, {"num_ranks": 1, "rank": 0}):
+        fresh, _ = open_loader(data, batch_size=8, **other)
+        with pytest.raises(FileNotFoundError, match=r"loader-00000-of-00002\.json"):
+            load_rank_state(fresh, tmp_path / "step-1")
+    with pytest.raises(FileNotFoundError, match="nothing"):
+        load_rank_state(loader, tmp_path / "nothing")
