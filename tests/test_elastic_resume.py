@@ -431,7 +431,7 @@ def test_files_of_another_directory_are_not_taken_for_those_that_were_there(own,
     paths = [str(own / "part-000.parquet"), str(other / "part-000.parquet")]
     loader = open_loader(paths, batch_size=7, num_workers=0)[0]
     _, states = take([loader], [3])
-    with pytest.raises(CheckpointMismatchError, match="the directory that all are in"):
+    with pytest.raises(CheckpointMismatchError, match="the directory that contains all of them"):
         open_loader(paths[:1], num_workers=0)[0].load_state_dict(states, strict=False, on_changed_files="continue")
 
 

@@ -17,7 +17,7 @@ from torch_dataloader_utils.checkpoint.dump import dump_state
 from torch_dataloader_utils.checkpoint.merge import OnChangedFiles, merge_states
 from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.progress import Progress
-from torch_dataloader_utils.checkpoint.restore import restore_progress
+from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.errors import ChangedFilesWarning, LostRowsWarning, UnevenRanksWarning, warn_user
@@ -154,7 +154,8 @@ class EpochState:
         run = self._run(saved[0].epoch)
         if worker is None and self._adopts_num_workers and run.topology.virtual_workers is None:
             run = replace(run, topology=replace(run.topology, num_workers=saved[0].num_workers))
-        progress = restore_progress(saved, run, lambda epoch, baseline: self._make_plan(epoch, run.topology, baseline))
+        checked = check_states(saved, run)
+        progress = place_states(checked, self._make_plan(checked.epoch, run.topology, checked.baseline))
         self._warn_of_touched_files(saved[0])
         if worker is not None:  # a loader that loads states in its workers also knows whose turn it is
             own = progress.batches_delivered - (0 if progress.baseline is None else progress.baseline.batches)
