@@ -168,18 +168,16 @@ class _Claims:
 
     def add(self, state: SavedState) -> None:
         """Add what a rank has delivered."""
-        done = [split for shard in state.completed for split in shard.splits]
-        done += splits_of_rows(self._layout, state.completed_rows)
-        self._claim(f"rank {state.rank}", done, state.in_progress)
+        self._claim(f"rank {state.rank}", state.done(self._layout), state.in_progress)
 
     def _claim(self, claimant: str, done: Iterable[Split], partial: Iterable[SavedShard]) -> None:
         self._done += [(split, claimant) for split in done]
         for saved in partial:
             if saved.repeats:  # the rank whose rows were repeated records them as well
                 continue
-            splits = saved.splits or tuple(splits_of_rows(self._layout, saved.rows))
-            self._shards[splits] = Shard(splits, saved.rounds, saved.missing)
-            self._windows[splits] += [(start, stop, claimant) for start, stop in saved.windows]
+            shard = saved.partial(self._layout).shard
+            self._shards[shard.splits] = shard
+            self._windows[shard.splits] += [(start, stop, claimant) for start, stop in saved.windows]
 
     def require_apart(self) -> None:
         """Raise if a row was delivered twice."""
@@ -250,10 +248,10 @@ def _without_changed(
 
 
 def _require_known_rows(partial: PartialShard, missing: set[int], run: Run) -> None:
-    """Raise unless the delivered rows of a partial shard can be told apart by file."""
+    """Raise unless it is known which delivered rows of a partial shard are of which file."""
     if run.filter_digest is None and run.manifest.counts_rows:
         return
-    # Windows count the rows that the filter left. Without the changed files nobody knows which rows these were.
+    # Windows count the rows that the filter left. Only the changed files would show which rows these were.
     why = "through a filter" if run.filter_digest is not None else "and not counted"
     paths = sorted({partial.shard.splits[index].path for index in missing})
     msg = f"{paths} changed while rows of them were being delivered together with rows of other files, {why}: which of "

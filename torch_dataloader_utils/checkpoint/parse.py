@@ -84,7 +84,7 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
     _refuse_shared_rows([*completed, *in_progress])
     completed_rows = _rising_numbers(state["completed_rows"], settings["rows"])
     if completed and completed_rows:
-        raise state["completed_rows"].fail("an empty list beside completed_shards")
+        raise state["completed_rows"].fail("an empty list together with completed_shards")
     return SavedState(
         settings=settings,
         epoch=state["epoch"].integer(),
@@ -190,12 +190,12 @@ def _split(split: JsonValue, tree: _Tree) -> Split:
     if not split["row_offset"].is_null:
         return Split(path, split["row_offset"].integer(), split["row_length"].integer(1))
     if not split["row_length"].is_null:
-        raise split["row_length"].fail("None beside a row_offset of None")
+        raise split["row_length"].fail("None, as row_offset is None")
     if not split["byte_offset"].missing:
         return Split(path, split["byte_offset"].integer(), split["byte_length"].integer(1))
     whole = tree.rows.get(path)
     if not whole:
-        raise split["path"].fail("a file that `files` lists with what it holds, or a byte_offset beside it")
+        raise split["path"].fail("a file that `files` lists with what it holds, or a byte_offset with it")
     return Split(path, 0, whole)
 
 
@@ -209,7 +209,7 @@ def _partial_shards(in_progress: JsonValue, tree: _Tree, dataset_rows: int) -> t
 def _partial_shard(shard: JsonValue, tree: _Tree, dataset_rows: int) -> SavedShard:
     rows = _row_numbers(shard["rows"], dataset_rows)
     if rows and shard["splits"].items():
-        raise shard["splits"].fail("an empty list beside rows")
+        raise shard["splits"].fail("an empty list together with rows")
     splits = () if rows else _splits(shard, tree)
     missing = tuple(index.integer() for index in shard["absent"].optional_items())
     if any(index >= len(splits) for index in missing) or len(set(missing)) < len(missing):
@@ -232,7 +232,7 @@ def _windows(shard: JsonValue, most: int) -> Windows:
     if shard["windows"].missing:
         windows = ((0, delivered),) if delivered else ()
     if any(stop >= start for (_, stop), (start, _) in pairwise(windows)):
-        raise shard["windows"].fail("rising windows that do not touch one another")
+        raise shard["windows"].fail("rising windows of which no two touch")
     if size_of(windows) != delivered:
         raise shard["rows_delivered"].fail("the number of rows in the windows")
     if windows and windows[-1][1] > most:

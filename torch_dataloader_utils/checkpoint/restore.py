@@ -23,10 +23,10 @@ from torch_dataloader_utils.checkpoint.compare import (
 )
 from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
 from torch_dataloader_utils.checkpoint.run import Run
-from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedShard, SavedState
+from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedState
 from torch_dataloader_utils.errors import Difference, RankMismatchError
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, Plan, Shard, ShardSlice
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, ShardSlice
 from torch_dataloader_utils.planning.row_ranges import (
     Coverage,
     RowRange,
@@ -85,7 +85,7 @@ def check_states(states: Sequence[SavedState], run: Run) -> CheckedStates:
 
     Raises:
         CheckpointMismatchError: If what was delivered before is no longer whole row groups.
-        RankMismatchError: If this rank's state cannot be told from the others, or if states of a virtual topology are
+        RankMismatchError: If some rank's state is missing or given twice, or if states of a virtual topology are
             not one of each rank, saved at one step.
     """
     of_all_ranks = run.topology.virtual_ranks is not None and not _is_of_this_rank(states, run)
@@ -133,18 +133,10 @@ def _load_baseline(saved: SavedBaseline, manifest: Manifest) -> DeliveredBaselin
     """Return a saved baseline by ranges of files."""
     return DeliveredBaseline(
         done=tuple(splits_of_rows(manifest.rows_by_file, saved.completed_rows)),
-        partial=tuple(
-            PartialShard(Shard(_splits_of(shard, manifest), shard.rounds, shard.missing), shard.windows)
-            for shard in saved.in_progress
-        ),
+        partial=tuple(shard.partial(manifest.rows_by_file) for shard in saved.in_progress),
         left_out=saved.left_out,
         batches=saved.batches_delivered,
     )
-
-
-def _splits_of(saved: SavedShard, manifest: Manifest) -> tuple[Split, ...]:
-    """Return the row ranges of a shard, whether a state records them by path or by row number."""
-    return saved.splits or tuple(splits_of_rows(manifest.rows_by_file, saved.rows))
 
 
 # Place -------------------------------------------------------------------------------------------------------------
@@ -189,9 +181,7 @@ class _Recorded:
     """The rows that states record as delivered, by shard."""
 
     def __init__(self, states: Sequence[SavedState], manifest: Manifest) -> None:
-        completed = [split for state in states for shard in state.completed for split in shard.splits]
-        for state in states:
-            completed += splits_of_rows(manifest.rows_by_file, state.completed_rows)
+        completed = [split for state in states for split in state.done(manifest.rows_by_file)]
         self._coverage = Coverage(completed)
         # A range that two states record would look like one in the coverage, which merges ranges.
         self._shared = None if len(states) == 1 else first_overlap(map(RowRange.of, completed))
@@ -199,7 +189,7 @@ class _Recorded:
         self._partial: dict[tuple[Split, ...], Windows] = {}
         self._repeated: dict[tuple[Split, ...], Windows] = {}
         for shard in (shard for state in states for shard in state.in_progress):
-            splits = _splits_of(shard, manifest)
+            splits = shard.partial(manifest.rows_by_file).shard.splits
             held = self._repeated if shard.repeats else self._partial
             windows = [*held.get(splits, ()), *shard.windows]
             held[splits] = merged(windows)

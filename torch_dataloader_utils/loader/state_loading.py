@@ -23,10 +23,7 @@ def load_strictly(states: Sequence[SavedState], run: Run, planner: EpochPlanner)
         run: The run that loads them.
         planner: Plans its epochs.
 
-    Raises:
-        CheckpointMismatchError: If the run is not the one that saved them.
-        RankMismatchError: If the states contradict one another.
-        ValueError: If no run can have saved them.
+    Raises what `check_states` and `place_states` raise.
     """
     checked = check_states(states, run)
     plan = planner.plan(checked.epoch, run.topology, checked.baseline)
@@ -46,10 +43,7 @@ def load_elastically(
         planner: Plans its epochs.
         on_changed_files: Whether files that have changed are an error, or are left out.
 
-    Raises:
-        CheckpointMismatchError: If other settings differ than an elastic load may change, or files have changed.
-        RankMismatchError: If the states contradict one another.
-        ValueError: If no run can have saved them.
+    Raises what `merge_states` raises.
     """
     merged = merge_states(states, run, on_changed_files=on_changed_files)
     plan = planner.plan(merged.epoch, run.topology, merged.baseline)

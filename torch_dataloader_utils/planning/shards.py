@@ -14,7 +14,7 @@ __all__ = ["balanced_shards", "given_shards", "in_rounds", "join_row_groups", "m
 
 
 SHARDS_PER_STREAM = 4
-"""Least number of shards of a stream, where there are enough row groups, so that streams end at about one time."""
+"""Least number of shards of a stream, where there are enough row groups, so that all end at about the same time."""
 
 
 @dataclass(frozen=True, slots=True)
