@@ -15,7 +15,7 @@ from support import manifests, plan_options, row_ids
 from torch_dataloader_utils.checkpoint.dump import dump_state
 from torch_dataloader_utils.checkpoint.parse import parse_state
 from torch_dataloader_utils.checkpoint.progress import Progress
-from torch_dataloader_utils.checkpoint.restore import restore_progress
+from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, Shard, ShardSlice
@@ -142,7 +142,8 @@ class ColumnTransform:
         return self.restored_from([state])
 
     def restored_from(self, states: list[dict[str, Any]]) -> Progress:
-        return restore_progress(list(map(parse_state, states)), self.run, self.plan)
+        checked = check_states(list(map(parse_state, states)), self.run)
+        return place_states(checked, self.plan(checked.epoch, checked.baseline))
 
 
 @st.composite

@@ -258,15 +258,15 @@ def test_a_grid_of_another_global_batch_size_is_refused(path):
         ({"virtual_ranks": 4, "virtual_workers": 2}, "virtual_ranks needs uneven_ranks='drop' or 'pad'"),
         (
             {"virtual_ranks": 4, "virtual_workers": 2, "uneven_ranks": "drop", "num_ranks": 3, "rank": 0},
-            "virtual_ranks=4 is no multiple of the number of ranks, 3",
+            "virtual_ranks=4 is not a multiple of the number of ranks, 3",
         ),
         (
             {"virtual_ranks": 4, "virtual_workers": 2, "uneven_ranks": "drop", "num_workers": 3},
-            "virtual_workers=2 is no multiple of num_workers=3",
+            "virtual_workers=2 is not a multiple of num_workers=3",
         ),
         (
             {"virtual_ranks": 4, "virtual_workers": 2, "uneven_ranks": "drop", "batch_size": 6},
-            "batch_size=6 of 1 ranks cannot be shared by virtual_ranks=4: batch_size needs to be a multiple of 4",
+            "batch_size=6 of 1 ranks cannot be divided among virtual_ranks=4: batch_size needs to be a multiple of 4",
         ),
         ({"uneven_ranks": "even"}, "uneven_ranks='even' is not one of 'allow', 'drop', 'pad'"),
         ({"uneven_ranks": "drop", "filters": FILTERS["filtered"]}, "use distributed.in_step"),
@@ -326,7 +326,7 @@ def test_files_may_come_go_and_change_in_the_middle_of_an_epoch(own, order, stop
 
     for num_ranks, num_workers in ((1, 0), (3, 1)):
         loaders = team(own, num_ranks, num_workers, **ORDERS[order])
-        with pytest.warns(LostRowsWarning, match=f"^{lost} rows cannot be delivered any more") as warned:
+        with pytest.warns(LostRowsWarning, match=f"^{lost} rows can no longer be delivered") as warned:
             load(loaders, states, strict=False, on_changed_files="continue")
         for name, start in (("part-000", 0), ("part-002", 2)):
             rows = len(set(range(FIRST[start], FIRST[start + 1])) - set(before))
@@ -426,7 +426,7 @@ def test_files_of_another_directory_are_not_taken_for_those_that_were_there(own,
     paths = [str(own / "part-000.parquet"), str(other / "part-000.parquet")]
     loader = open_loader(paths, batch_size=7, num_workers=0)[0]
     _, states = take([loader], [3])
-    with pytest.raises(CheckpointMismatchError, match="the directory that all are in"):
+    with pytest.raises(CheckpointMismatchError, match="the directory that contains all of them"):
         open_loader(paths[:1], num_workers=0)[0].load_state_dict(states, strict=False, on_changed_files="continue")
 
 

@@ -29,7 +29,7 @@ from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError
 from torch_dataloader_utils.checkpoint import dump as state_module
 from torch_dataloader_utils.checkpoint.parse import parse_state
 from torch_dataloader_utils.checkpoint.progress import Progress
-from torch_dataloader_utils.checkpoint.restore import restore_progress
+from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.errors import Difference
 from torch_dataloader_utils.planning.assignment import Receipt
@@ -53,6 +53,11 @@ MADE_UP_OPTIONS = PlanOptions(10**6, split_rows=60, shuffle=True)
 
 def made_up_plan(epoch: int, baseline: DeliveredBaseline | None = None) -> Plan:
     return make_plan(MADE_UP, MADE_UP_OPTIONS, epoch=epoch, num_ranks=2, num_workers=3, baseline=baseline)
+
+
+def restored(state: dict[str, Any], run: Run) -> Progress:
+    checked = check_states([parse_state(state)], run)
+    return place_states(checked, made_up_plan(checked.epoch, checked.baseline))
 
 
 @pytest.fixture(scope="module")
@@ -191,7 +196,7 @@ def test_all_that_differs_is_named_at_once(own_data):
     assert {one.name for one in error.differences} >= {"shuffle_seed", "split_rows"}
     assert error.files_removed == ("part-001.parquet",)
     assert "create the loader with shuffle_seed=1, split_rows=None" in str(error)
-    assert "bring the files back to what they were" in str(error)
+    assert "restore the files of the checkpoint" in str(error)
 
 
 def test_no_workers_of_ones_own_takes_the_count_of_the_checkpoint(data):
@@ -323,9 +328,9 @@ def test_another_etag_is_a_changed_file():
     run = run_with_etag("one")
     progress = Progress.fresh(made_up_plan(0).rank_streams(1))
     state = json.loads(json.dumps(state_module.dump_state(run, 0, progress)))
-    assert restore_progress([parse_state(state)], run, made_up_plan) == progress
+    assert restored(state, run) == progress
     with pytest.raises(CheckpointMismatchError, match=r"files changed since the checkpoint: a\.parquet\n") as raised:
-        restore_progress([parse_state(state)], run_with_etag("other"), made_up_plan)
+        restored(state, run_with_etag("other"))
     assert raised.value.files_changed == ("a.parquet",)
 
 
@@ -333,7 +338,7 @@ def test_another_etag_is_a_changed_file():
 def test_etags_are_compared_only_where_both_sides_have_one(before, now):
     progress = Progress.fresh(made_up_plan(0).rank_streams(1))
     state = state_module.dump_state(run_with_etag(before), 0, progress)
-    assert restore_progress([parse_state(state)], run_with_etag(now), made_up_plan) == progress
+    assert restored(state, run_with_etag(now)) == progress
 
 
 # Recorded ranges ---------------------------------------------------------------------------------------------------
@@ -792,7 +797,7 @@ def test_a_damaged_state_of_many_streams_is_refused_or_leaves_exactly_what_it_do
     run, states = made_up_states()
     damaged = data_of_test.draw(damages(states))
     try:
-        progress = restore_progress([parse_state(damaged)], run, made_up_plan)
+        progress = restored(damaged, run)
     except ValueError:
         return
     own = [
@@ -909,4 +914,4 @@ def test_the_advice_names_each_way_out(data):
     with pytest.raises(CheckpointMismatchError) as raised:
         dataset.load_state_dict(state)
     assert "What to do: create the loader with num_workers=" in str(raised.value)
-    assert "; or begin the epoch anew without a state" in str(raised.value)
+    assert "; or start the epoch from its beginning, without a state" in str(raised.value)

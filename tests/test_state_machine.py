@@ -57,6 +57,7 @@ class LoaderMachine(RuleBasedStateMachine):
         self.epoch = 0
         self.delivered = 0
         self.waiting = False
+        self.touched = False  # whether an iterator has delivered a batch, or has ended, since the epoch began
         self.loader: Any = None
         self.iterator: Any = None
         self.ended_iterators: list[Any] = []
@@ -105,6 +106,7 @@ class LoaderMachine(RuleBasedStateMachine):
     def _begin(self) -> None:
         self._end_iterator()
         self.iterator = iter(self.loader)
+        self.touched = False
         if not self.waiting:
             self.delivered = 0
         self.waiting = False
@@ -115,6 +117,7 @@ class LoaderMachine(RuleBasedStateMachine):
             batch = next(self.iterator, None)
             assert (batch and rows_of(batch)) == (to_come[0] if to_come else None)
             self.delivered += batch is not None
+            self.touched = True
 
     def _begin_and_take(self, count: int | None) -> None:
         if count is not None:
@@ -146,6 +149,7 @@ class LoaderMachine(RuleBasedStateMachine):
                     raise StepFailedError
         assert seen == self._whole(self.epoch)[self.delivered :][: count + 1]
         self.delivered += len(seen)
+        self.touched = True
         return self._saved()
 
     @precondition(lambda self: self.iterator is not None)
@@ -153,6 +157,7 @@ class LoaderMachine(RuleBasedStateMachine):
     def exhaust_and_save(self) -> Any:
         assert batches_of(self.iterator) == self._whole(self.epoch)[self.delivered :]
         self.delivered = len(self._whole(self.epoch))
+        self.touched = True
         return self._saved()
 
     @precondition(lambda self: self.iterator is not None)
@@ -171,7 +176,7 @@ class LoaderMachine(RuleBasedStateMachine):
     def _load(self, one: tuple[str, int, int]) -> None:
         state, self.epoch, self.delivered = one
         self.loader.load_state_dict(json.loads(state))
-        self.waiting = True
+        self.waiting, self.touched = True, False
         self._end_iterator()
 
     @rule(one=saved, count=st.none() | COUNTS)
@@ -193,9 +198,9 @@ class LoaderMachine(RuleBasedStateMachine):
 
     @rule(epoch=st.integers(0, 2), count=st.none() | COUNTS)
     def set_epoch(self, epoch: int, count: int | None) -> None:
-        self.loader.dataset.set_epoch(epoch)
-        if not (self.waiting and epoch == self.epoch):
-            self.epoch, self.delivered, self.waiting = epoch, 0, False
+        self.loader.set_epoch(epoch)
+        if self.touched or epoch != self.epoch:
+            self.epoch, self.delivered, self.waiting, self.touched = epoch, 0, False, False
             self._end_iterator()
         self._begin_and_take(count)
 

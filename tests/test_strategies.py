@@ -175,13 +175,13 @@ WRONG = {
     "several left out": (lambda shards: shards[3:], r"0 to 50 of .* and 2 more row groups"),
     "one twice": (lambda shards: [*shards, shards[0]], rf"rows 0 to 50 of {FIRST}, which shard 0 holds already"),
     "one twice in a shard": (lambda shards: [Shard(shards[0].splits * 2), *shards[1:]], "which shard 0 holds already"),
-    "half a row group": (lambda shards: [Shard((Split(FIRST, 0, 25),)), *shards[1:]], "rows 0 to 25 of .* no whole"),
+    "half a row group": (lambda shards: [Shard((Split(FIRST, 0, 25),)), *shards[1:]], "rows 0 to 25 of .* not whole"),
     "rows beyond the end": (lambda shards: [Shard((Split(FIRST, 0, 999),)), *shards[3:]], "rows 0 to 999"),
     "no rows": (lambda shards: [Shard((Split(FIRST, 0, 0),)), *shards], "rows 0 to 0"),
     "negative rows": (lambda shards: [Shard((Split(FIRST, 50, -50),)), *shards], "rows 50 to 0"),
-    "another file": (lambda shards: [*shards, Shard((Split("x.parquet", 0, 5),))], r"'x.parquet', which is none"),
-    "no splits": (lambda shards: [*shards, Shard(())], "is no plain bundle"),
-    "rounds": (lambda shards: [Shard(shards[0].splits, rounds=2), *shards[1:]], "is no plain bundle"),
+    "another file": (lambda shards: [*shards, Shard((Split("x.parquet", 0, 5),))], r"'x.parquet', which is not a file"),
+    "no splits": (lambda shards: [*shards, Shard(())], "is not a plain bundle"),
+    "rounds": (lambda shards: [Shard(shards[0].splits, rounds=2), *shards[1:]], "is not a plain bundle"),
     "nothing": (lambda _: [], r"no shard holds rows 0 to 50"),
 }
 

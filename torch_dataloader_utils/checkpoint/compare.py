@@ -1,15 +1,28 @@
-"""How a checkpoint differs from the run that loads it, and the error that says so. Pure."""
+"""How saved states differ from the run that loads them and from one another, and the errors that say so. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedFile, SavedState, dump_splits
-from torch_dataloader_utils.errors import CheckpointMismatchError, Difference
+from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, RankMismatchError
 from torch_dataloader_utils.planning.manifest import DESCRIBED, TEXT, DataFile, Manifest, Split
+from torch_dataloader_utils.planning.plan import DeliveredBaseline
 
-__all__ = ["TOPOLOGY", "FileChanges", "compare_files", "mismatch", "shorten", "touched_files"]
+__all__ = [
+    "TOPOLOGY",
+    "FileChanges",
+    "compare_files",
+    "compare_settings",
+    "mismatch",
+    "require_each_rank",
+    "require_row_groups",
+    "shorten",
+    "touched_files",
+]
 
 
 SHOWN = 5
@@ -17,45 +30,46 @@ SHOWN = 5
 
 
 TOPOLOGY = ("num_workers", "num_ranks", "rank", "virtual_ranks", "virtual_workers", "uneven_ranks", "global_batch_size")
-"""Settings that an elastic resume may change."""
+"""Settings that an elastic load may change."""
 
 
-def touched_files(saved: SavedState, manifest: Manifest) -> list[str]:
-    """Return the files whose modification time alone differs from the state's."""
-    before = {file.path: file for file in saved.files or ()}
-
-    def is_touched(file: DataFile) -> bool:
-        then = before.get(file.path)
-        if then is None or then.modified is None or file.modified is None:
-            return False
-        same_version = file.etag is not None and file.etag == then.etag
-        return file.modified != then.modified and not same_version and not _differs(then, file)
-
-    return [file.path for file in manifest.files if is_touched(file)]
+def compare_settings(saved: SavedState, run: Run, may_differ: Collection[str]) -> list[Difference]:
+    """Return the settings that differ between a state and the run, but for those that may."""
+    settings = run.settings()
+    return [
+        Difference(name, value, settings[name])
+        for name, value in saved.settings.items()
+        if value != settings[name] and name not in may_differ
+    ]
 
 
-def shorten(paths: Sequence[str]) -> str:
-    """Return a list of paths as a message shows it: the first few, and how many more."""
-    more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
-    return ", ".join(paths[:SHOWN]) + more
+# Files -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class FileChanges:
-    """How the data files differ from those of a checkpoint, by relative path."""
+    """How the data files differ from those of a checkpoint, by relative path.
+
+    Attributes:
+        added: Files that the checkpoint does not list.
+        removed: Files that the checkpoint lists and that do not exist any more.
+        changed: Files with another size, digest or etag.
+        fingerprints: The manifest's fingerprint in the checkpoint and now, where they differ.
+        described: Whether a `_metadata` file described the files at the checkpoint, and whether one does now.
+    """
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     fingerprints: tuple[str, str] | None = None
-    described: tuple[bool, bool] = (False, False)  # by `_metadata`: then, and now
+    described: tuple[bool, bool] = (False, False)
 
     def __bool__(self) -> bool:
         return bool(self.added or self.removed or self.changed or self.fingerprints)
 
 
 def compare_files(saved: SavedState, manifest: Manifest) -> FileChanges:
-    """Return how today's files differ from those that a state was saved on."""
+    """Return how the files differ from those of a state."""
     fingerprints = None
     if saved.fingerprint != manifest.fingerprint:
         fingerprints = (saved.fingerprint, manifest.fingerprint)
@@ -72,20 +86,73 @@ def compare_files(saved: SavedState, manifest: Manifest) -> FileChanges:
     )
 
 
+def touched_files(saved: SavedState, manifest: Manifest) -> list[str]:
+    """Return the files of which only the modification time differs from the state's."""
+    before = {file.path: file for file in saved.files or ()}
+
+    def is_touched(file: DataFile) -> bool:
+        then = before.get(file.path)
+        return then is not None and _is_modified(then, file) and not _differs(then, file)
+
+    return [file.path for file in manifest.files if is_touched(file)]
+
+
 def _is_described(file: SavedFile | DataFile) -> bool:
     return file.digest.startswith(DESCRIBED)
 
 
 def _differs(before: SavedFile, now: DataFile) -> bool:
     etags = before.etag is not None and now.etag is not None and before.etag != now.etag
-    return (before.size, before.digest) != (now.size, now.digest) or etags or _is_rewritten_text(before, now)
+    # The digest of text covers its first and last bytes alone, so that a new modification time counts as a change.
+    rewritten_text = now.digest.startswith(TEXT) and _is_modified(before, now)
+    return (before.size, before.digest) != (now.size, now.digest) or etags or rewritten_text
 
 
-def _is_rewritten_text(before: SavedFile, now: DataFile) -> bool:
-    """Whether a file without a footer was written anew, as far as its modification time tells."""
+def _is_modified(before: SavedFile, now: DataFile) -> bool:
+    """Whether the modification times differ, as far as both are known, and no equal etags show the same version."""
     same_version = now.etag is not None and before.etag == now.etag
     times = before.modified is not None and now.modified is not None and before.modified != now.modified
-    return now.digest.startswith(TEXT) and times and not same_version
+    return times and not same_version
+
+
+# What states must be -----------------------------------------------------------------------------------------------
+
+
+def require_each_rank(states: Sequence[SavedState]) -> None:
+    """Raise unless there is one state of each rank.
+
+    Raises:
+        RankMismatchError: If there is not; the message names the ranks.
+    """
+    counts = sorted({state.num_ranks for state in states})
+    if len(counts) > 1:
+        saved = ", ".join(f"rank {state.rank} of {state.num_ranks}" for state in states)
+        msg = f"the states were saved under different numbers of ranks: {saved}"
+        raise RankMismatchError(msg)
+    ranks = [state.rank for state in states]
+    missing = sorted(set(range(counts[0])).difference(ranks))
+    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    if twice:
+        msg = f"the states of ranks {twice} are given more than once: give the state of each of the {counts[0]} ranks "
+        msg += "once"
+        raise RankMismatchError(msg)
+    if missing:
+        msg = f"the states of ranks {missing} are missing: all {counts[0]} ranks' states are needed, and {ranks} given"
+        raise RankMismatchError(msg)
+
+
+def require_row_groups(baseline: DeliveredBaseline, manifest: Manifest) -> None:
+    """Raise unless a baseline's ranges, and the splits of its partial shards, are whole row groups of the files."""
+    bounds = {
+        file.path: set(accumulate((group.rows for group in file.row_groups), initial=0)) for file in manifest.files
+    }
+    for split in [*baseline.done, *(split for partial in baseline.partial for split in partial.shard.present)]:
+        ends = {split.row_offset, split.row_offset + split.row_length}
+        if not ends <= bounds.get(split.path, set()):
+            raise mismatch((), FileChanges(), (split,), manifest)
+
+
+# The error ---------------------------------------------------------------------------------------------------------
 
 
 ADVICE = {
@@ -101,33 +168,24 @@ ADVICE = {
 def mismatch(
     differences: Sequence[Difference], files: FileChanges, lost: tuple[Split, ...] | None, manifest: Manifest
 ) -> CheckpointMismatchError:
-    """Return the error that says all of it, and what to do.
+    """Return the error that names every difference and says what to do.
 
     Args:
         differences: Settings that differ.
         files: Files that differ.
-        lost: Row ranges that the checkpoint records and today's plan does not hold, or None.
-        manifest: Today's files.
+        lost: Row ranges that the checkpoint records and this run's plan does not have, or None.
+        manifest: The files of this run.
     """
-    lines = ["the checkpoint was taken under another plan than this run's; nothing was changed:"]
-    lines += [f"  - {difference}" for difference in differences]
-    for verb, paths in (("added", files.added), ("removed", files.removed), ("changed", files.changed)):
-        if paths:
-            lines.append(f"  - files {verb} since the checkpoint: {shorten(paths)}")
-    if files.changed and files.described == (True, False):
-        lines.append("  - `_metadata` described the files then and does not now, so that they cannot be compared")
-    elif files.changed and files.described == (False, True):
-        lines.append("  - `_metadata` describes the files now and did not then, so that they cannot be compared")
-    if files.fingerprints and not (files.added or files.removed or files.changed):
-        before, now = files.fingerprints
-        lines.append(f"  - the file list changed: checkpoint={before!r}, current={now!r} (fingerprints)")
+    lines = ["the checkpoint was saved under another plan than this run's; nothing was changed:"]
+    lines += [f"  - {line}" for line in (*map(str, differences), *_file_lines(files))]
     if lost is not None:
         unit = "rows" if manifest.counts_rows else "bytes"
         shown = "; ".join(
             f"{manifest.full_path(s.path)} {unit} {s.row_offset} to {s.row_offset + s.row_length}" for s in lost[:SHOWN]
         )
         lines.append(f"  the shard [{shown}] of the checkpoint is not in this rank's plan of today")
-    lines.append("What to do: " + "; or ".join([*_advice(differences, files), "begin the epoch anew without a state"]))
+    advice = "; or ".join([*_advice(differences, files), "start the epoch from its beginning, without a state"])
+    lines.append(f"What to do: {advice}")
     return CheckpointMismatchError(
         "\n".join(lines),
         differences=tuple(differences),
@@ -138,6 +196,25 @@ def mismatch(
     )
 
 
+def shorten(paths: Sequence[str]) -> str:
+    """Return a list of paths as a message shows it: the first few, and how many more."""
+    more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
+    return ", ".join(paths[:SHOWN]) + more
+
+
+def _file_lines(files: FileChanges) -> Iterator[str]:
+    for verb, paths in (("added", files.added), ("removed", files.removed), ("changed", files.changed)):
+        if paths:
+            yield f"files {verb} since the checkpoint: {shorten(paths)}"
+    if files.changed and files.described == (True, False):
+        yield "`_metadata` described the files then and does not now, so that they cannot be compared"
+    elif files.changed and files.described == (False, True):
+        yield "`_metadata` describes the files now and did not then, so that they cannot be compared"
+    if files.fingerprints and not (files.added or files.removed or files.changed):
+        before, now = files.fingerprints
+        yield f"the file list changed: checkpoint={before!r}, current={now!r} (fingerprints)"
+
+
 def _advice(differences: Sequence[Difference], files: FileChanges) -> Iterator[str]:
     settings = [difference for difference in differences if difference.name not in (*ADVICE, "rows")]
     if settings:
@@ -145,11 +222,11 @@ def _advice(differences: Sequence[Difference], files: FileChanges) -> Iterator[s
         yield f"create the loader with {wanted}"
     yield from (ADVICE[difference.name] for difference in differences if difference.name in ADVICE)
     if files:
-        yield "bring the files back to what they were"
-    settled = files.described[0] == files.described[1]
-    if files and settled and all(difference.name in (*TOPOLOGY, "rows") for difference in differences):
+        yield "restore the files of the checkpoint"
+    comparable = files.described[0] == files.described[1]
+    if files and comparable and all(difference.name in (*TOPOLOGY, "rows") for difference in differences):
         yield "load_state_dict(states, strict=False, on_changed_files='continue') with the states of all ranks"
     elif not files and any(difference.name in TOPOLOGY for difference in differences):
         others = [difference for difference in differences if difference.name not in TOPOLOGY]
         under = "".join(f", {difference.name}={difference.checkpoint!r}" for difference in others)
-        yield f"load_state_dict(states, strict=False) with the states of all ranks{under}: it plans what is left anew"
+        yield f"load_state_dict(states, strict=False) with the states of all ranks{under}: it plans the rest again"

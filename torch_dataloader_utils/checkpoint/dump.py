@@ -1,7 +1,7 @@
-"""Progress to a state: plain values, the same whoever reads them. Pure.
+"""Progress to a state of plain values. Pure.
 
-A state names what was delivered by content (path, row offset, row length), so that a resume can tell whether today's
-plan still holds what the checkpoint speaks of.
+A state names what was delivered by content (path, row offset, row length), so that a resume can tell whether its plan
+still has what the state records.
 """
 
 from __future__ import annotations
@@ -15,43 +15,41 @@ from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import MOST_FILES, STATE_VERSION, dump_splits
 from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, DeliveredBaseline, Shard, ShardSlice
-from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_row_numbers, row_numbers
+from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_row_numbers, row_numbers, size_of
 
 __all__ = ["dump_state"]
 
 
 MOST_BYTES = 500_000
-"""Above this many bytes of JSON, done ranges are recorded as row numbers of the whole manifest, not written out."""
+"""Above this many bytes of JSON, ranges are recorded as row numbers of the whole manifest, not by path."""
 
 
 BYTES_OF_A_RANGE = 80
-"""What a range takes in JSON beside its path, at most."""
+"""The most bytes of JSON that a range needs in addition to its path."""
 
 
 def dump_state(run: Run, epoch: int, progress: Progress) -> dict[str, Any]:
     """Return the progress as a state: dictionaries, lists, strings, integers, booleans and None.
 
     Args:
-        run: What the state belongs to.
+        run: The run that saves it.
         epoch: The epoch.
-        progress: How far this rank has come in it.
+        progress: This rank's progress in it.
 
     Returns:
-        A new state that shares nothing with anything else. It holds no credentials and survives JSON and
+        A new state, which shares no object with other states. It has no credentials, and survives JSON and
         ``torch.load(..., weights_only=True)``.
     """
     manifest = run.manifest
     delivered = _Delivered.of(progress)
-    started = delivered.started
-    by_number = _is_long(manifest, [*delivered.done, *started])
+    by_number = _is_long(manifest, [*delivered.done, *delivered.partial])
     done_ranges: dict[str, Any] = {"completed_shards": []}
     if by_number:
         done_ranges["completed_rows"] = merged_row_numbers(manifest, _splits(delivered.done))
     else:
         done_ranges["completed_shards"] = [{"splits": dump_splits(manifest, shard.splits)} for shard in delivered.done]
-    in_progress = [_dump_started(manifest, shard, windows, by_number) for shard, windows in started.items()]
-    for shard, windows in delivered.repeated.items():
-        in_progress.append(_dump_started(manifest, shard, windows, by_number) | {"repeats": True})
+    in_progress = [_dump_partial(manifest, *shard, by_number) for shard in delivered.partial.items()]
+    repeated = [_dump_partial(manifest, *shard, by_number) for shard in delivered.repeated.items()]
     return {
         "version": STATE_VERSION,
         "plan_algorithm": PLAN_ALGORITHM,
@@ -65,23 +63,23 @@ def dump_state(run: Run, epoch: int, progress: Progress) -> dict[str, Any]:
         "plan": run.plan(),
         "files": [entry.copy() for entry in manifest.entries] if len(manifest.files) <= MOST_FILES else None,
         **done_ranges,
-        "in_progress": in_progress,
+        "in_progress": [*in_progress, *(shard | {"repeats": True} for shard in repeated)],
         "base": None if progress.baseline is None else _dump_baseline(manifest, progress.baseline),
     }
 
 
 @dataclass(frozen=True, slots=True)
 class _Delivered:
-    """What a rank has delivered, shard by shard.
+    """What a rank has delivered, by shard.
 
     Attributes:
-        done: Shards of which it has delivered all.
-        started: The windows that it has delivered of others.
-        repeated: The windows that it has delivered of shards which count where others delivered them.
+        done: Shards of which it has delivered all rows.
+        partial: Its delivered windows of other shards.
+        repeated: Its delivered windows of rows that another slice delivers as well, and that count there.
     """
 
     done: list[Shard]
-    started: Mapping[Shard, Windows]
+    partial: Mapping[Shard, Windows]
     repeated: Mapping[Shard, Windows]
 
     @classmethod
@@ -98,12 +96,12 @@ class _Delivered:
                     done.append(shard)
                 else:
                     parts.setdefault(shard, []).append((shard_slice.start, shard_slice.stop))
-        started = {shard: merged(windows) for shard, windows in parts.items()}
-        for shard, windows in list(started.items()):
+        partial = {shard: merged(windows) for shard, windows in parts.items()}
+        for shard, windows in list(partial.items()):
             if windows == ((0, shard.rows),) and not shard.missing:
                 done.append(shard)
-                del started[shard]
-        return cls(done, started, {shard: merged(windows) for shard, windows in repeated.items()})
+                del partial[shard]
+        return cls(done, partial, {shard: merged(windows) for shard, windows in repeated.items()})
 
 
 def _is_whole(shard_slice: ShardSlice) -> bool:
@@ -115,19 +113,19 @@ def _splits(shards: Iterable[Shard]) -> list[Split]:
 
 
 def _is_long(manifest: Manifest, shards: Sequence[Shard]) -> bool:
-    """Whether the shards' ranges may take more bytes of JSON than a state has for them when they are written out."""
-    room = MOST_BYTES - BYTES_OF_A_RANGE * sum([len(shard.splits) for shard in shards])
+    """Whether the shards' ranges may need more bytes of JSON than a state has for ranges by path."""
+    most = MOST_BYTES - BYTES_OF_A_RANGE * sum([len(shard.splits) for shard in shards])
     lengths = manifest.written_lengths
-    return room < 0 or sum(lengths.get(split.path, 0) for split in _splits(shards)) > room
+    return most < 0 or sum(lengths.get(split.path, 0) for split in _splits(shards)) > most
 
 
-def _dump_started(manifest: Manifest, shard: Shard, windows: Windows, by_number: bool) -> dict[str, Any]:  # noqa: FBT001
+def _dump_partial(manifest: Manifest, shard: Shard, windows: Windows, by_number: bool) -> dict[str, Any]:  # noqa: FBT001
     entry: dict[str, Any] = {"splits": []}
-    if by_number and not shard.missing:  # an missing split has no number
+    if by_number and not shard.missing:  # the files of a missing split may be gone, and with them its row numbers
         entry["rows"] = row_numbers(manifest, shard.splits)
     else:
         entry["splits"] = dump_splits(manifest, shard.splits)
-    entry["rows_delivered"] = sum(stop - start for start, stop in windows)
+    entry["rows_delivered"] = size_of(windows)
     if windows != ((0, entry["rows_delivered"]),):
         entry["windows"] = [list(window) for window in windows]
     if shard.rounds > 1:
@@ -138,10 +136,10 @@ def _dump_started(manifest: Manifest, shard: Shard, windows: Windows, by_number:
 
 
 def _dump_baseline(manifest: Manifest, baseline: DeliveredBaseline) -> dict[str, Any]:
-    by_number = _is_long(manifest, [one.shard for one in baseline.partial])
+    by_number = _is_long(manifest, [partial.shard for partial in baseline.partial])
     return {
         "batches_delivered": baseline.batches,
         "completed_rows": merged_row_numbers(manifest, baseline.done),
-        "in_progress": [_dump_started(manifest, one.shard, one.windows, by_number) for one in baseline.partial],
+        "in_progress": [_dump_partial(manifest, part.shard, part.windows, by_number) for part in baseline.partial],
         "left_out": list(baseline.left_out),
     }

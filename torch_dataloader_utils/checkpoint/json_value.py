@@ -1,53 +1,67 @@
-"""A value from outside and where it stands in what it is part of, so that an error can say so. Pure."""
+"""A value from a state, and its path in the state, so that an error can name it. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 
-__all__ = ["Place"]
+__all__ = ["JsonValue"]
 
 
 _MISSING = object()
 
 
-class Place:
-    """A value in a state and where it stands, so that an error can say so."""
+class JsonValue:
+    """A value from outside, and its path in what it is part of, such as ``state['plan']['rows']``.
 
-    def __init__(self, value: object, name: str) -> None:
+    Each method checks that the value has the type that its name says, and returns the value or raises a ValueError.
+    """
+
+    def __init__(self, value: object, path: str) -> None:
         self.value = value
-        self.name = name
+        self.path = path
 
     def fail(self, wanted: str) -> ValueError:
-        """Return the error that says what was expected in this place."""
-        shown = "is missing" if self.value is _MISSING else f"is {type(self.value).__name__} {self.value!r:.80}"
-        return ValueError(f"not a state of this package: {self.name} {shown}, expected {wanted}")
+        """Return the error that names the value, its path, and what was expected."""
+        shown = "is missing" if self.missing else f"is {type(self.value).__name__} {self.value!r:.80}"
+        return ValueError(f"not a state of this package: {self.path} {shown}, expected {wanted}")
 
-    def __getitem__(self, key: str) -> Place:
+    def __getitem__(self, key: str) -> JsonValue:
         if not isinstance(self.value, Mapping):
             raise self.fail("a dictionary")
-        return Place(self.value.get(key, _MISSING), f"{self.name}[{key!r}]")
+        return JsonValue(self.value.get(key, _MISSING), f"{self.path}[{key!r}]")
 
-    def items(self) -> list[Place]:
+    def items(self) -> list[JsonValue]:
         """Return the values of a list."""
         if not isinstance(self.value, Sequence) or isinstance(self.value, (str, bytes)):
             raise self.fail("a list")
-        return [Place(value, f"{self.name}[{number}]") for number, value in enumerate(self.value)]
+        return [JsonValue(value, f"{self.path}[{index}]") for index, value in enumerate(self.value)]
 
-    def optional_items(self) -> list[Place]:
-        """Return the values of a list; none where there is no such value."""
+    def optional_items(self) -> list[JsonValue]:
+        """Return the values of a list; an empty list where the value is missing."""
         return [] if self.missing else self.items()
 
     @property
     def missing(self) -> bool:
-        """Whether there is no such value at all."""
+        """Whether the dictionary has no such key."""
         return self.value is _MISSING
 
+    @property
+    def is_null(self) -> bool:
+        """Whether the value is None. A missing value is an error."""
+        if self.missing:
+            raise self.fail("a value or None")
+        return self.value is None
+
     def integer(self, least: int | None = 0) -> int:
-        """Return an integer of at least `least`, or any if that is None."""
+        """Return an integer of at least `least`, or any integer if `least` is None."""
         if type(self.value) is not int or (least is not None and self.value < least):
             raise self.fail("an integer" if least is None else f"an integer of at least {least}")
         return self.value
+
+    def optional_integer(self, least: int = 0) -> int | None:
+        """Return an integer of at least `least`, or None."""
+        return None if self.is_null else self.integer(least)
 
     def boolean(self) -> bool:
         """Return True or False."""
@@ -55,11 +69,15 @@ class Place:
             raise self.fail("true or false")
         return self.value
 
-    def text(self) -> str:
+    def string(self) -> str:
         """Return a string."""
         if not isinstance(self.value, str):
             raise self.fail("a string")
         return self.value
+
+    def optional_string(self) -> str | None:
+        """Return a string, or None."""
+        return None if self.is_null else self.string()
 
     def number(self) -> float:
         """Return a finite number."""
@@ -77,11 +95,4 @@ class Place:
         """Return one of some strings."""
         if self.value not in choices:
             raise self.fail(" or ".join(map(repr, choices)))
-        return self.text()
-
-    @property
-    def is_null(self) -> bool:
-        """Whether the value is None; a missing one is an error of its own."""
-        if self.value is _MISSING:
-            raise self.fail("a value or None")
-        return self.value is None
+        return self.string()

@@ -1,26 +1,41 @@
-"""The states of all ranks to one baseline, from which what is left of an epoch is planned anew. Pure.
+"""An elastic load: the states of all ranks to one baseline, from which the rest of an epoch is planned again. Pure.
 
-An elastic resume: under any number of ranks and workers, and, where that is wanted, over files that have changed.
+The states may have been saved under any number of ranks and workers and, if the caller allows it, over files that have
+changed since.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from torch_dataloader_utils.checkpoint.compare import TOPOLOGY, FileChanges, compare_files, mismatch
-from torch_dataloader_utils.checkpoint.restore import require_each_rank, require_row_groups
+from torch_dataloader_utils.checkpoint.compare import (
+    TOPOLOGY,
+    FileChanges,
+    compare_files,
+    compare_settings,
+    mismatch,
+    require_each_rank,
+    require_row_groups,
+)
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedShard, SavedState
-from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, RankMismatchError
+from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError
 from torch_dataloader_utils.planning.manifest import Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, Shard, ShardSlice
-from torch_dataloader_utils.planning.row_ranges import FileRows, gaps, merged, splits_of_rows
+from torch_dataloader_utils.planning.row_ranges import (
+    FileRows,
+    RowRange,
+    first_overlap,
+    gaps,
+    merged,
+    merged_splits,
+    splits_of_rows,
+)
 from torch_dataloader_utils.planning.shuffle import delivery_order
 
 __all__ = ["ON_CHANGED_FILES", "Merged", "OnChangedFiles", "merge_states"]
@@ -34,14 +49,14 @@ ON_CHANGED_FILES: tuple[str, ...] = get_args(OnChangedFiles)
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What states of all ranks come to.
+    """The states of all ranks, merged.
 
     Attributes:
         epoch: Their epoch.
         baseline: What was delivered of it.
         added: Files that are new since, by relative path.
-        lost_rows: For each file that is gone or was written anew, the rows that cannot be delivered any more; where
-            rows are not counted, the bytes.
+        lost_rows: For each file that was removed or rewritten, the number of rows that can no longer be delivered;
+            where rows are not counted, of bytes.
     """
 
     epoch: int
@@ -54,16 +69,16 @@ def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: On
     """Merge the states of all ranks.
 
     Args:
-        states: One of each rank, in any order.
-        run: What they must belong to, but for ranks, workers and how ranks are balanced.
+        states: One state of each rank, in any order.
+        run: The run that loads them. Its ranks, workers and balancing of ranks may differ from theirs.
         on_changed_files: Whether files that have changed are an error, or are left out.
 
     Returns:
         What was delivered.
 
     Raises:
-        RankMismatchError: If states are missing, or do not fit together; the message names the ranks.
-        CheckpointMismatchError: If the plan depends on something else that differs, or files have changed.
+        RankMismatchError: If states are missing, or contradict one another; the message names the ranks.
+        CheckpointMismatchError: If other settings differ, or files have changed.
         ValueError: If a state cannot have been saved by any run.
     """
     require_each_rank(states)
@@ -73,15 +88,14 @@ def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: On
     layout = _layout(first, run, files)
     claims = _Claims(first, layout)
     for state in states:
-        claims.add(state, layout)
+        claims.add(state)
     claims.require_apart()
     baseline = claims.baseline(states)
-    if not files:
-        require_row_groups(baseline, run.manifest)
-        return Merged(first.epoch, baseline)
-    kept, lost = _without_changed(baseline, first, run, {*files.removed, *files.changed}, layout)
-    require_row_groups(kept, run.manifest)
-    return Merged(first.epoch, kept, files.added, lost)
+    lost: dict[str, int] = {}
+    if files:
+        baseline, lost = _without_changed(baseline, first, run, {*files.removed, *files.changed}, layout)
+    require_row_groups(baseline, run.manifest)
+    return Merged(first.epoch, baseline, files.added, lost)
 
 
 # What must be equal ------------------------------------------------------------------------------------------------
@@ -104,22 +118,17 @@ def _require_together(states: Sequence[SavedState]) -> None:
 
 
 def _require_equal(saved: SavedState, run: Run, on_changed_files: OnChangedFiles) -> FileChanges:
-    """Return how files differ, if that and who reads is all that differs."""
-    settings = run.settings()
+    """Return how files differ. Raise if a setting differs that an elastic load may not change."""
     files = compare_files(saved, run.manifest)
     may_differ: tuple[str, ...] = TOPOLOGY
     if files and on_changed_files == "continue":
-        may_differ = (*TOPOLOGY, "rows", "split_strategy")  # what a strategy makes of other files is another thing
-    differences = [
-        Difference(name, value, settings[name])
-        for name, value in saved.settings.items()
-        if value != settings[name] and name not in may_differ
-    ]
+        may_differ = (*TOPOLOGY, "rows", "split_strategy")  # a strategy's digest covers the shards, and so the files
+    differences = compare_settings(saved, run, may_differ)
     if differences or (files and on_changed_files == "error"):
         raise mismatch(differences, files, None, run.manifest)
     if files and saved.root != run.manifest.root:
-        msg = f"files have changed, and with them the directory that all are in: {saved.root!r} then, "
-        msg += f"{run.manifest.root!r} now; so they cannot be told from one another: open the same directory as then"
+        msg = f"files have changed, and so has the directory that contains all of them: {saved.root!r} then, "
+        msg += f"{run.manifest.root!r} now. Their relative paths cannot be compared: open the same directory as then"
         raise CheckpointMismatchError(msg)
     if files.described[0] != files.described[1]:
         raise mismatch((), files, None, run.manifest)
@@ -127,12 +136,13 @@ def _require_equal(saved: SavedState, run: Run, on_changed_files: OnChangedFiles
 
 
 def _layout(saved: SavedState, run: Run, files: FileChanges) -> list[FileRows]:
-    """Return the files, each with its rows, that the row numbers of a state count."""
+    """Return the files, each with its rows, to which the row numbers of a state refer."""
     if not files:
         return run.manifest.rows_by_file
     if saved.files is None or any(file.rows is None for file in saved.files):
-        msg = "files have changed since the checkpoint, which does not list them: it cannot tell which have"
-        raise CheckpointMismatchError(f"{msg}; bring them back, or begin the epoch anew without a state")
+        msg = "files have changed since the checkpoint, and it does not list them, so that the changed files cannot be "
+        msg += "found; restore the files of the checkpoint, or start the epoch from its beginning, without a state"
+        raise CheckpointMismatchError(msg)
     return [(file.path, file.rows or 0) for file in saved.files]
 
 
@@ -140,86 +150,71 @@ def _layout(saved: SavedState, run: Run, files: FileChanges) -> list[FileRows]:
 
 
 class _Claims:
-    """What each rank says it has delivered."""
+    """What each rank, and the baseline that all of them share, record as delivered.
+
+    Args:
+        first: Any of the states.
+        layout: The files to which row numbers refer.
+    """
 
     def __init__(self, first: SavedState, layout: Sequence[FileRows]) -> None:
+        self._layout = layout
         self._done: list[tuple[Split, str]] = []
         self._shards: dict[tuple[Split, ...], Shard] = {}
         self._windows: dict[tuple[Split, ...], list[tuple[int, int, str]]] = defaultdict(list)
-        if first.baseline is not None:
-            self._claim(
-                "an earlier resume",
-                splits_of_rows(layout, first.baseline.completed_rows),
-                first.baseline.in_progress,
-                layout,
-            )
+        saved = first.baseline
+        if saved is not None:
+            self._claim("an earlier resume", splits_of_rows(layout, saved.completed_rows), saved.in_progress)
 
-    def add(self, state: SavedState, layout: Sequence[FileRows]) -> None:
-        """Add what a rank has delivered; what it repeated counts where others deliver it."""
-        done = [split for shard in state.completed for split in shard.splits]
-        done += splits_of_rows(layout, state.completed_rows)
-        self._claim(f"rank {state.rank}", done, state.in_progress, layout)
+    def add(self, state: SavedState) -> None:
+        """Add what a rank has delivered."""
+        self._claim(f"rank {state.rank}", state.done(self._layout), state.in_progress)
 
-    def _claim(
-        self, who: str, done: Iterable[Split], started: Iterable[SavedShard], layout: Sequence[FileRows]
-    ) -> None:
-        self._done += [(split, who) for split in done]
-        for saved in started:
-            if saved.repeats:
+    def _claim(self, claimant: str, done: Iterable[Split], partial: Iterable[SavedShard]) -> None:
+        self._done += [(split, claimant) for split in done]
+        for saved in partial:
+            if saved.repeats:  # the rank whose rows were repeated records them as well
                 continue
-            splits = saved.splits or tuple(splits_of_rows(layout, saved.rows))
-            self._shards[splits] = Shard(splits, saved.rounds, saved.missing)
-            self._windows[splits] += [(start, stop, who) for start, stop in saved.windows]
+            shard = saved.partial(self._layout).shard
+            self._shards[shard.splits] = shard
+            self._windows[shard.splits] += [(start, stop, claimant) for start, stop in saved.windows]
 
     def require_apart(self) -> None:
         """Raise if a row was delivered twice."""
-        ranges = [(split.path, split.row_offset, split.row_offset + split.row_length, who) for split, who in self._done]
+        ranges = [RowRange.of(split, claimant) for split, claimant in self._done]
         for splits, windows in self._windows.items():
-            who = " and ".join(dict.fromkeys(who for *_, who in windows))
-            ranges += [(split.path, split.row_offset, split.row_offset + split.row_length, who) for split in splits]
-            within = [("the shard", *window) for window in windows]
+            claimants = " and ".join(dict.fromkeys(claimant for *_, claimant in windows))
+            ranges += [RowRange.of(split, claimants) for split in splits]
+            within = [RowRange("the shard", *window) for window in windows]
             _require_apart(within, f"of the shard that begins with row {splits[0].row_offset} of {splits[0].path}")
         _require_apart(ranges, "")
 
     def baseline(self, states: Sequence[SavedState]) -> DeliveredBaseline:
         """Return all of it together."""
         done = [split for split, _ in self._done]
-        started = []
+        partial = []
         for splits, shard in self._shards.items():
             windows = merged((start, stop) for start, stop, _ in self._windows[splits])
             if gaps(windows, shard.rows):
-                started.append(PartialShard(shard, windows))
+                partial.append(PartialShard(shard, windows))
             else:
-                done += [split for place, split in enumerate(splits) if place not in shard.missing]
+                done += shard.present
         baseline = states[0].baseline
         return DeliveredBaseline(
-            done=tuple(_joined(done)),
-            partial=tuple(sorted(started, key=lambda one: one.shard.splits)),
+            done=tuple(merged_splits(done)),
+            partial=tuple(sorted(partial, key=lambda partial: partial.shard.splits)),
             left_out=() if baseline is None else baseline.left_out,
             batches=max(state.batches_delivered for state in states),
         )
 
 
-def _require_apart(ranges: list[tuple[str, int, int, str]], where: str) -> None:
-    ordered = sorted(ranges)
-    for (path, _, stop, who), (other, start, _, also) in pairwise(ordered):
-        if path == other and start < stop:
-            msg = f"the states overlap: {who} and {also} both record row {start} {where or f'of {path}'} as delivered, "
-            msg += "or as part of a shard under way; give the states that all ranks saved at one checkpoint"
-            raise RankMismatchError(msg)
-
-
-def _joined(splits: Iterable[Split]) -> Iterator[Split]:
-    held: Split | None = None
-    for split in sorted(splits):
-        if held is not None and (held.path, held.row_offset + held.row_length) == (split.path, split.row_offset):
-            held = Split(held.path, held.row_offset, held.row_length + split.row_length)
-            continue
-        if held is not None:
-            yield held
-        held = split
-    if held is not None:
-        yield held
+def _require_apart(ranges: Iterable[RowRange], where: str) -> None:
+    overlap = first_overlap(ranges)
+    if overlap is not None:
+        (path, _, _, claimant), (_, start, _, other) = overlap
+        msg = f"the states overlap: {claimant} and {other} both record row {start} {where or f'of {path}'} as "
+        msg += "delivered, or as part of a shard in progress; give the states that all ranks saved at one checkpoint"
+        raise RankMismatchError(msg)
 
 
 # Files that changed ------------------------------------------------------------------------------------------------
@@ -228,55 +223,64 @@ def _joined(splits: Iterable[Split]) -> Iterator[Split]:
 def _without_changed(
     baseline: DeliveredBaseline, saved: SavedState, run: Run, changed: set[str], layout: Sequence[FileRows]
 ) -> tuple[DeliveredBaseline, dict[str, int]]:
-    """Return what was delivered of the files that are as they were, and the rows that are lost with each other."""
+    """Return what was delivered of the unchanged files, and for each changed file the rows that are lost."""
     lost = {path: rows for path, rows in layout if path in changed and path not in baseline.left_out}
     for split in baseline.done:
         if split.path in lost:
             lost[split.path] -= split.row_length
-    started = []
-    for one in baseline.partial:
-        missing = {place for place, split in enumerate(one.shard.splits) if split.path in changed}
-        if missing <= set(one.shard.missing):
-            started.append(one)
+    partial = []
+    for shard in baseline.partial:
+        missing = {index for index, split in enumerate(shard.shard.splits) if split.path in changed}
+        if missing <= set(shard.shard.missing):
+            partial.append(shard)
             continue
-        if run.filter_digest is not None or not run.manifest.counts_rows:
-            why = "through a filter" if run.filter_digest is not None else "and not counted"
-            paths = sorted({one.shard.splits[place].path for place in missing})
-            msg = f"{paths} changed while rows of them were being delivered together with others, {why}: "
-            msg += "which of the others were delivered cannot be told; bring the files back, or begin the epoch anew"
-            raise CheckpointMismatchError(msg, files_changed=tuple(paths))
-        kept = _with_absent(one, missing, run, saved.epoch, lost)
+        _require_known_rows(shard, missing, run)
+        kept = _without_splits(shard, missing, run, saved.epoch, lost)
         if kept is not None:
-            started.append(kept)
-    return (
-        DeliveredBaseline(
-            done=tuple(split for split in baseline.done if split.path not in changed),
-            partial=tuple(started),
-            left_out=tuple(sorted({*baseline.left_out, *changed})),  # also if they come back
-            batches=baseline.batches,
-        ),
-        lost,
+            partial.append(kept)
+    kept_baseline = DeliveredBaseline(
+        done=tuple(split for split in baseline.done if split.path not in changed),
+        partial=tuple(partial),
+        left_out=tuple(sorted({*baseline.left_out, *changed})),  # also if the same files return later in the epoch
+        batches=baseline.batches,
     )
+    return kept_baseline, lost
 
 
-def _with_absent(
-    one: PartialShard, missing: set[int], run: Run, epoch: int, lost: dict[str, int]
+def _require_known_rows(partial: PartialShard, missing: set[int], run: Run) -> None:
+    """Raise unless it is known which delivered rows of a partial shard are of which file."""
+    if run.filter_digest is None and run.manifest.counts_rows:
+        return
+    # Windows count the rows that the filter left. Only the changed files would show which rows these were.
+    why = "through a filter" if run.filter_digest is not None else "and not counted"
+    paths = sorted({partial.shard.splits[index].path for index in missing})
+    msg = f"{paths} changed while rows of them were being delivered together with rows of other files, {why}: which of "
+    msg += "the others were delivered is not known; restore the files of the checkpoint, or start the epoch from its "
+    msg += "beginning, without a state"
+    raise CheckpointMismatchError(msg, files_changed=tuple(paths))
+
+
+def _without_splits(
+    partial: PartialShard, missing: set[int], run: Run, epoch: int, lost: dict[str, int]
 ) -> PartialShard | None:
-    """Return a shard that was under way without splits that cannot be read any more; None if nothing is left of it."""
-    shard = one.shard
+    """Return a partial shard without splits that cannot be read any more; None if no row of it is left.
+
+    The delivered rows of these splits are subtracted from those that are lost.
+    """
+    shard = partial.shard
     order = delivery_order(ShardSlice(shard), seed=run.options.row_shuffle_seed, epoch=epoch)
     ends = np.cumsum([split.row_length for split in shard.splits])
-    places = np.searchsorted(ends, order, side="right")  # the split of each delivered row
-    gone = np.isin(places, sorted(missing))
+    split_of_row = np.searchsorted(ends, order, side="right")
+    gone = np.isin(split_of_row, sorted(missing))
     delivered = np.zeros(len(order), dtype=bool)
-    for start, stop in one.windows:
+    for start, stop in partial.windows:
         delivered[start:stop] = True
-    for place in missing:
-        path = shard.splits[place].path
+    for index in missing:
+        path = shard.splits[index].path
         if path in lost:
-            lost[path] -= int(np.count_nonzero(delivered & (places == place)))
-    before = np.concatenate([[0], np.cumsum(~gone)])
-    windows = merged((int(before[start]), int(before[stop])) for start, stop in one.windows)
+            lost[path] -= int(np.count_nonzero(delivered & (split_of_row == index)))
+    # A window's bounds move down by the number of removed rows before them.
+    kept = np.concatenate([[0], np.cumsum(~gone)])
+    windows = merged((int(kept[start]), int(kept[stop])) for start, stop in partial.windows)
     left = Shard(shard.splits, shard.rounds, tuple(sorted({*shard.missing, *missing})))
-    windows = tuple((start, stop) for start, stop in windows if start < stop)
-    return PartialShard(left, windows) if left.rows else None
+    return PartialShard(left, tuple((start, stop) for start, stop in windows if start < stop)) if left.rows else None

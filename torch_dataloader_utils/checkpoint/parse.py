@@ -1,16 +1,17 @@
-"""A state from outside, checked value by value before anything uses it. Pure.
+"""A state from outside to frozen values. Pure.
 
-Whatever is loaded, a wrong value ends in a ``ValueError`` that names its place, never in a ``KeyError`` further on.
+Every value is checked before anything uses it: a damaged state raises a ``ValueError`` that names the wrong value,
+never a ``KeyError`` further on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from torch_dataloader_utils.checkpoint.json_value import Place
+from torch_dataloader_utils.checkpoint.json_value import JsonValue
 from torch_dataloader_utils.checkpoint.saved_state import (
     STATE_VERSION,
     SavedBaseline,
@@ -20,23 +21,24 @@ from torch_dataloader_utils.checkpoint.saved_state import (
 )
 from torch_dataloader_utils.planning.manifest import Split, root_prefix
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS
+from torch_dataloader_utils.planning.row_ranges import RowRange, Windows, first_overlap, size_of
 
 __all__ = ["parse_state", "parse_states"]
 
 
 MOST_WORKERS = 10_000
-"""More workers than any machine runs: a number above it is damage, and planning for it would take forever."""
+"""More workers than any machine runs. A larger number is damage, and planning for it would take hours."""
 
 
 FILE_REQUIRED = ("path", "size", "digest")
 
 
 FILE_OPTIONAL = ("etag", "modified", "rows")
-"""What a file's entry holds, in order."""
+"""What a file's entry holds, in order, after what it must hold."""
 
 
 def parse_states(raw: object) -> list[SavedState]:
-    """Check one state, or a list of them, and return them as frozen values; equal file tables are checked once."""
+    """Check a state, or a list of states, and return them as frozen values. Equal file tables are checked once."""
     states = list(raw) if isinstance(raw, (list, tuple)) else [raw]
     if not states:
         msg = "not a state of this package: state is an empty list, expected this rank's state or those of all ranks"
@@ -50,15 +52,15 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
 
     Args:
         raw: What ``state_dict()`` returned, possibly through JSON or ``torch.save``.
-        known: A state that is checked, and what it is as frozen values: its file table need not be checked again.
+        known: Another raw state and what it was parsed to. An equal file table is taken from it, not checked again.
 
     Returns:
         The state.
 
     Raises:
-        ValueError: If it is not such a state; the message names the place.
+        ValueError: If it is not such a state; the message names the wrong value.
     """
-    state = Place(raw, "state")
+    state = JsonValue(raw, "state")
     version = state["version"].integer()
     if version != STATE_VERSION:
         msg = (
@@ -67,7 +69,7 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         )
         raise ValueError(msg)
     plan = state["plan"]
-    root = plan["root"].text()
+    root = plan["root"].string()
     settings = _settings(state, plan)
     next_worker = state["next_worker"].integer()
     if next_worker >= max(1, settings["virtual_workers"] or settings["num_workers"]):
@@ -77,43 +79,39 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
     else:
         files = None if state["files"].is_null else _files(state["files"])
     tree = _Tree(root, {file.path: file.rows for file in files or ()})
-    completed = tuple(_shard(place, tree) for place in state["completed_shards"].items())
-    in_progress = _started_shards(state["in_progress"], tree, settings["rows"])
-    own = [shard for shard in in_progress if not shard.repeats]
-    _refuse_overlap([(split.path, *_ends(split)) for shard in [*completed, *own] for split in shard.splits])
+    completed = tuple(SavedShard(_splits(shard, tree)) for shard in state["completed_shards"].items())
+    in_progress = _partial_shards(state["in_progress"], tree, settings["rows"])
+    _refuse_shared_rows([*completed, *in_progress])
     completed_rows = _rising_numbers(state["completed_rows"], settings["rows"])
     if completed and completed_rows:
-        raise state["completed_rows"].fail("an empty list beside completed_shards")
+        raise state["completed_rows"].fail("an empty list together with completed_shards")
     return SavedState(
         settings=settings,
         epoch=state["epoch"].integer(),
         batches_delivered=state["batches_delivered"].integer(),
         next_worker=next_worker,
-        fingerprint=plan["fingerprint"].text(),
+        fingerprint=plan["fingerprint"].string(),
         root=root,
         files=files,
         completed=completed,
         completed_rows=completed_rows,
         in_progress=in_progress,
-        baseline=None if state["base"].is_null else _base(state["base"], tree, settings["rows"]),
+        baseline=None if state["base"].is_null else _baseline(state["base"], tree, settings["rows"]),
     )
 
 
-def _base(place: Place, tree: _Tree, dataset_rows: int) -> SavedBaseline:
-    in_progress = _started_shards(place["in_progress"], tree, dataset_rows)
-    _refuse_overlap([(split.path, *_ends(split)) for shard in in_progress for split in shard.splits])
+def _baseline(base: JsonValue, tree: _Tree, dataset_rows: int) -> SavedBaseline:
+    in_progress = _partial_shards(base["in_progress"], tree, dataset_rows)
+    _refuse_shared_rows(in_progress)
     return SavedBaseline(
-        batches_delivered=place["batches_delivered"].integer(),
-        completed_rows=_rising_numbers(place["completed_rows"], dataset_rows),
+        batches_delivered=base["batches_delivered"].integer(),
+        completed_rows=_rising_numbers(base["completed_rows"], dataset_rows),
         in_progress=in_progress,
-        left_out=tuple(path.text() for path in place["left_out"].items()),
+        left_out=tuple(path.string() for path in base["left_out"].items()),
     )
 
 
-def _settings(state: Place, plan: Place) -> dict[str, Any]:
-    def optional(place: Place) -> int | None:
-        return None if place.is_null else place.integer(1)
-
+def _settings(state: JsonValue, plan: JsonValue) -> dict[str, Any]:
     num_workers = state["_num_workers"].integer()
     if num_workers > MOST_WORKERS:
         raise state["_num_workers"].fail(f"at most {MOST_WORKERS} workers")
@@ -126,153 +124,158 @@ def _settings(state: Place, plan: Place) -> dict[str, Any]:
         "rank": rank,
         "shuffle_seed": state["_shuffle_seed"].integer(None),
         "shuffle": plan["shuffle"].boolean(),
-        "shuffle_buffer_size": optional(plan["shuffle_buffer_size"]),
+        "shuffle_buffer_size": plan["shuffle_buffer_size"].optional_integer(1),
         "split_bytes": plan["split_bytes"].integer(1),
-        "split_rows": optional(plan["split_rows"]),
+        "split_rows": plan["split_rows"].optional_integer(1),
         "rows": plan["rows"].integer(),
         "shuffle_interleave": plan["shuffle_interleave"].integer(1),
         "uneven_ranks": plan["uneven_ranks"].choice(UNEVEN_RANKS),
-        "virtual_ranks": optional(plan["virtual_ranks"]),
-        "virtual_workers": optional(plan["virtual_workers"]),
-        "global_batch_size": optional(plan["global_batch_size"]),
-        "format": plan["format"].text(),
-        "format_options": None if plan["format_options"].is_null else plan["format_options"].text(),
-        "snapshot_id": None if plan["snapshot_id"].is_null else plan["snapshot_id"].integer(),
-        "version": None if plan["version"].is_null else plan["version"].integer(),
-        "split_strategy": None if plan["split_strategy"].is_null else plan["split_strategy"].text(),
-        "filters": None if plan["filter"].is_null else plan["filter"].text(),
+        "virtual_ranks": plan["virtual_ranks"].optional_integer(1),
+        "virtual_workers": plan["virtual_workers"].optional_integer(1),
+        "global_batch_size": plan["global_batch_size"].optional_integer(1),
+        "format": plan["format"].string(),
+        "format_options": plan["format_options"].optional_string(),
+        "snapshot_id": plan["snapshot_id"].optional_integer(),
+        "version": plan["version"].optional_integer(),
+        "split_strategy": plan["split_strategy"].optional_string(),
+        "filters": plan["filter"].optional_string(),
         "plan_algorithm": state["plan_algorithm"].integer(),
     }
 
 
-def _files(place: Place) -> tuple[SavedFile, ...]:
+def _files(table: JsonValue) -> tuple[SavedFile, ...]:
     files = []
-    for entry in place.items():
+    for entry in table.items():
         values = entry.items()
         if not len(FILE_REQUIRED) <= len(values) <= len(FILE_REQUIRED) + len(FILE_OPTIONAL):
             raise entry.fail(f"a list of {', '.join(FILE_REQUIRED)} and perhaps {', '.join(FILE_OPTIONAL)}")
         path, size, digest, *extra = values
-        etag, modified, rows = [*extra, *[Place(None, "")] * len(FILE_OPTIONAL)][: len(FILE_OPTIONAL)]
+        etag, modified, rows = [*extra, *[JsonValue(None, "")] * len(FILE_OPTIONAL)][: len(FILE_OPTIONAL)]
         files.append(
             SavedFile(
-                path=path.text(),
+                path=path.string(),
                 size=size.integer(),
-                digest=digest.text(),
-                etag=None if etag.is_null else etag.text(),
+                digest=digest.string(),
+                etag=etag.optional_string(),
                 modified=None if modified.is_null else modified.number(),
-                rows=None if rows.is_null else rows.integer(),
+                rows=rows.optional_integer(),
             )
         )
     if len({file.path for file in files}) != len(files):
-        raise place.fail("each path once")
+        raise table.fail("each path once")
     return tuple(files)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """The directory that a state's files were in, and the rows of each, by relative path, as far as it lists them."""
+    """The root directory of a state's files, and the rows of each listed file by relative path."""
 
     root: str
     rows: Mapping[str, int | None]
 
 
-def _split(place: Place, tree: _Tree) -> Split:
-    path = place["path"].text()
+def _splits(shard: JsonValue, tree: _Tree) -> tuple[Split, ...]:
+    splits = tuple(_split(split, tree) for split in shard["splits"].items())
+    if not splits:
+        raise shard["splits"].fail("at least one split")
+    return splits
+
+
+def _split(split: JsonValue, tree: _Tree) -> Split:
+    path = split["path"].string()
     prefix = root_prefix(tree.root)
     if not path.startswith(prefix):
-        raise place["path"].fail(f"a path under the root {tree.root!r}")
+        raise split["path"].fail(f"a path under the root {tree.root!r}")
     path = path.removeprefix(prefix)
-    if not place["row_offset"].is_null:
-        return Split(path, place["row_offset"].integer(), place["row_length"].integer(1))
-    if not place["row_length"].is_null:
-        raise place["row_length"].fail("None beside a row_offset of None")
-    if not place["byte_offset"].missing:
-        return Split(path, place["byte_offset"].integer(), place["byte_length"].integer(1))
+    if not split["row_offset"].is_null:
+        return Split(path, split["row_offset"].integer(), split["row_length"].integer(1))
+    if not split["row_length"].is_null:
+        raise split["row_length"].fail("None, as row_offset is None")
+    if not split["byte_offset"].missing:
+        return Split(path, split["byte_offset"].integer(), split["byte_length"].integer(1))
     whole = tree.rows.get(path)
     if not whole:
-        raise place["path"].fail("a file that `files` lists with what it holds, or a byte_offset beside it")
+        raise split["path"].fail("a file that `files` lists with what it holds, or a byte_offset with it")
     return Split(path, 0, whole)
 
 
-def _shard(place: Place, tree: _Tree) -> SavedShard:
-    splits = tuple(_split(split, tree) for split in place["splits"].items())
-    if not splits:
-        raise place["splits"].fail("at least one split")
-    return SavedShard(splits)
-
-
-def _started_shards(places: Place, tree: _Tree, dataset_rows: int) -> tuple[SavedShard, ...]:
-    shards = tuple(_started_shard(place, tree, dataset_rows) for place in places.items())
-    own = [shard for shard in shards if not shard.repeats]
-    _refuse_overlap([("the dataset", *pair) for shard in own for pair in _pairs(shard.rows)])
+def _partial_shards(in_progress: JsonValue, tree: _Tree, dataset_rows: int) -> tuple[SavedShard, ...]:
+    shards = tuple(_partial_shard(shard, tree, dataset_rows) for shard in in_progress.items())
+    counted = [shard for shard in shards if not shard.repeats]
+    _refuse_overlap(RowRange("the dataset", *pair) for shard in counted for pair in _pairs(shard.rows))
     return shards
 
 
-def _started_shard(place: Place, tree: _Tree, dataset_rows: int) -> SavedShard:
-    delivered = place["rows_delivered"].integer()
-    rows = _row_numbers(place["rows"], dataset_rows)
-    if rows and place["splits"].items():
-        raise place["splits"].fail("an empty list beside rows")
-    splits = () if rows else _shard(place, tree).splits
-    missing = tuple(entry.integer() for entry in place["absent"].optional_items())
-    if any(one >= len(splits) for one in missing) or len(set(missing)) < len(missing):
-        raise place["absent"].fail("places of splits")
-    most = sum(split.row_length for number, split in enumerate(splits) if number not in missing)
-    most += sum(rows[1::2]) - sum(rows[::2])
-    windows = tuple(_window(entry) for entry in place["windows"].optional_items())
-    if place["windows"].missing:
-        windows = ((0, delivered),) if delivered else ()
-    if any(stop >= start for (_, stop), (start, _) in pairwise(windows)):
-        raise place["windows"].fail("rising windows that do not touch one another")
-    if sum(stop - start for start, stop in windows) != delivered:
-        raise place["rows_delivered"].fail("the number of rows in the windows")
-    if windows and windows[-1][1] > most:
-        raise place["rows_delivered"].fail("no more rows than the shard has")
+def _partial_shard(shard: JsonValue, tree: _Tree, dataset_rows: int) -> SavedShard:
+    rows = _row_numbers(shard["rows"], dataset_rows)
+    if rows and shard["splits"].items():
+        raise shard["splits"].fail("an empty list together with rows")
+    splits = () if rows else _splits(shard, tree)
+    missing = tuple(index.integer() for index in shard["absent"].optional_items())
+    if any(index >= len(splits) for index in missing) or len(set(missing)) < len(missing):
+        raise shard["absent"].fail("indices of splits")
+    most = sum(split.row_length for index, split in enumerate(splits) if index not in missing)
     return SavedShard(
         splits=splits,
         rows=rows,
-        windows=windows,
-        rounds=1 if place["rounds"].missing else place["rounds"].integer(1),
+        windows=_windows(shard, most + size_of(_pairs(rows))),
+        rounds=1 if shard["rounds"].missing else shard["rounds"].integer(1),
         missing=missing,
-        repeats=not place["repeats"].missing and place["repeats"].boolean(),
+        repeats=not shard["repeats"].missing and shard["repeats"].boolean(),
     )
 
 
-def _window(place: Place) -> tuple[int, int]:
-    bounds = [entry.integer() for entry in place.items()]
+def _windows(shard: JsonValue, most: int) -> Windows:
+    """Return the delivered windows of a shard of at most so many rows; without `windows` its first rows."""
+    delivered = shard["rows_delivered"].integer()
+    windows = tuple(_window(window) for window in shard["windows"].optional_items())
+    if shard["windows"].missing:
+        windows = ((0, delivered),) if delivered else ()
+    if any(stop >= start for (_, stop), (start, _) in pairwise(windows)):
+        raise shard["windows"].fail("rising windows of which no two touch")
+    if size_of(windows) != delivered:
+        raise shard["rows_delivered"].fail("the number of rows in the windows")
+    if windows and windows[-1][1] > most:
+        raise shard["rows_delivered"].fail("no more rows than the shard has")
+    return windows
+
+
+def _window(window: JsonValue) -> tuple[int, int]:
+    bounds = [bound.integer() for bound in window.items()]
     if len(bounds) != len(("start", "stop")) or bounds[0] >= bounds[1]:
-        raise place.fail("start and stop of a window")
+        raise window.fail("start and stop of a window")
     return bounds[0], bounds[1]
-
-
-def _ends(split: Split) -> tuple[int, int]:
-    return split.row_offset, split.row_offset + split.row_length
 
 
 def _pairs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
     return zip(rows[::2], rows[1::2], strict=True)
 
 
-def _refuse_overlap(ranges: Sequence[tuple[str, int, int]]) -> None:
-    for (path, _, stop), (other, start, _) in pairwise(sorted(ranges)):
-        if path == other and stop > start:
-            msg = (
-                f"not a state of this package: it records rows of {path} twice, from {start} on; two states were mixed "
-                "up, or one was edited"
-            )
-            raise ValueError(msg)
+def _refuse_shared_rows(shards: Iterable[SavedShard]) -> None:
+    """Raise if a row is in two shards. Repeated rows are left out: they are in another rank's shard as well."""
+    _refuse_overlap(RowRange.of(split) for shard in shards if not shard.repeats for split in shard.splits)
 
 
-def _rising_numbers(place: Place, dataset_rows: int) -> tuple[int, ...]:
-    numbers = _row_numbers(place, dataset_rows)
-    if any(one >= other for one, other in pairwise(numbers)):
-        raise place.fail("rising row numbers")
-    return numbers
+def _refuse_overlap(ranges: Iterable[RowRange]) -> None:
+    overlap = first_overlap(ranges)
+    if overlap is not None:
+        _, second = overlap
+        msg = (
+            f"not a state of this package: it records rows of {second.path} twice, from {second.start} on; two states "
+            "were mixed up, or a state was edited"
+        )
+        raise ValueError(msg)
 
 
-def _row_numbers(place: Place, dataset_rows: int) -> tuple[int, ...]:
-    numbers = tuple(entry.integer() for entry in place.optional_items())
-    sound = len(numbers) % 2 == 0 and all(start < stop <= dataset_rows for start, stop in _pairs(numbers))
-    if not sound:
-        raise place.fail("pairs of row numbers, start before stop, none above the dataset's number of rows")
-    return numbers
+def _rising_numbers(numbers: JsonValue, dataset_rows: int) -> tuple[int, ...]:
+    rows = _row_numbers(numbers, dataset_rows)
+    if any(row >= following for row, following in pairwise(rows)):
+        raise numbers.fail("rising row numbers")
+    return rows
+
+
+def _row_numbers(numbers: JsonValue, dataset_rows: int) -> tuple[int, ...]:
+    rows = tuple(number.integer() for number in numbers.optional_items())
+    if len(rows) % 2 or not all(start < stop <= dataset_rows for start, stop in _pairs(rows)):
+        raise numbers.fail("pairs of row numbers, start before stop, none above the dataset's number of rows")
+    return rows

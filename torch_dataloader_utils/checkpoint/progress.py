@@ -1,7 +1,7 @@
-"""From receipts to progress: what of an epoch has been handed to the training loop. Pure.
+"""From receipts to progress: which rows of an epoch were delivered to the training loop. Pure.
 
-A stream walks its slices in order, so its progress is one place in them. A rank's progress is one place for each of
-its streams; it is a frozen value, and every batch handed over makes a new one.
+A stream delivers its slices in order, so its progress is a position in them. A rank's progress is the position of each
+of its streams. It is a frozen value, and each delivered batch makes a new one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ __all__ = ["Progress", "StreamProgress"]
 
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
-    """How far one stream has come.
+    """The progress of a stream.
 
     Attributes:
         planned: All slices of the stream, in order.
-        slices: What this iteration set out to walk of them: all, or what a loaded state had left.
-        position: Index of the slice that is under way; those before it are done.
-        rows_delivered: Rows delivered of that slice's shard, those before the slice's start included.
+        slices: Those that this iteration delivers: all, or those that a loaded state had left.
+        position: Index in `slices` of the current slice. The slices before it are done.
+        rows_delivered: Rows delivered of the current slice's shard, including those before the slice's start.
     """
 
     planned: tuple[ShardSlice, ...]
@@ -38,17 +38,17 @@ class StreamProgress:
 
     @property
     def left(self) -> tuple[ShardSlice, ...]:
-        """The slices that are not done, the one under way cut to what it has left."""
+        """The slices that are not done. The current slice begins with its first undelivered row."""
         slices = self.slices[self.position :]
         if not slices or self.rows_delivered <= slices[0].start:
             return slices
-        if self.rows_delivered == slices[0].stop:  # its last row did not tell that it was the last
+        if self.rows_delivered == slices[0].stop:  # a batch may end with a slice whose end was not known then
             return slices[1:]
         return (replace(slices[0], start=self.rows_delivered), *slices[1:])
 
     @property
     def done(self) -> tuple[ShardSlice, ...]:
-        """The slices that are done, which are the stream's first ones; the one under way cut to what is done of it."""
+        """The slices that are done: the stream's first ones. The current slice ends with its last delivered row."""
         left = self.left
         count = len(self.planned) - len(left)
         done = self.planned[:count]
@@ -58,28 +58,28 @@ class StreamProgress:
 
     @property
     def rows_left(self) -> int:
-        """Rows that are not delivered yet, where no filter takes any."""
+        """Rows that are not delivered yet, where no filter drops any."""
         return sum(shard_slice.rows for shard_slice in self.left)
 
     def rebased(self) -> StreamProgress:
-        """Return the same progress for an iteration that sets out from here."""
+        """Return the same progress for an iteration that begins here."""
         return StreamProgress(self.planned, self.left)
 
     def advanced(self, receipt: Receipt) -> StreamProgress:
-        """Return the progress once the receipt's batch is handed over."""
+        """Return the progress after the receipt's batch was delivered."""
         return StreamProgress(self.planned, self.slices, receipt.position, receipt.rows_delivered)
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far one rank has come in an epoch.
+    """The progress of a rank in an epoch.
 
     Attributes:
-        streams: One entry for each of the rank's streams: those of a turn stand together.
-        next_turn: The turn that is due next; turns that are at their end are passed over.
-        batches_delivered: Batches of the epoch handed over, those before a resume included.
-        streams_per_turn: How many streams give the rows of a batch: one, or of a grid the rank's virtual ranks.
-        baseline: What was delivered of the epoch before what was left of it was planned anew; None for nothing.
+        streams: One entry for each of the rank's streams. The streams of a worker turn are neighbours.
+        next_turn: The worker turn of the next batch. Turns whose streams have ended are skipped.
+        batches_delivered: Batches of the epoch that were delivered, including those before a resume.
+        streams_per_turn: How many streams give the rows of a batch: 1, or the virtual ranks of this rank.
+        baseline: What was delivered before an elastic load planned the rest of the epoch; None for nothing.
     """
 
     streams: tuple[StreamProgress, ...]
@@ -95,48 +95,59 @@ class Progress:
         streams_per_turn: int = 1,
         baseline: DeliveredBaseline | None = None,
     ) -> Progress:
-        """Return the progress at the beginning of an epoch, or of what a baseline left of it."""
+        """Return the progress at the beginning of an epoch, or of the rest that a baseline leaves of it."""
         batches = 0 if baseline is None else baseline.batches
         return cls(tuple(map(StreamProgress.fresh, streams)), 0, batches, streams_per_turn, baseline)
 
     def rebased(self) -> Progress:
-        """Return the same progress for an iteration that sets out from here."""
+        """Return the same progress for an iteration that begins here."""
         return replace(self, streams=tuple(stream.rebased() for stream in self.streams))
 
     def advanced(self, receipt: Receipt) -> Progress:
-        """Return the progress once a batch is handed over."""
+        """Return the progress after a batch was delivered."""
         turn = (receipt.stream // self.streams_per_turn + 1) % self.count_of_turns
         streams = self._at(receipt)
         return Progress(streams, turn, self.batches_delivered + 1, self.streams_per_turn, self.baseline)
 
     def ended(self, receipt: Receipt) -> Progress:
-        """Return the progress once a stream has said that it is at its end."""
+        """Return the progress after a stream, or the streams of a worker turn, have ended."""
         return replace(self, streams=self._at(receipt))
+
+    def with_turn_restored(self, processes: int) -> Progress:
+        """Return the progress for a loader which itself remembers the worker whose batch is next.
+
+        StatefulDataLoader does: it loads states in its workers, and begins with the worker that it remembers.
+
+        Args:
+            processes: Number of its workers.
+        """
+        before = 0 if self.baseline is None else self.baseline.batches
+        return replace(self, next_turn=(self.batches_delivered - before) * processes % self.count_of_turns)
 
     def _at(self, receipt: Receipt) -> tuple[StreamProgress, ...]:
         streams = list(self.streams)
-        for one in (receipt, *receipt.beside):
-            streams[one.stream] = streams[one.stream].advanced(one)
+        for part in (receipt, *receipt.beside):
+            streams[part.stream] = streams[part.stream].advanced(part)
         return tuple(streams)
 
     @property
     def rows_left(self) -> int:
-        """Rows that are not delivered yet, where no filter takes any."""
+        """Rows that are not delivered yet, where no filter drops any."""
         return sum(stream.rows_left for stream in self.streams)
 
     @property
     def count_of_turns(self) -> int:
-        """How many turns there are: as many as workers, or of a grid as virtual workers."""
+        """Number of worker turns: the number of workers, or of virtual workers."""
         return len(self.streams) // self.streams_per_turn
 
     def turns(self) -> tuple[int, ...]:
-        """Return the turns in their order, from the one that is due."""
+        """Return the worker turns in their order, beginning with the next."""
         count = self.count_of_turns
         return tuple((self.next_turn + number) % count for number in range(count))
 
     def batches(self, batch_size: int, *, drop_last: bool) -> int:
-        """Return the epoch's number of batches, where no filter takes rows: those delivered and those to come."""
+        """Return the epoch's number of batches, delivered or not, where no filter drops rows."""
         size = batch_size // self.streams_per_turn
         short = 0 if drop_last else size - 1
-        firsts = self.streams[:: self.streams_per_turn]  # the others of a turn have as many rows
+        firsts = self.streams[:: self.streams_per_turn]  # all streams of a turn have equally many rows
         return self.batches_delivered + sum((stream.rows_left + short) // size for stream in firsts)

@@ -1,4 +1,4 @@
-"""What a state belongs to: everything that a plan depends on but the epoch. Pure."""
+"""A run: everything that a plan depends on, except the epoch. Pure."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["Run"]
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What a state belongs to: everything that a plan depends on but the epoch.
+    """Everything that a plan depends on, except the epoch. A state of a run records it.
 
     Attributes:
         manifest: The data files.
         options: The plan's options.
         filter_digest: Digest of the serialised filter, or None.
-        topology: Who reads.
+        topology: The ranks and workers.
         format: The files' format.
-        format_options: Digest of the options that decide what rows a file has, or None.
+        format_options: Digest of the options that determine the rows of a file, or None.
         snapshot_id: The snapshot of an Iceberg table, or None.
         version: The version of a Delta Lake table, or None.
-        split_strategy: What the split strategy is called, or None.
+        split_strategy: Name and digest of the split strategy, or None.
     """
 
     manifest: Manifest
@@ -39,7 +39,7 @@ class Run:
     split_strategy: str | None = None
 
     def settings(self) -> dict[str, Any]:
-        """Return what must be equal for a state to be loaded, by the names that users know; the files come apart."""
+        """Return what must be equal to load a state, by the names that users know. Files are compared separately."""
         return {
             "num_workers": self.topology.num_workers,
             "num_ranks": self.topology.num_ranks,
@@ -52,7 +52,7 @@ class Run:
         }
 
     def plan(self) -> dict[str, Any]:
-        """Return what a state says of the plan."""
+        """Return what a state records of the plan."""
         return {
             "fingerprint": self.manifest.fingerprint,
             "root": self.manifest.root,

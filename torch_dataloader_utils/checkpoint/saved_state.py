@@ -1,13 +1,14 @@
-"""A state that was loaded, as frozen values whose every type and range was checked. Pure."""
+"""A loaded state as frozen values. The type and the range of each value were checked. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.row_ranges import Windows
+from torch_dataloader_utils.planning.plan import PartialShard, Shard
+from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, splits_of_rows
 
 __all__ = ["MOST_FILES", "STATE_VERSION", "SavedBaseline", "SavedFile", "SavedShard", "SavedState", "dump_splits"]
 
@@ -17,7 +18,7 @@ STATE_VERSION = 1
 
 
 MOST_FILES = 10_000
-"""Above this many files a state carries the manifest's fingerprint alone."""
+"""Above this many files a state does not list them: it has only the manifest's fingerprint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +38,12 @@ class SavedShard:
     """A shard as a state records it.
 
     Attributes:
-        splits: Its row ranges, paths relative to the root; empty where `rows` stands for them.
-        rows: The same as places among all rows of the manifest: start, stop, start, stop, ...
-        windows: Which of its rows were delivered.
-        rounds: In how many rounds it is mixed.
-        missing: Places of the splits whose files had changed.
-        repeats: Whether these rows count where others delivered them.
+        splits: Its row ranges, with paths relative to the root; empty if it has `rows`.
+        rows: The same as row numbers of the whole manifest: start, stop, start, stop, ...
+        windows: Its delivered rows.
+        rounds: Number of rounds of its row-level shuffle.
+        missing: Indices of the splits whose files had changed.
+        repeats: Whether another slice delivers these rows as well, so that they count there.
     """
 
     splits: tuple[Split, ...]
@@ -52,16 +53,21 @@ class SavedShard:
     missing: tuple[int, ...] = ()
     repeats: bool = False
 
+    def partial(self, files: Sequence[FileRows]) -> PartialShard:
+        """Return the shard by ranges of files. `files` are those to which row numbers refer."""
+        splits = self.splits or tuple(splits_of_rows(files, self.rows))
+        return PartialShard(Shard(splits, self.rounds, self.missing), self.windows)
+
 
 @dataclass(frozen=True, slots=True)
 class SavedBaseline:
-    """What a state records of the epoch before it was planned anew.
+    """What a state records of the epoch before an elastic load planned the rest again.
 
     Attributes:
-        batches_delivered: Batches that the rank with the most of them had handed over.
+        batches_delivered: Largest number of batches that a rank had delivered.
         completed_rows: Ranges of the manifest's rows that are done: start, stop, start, stop, ...
-        in_progress: Shards that were under way.
-        left_out: Files that had been written anew.
+        in_progress: Shards that were partly delivered.
+        left_out: Files that had been removed or rewritten.
     """
 
     batches_delivered: int
@@ -77,15 +83,15 @@ class SavedState:
     Attributes:
         settings: What must be equal in the run that loads it, by the names that users know.
         epoch: The epoch.
-        batches_delivered: Batches handed over in this epoch.
-        next_worker: The worker whose batch is due next; of a grid, the virtual one.
+        batches_delivered: Batches delivered in this epoch.
+        next_worker: The worker, or virtual worker, of the next batch.
         fingerprint: The manifest's fingerprint.
-        root: The directory that all files were in.
+        root: The directory of all files.
         files: The data files, or None where there were too many to list.
         completed: Shards that are done.
         completed_rows: Ranges of the manifest's rows that are done: start, stop, start, stop, ...
-        in_progress: Shards that are under way.
-        baseline: What was done before the epoch was planned anew, or None.
+        in_progress: Shards that are partly delivered.
+        baseline: What was delivered before the rest of the epoch was planned again, or None.
     """
 
     settings: dict[str, Any]
@@ -99,6 +105,11 @@ class SavedState:
     completed_rows: tuple[int, ...]
     in_progress: tuple[SavedShard, ...]
     baseline: SavedBaseline | None
+
+    def done(self, files: Sequence[FileRows]) -> list[Split]:
+        """Return the ranges of files that are done. `files` are those to which row numbers refer."""
+        by_path = [split for shard in self.completed for split in shard.splits]
+        return [*by_path, *splits_of_rows(files, self.completed_rows)]
 
     @property
     def rank(self) -> int:
@@ -117,8 +128,8 @@ class SavedState:
 
 
 def dump_splits(manifest: Manifest, splits: Iterable[Split]) -> list[dict[str, str | int | None]]:
-    """Return row ranges as states and errors show them; where rows are not counted, ranges of bytes or whole files."""
-    return [_dump_split(manifest, one) for one in splits]
+    """Return row ranges as states and errors show them. Where rows are not counted, these are bytes or whole files."""
+    return [_dump_split(manifest, split) for split in splits]
 
 
 def _dump_split(manifest: Manifest, split: Split) -> dict[str, str | int | None]:

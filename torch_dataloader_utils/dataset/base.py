@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.epoch import EpochState
-from torch_dataloader_utils.loader.iteration import DeliveringIterator, Iteration, take_turns
+from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, round_robin
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
 from torch_dataloader_utils.reading.scan import ReadOptions
@@ -58,9 +58,14 @@ class BatchDataset(IterableDataset[Any]):
         if worker is not None:
             return self._deliver_in_plain_worker(worker.id, worker.num_workers, worker.seed - worker.id)
         iteration = self.begin_iteration()
-        return DeliveringIterator(iteration, take_turns(map(self.batches, iteration.assignments())))
+        return BatchIterator(iteration, round_robin(map(self.batches, iteration.assignments())))
 
     # What the loader calls -------------------------------------------------------------------------------------------
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in a batch."""
+        return self._epoch_state.batch_size
 
     def begin_iteration(self) -> Iteration:
         """Begin an iteration: the epoch anew, or what a state that was loaded since the last one left."""
@@ -106,7 +111,7 @@ class BatchDataset(IterableDataset[Any]):
         self._epoch_state.join_plain_loader(num_workers, loader_seed)
         iteration = self.begin_iteration()
         own = list(iteration.assignments())[worker]  # by turn: a plain loader asks its first worker first
-        yield from DeliveringIterator(
+        yield from BatchIterator(
             iteration,
             self.batches(own),
             streams={stream_assignment.stream for stream_assignment in own.stream_assignments},

@@ -330,10 +330,11 @@ class StructuredDataset(BatchDataset):
         return self._epoch_state.plan_digest
 
     def set_epoch(self, epoch: int) -> None:
-        """Plan an epoch and forget the progress of the one before.
+        """Begin an epoch: later iterations deliver it, and the progress of the epoch before is cleared.
 
-        A loaded state that still waits for its iteration is kept where it belongs to this very epoch, so that a
-        training loop may call `set_epoch` at the top of every epoch, the resumed one included.
+        If it is the current epoch and no batch of it was delivered since it began, nothing changes: a loaded state
+        still waits for its iteration, and an iterator that has begun goes on. So a training loop may call `set_epoch`
+        at the top of every epoch, including the resumed one. Otherwise the epoch begins again.
 
         Args:
             epoch: The epoch, from 0.

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch_dataloader_utils.distributed.gather import LOG
 from torch_dataloader_utils.loader.arguments import require_choice
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
-from torch_dataloader_utils.loader.iteration import DeliveringIterator
+from torch_dataloader_utils.loader.iteration import BatchIterator
 
 __all__ = ["in_step"]
 
@@ -44,7 +44,7 @@ def in_step(
     """
     require_choice(uneven, "uneven", ("drop", "pad"))
     batches = iter(loader)
-    if not isinstance(batches, DeliveringIterator):
+    if not isinstance(batches, BatchIterator):
         msg = f"loader is {type(loader).__name__}, expected the loader that create_dataloader returns"
         raise TypeError(msg)
     if not dist.is_initialized():
@@ -85,7 +85,7 @@ class _Agreement:
         has_spare: Whether this rank has a batch to repeat once it has run out.
     """
 
-    def __init__(self, batches: DeliveringIterator, group: dist.ProcessGroup | None, *, has_spare: bool) -> None:
+    def __init__(self, batches: BatchIterator, group: dist.ProcessGroup | None, *, has_spare: bool) -> None:
         self.has_own = batches.has_next()
         self.without_any = 0
         device = "cuda" if dist.get_backend(group) == dist.Backend.NCCL else "cpu"

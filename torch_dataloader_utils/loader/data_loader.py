@@ -1,4 +1,4 @@
-"""The DataLoader: torch's worker processes, and the place where batches are handed over and counted."""
+"""The DataLoader: it runs torch's worker processes, and delivers and counts their batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch.utils.data import DataLoader
 
-from torch_dataloader_utils.loader.iteration import DeliveringIterator, Iteration, take_turns
+from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, round_robin
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
@@ -21,7 +21,7 @@ from torch_dataloader_utils.workers.message_size import MessageSizer
 from torch_dataloader_utils.workers.messages import MAX_HELD, Content, Message
 from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
 
-__all__ = ["IterationSource", "StructuredDataLoader"]
+__all__ = ["ResumableDataset", "StructuredDataLoader"]
 
 
 REFUSED = ("sampler", "batch_sampler")
@@ -31,61 +31,59 @@ FORK_ATTEMPTS = 3
 
 
 START_SEC = 20.0
-"""How long a forked worker may take to run its first line; it takes milliseconds, or it never will."""
+"""How long a forked worker may take to run its first line. It takes milliseconds, unless it hangs for ever."""
 
 
-class IterationSource(Protocol):
+class ResumableDataset(Protocol):
     """What the loader needs of a dataset."""
 
     @property
     def num_workers(self) -> int:
         """Number of worker processes."""
-        ...
 
     @property
     def num_batches(self) -> int:
         """The epoch's number of batches; a TypeError where it cannot be known."""
-        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in a batch."""
 
     def begin_iteration(self) -> Iteration:
         """Begin an iteration, which owns the progress from now on."""
-        ...
 
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
-        """Read one stream in this process."""
-        ...
+        """Read the streams of an assignment in this process."""
 
     def attach_channel(self, channel: WorkerChannel) -> None:
         """Make a worker's copy answer the assignments that come by channel."""
-        ...
 
     def without_footers(self) -> AbstractContextManager[None]:
-        """Let copies that are sent to processes have nothing that assignments bring along."""
-        ...
+        """Send copies to processes without what their assignments contain."""
 
     def with_footers(self, assignment: Assignment, known: Collection[str]) -> Assignment:
         """Add to an assignment what such a copy needs for it and does not know."""
-        ...
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
-        ...
 
     def load_state_dict(self, state: Any, *, strict: bool, on_changed_files: Literal["error", "continue"]) -> None:
         """Load a state."""
-        ...
 
 
 class StructuredDataLoader(DataLoader[Any]):
-    """A `torch.utils.data.DataLoader` whose progress is exact: what was handed over, to the row.
+    """A `torch.utils.data.DataLoader` whose state is exact to the row.
 
-    Made by `StructuredDataset.create_dataloader`. Batches come ready made from the dataset, so torch's own
-    `batch_size` is None here. `state_dict` and `load_state_dict` are the dataset's.
+    `StructuredDataset.create_dataloader` makes it. The dataset makes the batches, so torch's own `batch_size` is None
+    here. `set_epoch`, `state_dict` and `load_state_dict` are the dataset's.
     """
 
     def __init__(
         self,
-        opened_files: IterationSource,
+        dataset: ResumableDataset,
         *,
         worker_init_fn: Callable[[int], None] | None = None,
         **dataloader_kwargs: Any,
@@ -95,84 +93,99 @@ class StructuredDataLoader(DataLoader[Any]):
                 msg = f"{name} is refused: the dataset itself decides which rows come in which order"
                 raise ValueError(msg)
         if not dataloader_kwargs.get("in_order", True):
-            msg = "in_order=False is refused: a resumed run delivers the very batches in the very order"
+            msg = "in_order=False is refused: a resumed run delivers the same batches in the same order"
             raise ValueError(msg)
-        if opened_files.num_workers == 0 and dataloader_kwargs.get("timeout"):
+        if dataset.num_workers == 0 and dataloader_kwargs.get("timeout"):
             msg = "timeout needs worker processes: num_workers is 0"
             raise ValueError(msg)
-        # Kept, workers begin an epoch in half the time of new ones that are forked, and a hundredth of spawned ones'.
-        dataloader_kwargs.setdefault("persistent_workers", opened_files.num_workers > 0)
+        # Persistent workers begin an epoch in half the time of new forked workers, a hundredth of that of spawned ones.
+        dataloader_kwargs.setdefault("persistent_workers", dataset.num_workers > 0)
         super().__init__(
-            opened_files,  # type: ignore[arg-type]
+            dataset,  # type: ignore[arg-type]
             batch_size=None,
-            num_workers=opened_files.num_workers,
-            collate_fn=_as_it_is,
+            num_workers=dataset.num_workers,
+            collate_fn=_unchanged,
             worker_init_fn=worker_init_fn,
             **dataloader_kwargs,
         )
-        self._opened_files = opened_files
+        self._dataset = dataset
         self._user_worker_init_fn = worker_init_fn
         self._channels: list[WorkerChannel] = []
         self._answers: weakref.ref[Any] | None = None
-        self._handover: weakref.ref[DeliveringIterator] | None = None
+        self._newest: weakref.ref[BatchIterator] | None = None
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        """Begin the epoch anew, or continue from a state that was loaded since the last call, once.
+        """Begin the epoch, or continue once from a state that was loaded since the last call.
 
         Returns:
-            An iterator of batches. It ends, with an error when asked for more, as soon as a newer `iter`,
-            `set_epoch` or `load_state_dict` takes over the progress.
+            An iterator of batches. It ends when a later `iter`, `set_epoch` or `load_state_dict` takes the progress
+            over: its next call then raises an `IterationEndedError`.
         """
-        if self._handover is not None and (before := self._handover()) is not None:
-            before.give_way("iter")
-        if self.num_workers != self._opened_files.num_workers:
+        if self._newest is not None and (before := self._newest()) is not None:
+            before.end("iter")
+        if self.num_workers != self._dataset.num_workers:
             self._forget_workers()
-            self.num_workers = self._opened_files.num_workers
+            self.num_workers = self._dataset.num_workers
             self.prefetch_factor = self.prefetch_factor or 2
-        handover = self._in_process() if self.num_workers == 0 else self._from_workers()
-        self._handover = weakref.ref(handover)
-        return handover
+        iterator = self._in_process() if self.num_workers == 0 else self._from_workers()
+        self._newest = weakref.ref(iterator)
+        return iterator
 
     def __len__(self) -> int:
-        """Return the number of batches of the whole epoch, also when it is continued from a state.
+        """Return the number of batches of the whole epoch, also if it continues from a state.
 
         Raises:
-            TypeError: If a filter makes it unknowable.
+            TypeError: If it is not known before the rows are read, because of a filter or of text files.
         """
-        return self._opened_files.num_batches
+        return self._dataset.num_batches
+
+    def __repr__(self) -> str:
+        dataset = repr(self._dataset).removeprefix(f"{type(self._dataset).__name__}(").removesuffix(")")
+        return f"{type(self).__name__}({dataset}, batch_size={self._dataset.batch_size})"
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch: see `StructuredDataset.set_epoch`.
+
+        If it is the current epoch and no batch of it was delivered since it began, nothing changes: an iterator that
+        has begun goes on, and a loaded state still waits for its `iter`.
+
+        Args:
+            epoch: The epoch, from 0.
+        """
+        self._dataset.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the dataset's state: see `StructuredDataset.state_dict`."""
-        return self._opened_files.state_dict()
+        return self._dataset.state_dict()
 
     def load_state_dict(
         self, state_dict: Any, *, strict: bool = True, on_changed_files: Literal["error", "continue"] = "error"
     ) -> None:
         """Load a state: see `StructuredDataset.load_state_dict`."""
-        self._opened_files.load_state_dict(state_dict, strict=strict, on_changed_files=on_changed_files)
+        self._dataset.load_state_dict(state_dict, strict=strict, on_changed_files=on_changed_files)
 
-    def _in_process(self) -> DeliveringIterator:
-        iteration = self._opened_files.begin_iteration()
-        read = partial(self._opened_files.batches, pin=self.pin_memory and _has_accelerator())
-        return DeliveringIterator(iteration, take_turns(map(read, iteration.assignments())))
+    def _in_process(self) -> BatchIterator:
+        iteration = self._dataset.begin_iteration()
+        read = partial(self._dataset.batches, pin=self.pin_memory and _has_accelerator())
+        return BatchIterator(iteration, round_robin(map(read, iteration.assignments())))
 
-    def _from_workers(self) -> DeliveringIterator:
+    def _from_workers(self) -> BatchIterator:
         try:
             answers = self._ask_workers()
-            iteration = self._opened_files.begin_iteration()
+            iteration = self._dataset.begin_iteration()
             assignments = list(iteration.assignments())
             for channel, assignment in zip(self._channels, assignments, strict=True):
-                knows_all = self._context().get_start_method() == "fork"  # it was made of this process
-                channel.send(assignment if knows_all else self._opened_files.with_footers(assignment, channel.known))
+                knows_all = self._context().get_start_method() == "fork"  # it has the memory of this process
+                channel.send(assignment if knows_all else self._dataset.with_footers(assignment, channel.known))
         except BaseException:
             self._forget_workers()
             raise
         workers = [assignment.worker for assignment in assignments]
         batches = _unpacked(answers, iteration.number, workers, self._channels[0].sizer)
-        return DeliveringIterator(iteration, take_turns(batches), on_error=self._forget_workers)
+        return BatchIterator(iteration, round_robin(batches), on_error=self._forget_workers)
 
     def _ask_workers(self) -> Iterator[Message]:
-        """Let torch start workers, or ask persistent ones anew; start them again where one hangs since its fork."""
+        """Let torch start workers, or use the persistent ones again. If a worker hangs at its start, start new ones."""
         if self.persistent_workers and self._channels:
             return self._torch_iterator()
         context = self._context()
@@ -184,7 +197,7 @@ class StructuredDataLoader(DataLoader[Any]):
             workers = getattr(answers, "_workers", [])
             if context.get_start_method() != "fork" or startup.wait_for(workers, START_SEC):
                 return answers
-            self._forget_workers()  # torch first: it takes the death of a worker that it watches for an error
+            self._forget_workers()  # before they are killed: torch raises if a worker dies that it watches
             for worker in workers:
                 worker.kill()
                 worker.join()
@@ -198,24 +211,24 @@ class StructuredDataLoader(DataLoader[Any]):
         return self.multiprocessing_context or torch.multiprocessing
 
     def _new_channels(self, context: Any) -> list[WorkerChannel]:
-        """Return channels with pool for all that may be on its way to this process or in use in it at a time."""
+        """Return channels. Their pools have a block for every message that is in transit or in use at the same time."""
         ahead = self.prefetch_factor or 1
         sizer = MessageSizer(ahead)
-        count = ahead * self.num_workers + MAX_HELD + 1  # all that is on its way may be one worker's
-        pool = [SharedMemoryPool.if_possible(count) for _ in range(self.num_workers)]
-        return [WorkerChannel(AssignmentQueue(context), sizer, one) for one in pool]
+        count = ahead * self.num_workers + MAX_HELD + 1  # all messages in transit may be of the same worker
+        pools = [SharedMemoryPool.if_possible(count) for _ in range(self.num_workers)]
+        return [WorkerChannel(AssignmentQueue(context), sizer, pool) for pool in pools]
 
     def _torch_iterator(self) -> Iterator[Message]:
-        with self._opened_files.without_footers():
+        with self._dataset.without_footers():
             answers = super().__iter__()
         self._answers = weakref.ref(answers)
         return answers
 
     def _forget_workers(self) -> None:
-        """Let go of worker processes that must not serve another iteration."""
+        """Shut down worker processes that must not serve another iteration."""
         answers = None if self._answers is None else self._answers()
         self._answers = self._iterator = None
-        shut_down = getattr(answers, "_shutdown_workers", None)  # what torch itself calls when its iterator dies
+        shut_down = getattr(answers, "_shutdown_workers", None)  # torch calls it when its iterator is deleted
         if shut_down is not None:
             shut_down()
         for channel in self._channels:
@@ -226,7 +239,7 @@ class StructuredDataLoader(DataLoader[Any]):
 def _unpacked(
     answers: Iterator[Message], iteration: int, workers: Sequence[int], sizer: MessageSizer
 ) -> list[Iterator[Batch | StreamEnd]]:
-    """Return, for each worker in its turn, its batches out of what all of them send."""
+    """Return for each worker, in the order of the turns, its batches from the messages of all workers."""
     arrived: dict[int, deque[Content]] = {worker: deque() for worker in workers}
     numbers = dict.fromkeys(arrived, 0)
 
@@ -237,7 +250,7 @@ def _unpacked(
                 message = next(answers, None)
                 if message is None:
                     return
-                if message.iteration == iteration:  # a worker may still answer one that was abandoned
+                if message.iteration == iteration:  # a worker may still answer an abandoned iteration
                     sizer.record(numbers[message.worker], message.size, message.seconds)
                     numbers[message.worker] += 1
                     arrived[message.worker].extend(message.unpack())
@@ -251,7 +264,7 @@ def _unpacked(
     return list(map(of_worker, arrived))
 
 
-def _as_it_is(message: Any) -> Any:
+def _unchanged(message: Any) -> Any:
     return message
 
 

@@ -1,4 +1,4 @@
-"""One pass over an epoch, or over what a state left of it: what its streams walk, and what was handed over."""
+"""An iteration over an epoch, or over the rest that a state leaves of it: its assignments, and what was delivered."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch_dataloader_utils.loader.metrics import Metrics, ProgressLine
 from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
 
-__all__ = ["DeliveringIterator", "Iteration", "take_turns"]
+__all__ = ["BatchIterator", "Iteration", "round_robin"]
 
 
 class Iteration:
-    """One pass, in the training process. Every batch goes through `deliver`, and there it is counted.
+    """An iteration, in the training process. Every batch goes through `deliver`, which counts it.
 
     Args:
         number: A number that no other iteration of the dataset has.
         epoch: The epoch.
-        progress: Where to set out from.
-        processes: How many processes read: the workers, or this one.
+        progress: Where it begins.
+        processes: Number of processes that read: the workers, or this one.
         line: Shows progress, or None.
     """
 
@@ -39,26 +39,21 @@ class Iteration:
         self._replaced_by: str | None = None
 
     def assignments(self) -> Iterator[Assignment]:
-        """Yield what each process walks, in the order in which they take turns."""
+        """Yield the assignment of each process, in the order of the worker turns."""
         progress = self.progress
         together = progress.streams_per_turn
-        stream_assignments = [
-            tuple(
-                StreamAssignment(stream, progress.streams[stream].slices)
-                for stream in range(turn * together, (turn + 1) * together)
-            )
-            for turn in progress.turns()
-        ]
+        streams = [StreamAssignment(index, stream.slices) for index, stream in enumerate(progress.streams)]
+        turns = [tuple(streams[turn * together :][:together]) for turn in progress.turns()]
         for number in range(self._processes):
             worker = (progress.next_turn + number) % self._processes
-            yield Assignment(self.number, worker, self.epoch, tuple(stream_assignments[number :: self._processes]))
+            yield Assignment(self.number, worker, self.epoch, tuple(turns[number :: self._processes]))
 
     def finished(self, streams: Collection[int] | None = None) -> bool:
-        """Whether these streams, or all, have come to their end."""
+        """Whether these streams, or all, have ended."""
         return self._ended.issuperset(range(len(self.progress.streams)) if streams is None else streams)
 
     def replace(self, by: str) -> None:
-        """End this iteration because of a call that made another one own the progress."""
+        """End this iteration because of a call that took its progress over."""
         self._replaced_by = self._replaced_by or by
 
     def require_current(self) -> None:
@@ -66,26 +61,26 @@ class Iteration:
         if self._replaced_by is not None:
             msg = (
                 f"this iterator was ended by a later {self._replaced_by}: one iterator at a time delivers the rows of "
-                "an epoch; take a new one with iter(loader)"
+                "an epoch; make a new one with iter(loader)"
             )
             raise IterationEndedError(msg)
 
     def deliver(self, batch: Batch) -> Any:
-        """Count a batch as delivered and return what the user gets."""
+        """Count a batch as delivered and return what the user receives."""
         progress = self.progress.advanced(batch.receipt)
         self.metrics.batches_delivered += 1
         self.metrics.rows_delivered += batch.receipt.rows
         self._count_bytes(batch)
         if self._line:
             self._line.update(self.epoch, progress.batches_delivered, self.metrics)
-        self.progress = progress  # last of all: what fails before this has not handed the batch over
+        self.progress = progress  # last: if anything before this fails, the batch was not delivered
         return batch.data
 
     def end_stream(self, end: StreamEnd) -> None:
-        """Note that a stream has come to its end."""
+        """Note that a stream has ended."""
         self.progress = self.progress.ended(end.receipt)
         self.metrics.rows_dropped += end.receipt.rows_dropped
-        self._ended.update(one.stream for one in (end.receipt, *end.receipt.beside))
+        self._ended.update(receipt.stream for receipt in (end.receipt, *end.receipt.beside))
         self._count_bytes(end)
         if self._line and self.finished():
             self._line.update(self.epoch, self.progress.batches_delivered, self.metrics, last=True)
@@ -95,14 +90,14 @@ class Iteration:
         self.metrics.bytes_read_again += content.bytes_read.again
 
 
-class DeliveringIterator(Iterator[Any]):
-    """Takes batches from where they are made and hands each one over as it is counted.
+class BatchIterator(Iterator[Any]):
+    """The iterator that users receive: it takes batches from where they are made, and counts each as it delivers it.
 
     Args:
         iteration: The iteration that counts them.
-        contents: The batches and stream ends, in order.
-        streams: The streams that they come from; None for all.
-        on_error: Called once if taking or making a batch fails.
+        contents: The batches and ends of streams, in order.
+        streams: The streams of which they are; None for all.
+        on_error: Called once if making or delivering a batch fails.
     """
 
     def __init__(
@@ -124,7 +119,7 @@ class DeliveringIterator(Iterator[Any]):
         if not self.has_next():
             raise StopIteration
         batch, self._taken = self._taken, None
-        assert batch is not None  # noqa: S101 - there is a next one
+        assert batch is not None  # noqa: S101 - has_next() took it
         try:
             return self._iteration.deliver(batch)
         except BaseException as error:
@@ -132,12 +127,12 @@ class DeliveringIterator(Iterator[Any]):
             raise
 
     def has_next(self) -> bool:
-        """Wait until there is another batch, or is known to be none. It is handed over, and counts, only by `next`."""
+        """Wait for the next batch, and return whether there is one. Only `next` delivers and counts it."""
         self._iteration.require_current()
         if self._error is not None:
             msg = (
-                f"this iterator ended with an error ({self._error}): to go on past it would leave out rows; take a new "
-                "iterator, after load_state_dict(state_dict()) to continue where this one stopped"
+                f"this iterator ended with an error ({self._error}): to continue after it would leave out rows; make a "
+                "new iterator, after load_state_dict(state_dict()) to continue where this one stopped"
             )
             raise IterationEndedError(msg)
         if self._taken is not None:
@@ -152,38 +147,38 @@ class DeliveringIterator(Iterator[Any]):
                 self._iteration.end_stream(content)
             if not self._iteration.finished(self._streams):
                 msg = "a worker process ended before its stream did; the state holds what was delivered"
-                raise RuntimeError(msg)  # noqa: TRY301 - the same way out as for every error
+                raise RuntimeError(msg)  # noqa: TRY301 - handled as every other error
         except BaseException as error:
             self._fail(error)
             raise
         self.close()
         return False
 
-    def give_way(self, by: str) -> None:
+    def end(self, by: str) -> None:
         """End because of a call that makes, or tries to make, another iteration."""
         self._iteration.replace(by)
         self.close()
 
     def close(self) -> None:
-        """Let go of files, and of workers that serve this iteration alone."""
+        """Release files, and workers that serve only this iteration."""
         self._contents = self._taken = None
 
     def _fail(self, error: BaseException) -> None:
-        """Remember that there was an error, not the error: its traceback would keep worker processes alive."""
+        """Keep the error's message, not the error: its traceback would keep worker processes alive."""
         self._error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         self.close()
         if self._on_error is not None:
             self._on_error()
 
 
-def take_turns(walks: Iterable[Iterator[Batch | StreamEnd]]) -> Iterator[Batch | StreamEnd]:
-    """Take one batch from each stream in turn, as long as it has any: the order in which workers are asked."""
-    waiting = deque(walks)
+def round_robin(streams: Iterable[Iterator[Batch | StreamEnd]]) -> Iterator[Batch | StreamEnd]:
+    """Yield a batch of each stream in turn. A stream that has ended is skipped from then on."""
+    waiting = deque(streams)
     while waiting:
-        walk = waiting.popleft()
-        content = next(walk, None)
-        if content is None:  # a worker died
+        stream = waiting.popleft()
+        content = next(stream, None)
+        if content is None:  # a worker process died
             return
         if isinstance(content, Batch):
-            waiting.append(walk)
+            waiting.append(stream)
         yield content

@@ -1,4 +1,4 @@
-"""Counters of what was delivered and read, and a line that shows them."""
+"""Counters of delivered rows and read bytes, and a line that shows them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["Metrics", "ProgressLine"]
 
 @dataclass(slots=True)
 class Metrics:
-    """What one iteration has delivered and read so far, in the training process's account.
+    """What an iteration has delivered and read so far, as the training process counts it.
 
     Attributes:
-        batches_delivered: Batches handed over.
+        batches_delivered: Batches delivered.
         rows_delivered: Rows in them.
         rows_dropped: Rows left out by ``drop_last`` at the ends of streams.
         bytes_read: Compressed bytes of the row groups read for what was delivered.
-        bytes_read_again: Those of them that belong to row groups which hold rows delivered before a resume.
+        bytes_read_again: Those of them in row groups that have rows which were delivered before a resume.
     """
 
     batches_delivered: int = 0
@@ -30,11 +30,11 @@ class Metrics:
 
 
 class ProgressLine:
-    """Writes a line about an epoch's progress, at most once in an interval and once at the end.
+    """Writes a line about an epoch's progress: at most one in an interval, and one at the end.
 
     Args:
         interval: Seconds between two lines.
-        total: The epoch's number of batches, or None where it is not known.
+        total: The epoch's number of batches, or None if it is not known.
         stream: Where to write; standard error if None.
     """
 
@@ -45,13 +45,13 @@ class ProgressLine:
         self._began = self._written = time.monotonic()
 
     def update(self, epoch: int, batch: int, metrics: Metrics, *, last: bool = False) -> None:
-        """Write a line if one is due.
+        """Write a line if it is time for one.
 
         Args:
             epoch: The epoch.
-            batch: Batches of the epoch handed over, those before a resume included.
+            batch: Batches of the epoch that were delivered, including those before a resume.
             metrics: This iteration's counters.
-            last: Whether the epoch has ended: then a line is due.
+            last: Whether the epoch has ended: then a line is always written.
         """
         now = time.monotonic()
         if not last and now - self._written < self._interval:

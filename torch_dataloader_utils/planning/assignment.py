@@ -1,4 +1,4 @@
-"""What a process is given to read, and the receipt that travels with each batch. Frozen and plain."""
+"""What a process has to read, and the receipt that travels with each batch. Frozen and plain."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["Assignment", "Receipt", "StreamAssignment"]
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """How far a stream has come once the batch that this travels with is handed over.
+    """The progress of a stream after the delivery of the batch that this travels with.
 
-    A stream walks its slices in order, so one place says it all: slices before `position` are done, whether they
-    gave rows or ended empty.
+    A stream delivers its slices in order, so a position is enough: slices before `position` are done, whether they had
+    rows to deliver or not.
 
     Attributes:
-        stream: Number of the stream among those of its rank: the worker's, or of a grid its place there.
-        position: Index, in the stream's slices of this iteration, of the slice that is under way.
-        rows_delivered: Rows of that slice's shard delivered so far, those before the slice's start included.
+        stream: Index of the stream among those of its rank.
+        position: Index of the current slice in the stream's slices of this iteration.
+        rows_delivered: Rows of that slice's shard delivered so far, including those before the slice's start.
         rows: Rows in this batch.
         rows_dropped: Rows left out because the last batch of the stream would have been short.
-        beside: How far the other streams have come whose rows are in this batch too.
-        last: Slice of the batch's last row, and that row's place among the shard's delivered rows, from 1: the same
-            whether or not it was known that the slice ends there.
+        beside: The receipts of the other streams that have rows in this batch.
+        last: Index of the slice of the batch's last row, and that row's number among the shard's delivered rows, from
+            1. It is the same whether or not the reader knew that the slice ends there.
     """
 
     stream: int
@@ -39,7 +39,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class StreamAssignment:
-    """A stream and what this iteration walks of it, in order."""
+    """A stream and the slices of it that this iteration delivers, in order."""
 
     stream: int
     slices: tuple[ShardSlice, ...]
@@ -47,15 +47,15 @@ class StreamAssignment:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What one worker process is sent at the start of an iteration.
+    """What a worker process receives at the start of an iteration.
 
     Attributes:
-        iteration: Number of the iteration, carried by every message that answers it.
+        iteration: Number of the iteration. Every message that answers the assignment carries it.
         worker: The worker.
         epoch: The epoch, which keys the shuffle inside shards.
-        turns: The streams that the worker walks, one unless there is a grid: they take turns, and a turn's rows are
-            those of its streams one after the other.
-        footers: Footers of the files that they lie in, by path, which the worker does not have yet.
+        turns: The worker's turns: one turn of one stream, unless there is a virtual topology. A batch comes from one
+            turn, and its rows are those of the turn's streams one after the other.
+        footers: Footers of the streams' files, by path, which the worker does not have yet.
     """
 
     iteration: int
@@ -66,5 +66,5 @@ class Assignment:
 
     @property
     def stream_assignments(self) -> tuple[StreamAssignment, ...]:
-        """All streams that the worker walks."""
-        return tuple(stream_assignment for turn in self.turns for stream_assignment in turn)
+        """All streams of the worker."""
+        return tuple(stream for turn in self.turns for stream in turn)

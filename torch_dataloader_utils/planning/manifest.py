@@ -13,11 +13,11 @@ __all__ = ["DESCRIBED", "TEXT", "DataFile", "Manifest", "RowGroup", "SizedSplit"
 
 
 DESCRIBED = "_metadata:"
-"""What begins the digest of a file whose footer was not read, because a `_metadata` file describes it."""
+"""The first characters of the digest of a file whose footer was not read because a `_metadata` file describes it."""
 
 
 TEXT = "text:"
-"""What begins the digest of a file of text, which has no footer: of its first and last bytes."""
+"""The first characters of the digest of a text file. It has no footer, so its first and last bytes are digested."""
 
 
 UNSET = -1
@@ -28,9 +28,9 @@ class RowGroup:
     """A row group as its file's footer describes it.
 
     Attributes:
-        rows: Number of rows; where rows are not counted, of bytes, which are more than it can have.
+        rows: Number of rows. Where rows are not counted, number of bytes: it cannot have more rows.
         bytes: The footer's ``total_byte_size``: uncompressed bytes over all columns.
-        expected: Where rows are not counted, about how many there are; else `rows`.
+        expected: The estimated number of rows where rows are not counted; else `rows`.
     """
 
     rows: int
@@ -49,11 +49,11 @@ class DataFile:
     Attributes:
         path: Path relative to the dataset's root, with forward slashes.
         size: Size in bytes.
-        digest: Digest of the footer, 16 hexadecimal characters; or, behind `DESCRIBED`, of what `_metadata` says, or,
-            behind `TEXT`, of its first and last bytes.
+        digest: Digest of the footer, 16 hexadecimal characters; or `DESCRIBED` and the digest of the `_metadata`
+            file's entries for it; or `TEXT` and the digest of its first and last bytes.
         row_groups: The row groups in file order.
-        etag: What the storage calls this version of the object, where it says.
-        modified: Modification time as seconds since 1970, where the storage says.
+        etag: The storage's identifier of this version of the object, or None.
+        modified: Modification time as seconds since 1970, or None.
         rows: Number of rows in all row groups.
     """
 
@@ -78,13 +78,13 @@ class Split:
     row_length: int
 
     def content(self) -> bytes:
-        """Return the bytes that stand for this range in digests and in shuffle keys."""
+        """Return the bytes that represent this range in digests and in shuffle keys."""
         return f"{self.path}\0{self.row_offset}\0{self.row_length}".encode()
 
 
 @dataclass(frozen=True, slots=True)
 class SizedSplit:
-    """A split, its uncompressed bytes, and its rows, or about how many they are where they are not counted."""
+    """A split, its uncompressed bytes, and its rows, which are estimated where rows are not counted."""
 
     split: Split
     bytes: int
@@ -100,10 +100,10 @@ class Manifest:
     """A dataset's data files, sorted by relative path.
 
     Attributes:
-        root: What the paths are relative to, as a URL without credentials or query.
+        root: The directory to which the paths are relative, as a URL without credentials or query.
         files: The files, sorted by path.
-        counts_rows: Whether it is known how many rows they have. If not, each byte that a file's text may have stands
-            for a row in all that is planned and recorded.
+        counts_rows: Whether the numbers of rows are known. If not, plans and states count bytes in place of rows: as
+            many as the uncompressed text of a file can have.
     """
 
     root: str
@@ -112,12 +112,12 @@ class Manifest:
 
     def __post_init__(self) -> None:
         paths = [file.path for file in self.files]
-        if any(one >= other for one, other in pairwise(paths)):
+        if any(path >= following for path, following in pairwise(paths)):
             msg = "a manifest's files are sorted by path, each path once"
             raise ValueError(msg)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what can be worked out again."""
+        """Leave out what can be computed again."""
         return {"root": self.root, "files": self.files, "counts_rows": self.counts_rows}
 
     @cached_property
@@ -130,18 +130,18 @@ class Manifest:
 
     @cached_property
     def first_rows(self) -> dict[str, int]:
-        """Place of each file's first row among all rows of the manifest, by relative path."""
+        """Number of each file's first row among all rows of the manifest, by relative path."""
         starts = accumulate((file.rows for file in self.files), initial=0)
         return {file.path: start for file, start in zip(self.files, starts, strict=False)}
 
     @cached_property
     def row_group_splits(self) -> list[list[SizedSplit]]:
-        """Each file's row groups as splits of their own; every one counts a byte at least."""
+        """Each file's row groups as splits. Each split counts at least one byte."""
         return [_row_group_splits(file) for file in self.files]
 
     @cached_property
     def entries(self) -> list[list[str | int | float | None]]:
-        """What states say of each file: path, size, digest, etag and mtime (None where unknown), rows."""
+        """What states record of each file: path, size, digest, etag and mtime (None where unknown), rows."""
         return [_entry(file) for file in self.files]
 
     @cached_property
@@ -156,7 +156,7 @@ class Manifest:
 
     @cached_property
     def written_lengths(self) -> dict[str, int]:
-        """How many characters each file's path under the root takes in JSON, by relative path."""
+        """Number of characters of each file's full path in JSON, by relative path."""
         return {file.path: len(json.dumps(self.full_path(file.path))) for file in self.files}
 
     @cached_property
@@ -165,7 +165,7 @@ class Manifest:
         return sum(file.rows for file in self.files)
 
     def full_path(self, path: str) -> str:
-        """Return a file's path under the root: for people and for states, never for opening."""
+        """Return a file's path under the root, for messages and states. It is never opened."""
         return root_prefix(self.root) + path
 
 
@@ -182,5 +182,5 @@ def _entry(file: DataFile) -> list[str | int | float | None]:
 
 
 def root_prefix(root: str) -> str:
-    """Return what stands before a relative path in a full one."""
+    """Return the part of a full path before the relative path."""
     return root if root.endswith("/") or not root else f"{root}/"

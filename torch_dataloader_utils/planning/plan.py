@@ -29,11 +29,11 @@ class Shard:
 
     Attributes:
         splits: The row ranges.
-        rounds: Where rows are mixed, in how many parts that is done: one after the other, each of every split its
-            part of the rows, in file order. More than one where row groups are larger than what may be mixed at once.
-        missing: Places of the splits whose rows cannot be delivered any more: their files have changed since the epoch
-            began. The others are delivered in the order that they always had.
-        rows: Rows to deliver, where no filter takes any.
+        rounds: Number of rounds of a row-level shuffle. Each round shuffles the next rows of every split. It is more
+            than 1 where row groups have more rows than may be shuffled together.
+        missing: Indices of the splits that cannot be read any more: their files have changed since the epoch began.
+            The rows of the other splits keep their order.
+        rows: Rows to deliver, where no filter drops any.
     """
 
     splits: tuple[Split, ...]
@@ -43,17 +43,17 @@ class Shard:
 
     def __post_init__(self) -> None:
         rows = sum(split.row_length for split in self.splits)
-        object.__setattr__(self, "rows", rows - sum(self.splits[place].row_length for place in self.missing))
+        object.__setattr__(self, "rows", rows - sum(self.splits[index].row_length for index in self.missing))
 
     @property
     def present(self) -> tuple[Split, ...]:
         """The splits that can be read."""
         if not self.missing:
             return self.splits
-        return tuple(split for place, split in enumerate(self.splits) if place not in self.missing)
+        return tuple(split for index, split in enumerate(self.splits) if index not in self.missing)
 
     def content(self) -> bytes:
-        """Return the bytes that stand for this shard in digests and in permutation keys."""
+        """Return the bytes that represent this shard in digests and in permutation keys."""
         return b"\n".join(split.content() for split in self.splits)
 
 
@@ -62,14 +62,14 @@ WHOLE = -1
 
 @dataclass(frozen=True, slots=True)
 class ShardSlice:
-    """A window of the rows that a shard delivers: what a cut or a resume leaves of it.
+    """A window of the rows that a shard delivers: all of them, or the part that balancing or a resume leaves.
 
     Attributes:
         shard: The shard.
-        start: Number of its rows before the window, counted after the filter and in shuffled order.
-        stop: Where the window ends; at the shard's number of rows it ends with the shard, however many rows a filter
-            leaves.
-        repeats: Whether these rows are delivered elsewhere as well, to give every rank as many.
+        start: Number of its rows before the window, counted in the order of delivery: after filter and shuffle.
+        stop: The end of the window. The shard's number of rows stands for the end of the shard, even where a filter
+            leaves fewer rows.
+        repeats: Whether another slice delivers these rows as well, so that all ranks have equally many.
     """
 
     shard: Shard
@@ -83,17 +83,17 @@ class ShardSlice:
 
     @property
     def rows(self) -> int:
-        """Number of rows, where no filter takes any."""
+        """Number of rows, where no filter drops any."""
         return self.stop - self.start
 
 
 @dataclass(frozen=True, slots=True)
 class PartialShard:
-    """A shard that was under way when an epoch was planned anew.
+    """A shard that was partly delivered when the rest of the epoch was planned again.
 
     Attributes:
         shard: The shard.
-        windows: Which of its rows were delivered: start and stop of each window, rising, not touching one another.
+        windows: The delivered rows: start and stop of each window, in rising order; no two windows touch.
     """
 
     shard: Shard
@@ -102,14 +102,14 @@ class PartialShard:
 
 @dataclass(frozen=True, slots=True)
 class DeliveredBaseline:
-    """What was delivered of an epoch before what was left of it was planned anew. Equal on all ranks.
+    """What was delivered of an epoch before an elastic load planned the rest again. Equal on all ranks.
 
     Attributes:
-        done: Row ranges of files that are done, whole row groups, neighbours merged.
-        partial: Shards that were under way.
-        left_out: Paths of files that went, or were written anew, since the epoch began: nothing more of them is
-            delivered in it, whatever becomes of them.
-        batches: Batches that the rank with the most of them had handed over.
+        done: Row ranges that are done: whole row groups, neighbours merged.
+        partial: Shards that were partly delivered.
+        left_out: Paths of files that were removed or rewritten since the epoch began. No more rows of them are
+            delivered in this epoch, even if they return.
+        batches: Largest number of batches that a rank had delivered.
     """
 
     done: tuple[Split, ...]
@@ -120,10 +120,10 @@ class DeliveredBaseline:
 
 @dataclass(frozen=True, slots=True)
 class BalancedStreams:
-    """Streams that were cut and lengthened so that every rank makes the same steps.
+    """Streams that were shortened and lengthened so that every rank makes the same steps.
 
     Attributes:
-        streams: For each rank and worker what it walks.
+        streams: For each rank and worker its slices.
         dropped: Rows that are not delivered, as slices: fewer than there are ranks.
         repeated: Rows that are delivered twice, as slices: fewer than there are ranks.
     """
@@ -135,13 +135,13 @@ class BalancedStreams:
 
 @dataclass(frozen=True)
 class Plan:
-    """An epoch's sequence of slices and who walks them.
+    """An epoch's sequence of slices and their assignment to ranks and workers.
 
     Attributes:
         epoch: The epoch.
-        num_ranks: Number of ranks; of a grid, its virtual ones.
-        num_workers: Number of worker processes of each rank, 0 for the rank's own process; of a grid, its virtual ones.
-        slices: The epoch's slices, in order: whole shards, and what is left of those that had been under way.
+        num_ranks: Number of ranks, or of virtual ranks.
+        num_workers: Number of worker processes of each rank, 0 for the rank's own process; or of virtual workers.
+        slices: The epoch's slices, in order: the rest of partly delivered shards, then whole shards.
         balanced: The streams, where they are balanced.
     """
 
@@ -153,13 +153,13 @@ class Plan:
 
     @property
     def streams(self) -> int:
-        """Number of streams that each rank walks: its workers, or one where there are none."""
+        """Number of streams of each rank: one for each worker, or one for its own process."""
         return max(1, self.num_workers)
 
     def stream(self, rank: int, worker: int) -> tuple[ShardSlice, ...]:
-        """Return what one worker of one rank walks.
+        """Return the slices of a worker of a rank.
 
-        Slice i belongs to rank i % ranks, and in it to worker i // ranks % workers, unless the streams are balanced.
+        Unless streams are balanced, slice i belongs to rank i % ranks, and there to worker i // ranks % workers.
         """
         if self.balanced is not None:
             return self.balanced.streams[rank][worker]
@@ -171,7 +171,7 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the sequence of slices and of who walks them (blake2b, 32 hexadecimal characters)."""
+        """Digest of the sequence of slices and of their assignment (blake2b, 32 hexadecimal characters)."""
         digest = hashlib.blake2b(f"{self.epoch}\n{self.num_ranks}\n{self.num_workers}".encode(), digest_size=16)
         for shard_slice in self.slices:
             shard = shard_slice.shard
@@ -182,23 +182,23 @@ class Plan:
 
 
 PLAN_ALGORITHM = 2
-"""Number of the algorithm below. Any change that can change a plan or a permutation raises it."""
+"""Number of the planning algorithm. Any change that can change a plan or a permutation raises it."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """What a plan depends on beside the files, the epoch and the number of streams.
+    """What a plan depends on in addition to the files, the epoch and the number of streams.
 
     Attributes:
         split_bytes: Largest number of uncompressed bytes in a shard; only a larger row group exceeds it.
         split_rows: Largest number of rows in a shard, or None; only a larger row group exceeds it.
         shuffle: Whether shards come in random order.
         shuffle_seed: Seed of every random choice.
-        shuffle_buffer_size: Largest number of rows that are mixed with one another, or None for shards in random
-            order and rows in file order.
-        shuffle_interleave: Row groups larger than that which are mixed with one another, part by part, at most.
-        uneven_ranks: What becomes of the rows that ranks would have more than others.
-        batch_size: Rows of a rank's step, of a grid a virtual rank's, where ranks are balanced; else None.
+        shuffle_buffer_size: Largest number of rows that a row-level shuffle permutes together. None for shards in
+            random order and rows in file order.
+        shuffle_interleave: Largest number of row groups larger than that which share the rounds of a shard.
+        uneven_ranks: Whether ranks may have different numbers of rows, or surplus rows are dropped, or rows repeated.
+        batch_size: Rows of a step of a rank, or of a virtual rank, where ranks are balanced; else None.
     """
 
     split_bytes: int
@@ -217,12 +217,12 @@ class PlanOptions:
 
     @property
     def row_shuffle_seed(self) -> int | None:
-        """The seed where rows are mixed inside a shard, else None."""
+        """The seed of a row-level shuffle, else None."""
         return self.shuffle_seed if self.shuffles_rows else None
 
     @property
     def shuffles_rows(self) -> bool:
-        """Whether rows are mixed inside a shard."""
+        """Whether rows are shuffled within a shard."""
         return self.shuffle_buffer_size is not None
 
 

@@ -7,14 +7,91 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch_dataloader_utils.planning.balance import balance
 from torch_dataloader_utils.planning.manifest import Manifest, SizedSplit
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice
 from torch_dataloader_utils.planning.row_ranges import Coverage, gaps
 from torch_dataloader_utils.planning.shards import balanced_shards, given_shards, make_shards
+from torch_dataloader_utils.planning.shuffle import delivered_rows
+from torch_dataloader_utils.planning.strategy import SplitStrategy, bundled_by, digest_of
+from torch_dataloader_utils.planning.topology import Topology
 
-__all__ = ["make_plan"]
+__all__ = ["EpochPlanner", "make_plan"]
+
+
+class EpochPlanner:
+    """Makes the plans of a run's epochs. It keeps the last plan, because several calls in a row need the same one.
+
+    Args:
+        manifest: The data files.
+        options: The other values that plans depend on.
+        selection: For each file the row groups that may hold rows to deliver; None for all.
+        strategy: The user's split strategy, or None.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        options: PlanOptions,
+        selection: Sequence[Sequence[int]] | None,
+        strategy: SplitStrategy | None,
+    ) -> None:
+        self.manifest = manifest
+        self.options = options
+        self.strategy = strategy
+        self._selection = selection
+        self._plan: tuple[tuple[Any, ...], Plan] | None = None
+        self._bundles: tuple[int, list[list[SizedSplit]], str] | None = None
+        self._uneven_rows: tuple[Plan, dict[str, list[tuple[str, int]]]] | None = None
+
+    def plan(self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None = None) -> Plan:
+        """Return the plan of an epoch, or of the rows of it that a baseline does not contain."""
+        key = (epoch, topology.planned_ranks, topology.planned_workers, baseline)
+        if self._plan is None or self._plan[0] != key:
+            plan = make_plan(
+                self.manifest,
+                self.options,
+                epoch=epoch,
+                num_ranks=topology.planned_ranks,
+                num_workers=topology.planned_workers,
+                selection=self._selection,
+                baseline=baseline,
+                bundles=None if self.strategy is None else self._bundled(self.strategy, epoch)[0],
+            )
+            self._plan = key, plan
+        return self._plan[1]
+
+    def strategy_digest(self, epoch: int) -> str | None:
+        """Return what states record of the split strategy in an epoch; None without a strategy."""
+        return None if self.strategy is None else self._bundled(self.strategy, epoch)[1]
+
+    def uneven_rows(self, plan: Plan) -> dict[str, list[tuple[str, int]]]:
+        """Return the rows that a balanced plan drops, and those that it repeats.
+
+        Returns:
+            Under ``dropped`` and ``repeated`` each row as its file's relative path and its number in the file; an
+            empty dictionary where ranks are not balanced.
+        """
+        if plan.balanced is None:
+            return {}
+        if self._uneven_rows is None or self._uneven_rows[0] is not plan:
+            seed = self.options.row_shuffle_seed
+            parts = {"dropped": plan.balanced.dropped, "repeated": plan.balanced.repeated}
+            rows = {verb: list(delivered_rows(slices, seed=seed, epoch=plan.epoch)) for verb, slices in parts.items()}
+            self._uneven_rows = plan, rows
+        return self._uneven_rows[1]
+
+    def _bundled(self, strategy: SplitStrategy, epoch: int) -> tuple[list[list[SizedSplit]], str]:
+        if self._bundles is None or self._bundles[0] != epoch:
+            bundles = bundled_by(strategy, self.manifest, epoch)
+            self._bundles = epoch, bundles, digest_of(strategy, bundles)
+        return self._bundles[1:]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the plans: they are large, and another process can make them again."""
+        return {**self.__dict__, "_plan": None, "_bundles": None, "_uneven_rows": None}
 
 
 def make_plan(
@@ -26,22 +103,23 @@ def make_plan(
     num_workers: int,
     selection: Sequence[Sequence[int]] | None = None,
     baseline: DeliveredBaseline | None = None,
-    bundled: Sequence[Sequence[SizedSplit]] | None = None,
+    bundles: Sequence[Sequence[SizedSplit]] | None = None,
 ) -> Plan:
-    """Plan an epoch, or what is left of it.
+    """Plan an epoch, or the rows of it that are left.
 
     Args:
         manifest: The data files.
-        options: What else the plan depends on.
+        options: The other values that the plan depends on.
         epoch: The epoch, from 0.
-        num_ranks: Number of ranks; of a grid, its virtual ones.
-        num_workers: Number of worker processes of each rank, 0 for the rank's own process; of a grid, its virtual ones.
-        selection: For each file the row groups, by number and in order, that may hold rows to deliver; None for all.
-        baseline: What was delivered of the epoch before; None for nothing.
-        bundled: The row groups of each shard, in order, where a split strategy says so; every row group once.
+        num_ranks: Number of ranks, or of virtual ranks.
+        num_workers: Number of worker processes of each rank, 0 for the rank's own process; or of virtual workers.
+        selection: For each file the indices of the row groups that may hold rows to deliver, in order; None for all.
+        baseline: The rows of the epoch that were delivered before; None for none.
+        bundles: The row groups of each shard, in order, as a split strategy returns them; every row group once.
 
     Returns:
-        The plan: what the baseline left of its shards, then every other selected row group in exactly one shard.
+        The plan: first the undelivered rows of the baseline's partial shards, then every other selected row group in
+        exactly one shard.
     """
     streams = num_ranks * max(1, num_workers)
     groups = list(_row_groups(manifest, selection))
@@ -49,33 +127,34 @@ def make_plan(
     if baseline is not None:
         carried = list(_carried(baseline))
         groups = list(_untouched(groups, baseline))
-    shards = (
-        make_shards(groups, options, epoch, streams)
-        if bundled is None
-        else list(given_shards(bundled, groups, options))
-    )
-    if options.shuffle and bundled is None:
-        shards = balanced_shards(shards, carried, streams)
-    slices = [*carried, *map(ShardSlice, shards)]
-    plan = Plan(epoch=epoch, num_ranks=num_ranks, num_workers=num_workers, slices=tuple(slices))
+    if bundles is not None:
+        shards = list(given_shards(bundles, groups, options))
+    else:
+        shards = make_shards(groups, options, epoch, streams)
+        if options.shuffle:
+            shards = balanced_shards(shards, carried, streams)
+    plan = Plan(epoch, num_ranks, num_workers, slices=(*carried, *map(ShardSlice, shards)))
     if options.uneven_ranks == "allow":
         return plan
-    assert options.batch_size is not None  # noqa: S101 - whoever evens ranks says so
+    assert options.batch_size is not None  # noqa: S101 - it is set wherever ranks are balanced
     ranks = [plan.rank_streams(rank) for rank in range(num_ranks)]
     return replace(plan, balanced=balance(ranks, options.batch_size, pad=options.uneven_ranks == "pad"))
 
 
 def _carried(baseline: DeliveredBaseline) -> Iterator[ShardSlice]:
-    """Yield what is left of shards that were under way."""
-    for started in baseline.partial:
-        for start, stop in gaps(started.windows, started.shard.rows):
-            yield ShardSlice(started.shard, start, stop)
+    """Yield the undelivered rows of partial shards.
+
+    They stay slices of the shards that they were planned in: the shard's content keys the permutation of its rows.
+    """
+    for partial in baseline.partial:
+        for start, stop in gaps(partial.windows, partial.shard.rows):
+            yield ShardSlice(partial.shard, start, stop)
 
 
 def _untouched(groups: Iterable[SizedSplit], baseline: DeliveredBaseline) -> Iterator[SizedSplit]:
-    """Yield the row groups of which nothing was delivered, and nothing was under way."""
-    under_way = [split for started in baseline.partial for split in started.shard.splits]
-    touched = Coverage([*baseline.done, *under_way])
+    """Yield the row groups of which no row was delivered, and which no partial shard contains."""
+    partial = [split for partial in baseline.partial for split in partial.shard.splits]
+    touched = Coverage([*baseline.done, *partial])
     left_out = set(baseline.left_out)
     for group in groups:
         if group.split.path not in left_out and not touched.covers(group.split):
@@ -84,6 +163,6 @@ def _untouched(groups: Iterable[SizedSplit], baseline: DeliveredBaseline) -> Ite
 
 def _row_groups(manifest: Manifest, selection: Sequence[Sequence[int]] | None) -> Iterator[SizedSplit]:
     """Yield each selected row group that has rows."""
-    for number, file in enumerate(manifest.row_group_splits):
-        selected = file if selection is None else [file[place] for place in selection[number]]
-        yield from [one for one in selected if one.split.row_length]
+    for number, groups in enumerate(manifest.row_group_splits):
+        selected = groups if selection is None else [groups[index] for index in selection[number]]
+        yield from [group for group in selected if group.split.row_length]

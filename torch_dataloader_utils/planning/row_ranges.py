@@ -1,18 +1,30 @@
-"""Row ranges: of files, of the whole manifest, and which of them others cover. Pure."""
+"""Row ranges of files, of shards and of the whole manifest: merged, subtracted, checked for overlaps. Pure."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate
-from operator import add
-from typing import TypeAlias
+from itertools import accumulate, chain, pairwise
+from typing import NamedTuple, TypeAlias
 
 from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import Shard
 
-__all__ = ["Coverage", "FileRows", "Windows", "gaps", "merged", "merged_row_numbers", "row_numbers", "splits_of_rows"]
+__all__ = [
+    "Coverage",
+    "FileRows",
+    "RowRange",
+    "Windows",
+    "first_overlap",
+    "gaps",
+    "merged",
+    "merged_row_numbers",
+    "merged_splits",
+    "row_numbers",
+    "size_of",
+    "splits_of_rows",
+]
 
 
 FileRows: TypeAlias = tuple[str, int]
@@ -20,26 +32,92 @@ FileRows: TypeAlias = tuple[str, int]
 
 
 Windows: TypeAlias = tuple[tuple[int, int], ...]
-"""Start and stop of each window of a shard's rows, rising, not touching one another."""
+"""Start and stop of each window of rows, in rising order; no two windows touch."""
+
+
+class RowRange(NamedTuple):
+    """Rows of a file, or of another sequence of rows, and who records them."""
+
+    path: str
+    start: int
+    stop: int
+    recorded_by: str = ""
+
+    @classmethod
+    def of(cls, split: Split, recorded_by: str = "") -> RowRange:
+        """Return the rows of a split."""
+        return cls(split.path, split.row_offset, split.row_offset + split.row_length, recorded_by)
+
+
+def merged(windows: Iterable[tuple[int, int]]) -> Windows:
+    """Return windows in order. Windows that touch or overlap become one."""
+    joined: list[tuple[int, int]] = []
+    begin = end = -1
+    for start, stop in sorted(windows):
+        if start > end:
+            if end >= 0:
+                joined.append((begin, end))
+            begin, end = start, stop
+        elif stop > end:
+            end = stop
+    if end >= 0:
+        joined.append((begin, end))
+    return tuple(joined)
+
+
+def size_of(windows: Iterable[tuple[int, int]]) -> int:
+    """Return the number of rows in windows that do not overlap."""
+    return sum(stop - start for start, stop in windows)
+
+
+def gaps(windows: Windows, rows: int) -> Windows:
+    """Return the rows of a shard that its windows do not contain."""
+    bounds = [0, *chain.from_iterable(windows), rows]
+    return tuple((start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True) if start < stop)
+
+
+def first_overlap(ranges: Iterable[RowRange]) -> tuple[RowRange, RowRange] | None:
+    """Return the first two ranges, in sorted order, that share a row; None if no two ranges do."""
+    for pair in pairwise(sorted(ranges)):
+        (path, _, stop, _), (next_path, start, _, _) = pair
+        if path == next_path and start < stop:
+            return pair
+    return None
+
+
+def merged_splits(splits: Iterable[Split]) -> Iterator[Split]:
+    """Yield splits in order. Neighbouring ranges of a file become one."""
+    for path, windows in _merged_by_path(splits).items():
+        for start, stop in windows:
+            yield Split(path, start, stop - start)
+
+
+def _merged_by_path(splits: Iterable[Split]) -> dict[str, Windows]:
+    windows: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for split in splits:
+        windows[split.path].append((split.row_offset, split.row_offset + split.row_length))
+    return {path: merged(windows[path]) for path in sorted(windows)}
 
 
 def row_numbers(manifest: Manifest, splits: Iterable[Split]) -> list[int]:
-    """Return splits as places among all rows of the manifest: start, stop, start, stop, ..., in the splits' order."""
-    first = manifest.first_rows
-    bounds = [(start := first[split.path] + split.row_offset, start + split.row_length) for split in splits]
-    return [number for bound in bounds for number in bound]
+    """Return splits as row numbers of the whole manifest: start, stop, start, stop, ..., in the splits' order."""
+    return list(chain.from_iterable(_numbered(manifest, splits)))
 
 
-def merged_row_numbers(manifest: Manifest, splits: Sequence[Split]) -> list[int]:
-    """Return splits that do not overlap as row numbers, sorted, with neighbouring ranges made one."""
+def merged_row_numbers(manifest: Manifest, splits: Iterable[Split]) -> list[int]:
+    """Return splits as row numbers of the whole manifest, sorted, with neighbouring ranges merged."""
+    return list(chain.from_iterable(merged(_numbered(manifest, splits))))
+
+
+def _numbered(manifest: Manifest, splits: Iterable[Split]) -> Iterator[tuple[int, int]]:
     first = manifest.first_rows
-    starts = [first[split.path] + split.row_offset for split in splits]
-    stops = map(add, starts, [split.row_length for split in splits])
-    return sorted(set(starts).symmetric_difference(stops))  # where one ends and the next begins is no bound
+    for split in splits:
+        start = first[split.path] + split.row_offset
+        yield start, start + split.row_length
 
 
 def splits_of_rows(files: Sequence[FileRows], rows: Sequence[int]) -> Iterator[Split]:
-    """Turn row numbers back into ranges of files; a range that spans files becomes one for each."""
+    """Turn row numbers back into ranges of files. A range that spans files becomes one range for each file."""
     if not rows:
         return
     stops = list(accumulate(count for _, count in files))
@@ -54,55 +132,32 @@ def splits_of_rows(files: Sequence[FileRows], rows: Sequence[int]) -> Iterator[S
                 yield Split(path, begin - first, end - begin)
 
 
-def merged(windows: Iterable[tuple[int, int]]) -> Windows:
-    """Return windows in order, those that touch or overlap made one."""
-    joined: list[tuple[int, int]] = []
-    for start, stop in sorted(windows):
-        if joined and joined[-1][1] >= start:
-            joined[-1] = (joined[-1][0], max(stop, joined[-1][1]))
-        else:
-            joined.append((start, stop))
-    return tuple(joined)
-
-
-def gaps(windows: Windows, rows: int) -> Windows:
-    """Return what windows leave of a shard's rows."""
-    bounds = [0, *(bound for window in windows for bound in window), rows]
-    return tuple((start, stop) for start, stop in zip(bounds[::2], bounds[1::2], strict=True) if start < stop)
-
-
 class Coverage:
-    """The completed ranges of every file, merged, and where they lie."""
+    """The rows of each file that some splits cover."""
 
     def __init__(self, splits: Iterable[Split]) -> None:
-        self._ranges: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for split in sorted(splits):
-            ranges = self._ranges[split.path]
-            stop = split.row_offset + split.row_length
-            if ranges and ranges[-1][1] == split.row_offset:
-                ranges[-1] = (ranges[-1][0], stop)
-            else:
-                ranges.append((split.row_offset, stop))
+        self._ranges = _merged_by_path(splits)
 
     def covers(self, split: Split) -> bool:
-        """Whether the whole of a split lies in one merged range."""
-        return self._range_of(split) is not None
+        """Whether all rows of a split are covered."""
+        return self._index_of(split) is not None
 
     def without(self, shards: Iterable[Shard]) -> Split | None:
-        """Return the first recorded range that is no union of these shards' splits, or None."""
-        held: dict[tuple[str, int], int] = defaultdict(int)
+        """Return the first covered range that is not a union of these shards' splits, or None."""
+        rows: dict[tuple[str, int], int] = defaultdict(int)
         for split in (split for shard in shards for split in shard.splits):
-            place = self._range_of(split)
-            if place is not None:
-                held[split.path, place] += split.row_length
+            index = self._index_of(split)
+            if index is not None:
+                rows[split.path, index] += split.row_length
         for path, ranges in self._ranges.items():
-            for place, (start, stop) in enumerate(ranges):
-                if held[path, place] != stop - start:
+            for index, (start, stop) in enumerate(ranges):
+                if rows[path, index] != stop - start:
                     return Split(path, start, stop - start)
         return None
 
-    def _range_of(self, split: Split) -> int | None:
-        ranges = self._ranges.get(split.path, [])
-        place = bisect_right(ranges, (split.row_offset, float("inf"))) - 1
-        inside = place >= 0 and split.row_offset + split.row_length <= ranges[place][1]
-        return place if inside else None
+    def _index_of(self, split: Split) -> int | None:
+        """Return the index of the merged range that contains a split, or None."""
+        ranges = self._ranges.get(split.path, ())
+        index = bisect_right(ranges, (split.row_offset, float("inf"))) - 1
+        inside = index >= 0 and split.row_offset + split.row_length <= ranges[index][1]
+        return index if inside else None

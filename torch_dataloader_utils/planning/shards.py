@@ -14,12 +14,12 @@ __all__ = ["balanced_shards", "given_shards", "in_rounds", "join_row_groups", "m
 
 
 SHARDS_PER_STREAM = 4
-"""How many shards a stream gets at least where row groups allow, so that streams end at about the same time."""
+"""Least number of shards of a stream, where there are enough row groups, so that all end at about the same time."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Limit:
-    """The most that a split or a shard of more than one row group may hold."""
+    """The largest split or shard of more than one row group."""
 
     bytes: int
     rows: int | None
@@ -35,39 +35,37 @@ def make_shards(groups: Sequence[SizedSplit], options: PlanOptions, epoch: int, 
     """Bundle row groups into shards, in the epoch's order."""
     if not options.shuffles_rows:
         return _in_files(groups, options, epoch, streams)
-    room = _Limit(options.split_bytes, options.shuffle_buffer_size)
+    limit = _Limit(options.split_bytes, options.shuffle_buffer_size)
     groups = shuffled(groups, options.shuffle_seed, epoch)
-    large = [one for one in groups if not room.holds(one.bytes, one.rows)]
+    large = [group for group in groups if not limit.holds(group.bytes, group.rows)]
     if not large:
-        return _mixed(groups, options, streams)
-    in_rounds = list(_interleaved(large, options, streams))
-    small = [one for one in groups if room.holds(one.bytes, one.rows)]
-    bundled = _mixed(small, options, max(0, streams - len(in_rounds)))
-    place = {one.split: number for number, one in enumerate(groups)}
-    return sorted([*in_rounds, *bundled], key=lambda shard: place[shard.splits[0]])
+        return _in_memory(groups, options, streams)
+    interleaved = list(_interleaved(large, options, streams))
+    small = [group for group in groups if limit.holds(group.bytes, group.rows)]
+    bundled = _in_memory(small, options, max(0, streams - len(interleaved)))
+    order = {group.split: number for number, group in enumerate(groups)}
+    return sorted([*interleaved, *bundled], key=lambda shard: order[shard.splits[0]])
 
 
 def given_shards(
-    bundled: Iterable[Sequence[SizedSplit]], groups: Iterable[SizedSplit], options: PlanOptions
+    bundles: Iterable[Sequence[SizedSplit]], groups: Iterable[SizedSplit], options: PlanOptions
 ) -> Iterator[Shard]:
-    """Yield the shards of a split strategy, as far as their row groups are to be delivered."""
-    wanted = {one.split for one in groups}
-    for shard in bundled:
-        left = [one for one in shard if one.split in wanted]
+    """Yield the shards of a split strategy, without the row groups that are not to be delivered."""
+    wanted = {group.split for group in groups}
+    for bundle in bundles:
+        left = [group for group in bundle if group.split in wanted]
         if left and options.shuffle_buffer_size is not None:
             yield in_rounds(left, options.shuffle_buffer_size, options.split_bytes)
         elif left:
-            yield Shard(
-                tuple(each.split for each in join_row_groups(left, _Limit(sum(one.bytes for one in left), None)))
-            )
+            yield _joined_shard(left)
 
 
 def _in_files(groups: Sequence[SizedSplit], options: PlanOptions, epoch: int, streams: int) -> list[Shard]:
-    """Bundle neighbouring row groups, at least to some shards for each stream if there are as many row groups."""
+    """Bundle neighbouring row groups. Each stream gets several shards if there are enough row groups."""
     least = min(streams * SHARDS_PER_STREAM, len(groups))
     limit = _first_limit(groups, options, max(1, least))
     if streams > 1 and not options.shuffle:
-        shards = list(_cut_evenly(groups, limit, streams))
+        shards = list(_bundle_evenly(groups, limit, streams))
         if len(shards) >= least:
             return shards
     while True:
@@ -80,54 +78,65 @@ def _in_files(groups: Sequence[SizedSplit], options: PlanOptions, epoch: int, st
         limit = limit.lowered()
 
 
-def _cut_evenly(groups: Sequence[SizedSplit], limit: _Limit, streams: int) -> Iterator[Shard]:
-    """ColumnSlice the files, one after the other, into shards of about as many rows, as many for each stream."""
-    total = sum(one.rows for one in groups)
-    size = sum(one.bytes for one in groups)
+def _bundle_evenly(groups: Sequence[SizedSplit], limit: _Limit, streams: int) -> Iterator[Shard]:
+    """Bundle the row groups of one file after the other into shards of about equally many rows.
+
+    The number of shards is a multiple of the number of streams, so that each stream gets equally many.
+    """
+    total = sum(group.rows for group in groups)
+    size = sum(group.bytes for group in groups)
     count = max(-(-size // limit.bytes), -(-total // limit.rows) if limit.rows else 1)
     count = -(-count // streams) * streams
     held: list[SizedSplit] = []
-    whole = _Limit(2 * size, None)
     held_bytes = held_rows = rows = closed = 0
-    for one in groups:
-        fits = limit.holds(held_bytes + one.bytes, held_rows + one.rows)
-        # The middle of it is beyond where the next shard is to begin.
-        if held and (not fits or (2 * rows + one.rows) * count >= 2 * (closed + 1) * total):
-            yield Shard(tuple(each.split for each in join_row_groups(held, whole)))
+    for group in groups:
+        fits = limit.holds(held_bytes + group.bytes, held_rows + group.rows)
+        # A row group belongs to the next shard if its middle is beyond that shard's ideal beginning.
+        if held and (not fits or (2 * rows + group.rows) * count >= 2 * (closed + 1) * total):
+            yield _joined_shard(held)
             held = []
             held_bytes = held_rows = 0
             closed = max(closed + 1, rows * count // total)
-        held.append(one)
-        held_bytes += one.bytes
-        held_rows += one.rows
-        rows += one.rows
+        held.append(group)
+        held_bytes += group.bytes
+        held_rows += group.rows
+        rows += group.rows
     if held:
-        yield Shard(tuple(each.split for each in join_row_groups(held, whole)))
+        yield _joined_shard(held)
+
+
+def _joined_shard(groups: Sequence[SizedSplit]) -> Shard:
+    """Return the shard of these row groups, with neighbours joined."""
+    unlimited = _Limit(sum(group.bytes for group in groups), None)
+    return Shard(tuple(joined.split for joined in join_row_groups(groups, unlimited)))
 
 
 def balanced_shards(shards: Sequence[Shard], carried: Sequence[ShardSlice], streams: int) -> list[Shard]:
-    """Put shards that are in random order into another, in which streams have about as many rows.
+    """Return randomly ordered shards in an order that gives streams about equally many rows.
 
-    The largest shard left goes to the stream with the fewest rows that may have one more (Graham, "Bounds on
-    multiprocessing timing anomalies", 1969); in each stream they stay in their order.
+    Beginning with the largest, each shard goes to the stream that has the fewest rows and may still have a shard
+    (Graham, "Bounds on multiprocessing timing anomalies", 1969). Each stream keeps its shards in their random order.
     """
     begin, count = len(carried), len(shards)
     quotas = [len(range(begin + (stream - begin) % streams, begin + count, streams)) for stream in range(streams)]
     rows = [sum(shard_slice.rows for shard_slice in carried[stream::streams]) for stream in range(streams)]
     waiting = [(rows[stream], stream) for stream in range(streams) if quotas[stream]]
     heapq.heapify(waiting)
-    dealt: list[list[int]] = [[] for _ in range(streams)]
-    for place in sorted(range(count), key=lambda place: -shards[place].rows):
+    assigned: list[list[int]] = [[] for _ in range(streams)]
+    for index in sorted(range(count), key=lambda index: -shards[index].rows):
         held, stream = heapq.heappop(waiting)
-        dealt[stream].append(place)
-        if len(dealt[stream]) < quotas[stream]:
-            heapq.heappush(waiting, (held + shards[place].rows, stream))
-    own = [iter(sorted(places)) for places in dealt]
-    return [shards[next(own[position % streams])] for position in range(begin, begin + count)]
+        assigned[stream].append(index)
+        if len(assigned[stream]) < quotas[stream]:
+            heapq.heappush(waiting, (held + shards[index].rows, stream))
+    indices = [iter(sorted(of_stream)) for of_stream in assigned]
+    return [shards[next(indices[position % streams])] for position in range(begin, begin + count)]
 
 
-def _mixed(groups: Sequence[SizedSplit], options: PlanOptions, least: int) -> list[Shard]:
-    """Bundle row groups that are in random order, at least to so many shards if there are as many row groups."""
+def _in_memory(groups: Sequence[SizedSplit], options: PlanOptions, least: int) -> list[Shard]:
+    """Bundle randomly ordered row groups into shards that fit the shuffle buffer: `least` of them, or more.
+
+    There are fewer where there are not so many row groups.
+    """
     limit = _first_limit(groups, options, max(1, least))
     while True:
         shards = list(_bundle(groups, limit))
@@ -137,23 +146,23 @@ def _mixed(groups: Sequence[SizedSplit], options: PlanOptions, least: int) -> li
 
 
 def _interleaved(groups: Sequence[SizedSplit], options: PlanOptions, streams: int) -> Iterator[Shard]:
-    """Bundle row groups that are too large to be mixed at once into shards that are mixed in rounds.
+    """Bundle row groups that are too large to be shuffled at once into shards that are shuffled in rounds.
 
-    As many row groups share a shard as may, and as leaves each stream one; shards have about as many rows.
+    A shard has as many row groups as it may, but so few that each stream gets a shard. Their sizes are about equal.
     """
-    assert options.shuffle_buffer_size is not None  # noqa: S101 - rows are mixed
+    assert options.shuffle_buffer_size is not None  # noqa: S101 - only a row-level shuffle calls this
     if not groups:
         return
     most = min(options.shuffle_interleave, -(-len(groups) // streams))
     count = -(-len(groups) // most)
     count = min(len(groups), -(-count // streams) * streams)
-    total = sum(one.rows for one in groups)
+    total = sum(group.rows for group in groups)
     held: list[SizedSplit] = []
     rows = closed = 0
-    for number, one in enumerate(groups):
-        held.append(one)
-        rows += one.rows
-        others = len(groups) - number - 1  # none, or just enough for the shards that are wanted yet
+    for number, group in enumerate(groups):
+        held.append(group)
+        rows += group.rows
+        others = len(groups) - number - 1  # if these are just enough for the other shards, this shard ends here
         if others <= max(0, count - closed - 1) or len(held) == most or rows * count >= (closed + 1) * total:
             yield in_rounds(held, options.shuffle_buffer_size, options.split_bytes)
             held = []
@@ -161,18 +170,18 @@ def _interleaved(groups: Sequence[SizedSplit], options: PlanOptions, streams: in
 
 
 def in_rounds(groups: Sequence[SizedSplit], most_rows: int, most_bytes: int) -> Shard:
-    """Return a shard that mixes at most so many rows and bytes at once, but for a row of each of its row groups."""
-    rows, size = sum(one.rows for one in groups), sum(one.bytes for one in groups)
+    """Return a shard of which each round has at most so many rows and bytes, or one row of each row group more."""
+    rows, size = sum(group.rows for group in groups), sum(group.bytes for group in groups)
     rounds = max(-(-rows // most_rows), -(-size // most_bytes))
-    return Shard(tuple(one.split for one in groups), rounds=min(rounds, rows))
+    return Shard(tuple(group.split for group in groups), rounds=min(rounds, rows))
 
 
 def _first_limit(groups: Sequence[SizedSplit], options: PlanOptions, least: int) -> _Limit:
-    """Lower the maxima so far that `least` shards of equal size would hold everything."""
-    share = -(-sum(one.bytes for one in groups) // least)
+    """Lower the limits so far that all row groups would make `least` shards of equal size."""
+    share = -(-sum(group.bytes for group in groups) // least)
     rows = options.split_rows
     if options.shuffle_buffer_size is not None:
-        row_share = -(-sum(one.rows for one in groups) // least)
+        row_share = -(-sum(group.rows for group in groups) // least)
         rows = min(options.shuffle_buffer_size, max(1, row_share), *([] if rows is None else [rows]))
     return _Limit(min(options.split_bytes, max(1, share)), rows)
 
@@ -180,36 +189,36 @@ def _first_limit(groups: Sequence[SizedSplit], options: PlanOptions, least: int)
 def join_row_groups(groups: Iterable[SizedSplit], limit: _Limit) -> Iterator[SizedSplit]:
     """Join neighbouring row groups of a file into splits."""
     held: SizedSplit | None = None
-    for one in groups:
-        joined = held and _joined(held, one)
+    for group in groups:
+        joined = held and _joined(held, group)
         if joined and limit.holds(joined.bytes, joined.rows):
             held = joined
             continue
         if held:
             yield held
-        held = one
+        held = group
     if held:
         yield held
 
 
-def _joined(one: SizedSplit, other: SizedSplit) -> SizedSplit | None:
-    end = one.split.row_offset + one.split.row_length
-    if one.split.path != other.split.path or end != other.split.row_offset:
+def _joined(group: SizedSplit, following: SizedSplit) -> SizedSplit | None:
+    path, start, rows = group.split.path, group.split.row_offset, group.split.row_length
+    if (path, start + rows) != (following.split.path, following.split.row_offset):
         return None
-    rows = one.split.row_length + other.split.row_length
-    return SizedSplit(Split(one.split.path, one.split.row_offset, rows), one.bytes + other.bytes, one.rows + other.rows)
+    split = Split(path, start, rows + following.split.row_length)
+    return SizedSplit(split, group.bytes + following.bytes, group.rows + following.rows)
 
 
 def _bundle(splits: Iterable[SizedSplit], limit: _Limit) -> Iterator[Shard]:
     """Bundle neighbouring splits into shards."""
     held: list[Split] = []
     size = rows = 0
-    for one in splits:
-        if held and not limit.holds(size + one.bytes, rows + one.rows):
+    for sized in splits:
+        if held and not limit.holds(size + sized.bytes, rows + sized.rows):
             yield Shard(tuple(held))
             held, size, rows = [], 0, 0
-        held.append(one.split)
-        size += one.bytes
-        rows += one.rows
+        held.append(sized.split)
+        size += sized.bytes
+        rows += sized.rows
     if held:
         yield Shard(tuple(held))

@@ -1,22 +1,32 @@
-"""The random order of an epoch: of its row groups, and of the rows inside a shard. Pure."""
+"""The random order of an epoch's row groups, and of the rows in a shard. Pure."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import accumulate
 
 import numpy as np
-import numpy.random  # loaded here, for every forked worker would load it anew at its first use
+import numpy.random  # import it before workers are forked: each worker would import it at its first use
 import numpy.typing as npt
 
 from torch_dataloader_utils.planning.manifest import SizedSplit, Split
 from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, Shard, ShardSlice
 
-__all__ = ["delivery_order", "epoch_key", "permutation", "round_bounds", "shuffled", "stable_argsort"]
+__all__ = [
+    "delivered_rows",
+    "delivery_order",
+    "epoch_key",
+    "permutation",
+    "round_bounds",
+    "shuffled",
+    "stable_argsort",
+]
 
 
 def round_bounds(shard: Shard, number: int) -> list[tuple[int, int]]:
-    """Return which rows of each of a shard's splits are mixed in one of its rounds: start and stop within the split."""
+    """Return for each split of a shard the rows that a round shuffles: start and stop within the split."""
     return [
         (split.row_length * number // shard.rounds, split.row_length * (number + 1) // shard.rounds)
         for split in shard.splits
@@ -24,14 +34,14 @@ def round_bounds(shard: Shard, number: int) -> list[tuple[int, int]]:
 
 
 def permutation(rows: int, *, seed: int, epoch: int, shard: Shard, number: int = 0) -> npt.NDArray[np.intp]:
-    """Return the order in which a shard's rows, or those of one of its rounds, are delivered when rows are mixed.
+    """Return the order in which a row-level shuffle delivers the rows of a shard, or of one of its rounds.
 
-    The stable argsort of 64 random bits for each row, from Philox (Salmon et al., "Parallel random numbers: as easy
-    as 1, 2, 3", 2011) keyed by the seed, the epoch, the shard's content and the round. Raw bits of a counter-based
-    generator are the same on every machine and in every NumPy, which the distributions built on them need not be.
+    It is the stable argsort of 64 random bits for each row, from Philox (Salmon et al., "Parallel random numbers: as
+    easy as 1, 2, 3", 2011) keyed by the seed, the epoch, the shard's content and the round. Raw bits of a counter-based
+    generator are the same on every machine and in every NumPy release; distributions built on them may change.
 
     Args:
-        rows: Number of rows to order: those that a filter left, and those of missing splits.
+        rows: Number of rows to order: those that passed the filter, and those of missing splits.
         seed: The shuffle seed.
         epoch: The epoch.
         shard: The shard.
@@ -46,22 +56,22 @@ def permutation(rows: int, *, seed: int, epoch: int, shard: Shard, number: int =
 
 
 def delivery_order(shard_slice: ShardSlice, *, seed: int | None, epoch: int) -> npt.NDArray[np.intp]:
-    """Return which rows a slice delivers, in their order, where no filter takes any.
+    """Return the rows that a slice delivers, in their order, where no filter drops any.
 
     Args:
-        shard_slice: The shard_slice.
-        seed: The shuffle seed, or None where rows are not mixed.
+        shard_slice: The slice.
+        seed: The shuffle seed, or None without row-level shuffle.
         epoch: The epoch.
 
     Returns:
-        int64 of shape ``(rows,)``: places among all rows of the shard's splits, those of missing ones included.
+        int64 of shape ``(rows,)``: row numbers in the sequence of all splits of the shard, missing splits included.
     """
     shard = shard_slice.shard
     starts = np.cumsum([0, *(split.row_length for split in shard.splits)])
     parts, first = [np.empty(0, dtype=np.intp)], 0
     for number in range(shard.rounds):
         bounds = round_bounds(shard, number)
-        count = sum(stop - start for place, (start, stop) in enumerate(bounds) if place not in shard.missing)
+        count = sum(stop - start for index, (start, stop) in enumerate(bounds) if index not in shard.missing)
         if first < shard_slice.stop and first + count > shard_slice.start:
             rows = np.concatenate([np.arange(*bound) + begin for begin, bound in zip(starts, bounds, strict=False)])
             if seed is not None:
@@ -73,14 +83,24 @@ def delivery_order(shard_slice: ShardSlice, *, seed: int | None, epoch: int) -> 
     return np.concatenate(parts)
 
 
-def stable_argsort(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-    """Return NumPy's stable argsort of random values in a fraction of its time.
+def delivered_rows(slices: Iterable[ShardSlice], *, seed: int | None, epoch: int) -> Iterator[tuple[str, int]]:
+    """Yield the rows that slices deliver, each as its file's relative path and its number in the file."""
+    for shard_slice in slices:
+        splits = shard_slice.shard.splits
+        starts = [0, *accumulate(split.row_length for split in splits)]
+        for row in delivery_order(shard_slice, seed=seed, epoch=epoch).tolist():
+            index = bisect_right(starts, row) - 1
+            yield splits[index].path, splits[index].row_offset + row - starts[index]
 
-    Each value's lowest bits give way to its place, and the values themselves are sorted, which is quicker than to sort
-    places by them. Where two agree in all other bits, which random ones hardly ever do, NumPy sorts.
+
+def stable_argsort(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
+    """Return the same as NumPy's stable argsort of random values, in a fraction of its time.
+
+    The lowest bits of each value are replaced by its index, then the values are sorted: that is faster than sorting
+    indices by value. If two values agree in all other bits, which is very unlikely, NumPy sorts.
     """
     count = len(values)
-    if count < 2:  # noqa: PLR2004 - there is nothing to sort
+    if count < 2:  # noqa: PLR2004 - nothing to sort
         return np.arange(count)
     lowest = np.uint64((1 << (count - 1).bit_length()) - 1)
     keyed = np.bitwise_and(values, ~lowest)
@@ -102,7 +122,7 @@ def shuffled(splits: Iterable[SizedSplit], seed: int, epoch: int) -> list[SizedS
     """Put splits into the random order of an epoch."""
     key = epoch_key("shards", seed, epoch)
 
-    def drawn(one: SizedSplit) -> tuple[bytes, Split]:
-        return hashlib.blake2b(one.split.content(), key=key, digest_size=16).digest(), one.split
+    def drawn(group: SizedSplit) -> tuple[bytes, Split]:
+        return hashlib.blake2b(group.split.content(), key=key, digest_size=16).digest(), group.split
 
     return sorted(splits, key=drawn)

@@ -1,4 +1,4 @@
-"""A user's own way to bundle and order row groups, and the check that it leaves out nothing. Pure."""
+"""Split strategies: how users bundle and order row groups, and the check that every row is in one shard. Pure."""
 
 from __future__ import annotations
 
@@ -11,63 +11,59 @@ from typing import Any, Protocol
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, SizedSplit, Split
 from torch_dataloader_utils.planning.plan import PlanOptions, Shard
 
-__all__ = ["SplitStrategy", "bundled", "described", "require_strategy"]
+__all__ = ["SplitStrategy", "bundled_by", "digest_of", "require_strategy"]
 
 
 class SplitStrategy(Protocol):
     """Turns a dataset's files into the shards of an epoch.
 
-    Every rank, and every resumed run, has to get the same shards: a strategy depends on nothing but its arguments.
+    Every rank and every resumed run has to get the same shards: a strategy depends on nothing but its arguments.
     """
 
     def shards(self, manifest: Manifest, epoch: int) -> Iterable[Shard]:
-        """Return the epoch's shards, in the order in which they are dealt to ranks and workers.
+        """Return the epoch's shards, in the order in which ranks and workers receive them.
 
         Args:
             manifest: The files. ``manifest.files`` are sorted by path; of each, ``path`` (relative to the root),
-                ``rows`` and ``row_groups`` (each with ``rows`` and ``bytes``, uncompressed) are known. Of text whose
-                rows are not counted, rows are bytes.
+                ``rows`` and ``row_groups`` (each with ``rows`` and ``bytes``, uncompressed) are known. For text whose
+                rows are not counted, bytes stand for rows.
             epoch: The epoch, from 0.
 
         Returns:
             Shards, each of whole row groups (``Split(path, row_offset, row_length)``, which may span several); every
-            row of the manifest in exactly one of them. Row groups that a filter rules out are taken from them later.
+            row of the manifest in exactly one of them. The planner later removes row groups that a filter rules out.
         """
 
 
 def require_strategy(value: object, options: PlanOptions) -> None:
-    """Raise unless a value is a strategy, and what else was asked for leaves it what it decides."""
+    """Raise unless a value is a strategy, and no other option decides what a strategy decides."""
     if isinstance(value, type) or not callable(getattr(value, "shards", None)):
         msg = f"split_strategy={value!r:.80} has no method shards(manifest, epoch)"
         msg += ": make an object of this class" if isinstance(value, type) else ""
         raise TypeError(msg)
     if options.shuffle and not options.shuffles_rows:
-        msg = (
-            "split_strategy decides the order of shards: leave out shuffle=True, or let it mix the rows of each shard "
-        )
-        msg += "by shuffle_buffer_size"
+        msg = "split_strategy decides the order of shards: leave out shuffle=True, or set shuffle_buffer_size to "
+        msg += "shuffle the rows of each shard"
         raise ValueError(msg)
     if options.split_rows is not None:
-        msg = (
-            f"split_rows={options.split_rows} has no meaning with a split_strategy, which decides what shards there are"
-        )
+        msg = f"split_rows={options.split_rows} has no meaning with a split_strategy, which decides the shards"
         raise ValueError(msg)
 
 
 def name_of(strategy: SplitStrategy) -> str:
-    """Return what a strategy is called: its class."""
+    """Return the name of a strategy's class."""
     return f"{type(strategy).__module__}.{type(strategy).__qualname__}"
 
 
-def described(strategy: SplitStrategy, shards: Iterable[Sequence[SizedSplit]]) -> str:
-    """Return what states say of a strategy: its class, and a digest of an epoch's shards."""
+def digest_of(strategy: SplitStrategy, shards: Iterable[Sequence[SizedSplit]]) -> str:
+    """Return what states record of a strategy: its class, and a digest of an epoch's shards."""
     digest = hashlib.blake2b(digest_size=8)
     for shard in shards:
         digest.update(b"\n\n" + b"\n".join(group.split.content() for group in shard))
     return f"{name_of(strategy)} {digest.hexdigest()}"
 
 
-def bundled(strategy: SplitStrategy, manifest: Manifest, epoch: int) -> list[list[SizedSplit]]:
+def bundled_by(strategy: SplitStrategy, manifest: Manifest, epoch: int) -> list[list[SizedSplit]]:
     """Return the row groups of each shard of an epoch.
 
     Args:
@@ -76,8 +72,8 @@ def bundled(strategy: SplitStrategy, manifest: Manifest, epoch: int) -> list[lis
         epoch: The epoch.
 
     Raises:
-        TypeError: If something else than shards is returned.
-        ValueError: If a shard is no union of row groups, or a row is in none or in several of them; the message names
+        TypeError: If the strategy returns something other than shards.
+        ValueError: If a shard is not a union of row groups, or a row is in no shard or in several; the message names
             the first.
     """
     files = {file.path: _Groups(groups) for file, groups in _with_groups(manifest)}
@@ -121,7 +117,7 @@ class _Groups:
 def _groups_of_shard(shard: Shard, files: Mapping[str, _Groups]) -> list[SizedSplit]:
     """Return the row groups that make up a shard."""
     if not shard.splits or shard != Shard(shard.splits):
-        msg = "is no plain bundle of splits"
+        msg = "is not a plain bundle of splits"
         raise ValueError(msg)
     return [group for split in shard.splits for group in _groups_of(split, files)]
 
@@ -132,13 +128,13 @@ def _groups_of(split: Any, files: Mapping[str, _Groups]) -> Sequence[SizedSplit]
         msg = f"holds {split!r:.80}, expected a Split of a path and two integers"
         raise ValueError(msg)
     if split.path not in files:
-        msg = f"names {split.path!r}, which is none of the dataset's files"
+        msg = f"names {split.path!r}, which is not a file of the dataset"
         raise ValueError(msg)
     bounds, stop_row = files[split.path].bounds, split.row_offset + split.row_length
     start, stop = bisect_left(bounds, split.row_offset), bisect_left(bounds, stop_row)
     if start >= stop or stop == len(bounds) or (bounds[start], bounds[stop]) != (split.row_offset, stop_row):
         near = ", ".join(map(str, bounds[max(0, start - 1) : start + 3]))
-        msg = f"has rows {_range(split)}, which are no whole row groups: near them, some begin at {near}"
+        msg = f"has rows {_range(split)}, which are not whole row groups: near them, row groups begin at {near}"
         raise ValueError(msg)
     return files[split.path].all[start:stop]
 

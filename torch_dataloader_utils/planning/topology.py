@@ -1,4 +1,4 @@
-"""Who reads: ranks, their workers, and the grid that may stand for them in plans. Pure."""
+"""The topology: ranks and their workers, and the virtual topology for which plans may be made instead. Pure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ __all__ = ["Topology", "arrange"]
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """Who reads: ranks and their workers, and the grid that stands for them in plans.
+    """The ranks and their workers, and the virtual topology for which plans are made instead, if there is one.
+
+    A plan for virtual ranks and workers does not change when real ranks and workers do, so that the sequence of global
+    batches stays the same.
 
     Attributes:
         num_ranks: Number of ranks.
         rank: This rank.
         num_workers: Number of worker processes of this rank; 0 means its own process.
-        virtual_ranks: Ranks of the grid, a multiple of the ranks; None without a grid.
-        virtual_workers: Workers of the grid, a multiple of the workers; None without a grid.
+        virtual_ranks: Number of virtual ranks, a multiple of the ranks; or None.
+        virtual_workers: Number of virtual workers of each virtual rank, a multiple of the workers; or None.
     """
 
     num_ranks: int
@@ -39,22 +42,22 @@ class Topology:
 
     @property
     def processes(self) -> int:
-        """Number of processes that read: the workers, or this one."""
+        """Number of processes that read: the workers, or the rank's own process."""
         return max(1, self.num_workers)
 
     @property
     def streams_per_turn(self) -> int:
-        """Planned ranks that this rank stands for."""
+        """Number of planned ranks that this rank delivers."""
         return self.planned_ranks // self.num_ranks
 
     @property
     def own_ranks(self) -> range:
-        """The planned ranks that this rank stands for."""
+        """The planned ranks that this rank delivers."""
         first = self.rank * self.streams_per_turn
         return range(first, first + self.streams_per_turn)
 
     def own_streams(self, plan: Plan) -> tuple[tuple[ShardSlice, ...], ...]:
-        """Return what this rank walks of a plan: worker by worker, in each the planned ranks that it stands for."""
+        """Return this rank's streams of a plan: for each worker, those of the planned ranks that this rank delivers."""
         return tuple(plan.stream(rank, worker) for worker in range(plan.streams) for rank in self.own_ranks)
 
 
@@ -70,25 +73,27 @@ def arrange(
     uneven_ranks: str,
     filtered: bool,
 ) -> Topology:
-    """Return who reads, if ranks, workers and grid fit together.
+    """Return the topology, if real and virtual ranks and workers fit together.
 
     Args:
         num_ranks: Number of ranks.
         rank: This rank.
         num_workers: Number of worker processes; 0 means the rank's own process.
-        adopts_num_workers: Whether nobody asked for that very number, so that a grid may lower it.
-        virtual_ranks: Ranks of the grid, or None.
-        virtual_workers: Workers of the grid, or None.
+        adopts_num_workers: Whether `num_workers` is a default, which a virtual topology may lower.
+        virtual_ranks: Number of virtual ranks, or None.
+        virtual_workers: Number of virtual workers of each virtual rank, or None.
         batch_size: Rows of a rank's step.
-        uneven_ranks: What becomes of rows that ranks would have more than others.
-        filtered: Whether a filter takes rows.
+        uneven_ranks: Whether ranks may have different numbers of rows, or surplus rows are dropped, or rows repeated.
+        filtered: Whether a filter drops rows.
 
     Raises:
-        ValueError: If they do not.
+        ValueError: If they do not fit together.
     """
     if uneven_ranks != "allow" and filtered:
-        msg = f"uneven_ranks={uneven_ranks!r} has to know how many rows each rank has, and a filter leaves that to "
-        msg += "reading: use distributed.in_step(loader), which lets ranks stop together"
+        msg = (
+            f"uneven_ranks={uneven_ranks!r} needs the number of rows of each rank, and with a filter it is known only "
+        )
+        msg += "after reading: use distributed.in_step(loader), which lets ranks stop together"
         raise ValueError(msg)
     if (virtual_ranks is None) != (virtual_workers is None):
         msg = f"virtual_ranks={virtual_ranks} and virtual_workers={virtual_workers}: give both or neither"
@@ -96,18 +101,20 @@ def arrange(
     if virtual_ranks is None or virtual_workers is None:
         return Topology(num_ranks, rank, num_workers)
     if uneven_ranks == "allow":
-        msg = "virtual_ranks needs uneven_ranks='drop' or 'pad': the batches of its ranks are put together step by step"
+        msg = (
+            "virtual_ranks needs uneven_ranks='drop' or 'pad': a batch combines batches of virtual ranks, step by step"
+        )
         raise ValueError(msg)
     if virtual_ranks % num_ranks:
-        msg = f"virtual_ranks={virtual_ranks} is no multiple of the number of ranks, {num_ranks}"
+        msg = f"virtual_ranks={virtual_ranks} is not a multiple of the number of ranks, {num_ranks}"
         raise ValueError(msg)
     if batch_size * num_ranks % virtual_ranks:
-        msg = f"batch_size={batch_size} of {num_ranks} ranks cannot be shared by virtual_ranks={virtual_ranks}: "
+        msg = f"batch_size={batch_size} of {num_ranks} ranks cannot be divided among virtual_ranks={virtual_ranks}: "
         msg += f"batch_size needs to be a multiple of {virtual_ranks // num_ranks}"
         raise ValueError(msg)
     if adopts_num_workers:
         num_workers = max(count for count in range(1, num_workers + 1) if virtual_workers % count == 0)
     elif virtual_workers % max(1, num_workers):
-        msg = f"virtual_workers={virtual_workers} is no multiple of num_workers={num_workers}"
+        msg = f"virtual_workers={virtual_workers} is not a multiple of num_workers={num_workers}"
         raise ValueError(msg)
     return Topology(num_ranks, rank, num_workers, virtual_ranks, virtual_workers)

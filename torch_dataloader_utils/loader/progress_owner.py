@@ -1,0 +1,101 @@
+"""Which iteration, or which loaded state, owns the progress of a dataset's epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.loader.iteration import Iteration
+from torch_dataloader_utils.loader.metrics import ProgressLine
+from torch_dataloader_utils.loader.plain_loader import Copies, is_being_sent_to_a_process
+
+__all__ = ["ProgressOwner"]
+
+
+class ProgressOwner:
+    """Holds the epoch and its progress: that of the newest iteration, else that of a loaded state, else none.
+
+    Attributes:
+        epoch: The epoch.
+        iteration: The newest iteration, or None if a later call took the progress over.
+        loaded: The progress of a loaded state that waits for its iteration, or None.
+        copies: What is known of the dataset's copies in workers of plain loaders.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.iteration: Iteration | None = None
+        self.loaded: Progress | None = None
+        self.copies = Copies()
+        self._iterations = 0
+
+    @property
+    def progress(self) -> Progress | None:
+        """The progress, or None at the beginning of an epoch."""
+        return self.loaded if self.iteration is None else self.iteration.progress
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether no batch was delivered since the dataset changed last, so that a call need not begin the epoch again.
+
+        A loaded state that waits for its iteration counts as untouched, and so does an iterator that has begun to
+        continue from it. An iteration that has come to its end does not: the epoch is over.
+        """
+        if self.loaded is not None:
+            return True
+        if self.iteration is None:
+            return not self.copies.have_delivered
+        return self.iteration.metrics.batches_delivered == 0 and not self.iteration.finished()
+
+    def begin(self, progress: Progress, processes: int, line: ProgressLine | None) -> Iteration:
+        """Begin an iteration. It owns the progress from now on.
+
+        Args:
+            progress: Where it begins.
+            processes: How many processes read.
+            line: Shows its progress, or None.
+        """
+        self.take_over("iter", self.epoch)
+        self._iterations += 1
+        self.iteration = Iteration(self._iterations, self.epoch, progress, processes, line)
+        return self.iteration
+
+    def take_over(self, by: str, epoch: int, loaded: Progress | None = None) -> None:
+        """Let a call take the progress from the iteration that owned it.
+
+        Args:
+            by: The call, as the error names it that the iteration's iterator raises from now on.
+            epoch: The epoch from now on.
+            loaded: The progress that the next iteration continues, or None.
+        """
+        if self.iteration is not None:
+            self.iteration.replace(by)
+        self.epoch, self.iteration, self.loaded = epoch, None, loaded
+        if get_worker_info() is None:
+            self.copies.publish(epoch, waiting=loaded is not None)
+
+    def join_plain_loader(self, workers_of_state: int, num_workers: int, loader_seed: int) -> None:
+        """Take over, in a worker of a plain loader, the epoch and the loaded state of the training process.
+
+        Args:
+            workers_of_state: The number of workers that the loaded state needs, if there is one.
+            num_workers: The plain loader's number of workers.
+            loader_seed: The base seed of its iterator.
+        """
+        needed = None if self.loaded is None else workers_of_state
+        self.epoch, continues = self.copies.join(self.epoch, needed, num_workers=num_workers, loader_seed=loader_seed)
+        self.loaded = self.loaded if continues else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what belongs to this process: the iteration, and shared memory unless a process is started."""
+        state = {**self.__dict__, "iteration": None}
+        if not is_being_sent_to_a_process():
+            del state["copies"]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "copies" not in state:
+            self.copies = Copies(self.epoch, waiting=self.loaded is not None)

@@ -1,0 +1,67 @@
+"""Warnings about an epoch and about loaded states, in the words that the user reads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from torch_dataloader_utils.checkpoint.compare import shorten, touched_files
+from torch_dataloader_utils.checkpoint.saved_state import SavedState
+from torch_dataloader_utils.errors import ChangedFilesWarning, LostRowsWarning, UnevenRanksWarning, warn_user
+from torch_dataloader_utils.planning.manifest import Manifest
+
+__all__ = [
+    "log_uneven_rows",
+    "warn_of_lost_rows",
+    "warn_of_touched_files",
+    "warn_of_uneven_ranks",
+    "warn_of_unknown_lengths",
+]
+
+
+LOG = logging.getLogger("torch_dataloader_utils")
+
+
+def warn_of_uneven_ranks(epoch: int, batches: Sequence[int], rows: Sequence[int]) -> None:
+    """Warn that ranks have different numbers of batches, given each rank's batches and rows."""
+    text = f"ranks make different numbers of steps in epoch {epoch}: batches {batches}, rows {rows}"
+    _warn_of_waiting_ranks(text, "uneven_ranks='drop' or 'pad'")
+
+
+def warn_of_unknown_lengths(reason: str) -> None:
+    """Warn that ranks may have different numbers of batches, because the numbers of rows are not known."""
+    text = f"the number of batches of each rank is not known ahead: {reason}"
+    _warn_of_waiting_ranks(text, "distributed.in_step")
+
+
+def _warn_of_waiting_ranks(text: str, remedy: str) -> None:
+    warn_user(f"{text}; a DDP loop needs {remedy}, or join(); else ranks wait for one another", UnevenRanksWarning)
+
+
+def warn_of_touched_files(saved: SavedState, manifest: Manifest) -> None:
+    """Warn of files of which only the modification time differs from a loaded state's."""
+    touched = touched_files(saved, manifest)
+    if touched:
+        text = "files have a new modification time since the checkpoint, with the same size and footer"
+        advice = "if their rows were changed, begin the epoch without the state"
+        warn_user(f"{text}: {shorten(touched)}; {advice}", ChangedFilesWarning)
+
+
+def warn_of_lost_rows(lost_rows: Mapping[str, int], *, counts_rows: bool) -> None:
+    """Warn of rows that can no longer be delivered, given their number for each removed or rewritten file."""
+    if not lost_rows:
+        return
+    files, count = list(lost_rows), "an unknown number of"
+    if counts_rows:
+        files = [f"{path} ({rows} rows)" for path, rows in lost_rows.items()]
+        count = str(sum(lost_rows.values()))
+    text = f"{count} rows can no longer be delivered: their files were removed or rewritten since the checkpoint"
+    warn_user(f"{text}: {shorten(files)}; the new rows of these files come in the next epoch", LostRowsWarning)
+
+
+def log_uneven_rows(epoch: int, uneven_rows: Mapping[str, Sequence[tuple[str, int]]]) -> None:
+    """Log the rows that were dropped or repeated so that all ranks have equally many."""
+    for verb, rows in uneven_rows.items():
+        if rows:
+            shown = shorten([f"{path} row {row}" for path, row in rows])
+            LOG.info("epoch %d: %d rows %s so that all ranks have equally many: %s", epoch, len(rows), verb, shown)
