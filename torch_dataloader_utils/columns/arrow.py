@@ -6,12 +6,11 @@ leave out a part of the offset (seen in 17.0 and in 26.0). `concat_arrays` is ri
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 import pyarrow as pa
 
-from torch_dataloader_utils.errors import ColumnError
+from torch_dataloader_utils.errors import ColumnError, nearest
 
 __all__ = ["copied", "require_column", "stacked", "takeable", "width"]
 
@@ -75,8 +74,6 @@ def require_column(name: str, schema: pa.Schema, where: str) -> None:
     if count > 1:
         msg = f"column {name!r}{where} stands {count} times in the file's schema, so it cannot be delivered by name"
         raise ColumnError(msg)
-    alike = [other for other in schema.names if other.lower() == name.lower()]
-    nearest = alike or difflib.get_close_matches(name, schema.names, n=1, cutoff=0.0)
-    hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    hint = nearest(name, schema.names, cutoff=0.0) if schema.names else ""
     msg = f"there is no column {name!r}{where}{hint} (columns: {', '.join(schema.names[:50])})"
     raise ColumnError(msg)
