@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import posixpath
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,11 +12,12 @@ from typing import Any
 
 from torch_dataloader_utils.dataset.discovery import Request, open_files
 from torch_dataloader_utils.dataset.manifest_file import load_manifest
-from torch_dataloader_utils.dataset.partitions import Partitioning, partition_columns, require_partitioning
+from torch_dataloader_utils.dataset.partitions import Partitioning, is_hive, partition_columns, require_partitioning
 from torch_dataloader_utils.formats.base import Format, OpenedFiles
 from torch_dataloader_utils.loader.arguments import parse_paths
-from torch_dataloader_utils.storage.filesystem import Storage
-from torch_dataloader_utils.storage.listing import list_files
+from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.listing import GLOB, list_files
+from torch_dataloader_utils.storage.redaction import is_http, without_query
 
 __all__ = ["FileSet", "PathSet"]
 
@@ -63,5 +67,42 @@ class PathSet(FileSet):
         else:
             listing, known = load_manifest(self.manifest, storage, locations)
         paths = {file.path: file.path for file in listing.files}
+        if is_hive(self.partitioning):
+            given = _GivenPaths(dict(zip(locations, self.urls, strict=True)), is_local=storage.is_local)
+            paths = {file.path: given.path_of(file) for file in listing.files}
         annotations = partition_columns(paths, self.partitioning, listing.root)
         return open_files(storage, listing, self.format, request, annotations=annotations, known=known)
+
+
+class _GivenPaths:
+    """Which directories of a file's path were given by the user, or are below those that were.
+
+    pyarrow and polars take Hive columns from all directories in the path of a given file (polars: of a glob, too), and
+    only from those below a given directory:
+    https://arrow.apache.org/docs/python/generated/pyarrow.dataset.dataset.html,
+    https://docs.pola.rs/user-guide/io/hive.
+
+    Args:
+        urls: What the user gave, by what the storage calls it.
+        is_local: Whether the files are local.
+    """
+
+    def __init__(self, urls: Mapping[str, str], *, is_local: bool) -> None:
+        normal = posixpath.normpath if is_local else str  # as local files are listed
+        self._urls = {normal(location).rstrip("/"): url for location, url in urls.items()}
+        self._globs = [location for location in self._urls if re.search(GLOB, location)]
+        self._is_local = is_local
+
+    def path_of(self, file: StoredFile) -> str:
+        """Return a file's path, starting with the first directory that can become a column."""
+        parts = file.location.split("/")
+        if any("/".join(parts[:depth]) in self._urls for depth in range(1, len(parts))):
+            return file.path  # below a given directory
+        url = self._urls.get(file.location)
+        if url is None:
+            plain = ((location, re.split(GLOB, location, maxsplit=1)[0]) for location in self._globs)
+            url = next((self._urls[glob] for glob, prefix in plain if file.location.startswith(prefix)), "/")
+        if not self._is_local:
+            return without_query(file.location) if is_http(file.location) else file.location
+        is_relative = "://" not in url and not url.startswith(("/", "~"))
+        return os.path.relpath(file.location) if is_relative else file.location

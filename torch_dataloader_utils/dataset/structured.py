@@ -147,9 +147,10 @@ class StructuredDataset(BatchDataset):
             storage_options: fsspec's options for the storage, credentials included. They appear in no state,
                 message or log.
             partitioning: Which directories become columns: ``"hive"`` for names such as ``day=2024-02-29``, or a
-                ``pyarrow.dataset.Partitioning``; None for none. With ``"hive"``
-                a column's type is integer or date if all its values in the dataset fit, else string.
-                Names and values are URL-decoded, and ``__HIVE_DEFAULT_PARTITION__`` is null.
+                ``pyarrow.dataset.Partitioning``; None for none. With ``"hive"``, as in pyarrow and polars, the
+                directories below a given directory become columns, and not those in its own path; of a given file or
+                glob all directories in the given path do. A column's type is integer or date if all its values in the
+                dataset fit, else string. Names and values are URL-decoded, and ``__HIVE_DEFAULT_PARTITION__`` is null.
             manifest: The result of `dump_manifest` of a dataset with the same path. Then nothing is listed and no
                 footer is read: one rank does it for all, or one run for the next. A file that has changed since raises
                 an error when it is read. A file is not accessed if a filter rules it out by what the manifest holds.
