@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.epoch import EpochState
@@ -59,6 +60,28 @@ class BatchDataset(IterableDataset[Any]):
             return self._deliver_in_plain_worker(worker.id, worker.num_workers, worker.seed - worker.id)
         iteration = self.begin_iteration()
         return DeliveringIterator(iteration, take_turns(map(self.batches, iteration.assignments())))
+
+    def __len__(self) -> int:
+        """Return the epoch's number of batches for this rank, also when it is continued from a state.
+
+        In a plain ``DataLoader(dataset, batch_size=None, num_workers=n)`` that is the number for its n workers, on
+        which it depends: each worker's stream may end with a short batch.
+
+        Raises:
+            TypeError: If it is unknown before reading: with a filter, and for text whose rows were not counted.
+            ProgressUnknownError: If a loaded state does not fit the plain loader's workers.
+        """
+        # torch's DataLoader calls len(dataset) from its own __len__, without a word of its workers.
+        loader = sys._getframe(1).f_locals.get("self")  # noqa: SLF001
+        epoch_state = self._epoch_state
+        if isinstance(loader, DataLoader) and loader.dataset is self and loader.num_workers:
+            epoch_state = copy.copy(epoch_state)  # does what each worker's copy will do
+            epoch_state.join_plain_loader(loader.num_workers, loader_seed=1)
+        return epoch_state.num_batches
+
+    def __bool__(self) -> bool:
+        """Return True, also for a dataset without batches or of unknown length: ``if dataset`` means "if not None"."""
+        return True
 
     # What the loader calls -------------------------------------------------------------------------------------------
 

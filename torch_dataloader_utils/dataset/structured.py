@@ -39,6 +39,8 @@ class StructuredDataset(BatchDataset):
     dataset itself reads in this process. It delivers the same batches as the loader, and counts them in the same way.
     In a plain ``torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=n)`` the dataset delivers each row of
     the rank once. With workers the training process cannot count those batches, and `state_dict` raises an error.
+
+    ``len(dataset)`` is the number of batches, as `num_batches` is.
     """
 
     @classmethod
@@ -331,6 +333,30 @@ class StructuredDataset(BatchDataset):
         counters: dict[str, Any] = {"epoch": self.epoch, **asdict(iteration.metrics if iteration else Metrics())}
         counters |= dict(zip(("row_groups_pruned", "bytes_pruned"), self._opened_files.pruned, strict=True))
         return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._epoch_state.balanced_rows().items()}
+
+    def __repr__(self) -> str:
+        """Describe the dataset in one line, without secrets: its files and rows, and who reads which epoch."""
+        opened_files, topology = self._opened_files, self._epoch_state.topology
+        files = opened_files.manifest.files
+        rows = "rows not counted"
+        if opened_files.manifest.counts_rows:
+            rows = _counted(sum(file.rows for file in files), "row")
+            rows += "" if opened_files.filter is None else " before the filter"
+        parts = [
+            repr(opened_files.manifest.root),
+            opened_files.format.name,
+            *(f"{name} {value}" for name, value in opened_files.pin.items()),
+            _counted(len(files), "file"),
+            rows,
+            f"rank {topology.rank} of {topology.num_ranks}",
+            _counted(topology.num_workers, "worker"),
+            f"epoch {self.epoch}",
+        ]
+        return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _parameters_of(cls: type[StructuredDataset]) -> Iterable[str]:
