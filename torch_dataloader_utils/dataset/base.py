@@ -71,7 +71,7 @@ class BatchDataset(IterableDataset[Any]):
             TypeError: If it is unknown before reading: with a filter, and for text whose rows were not counted.
             ProgressUnknownError: If a loaded state does not fit the plain loader's workers.
         """
-        # torch's DataLoader calls len(dataset) from its own __len__, without a word of its workers.
+        # torch's DataLoader.__len__ calls len(dataset), and passes nothing about its workers.
         loader = sys._getframe(1).f_locals.get("self")  # noqa: SLF001
         epoch_state = self._epoch_state
         if isinstance(loader, DataLoader) and loader.dataset is self and loader.num_workers:

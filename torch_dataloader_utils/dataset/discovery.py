@@ -127,9 +127,9 @@ def open_files(
     projections = _Projections(manifest, footers, needed, annotations)
     selection = None
     if filters is not None:
-        cases = [projections.case(footer, filtering, annotations) for footer in footers]
-        pruning = _Pruning(filters, whole.schema, filtering)
-        selection = pruning.selection(file_format, replace(described, footers=footers), cases)
+        cases = projections.cases(footers, filtering, annotations)
+        described = replace(described, footers=footers)
+        selection = _Pruning(filters, whole.schema, filtering).selection(file_format, described, cases)
     opened_files = OpenedFiles(
         storage=storage,
         format=file_format,
@@ -234,10 +234,12 @@ class _Projections:
                 self.numbers[footer.file.path] = by_schema[id(schema)]
         self._needed = needed
 
-    def case(self, footer: Footer, filtering: Sequence[str], annotations: Annotations) -> FileCase:
-        """Return what holds for all rows of a file, and whether its statistics are those of the filter's columns."""
+    def cases(self, footers: Sequence[Footer], filtering: Sequence[str], annotations: Annotations) -> list[FileCase]:
+        """Return, for each file, what holds for all its rows, and whether its statistics are of the filter's columns."""
+        return [self._case(footer, filtering, annotations.constants_of(footer.file.path)) for footer in footers]
+
+    def _case(self, footer: Footer, filtering: Sequence[str], values: Mapping[str, Any]) -> FileCase:
         projection = self.distinct[self.numbers.get(footer.file.path, 0)]
-        values = annotations.constants_of(footer.file.path)
         guarantees = []
         comparable = True
         for name in filtering:

@@ -209,7 +209,7 @@ def _parse_condition(condition: Any) -> Condition:
         if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
             msg = f"filters holds {condition!r}: {operator!r} needs a list of values"
             raise TypeError(msg)
-        value = _sorted(value) if isinstance(value, AbstractSet) else list(value)
+        value = _sorted(value) if isinstance(value, AbstractSet) else value
     return column, operator, value
 
 
