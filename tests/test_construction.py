@@ -96,7 +96,7 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"row_id_column": ""}, TypeError, "row_id_column=''"),
     ({"row_id_column": 3}, TypeError, "row_id_column=3"),
     ({"filters": "value > 3"}, TypeError, r"filters='value > 3': expected a pyarrow.compute.Expression"),
-    ({"filters": [("value", ">", 3)]}, TypeError, "expected a pyarrow.compute.Expression"),
+    ({"filters": [("value", ">")]}, TypeError, "expected a pyarrow.compute.Expression"),
     ({"filters": list}, TypeError, "expected a pyarrow.compute.Expression"),
     ({"num_ranks": 2}, ValueError, "num_ranks=2 and rank=None: give both or neither"),
     ({"rank": 0}, ValueError, "num_ranks=None and rank=0: give both or neither"),

@@ -242,7 +242,9 @@ def test_mapped_columns_are_found_whatever_files_call_them(tmp_path, mode):
     wanted = ["id", "name", "part", "later"]
     assert delivered(open_table(tmp_path, columns=wanted)[0]) == counted(queried(tmp_path).select(wanted))
     assert ids_of(open_table(tmp_path, columns=["id"], filters=FIELD("name") == "b")[0]) == [2]
-    with pytest.raises(ColumnError, match=r"f\.parquet: column 'place' holds the field 'x', which files call 'col-6'"):
+    with pytest.raises(
+        ColumnError, match=r"f\.parquet: column 'place' contains the field 'x', which files call 'col-6'"
+    ):
         open_table(tmp_path)
 
 
@@ -255,7 +257,7 @@ def test_features_that_are_not_supported_are_named(tmp_path):
 
 
 def test_a_table_and_its_version_have_to_be_there(tmp_path):
-    with pytest.raises(FileNotFoundError, match="is not there: no log"):
+    with pytest.raises(FileNotFoundError, match=r"there is no table .*: no log"):
         open_table(tmp_path / "nowhere")
     write_deltalake(tmp_path / "table", rows_from(0, 4))
     with pytest.raises(UnreadableFileError, match="version 7 of the table"):

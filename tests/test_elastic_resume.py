@@ -278,7 +278,7 @@ def test_what_does_not_fit_together_is_refused_at_construction(path, options, me
 
 
 def test_workers_that_nobody_asked_for_are_lowered_to_what_divides_the_grid(path, monkeypatch):
-    monkeypatch.setattr("torch_dataloader_utils.dataset.structured.default_num_workers", lambda: 5)
+    monkeypatch.setattr("torch_dataloader_utils.dataset.options.default_num_workers", lambda: 5)
     options = {"virtual_ranks": 2, "virtual_workers": 6, "uneven_ranks": "drop"}
     assert open_loader(path, num_workers=None, **options)[1].num_workers == 3
 

@@ -368,7 +368,7 @@ def test_a_filter_has_to_fit_the_table(small):
 
 
 def test_a_table_is_no_manifest(small):
-    with pytest.raises(ValueError, match="open it with snapshot_id="):
+    with pytest.raises(ValueError, match="open the table with snapshot_id="):
         open_table(small, "db.small")[1].dump_manifest()
 
 

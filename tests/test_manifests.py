@@ -51,14 +51,14 @@ def test_a_manifest_of_another_directory_is_refused_however_alike_their_names(tm
     write_dataset(tmp_path / "v10")
     write_dataset(tmp_path / "v1")
     manifest = open_loader(tmp_path / "v10")[1].dump_manifest()
-    with pytest.raises(ValueError, match="which does not lie at"):
+    with pytest.raises(ValueError, match="which is not at"):
         open_loader(f"{tmp_path}/{named}", manifest=manifest)
     assert all_rows_of(open_loader(f"{tmp_path}/v10/", manifest=manifest)[0])
 
 
 def test_a_manifest_holds_no_urls_with_a_user_in_them():
     file = StoredFile("a.parquet", "http://user:hunter2@host/a.parquet", 100, None, None)
-    with pytest.raises(ValueError, match="user's name"):
+    with pytest.raises(ValueError, match="user name"):
         dump_manifest("http://host", [file], KnownFooters({"a.parquet": b""}))
 
 
@@ -97,7 +97,7 @@ def test_a_file_that_changed_since_is_an_error_that_names_it(path, workers):
 def test_a_manifest_of_another_path_is_refused_by_name(path, tmp_path):
     _, dataset = open_loader(path)
     write_dataset(tmp_path / "other")
-    with pytest.raises(ValueError, match=r"the manifest holds .*data/part-000\.parquet, which does not lie at .*other"):
+    with pytest.raises(ValueError, match=r"the manifest holds .*data/part-000\.parquet, which is not at .*other"):
         open_loader(tmp_path / "other", manifest=dataset.dump_manifest())
 
 
@@ -107,5 +107,5 @@ def test_a_manifest_of_another_path_is_refused_by_name(path, tmp_path):
     ids=["no bytes", "a few bytes", "many bytes", "text"],
 )
 def test_what_is_no_manifest_is_refused(path, content):
-    with pytest.raises(ValueError, match="the manifest is none"):
+    with pytest.raises(ValueError, match="the manifest is not a result of"):
         open_loader(path, manifest=content)

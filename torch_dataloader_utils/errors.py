@@ -7,16 +7,16 @@
         ├── CheckpointMismatchError   (ValueError)    a state does not belong to this run
         ├── ColumnError               (ValueError)    a column is missing, or its type or nulls cannot be delivered
         ├── UnreadableFileError       (OSError)       a data file cannot be read, or changed since it was listed
-        ├── IterationEndedError       (RuntimeError)  an iterator was asked for more after an error or a newer one
-        ├── ProgressUnknownError      (RuntimeError)  progress was made where it cannot be seen
+        ├── IterationEndedError       (RuntimeError)  an iterator was used after an error, or after a newer one
+        ├── ProgressUnknownError      (RuntimeError)  batches were delivered in processes that do not report progress
         └── RankMismatchError         (ValueError)    ranks disagree, or a rank's state is missing
 
 Warning:
     └── UserWarning
         ├── UnevenRanksWarning        ranks make, or may make, different numbers of steps
-        ├── ChangedFilesWarning       files carry a new modification time but the same content, as far as it shows
-        ├── LostRowsWarning           rows cannot be delivered any more: their files are gone or were written anew
-        └── MetadataFileWarning       a `_metadata` file does not describe the files beside it
+        ├── ChangedFilesWarning       files have a new modification time, but the same size and footer
+        ├── LostRowsWarning           rows can no longer be delivered: their files were removed or rewritten
+        └── MetadataFileWarning       a `_metadata` file does not describe the files of its directory
 
 A malformed argument or a malformed state is a plain ``ValueError`` or ``TypeError``; a path that matches nothing is a
 ``FileNotFoundError``.
@@ -50,11 +50,11 @@ __all__ = [
 
 
 class DatasetError(Exception):
-    """The root of this package's own errors."""
+    """The base class of this package's errors."""
 
 
 class ColumnError(DatasetError, ValueError):
-    """A column is missing, or its type or its nulls cannot be delivered as asked."""
+    """A column is missing, or its type or its nulls cannot be delivered as requested."""
 
 
 class UnreadableFileError(DatasetError, OSError):
@@ -62,11 +62,11 @@ class UnreadableFileError(DatasetError, OSError):
 
 
 class IterationEndedError(DatasetError, RuntimeError):
-    """An iterator was asked for more after an error, or a newer ``iter``, ``set_epoch`` or ``load_state_dict``."""
+    """An iterator was used after an error, or after a newer ``iter``, ``set_epoch`` or ``load_state_dict``."""
 
 
 class ProgressUnknownError(DatasetError, RuntimeError):
-    """The state was asked for, but batches were delivered in processes that do not report back."""
+    """The state was requested, but batches were delivered in processes that do not report progress."""
 
 
 class RankMismatchError(DatasetError, ValueError):
@@ -74,25 +74,25 @@ class RankMismatchError(DatasetError, ValueError):
 
 
 class UnevenRanksWarning(UserWarning):
-    """Ranks make, or may make, different numbers of steps: a DDP loop would wait for ranks that have run out."""
+    """Ranks make, or may make, different numbers of steps: a DDP loop would wait for ranks that have no batch left."""
 
 
 class ChangedFilesWarning(UserWarning):
-    """Files have a new modification time; their size and footer are as they were."""
+    """Files have a new modification time; their size and footer are unchanged."""
 
 
 class LostRowsWarning(UserWarning):
-    """An epoch goes on without rows of files that are gone, or were written anew, since the checkpoint."""
+    """An epoch continues without the rows of files that were removed or rewritten since the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One thing that differs between a checkpoint and the run that loads it.
+    """A difference between a checkpoint and the run that loads it.
 
     Attributes:
-        name: What differs, as the parameter of ``create_dataloader`` or the key of the state is called.
-        checkpoint: The value in the checkpoint.
-        current: The value in this run.
+        name: The parameter of ``create_dataloader``, or the key of the state.
+        checkpoint: Its value in the checkpoint.
+        current: Its value in this run.
     """
 
     name: str
@@ -104,14 +104,14 @@ class Difference:
 
 
 class CheckpointMismatchError(DatasetError, ValueError):
-    """A checkpoint was taken under another plan than this run's; nothing was changed.
+    """A checkpoint was saved under another plan than this run's. Loading it has changed nothing.
 
     Attributes:
-        differences: What differs, with both values.
-        files_added: Relative paths that the checkpoint does not know.
-        files_removed: Relative paths that are gone since.
-        files_changed: Relative paths whose size, footer or etag differ.
-        shard: A shard of the checkpoint that today's plan does not hold, as a list of splits, if there is one.
+        differences: Each difference, with both values.
+        files_added: Relative paths of files that were added since the checkpoint.
+        files_removed: Relative paths of files that were removed since.
+        files_changed: Relative paths of files whose size, footer or etag differ.
+        shard: A shard of the checkpoint that this run's plan does not have, as a list of splits; or None.
     """
 
     def __init__(
@@ -132,16 +132,16 @@ class CheckpointMismatchError(DatasetError, ValueError):
         self.shard = shard
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle with the attributes, so that the error crosses process borders whole."""
+        """Pickle the attributes too: the error may be raised in a worker process."""
         return type(self), self.args, self.__dict__
 
 
 class MetadataFileWarning(UserWarning):
-    """A `_metadata` file does not describe the files beside it, and is not used."""
+    """A `_metadata` file does not describe the files of its directory, and is not used."""
 
 
 def warn_user(message: str, category: type[UserWarning]) -> None:
-    """Warn at the line outside this package from which it was called, however deep within the cause was found."""
+    """Warn at the line of the user's code that called this package, however deep in the package the cause was found."""
     package = __name__.partition(".")[0]
     depth = 1
     while sys._getframe(depth).f_globals.get("__name__", "").partition(".")[0] == package:  # noqa: SLF001
@@ -149,8 +149,15 @@ def warn_user(message: str, category: type[UserWarning]) -> None:
     warnings.warn(message, category, stacklevel=depth + 1)
 
 
-def nearest(name: object, known: Iterable[str]) -> str:
-    """Return what a misspelled name may have meant, for the end of a message; or what there is."""
+def nearest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """Return the end of a message about an unknown name: the known name that it is most like, or all known names.
+
+    Args:
+        name: The unknown name.
+        known: The known names.
+        cutoff: How similar two names have to be, from 0 to 1; a name that differs only in case is always similar.
+    """
     names = list(known)
-    close = difflib.get_close_matches(str(name), names, n=1)
-    return f": did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"
+    same = [other for other in names if other.lower() == str(name).lower()]
+    close = same or difflib.get_close_matches(str(name), names, n=1, cutoff=cutoff)
+    return f"; did you mean {close[0]!r}?" if close else f"; there are {', '.join(names)}"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 
 import pyarrow as pa
 
-from torch_dataloader_utils.errors import ColumnError
+from torch_dataloader_utils.errors import ColumnError, nearest
 
 __all__ = ["copied", "fixed_shape", "is_list", "leaf_type", "require_column", "stacked", "takeable", "width"]
 
@@ -89,9 +88,6 @@ def require_column(name: str, schema: pa.Schema, where: str) -> None:
     if count > 1:
         msg = f"column {name!r}{where} appears {count} times in the file's schema, so it cannot be delivered by name"
         raise ColumnError(msg)
-    same_letters = [other for other in schema.names if other.lower() == name.lower()]
-    similar = same_letters or difflib.get_close_matches(name, schema.names, n=1, cutoff=0.0)
-    hint = f"; did you mean {similar[0]!r}?" if similar else ""
-    # A table may have thousands of columns; fifty are enough to see that it is another table.
+    hint = nearest(name, schema.names, cutoff=0.0) if schema.names else ""
     msg = f"there is no column {name!r}{where}{hint} (columns: {', '.join(schema.names[:50])})"
     raise ColumnError(msg)

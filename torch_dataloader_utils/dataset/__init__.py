@@ -1,5 +1,6 @@
-"""`StructuredDataset`: files found and opened, arguments checked, the loader made.
+"""`StructuredDataset`: arguments checked, files found and opened, the loader made.
 
-It imports all that is below it. A path enters at `structured.StructuredDataset.create_dataloader`, becomes a list of
-files in `file_set` and a opened files of row groups in `discovery`.
+It imports everything below it; only tables and the helpers for many ranks are above. A path enters at
+`structured.StructuredDataset.create_dataloader`: `options` checks the arguments, `file_set` lists the files, and
+`discovery` reads their footers.
 """

@@ -1,14 +1,15 @@
-"""A dataset in whatever process it is: what its loader, its workers and plain loaders ask of it."""
+"""A dataset's batches, in any process: in the training process, in its loader's workers, in a plain loader's."""
 
 from __future__ import annotations
 
 import copy
+import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.epoch import EpochState
@@ -28,10 +29,10 @@ class BatchDataset(IterableDataset[Any]):
 
     Args:
         opened_files: The data files.
-        epoch_state: Where the rank stands.
+        epoch_state: The rank's epoch, plan and progress.
         read_options: How rows become batches.
         collate_fn: Called with each batch, or None.
-        seed: Seed of the random numbers that it draws.
+        seed: Seed of the random numbers that `collate_fn` draws.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class BatchDataset(IterableDataset[Any]):
         self._leaves_footers_out = False
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the epoch anew, or continue from a loaded state, and deliver the batches in this process."""
+        """Start the epoch, or continue from a loaded state, and deliver the batches in this process."""
         if self._channel is not None:
             return self._answer(self._channel, self._channel.assignments.start_iteration())
         worker = get_worker_info()
@@ -59,6 +60,28 @@ class BatchDataset(IterableDataset[Any]):
             return self._deliver_in_plain_worker(worker.id, worker.num_workers, worker.seed - worker.id)
         iteration = self.begin_iteration()
         return BatchIterator(iteration, round_robin(map(self.batches, iteration.assignments())))
+
+    def __len__(self) -> int:
+        """Return the epoch's number of batches for this rank, also when it is continued from a state.
+
+        In a plain ``DataLoader(dataset, batch_size=None, num_workers=n)`` that is the number for its n workers, on
+        which it depends: each worker's stream may end with a short batch.
+
+        Raises:
+            TypeError: If it is unknown before reading: with a filter, and for text whose rows were not counted.
+            ProgressUnknownError: If a loaded state does not fit the plain loader's workers.
+        """
+        # torch's DataLoader.__len__ calls len(dataset), and passes nothing about its workers.
+        loader = sys._getframe(1).f_locals.get("self")  # noqa: SLF001
+        epoch_state = self._epoch_state
+        if isinstance(loader, DataLoader) and loader.dataset is self and loader.num_workers:
+            epoch_state = copy.copy(epoch_state)  # does what each worker's copy will do
+            epoch_state.join_plain_loader(loader.num_workers, loader_seed=1)
+        return epoch_state.num_batches
+
+    def __bool__(self) -> bool:
+        """Return True, also for a dataset without batches or of unknown length: ``if dataset`` means "if not None"."""
+        return True
 
     # What the loader calls -------------------------------------------------------------------------------------------
 
@@ -68,7 +91,7 @@ class BatchDataset(IterableDataset[Any]):
         return self._epoch_state.batch_size
 
     def begin_iteration(self) -> Iteration:
-        """Begin an iteration: the epoch anew, or what a state that was loaded since the last one left."""
+        """Begin an iteration: of the whole epoch, or of the rest that a state loaded since the last one left."""
         return self._epoch_state.begin_iteration()
 
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
@@ -76,12 +99,12 @@ class BatchDataset(IterableDataset[Any]):
         return self._stream.batches(assignment, pin=pin)
 
     def attach_channel(self, channel: WorkerChannel) -> None:
-        """Make this copy, in a worker, answer the assignments that come by channel."""
+        """Make this copy, in a worker, answer the assignments that arrive by channel."""
         self._channel = channel
 
     @contextmanager
     def without_footers(self) -> Iterator[None]:
-        """Let copies that are sent to processes have nothing that assignments bring along."""
+        """Leave out of copies that are sent to workers the footers that assignments will bring."""
         self._leaves_footers_out = True
         try:
             yield
@@ -89,36 +112,33 @@ class BatchDataset(IterableDataset[Any]):
             self._leaves_footers_out = False
 
     def with_footers(self, assignment: Assignment, known: Collection[str]) -> Assignment:
-        """Add to an assignment the footers that a without_footers copy needs for it and does not know."""
+        """Add to an assignment the footers that a copy without footers needs for it and does not know.
+
+        Args:
+            assignment: The assignment.
+            known: The paths of files whose footers the copy knows.
+        """
         footers = self._opened_files.footers
-        slices = [
-            shard_slice
-            for stream_assignment in assignment.stream_assignments
-            for shard_slice in stream_assignment.slices
-        ]
-        needed = {split.path for shard_slice in slices for split in shard_slice.shard.present}
+        slices = (part for stream in assignment.stream_assignments for part in stream.slices)
+        needed = {split.path for part in slices for split in part.shard.present}
         new = sorted(needed.difference(known).intersection(footers))
         return replace(assignment, footers={path: footers[path] for path in new})
 
-    # Within ----------------------------------------------------------------------------------------------------------
-
     def _answer(self, channel: WorkerChannel, number: int) -> Iterator[Message]:
-        """Read, in a worker of this package's own loader, what its assignment says."""
+        """Read, in a worker of this package's own loader, what its assignment names."""
         yield from self._stream.messages(channel.assignments.receive(number), channel)
 
     def _deliver_in_plain_worker(self, worker: int, num_workers: int, loader_seed: int) -> Iterator[Any]:
-        """Deliver one stream, in a worker of a plain DataLoader; what is wrong is raised with the first batch."""
+        """Deliver one stream, in a worker of a plain DataLoader. Errors are raised with the first batch."""
         self._epoch_state.join_plain_loader(num_workers, loader_seed)
         iteration = self.begin_iteration()
-        own = list(iteration.assignments())[worker]  # by turn: a plain loader asks its first worker first
-        yield from BatchIterator(
-            iteration,
-            self.batches(own),
-            streams={stream_assignment.stream for stream_assignment in own.stream_assignments},
-        )
+        # Assignments are in the order of worker turns, and a plain loader takes its first batch from worker 0.
+        assignment = list(iteration.assignments())[worker]
+        streams = {stream.stream for stream in assignment.stream_assignments}
+        yield from BatchIterator(iteration, self.batches(assignment), streams=streams)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Let a copy stand on its own, and leave behind, where that is wanted, what assignments bring along."""
+        """Give a copy progress of its own, and within `without_footers` no footers."""
         if not self._leaves_footers_out:
             return self.__dict__ | {"_epoch_state": copy.copy(self._epoch_state)}
         stream = self._stream.without_footers()

@@ -1,4 +1,4 @@
-"""Files to a opened_files: what they say of themselves read and put together, columns and filter checked against it."""
+"""Reads the footers of listed files, unifies their columns, and checks columns and filter against them."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.formats.base import (
     AnnouncedNulls,
     Deletes,
+    Described,
     FileCase,
     Footer,
     Format,
@@ -34,24 +35,39 @@ from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import Listing
 
-__all__ = ["Annotations", "check_columns", "open_files"]
+__all__ = ["Annotations", "Request", "check_columns", "open_files"]
 
 
 NO_COLUMNS = pa.schema([])
 
 
-@dataclass(frozen=True)
-class Annotations:
-    """What is known of files beside what they say themselves: from their paths, or from the table that they are of.
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What to deliver of the files.
 
     Attributes:
-        schema: The dataset's columns, where a table says what they are; None where the files do.
-        name_in_file: Gives, for a file's columns and a column of the table, the file's name of it, or None. Needed
+        columns: The columns to deliver; None for all.
+        filters: Which rows to deliver; None for all.
+        refuses_nulls: Whether a column cannot be delivered with nulls.
+    """
+
+    columns: Sequence[str] | None
+    filters: pc.Expression | None
+    refuses_nulls: Callable[[pa.Field], bool]
+
+
+@dataclass(frozen=True)
+class Annotations:
+    """What the files themselves do not hold: it comes from their paths, or from the metadata of their table.
+
+    Attributes:
+        schema: The dataset's columns, where a table defines them; None where the files do.
+        name_in_file: Returns, for a file's columns and a column of the table, the file's name of it, or None. Needed
             with `schema`.
-        constant_schema: Columns that have one value for all of a file.
+        constant_schema: Columns that have one value in all rows of a file.
         constants: Their values in each file, by path.
-        deleted: Places in a file of the rows that are deleted, int64, rising, by path.
-        pin: What a table is pinned to: its ``snapshot_id`` or ``version``.
+        deleted: Numbers of the deleted rows of files, int64, ascending, by path.
+        pin: The ``snapshot_id`` or ``version`` that a table is pinned to.
     """
 
     schema: pa.Schema | None = None
@@ -62,49 +78,44 @@ class Annotations:
     pin: Mapping[str, int] = field(default_factory=dict)
 
     def name_of(self, schema: pa.Schema, column: str) -> str | None:
-        """Return a file's name of a column; None where it has none."""
+        """Return a file's name of a column; None if the file does not have the column."""
         if self.name_in_file is not None:
             return self.name_in_file(schema, column)
         return column if column in schema.names else None
 
-
-NOTHING = Annotations()
+    def constants_of(self, path: str) -> dict[str, Any]:
+        """Return the columns that have one value in all rows of a file, with their values."""
+        return dict(zip(self.constant_schema.names, self.constants.get(path, ()), strict=False))
 
 
 def open_files(
     storage: Storage,
     listing: Listing,
     file_format: Format,
+    request: Request,
     *,
-    columns: Sequence[str] | None = None,
-    filters: pc.Expression | None = None,
-    refuses_nulls: Callable[[pa.Field], bool] = lambda _: False,
+    annotations: Annotations,
     known: KnownFooters | None = None,
-    annotations: Annotations = NOTHING,
 ) -> OpenedFiles:
-    """Read what every file says of itself, once, and check columns and filter against it.
+    """Read the footer of every file, once, and check columns and filter against them.
 
     Args:
-        storage: Where the files lie.
+        storage: The files' storage.
         listing: The files.
         file_format: Their format.
-        columns: The columns to deliver; None for all.
-        filters: Which rows to deliver; None for all.
-        refuses_nulls: The columns that cannot be delivered with nulls.
-        known: What another opened files read, so that nothing has to be; or None.
-        annotations: What is known of the files beside that.
-
-    Returns:
-        The opened_files.
+        request: What to deliver of them.
+        annotations: What the files themselves do not hold.
+        known: Footers that were read before, so that none has to be read; or None.
 
     Raises:
-        UnreadableFileError: If a file does not say what it should; the message names it.
+        UnreadableFileError: If a file cannot be read or its footer is not valid; the message names the file.
         ColumnError: If a column is missing, its types cannot be unified, or the filter does not fit the columns.
     """
+    columns, filters = request.columns, request.filters
 
     def counts_nulls(column: pa.Field) -> bool:
         is_wanted = columns is None or column.name in columns or annotations.schema is not None
-        return is_wanted and refuses_nulls(column)
+        return is_wanted and request.refuses_nulls(column)
 
     described = file_format.describe(storage, listing, known, counts_nulls)
     deletes, footers = _without_deleted(described.footers, annotations, listing.root)
@@ -112,25 +123,13 @@ def open_files(
     whole = _whole_schema(manifest, footers, annotations)
     filtering = () if filters is None else filter_columns(filters, whole.schema)
     delivered = whole.schema.names if columns is None else list(columns)
-    for name in delivered:
-        require_column(name, whole.schema, "")
-    for name in [*delivered, *filtering]:
-        if name in whole.problems:
-            msg = f"column {name!r} {whole.problems[name]}"
-            raise ColumnError(msg)
-    needed = pa.schema([whole.schema.field(name) for name in dict.fromkeys([*delivered, *filtering])])
+    needed = _needed(whole, delivered, filtering)
     projections = _Projections(manifest, footers, needed, annotations)
     selection = None
     if filters is not None:
-        cases = [projections.case(footer, filtering, annotations) for footer in footers]
-        by_statistics = file_format.select(replace(described, footers=footers), filters, whole.schema, filtering, cases)
-
-        def is_ruled_out(guarantee: pc.Expression) -> bool:
-            return rules_out(filters, whole.schema, filtering, guarantee)
-
-        selection = _without_ruled_out(by_statistics, footers, cases, is_ruled_out)
-    taken = {name for name in filtering if filters is not None and takes_nulls(filters, whole.schema, filtering, name)}
-    refused = {name for name in delivered if name not in taken and refuses_nulls(whole.schema.field(name))}
+        cases = projections.cases(footers, filtering, annotations)
+        described = replace(described, footers=footers)
+        selection = _Pruning(filters, whole.schema, filtering).selection(file_format, described, cases)
     opened_files = OpenedFiles(
         storage=storage,
         format=file_format,
@@ -151,7 +150,8 @@ def open_files(
         deletes=deletes,
         pin=annotations.pin,
     )
-    opened_files = replace(opened_files, announced_nulls=tuple(_announced_nulls(opened_files, footers, refused)))
+    announced_nulls = tuple(_announced_nulls(opened_files, footers, request.refuses_nulls))
+    opened_files = replace(opened_files, announced_nulls=announced_nulls)
     file_format.verify(opened_files)
     return opened_files
 
@@ -174,37 +174,48 @@ def _whole_schema(manifest: Manifest, footers: Sequence[Footer], annotations: An
     return Unified(pa.schema([*whole.schema, *from_paths]), problems)
 
 
+def _needed(whole: Unified, delivered: Sequence[str], filtering: Sequence[str]) -> pa.Schema:
+    """Return the columns to deliver and those of the filter, or raise if one is missing or has no common type."""
+    for name in delivered:
+        require_column(name, whole.schema, "")
+    for name in [*delivered, *filtering]:
+        if name in whole.problems:
+            msg = f"column {name!r} {whole.problems[name]}"
+            raise ColumnError(msg)
+    return pa.schema([whole.schema.field(name) for name in dict.fromkeys([*delivered, *filtering])])
+
+
 def _without_deleted(
     footers: Sequence[Footer], annotations: Annotations, root: str
 ) -> tuple[dict[str, Deletes], Sequence[Footer]]:
-    """Return footers whose row groups have only the rows that are not deleted, and which are, by path."""
+    """Return the deleted rows, by path, and footers whose row groups count only the other rows."""
     if not annotations.deleted:
         return {}, footers
     deletes: dict[str, Deletes] = {}
     left = []
     for footer in footers:
-        positions = annotations.deleted.get(footer.file.path)
+        file, positions = footer.file, annotations.deleted.get(footer.file.path)
         if positions is None or not len(positions):
             left.append(footer)
             continue
-        file = footer.file
         if positions[0] < 0 or positions[-1] >= file.rows:
             path = f"{root_prefix(root)}{file.path}"
             msg = f"the table deletes row {positions[-1]} of {path}, which has {file.rows} rows"
             raise UnreadableFileError(msg)
-        deletes[file.path] = own = Deletes(positions, tuple(group.rows for group in file.row_groups))
+        deletes[file.path] = deleted = Deletes(positions, tuple(group.rows for group in file.row_groups))
         groups = tuple(
-            RowGroup(group.rows - len(own.within(number)), group.bytes) for number, group in enumerate(file.row_groups)
+            RowGroup(group.rows - len(deleted.within(number)), group.bytes)
+            for number, group in enumerate(file.row_groups)
         )
+        # The digest covers the deletes: a state must not load where other rows of the same file are deleted.
         digest = hashlib.blake2b(positions.tobytes(), key=file.digest.encode()[:64], digest_size=8).hexdigest()
-        left.append(
-            replace(footer, file=DataFile(file.path, file.size, digest, groups, file.etag, file.modified), nulls=())
-        )
+        reduced = DataFile(file.path, file.size, digest, groups, file.etag, file.modified)
+        left.append(replace(footer, file=reduced, nulls=()))  # the announced nulls may be in deleted rows
     return deletes, left
 
 
 class _Projections:
-    """How the columns of all files become the needed ones; files of one schema share it."""
+    """How the columns of each file become the needed ones. Files with equal schemas share a projection."""
 
     def __init__(
         self, manifest: Manifest, footers: Sequence[Footer], needed: pa.Schema, annotations: Annotations
@@ -215,122 +226,127 @@ class _Projections:
         for footer in footers:
             schema = footer.schema
             if id(schema) not in by_schema:
-                made = _projected(schema, needed, annotations, manifest.full_path(footer.file.path))
-                if made not in self.distinct:
-                    self.distinct.append(made)
-                by_schema[id(schema)] = self.distinct.index(made)
+                projection = _projected(schema, needed, annotations, manifest.full_path(footer.file.path))
+                if projection not in self.distinct:
+                    self.distinct.append(projection)
+                by_schema[id(schema)] = self.distinct.index(projection)
             if by_schema[id(schema)]:
                 self.numbers[footer.file.path] = by_schema[id(schema)]
         self._needed = needed
 
-    def of(self, path: str) -> Projection:
-        """Return a file's."""
-        return self.distinct[self.numbers.get(path, 0)]
+    def cases(self, footers: Sequence[Footer], filtering: Sequence[str], annotations: Annotations) -> list[FileCase]:
+        """Return, for each file, what holds for its rows, and whether its statistics are of the filter's columns."""
+        return [self._case(footer, filtering, annotations.constants_of(footer.file.path)) for footer in footers]
 
-    def case(self, footer: Footer, filtering: Sequence[str], annotations: Annotations) -> FileCase:
-        """Return what holds for all rows of a file, and whether its statistics are those of the filter's columns."""
-        projection = self.of(footer.file.path)
-        values = dict(
-            zip(annotations.constant_schema.names, annotations.constants.get(footer.file.path, ()), strict=False)
-        )
+    def _case(self, footer: Footer, filtering: Sequence[str], values: Mapping[str, Any]) -> FileCase:
+        projection = self.distinct[self.numbers.get(footer.file.path, 0)]
         guarantees = []
         comparable = True
         for name in filtering:
-            kind = self._needed.field(name).type
-            opened_files = projection.sources[self._needed.get_field_index(name)]
-            if opened_files is None:
+            dtype = self._needed.field(name).type
+            source = projection.sources[self._needed.get_field_index(name)]
+            if source is None:
                 comparable &= name not in footer.schema.names
                 value = values.get(name)
-                is_it = pc.field(name).is_null() if value is None else pc.field(name) == pa.scalar(value, kind)
-                guarantees.append(is_it)
+                column = pc.field(name)
+                guarantees.append(column.is_null() if value is None else column == pa.scalar(value, dtype))
             else:
-                comparable &= opened_files == name and footer.schema.field(opened_files).type == kind
+                comparable &= source == name and footer.schema.field(source).type == dtype
         return FileCase(reduce(operator.and_, guarantees) if guarantees else None, comparable)
 
 
 def _projected(schema: pa.Schema, needed: pa.Schema, annotations: Annotations, path: str) -> Projection:
     """Return how a file's columns become the needed ones, or raise an error that names the file."""
     try:
-        made = projected(schema, needed, partial(annotations.name_of, schema))
+        projection = projected(schema, needed, partial(annotations.name_of, schema))
     except ColumnError as error:
         msg = f"{path}: {error}"
         raise ColumnError(msg) from None
-    if annotations.schema is not None:
-        _require_promotable(made, needed, path)
-    return made
-
-
-def _require_promotable(projection: Projection, needed: pa.Schema, path: str) -> None:
-    """Raise unless a file's types are those of the table, or such as it may have grown out of."""
-    for column, opened_files in zip(needed, projection.sources, strict=True):
-        own = None if opened_files is None else projection.stored.field(opened_files).type
-        if own is not None and not grew_out_of(column.type, own):
-            msg = (
-                f"column {column.name!r} is {own} in {path} but {column.type} in the table: choose `columns` without it"
-            )
+    for column, source in zip(needed, projection.sources, strict=True):
+        if annotations.schema is None or source is None:
+            continue
+        stored = projection.stored.field(source).type
+        if not grew_out_of(column.type, stored):  # a table's column may only have been widened since
+            msg = f"column {column.name!r} is {stored} in {path} but {column.type} in the table: choose `columns` "
+            msg += "without it"
             raise ColumnError(msg)
+    return projection
 
 
-def _without_ruled_out(
-    selection: Sequence[Sequence[int]] | None,
-    footers: Sequence[Footer],
-    cases: Sequence[FileCase],
-    is_ruled_out: Callable[[pc.Expression], bool],
-) -> tuple[tuple[int, ...], ...] | None:
-    """Leave out files that are ruled out by what holds for all of their rows."""
-    if selection is None and all(case.guarantee is None for case in cases):
-        return None
-    known: dict[str, bool] = {}
-    chosen: list[tuple[int, ...]] = []
-    for number, (footer, case) in enumerate(zip(footers, cases, strict=True)):
-        is_out = False
-        if case.guarantee is not None:
-            text = str(case.guarantee)
-            if text not in known:
-                known[text] = is_ruled_out(case.guarantee)
-            is_out = known[text]
-        every = range(len(footer.file.row_groups)) if selection is None else selection[number]
-        chosen.append(() if is_out else tuple(every))
-    return tuple(chosen)
+@dataclass(frozen=True, slots=True)
+class _Pruning:
+    """Rules out row groups by statistics and files by what holds for all of their rows.
+
+    Attributes:
+        filters: The filter.
+        schema: The dataset's columns.
+        columns: Those that the filter needs.
+    """
+
+    filters: pc.Expression
+    schema: pa.Schema
+    columns: Sequence[str]
+
+    def selection(
+        self, file_format: Format, described: Described, cases: Sequence[FileCase]
+    ) -> tuple[tuple[int, ...], ...] | None:
+        """Return the row groups of each file that may hold a row that the filter keeps; None for all."""
+        by_statistics = file_format.select(described, self.filters, self.schema, self.columns, cases)
+        if by_statistics is None and all(case.guarantee is None for case in cases):
+            return None
+        ruled_out: dict[str, bool] = {str(None): False}
+        for case in cases:
+            if str(case.guarantee) not in ruled_out:  # many files share a partition
+                ruled_out[str(case.guarantee)] = rules_out(self.filters, self.schema, self.columns, case.guarantee)
+        groups = by_statistics
+        if groups is None:
+            groups = [range(len(footer.file.row_groups)) for footer in described.footers]
+        return tuple(
+            () if ruled_out[str(case.guarantee)] else tuple(numbers)
+            for numbers, case in zip(groups, cases, strict=True)
+        )
 
 
 def _announced_nulls(
-    opened_files: OpenedFiles, footers: Sequence[Footer], refused: set[str]
+    opened_files: OpenedFiles, footers: Sequence[Footer], refuses_nulls: Callable[[pa.Field], bool]
 ) -> Iterator[AnnouncedNulls]:
-    """Yield nulls that footers announce in columns that cannot be delivered with them."""
-    names = [dict(zip(one.sources, opened_files.needed.names, strict=True)) for one in opened_files.projections]
-    lacking = [
-        [
-            name
-            for name, stored in zip(opened_files.needed.names, one.sources, strict=True)
-            if stored is None and name in refused
-        ]
-        for one in opened_files.projections
+    """Yield the nulls that footers announce in columns that cannot be delivered with them.
+
+    Columns of which the filter removes every null are left out.
+    """
+    filters, filtering = opened_files.filter, opened_files.filter_columns
+    removed = {name for name in filtering if takes_nulls(filters, opened_files.needed, filtering, name)}
+    refused = {column.name for column in opened_files.schema if column.name not in removed and refuses_nulls(column)}
+    needed = opened_files.needed.names
+    names = [dict(zip(projection.sources, needed, strict=True)) for projection in opened_files.projections]
+    missing = [
+        [name for name, source in zip(needed, projection.sources, strict=True) if source is None and name in refused]
+        for projection in opened_files.projections
     ]
     for number, footer in enumerate(footers):
         file = footer.file
         projection = opened_files.projected.get(file.path, 0)
-        if not footer.nulls and not lacking[projection]:
+        if not footer.nulls and not missing[projection]:
             continue
         path = opened_files.manifest.full_path(file.path)
         selected = range(len(file.row_groups)) if opened_files.selection is None else opened_files.selection[number]
         for found in footer.nulls:
-            name = names[projection].get(found.column)
+            name = names[projection].get(found.column, "")
             if name in refused and found.row_group in selected:
                 yield AnnouncedNulls(path, replace(found, column=name))
         values = opened_files.constants_of(file.path)
-        group = next((one for one in selected if file.row_groups[one].rows), None)
-        for name in lacking[projection]:
-            if values.get(name) is None and group is not None:
-                announced = NullCount(name, group, file.row_groups[group].rows)
+        first = next((group for group in selected if file.row_groups[group].rows), None)
+        for name in missing[projection]:
+            if values.get(name) is None and first is not None:
+                announced = NullCount(name, first, file.row_groups[first].rows)
                 yield AnnouncedNulls(path, announced, None if name in values else _home(opened_files, footers, name))
 
 
 def _home(opened_files: OpenedFiles, footers: Sequence[Footer], column: str) -> str | None:
     """Return a file that has a column."""
-    place = opened_files.needed.get_field_index(column)
+    index = opened_files.needed.get_field_index(column)
     paths = (footer.file.path for footer in footers)
-    home = next((path for path in paths if opened_files.projection(path).sources[place] is not None), None)
+    home = next((path for path in paths if opened_files.projection(path).sources[index] is not None), None)
     return None if home is None else opened_files.manifest.full_path(home)
 
 
@@ -338,8 +354,8 @@ def check_columns(opened_files: OpenedFiles, options: ReadOptions) -> None:
     """Raise now what would otherwise be raised in the middle of an epoch.
 
     Raises:
-        ColumnError: If the row id column has the name of another, or a column cannot be delivered as asked: its
-            footers announce nulls that have no value, or its type cannot be filtered or mixed.
+        ColumnError: If the row id column has the name of another column; if a column has nulls, by the footers, and
+            cannot be delivered with them; or if rows of its type cannot be filtered or shuffled.
     """
     if options.row_id_column in (*opened_files.schema.names, *opened_files.filter_columns):
         msg = f"row_id_column={options.row_id_column!r} is the name of a column of the files: choose another"
@@ -361,5 +377,5 @@ def _require_selectable(column: pa.Field) -> None:
         row.take(pa.array([0]))
         row.filter(pa.array([True]))
     except pa.ArrowException as error:
-        msg = f"rows of column {column.name!r} can be neither filtered nor mixed: {error}"
+        msg = f"rows of column {column.name!r} can be neither filtered nor shuffled: {error}"
         raise ColumnError(msg) from None

@@ -1,4 +1,4 @@
-"""A dataset's files and their footers as bytes: read once, kept or sent, and handed to every rank."""
+"""A dataset's files and their footers as bytes, so that one rank or one run reads them for all others."""
 
 from __future__ import annotations
 
@@ -17,14 +17,8 @@ __all__ = ["dump_manifest", "load_manifest"]
 
 
 VERSION = 1
-
-
 KEY = b"torch_dataloader_utils"
-
-
 METADATA_FILE_KEY = b"torch_dataloader_utils:_metadata"
-
-
 SCHEMA = pa.schema(
     {
         "path": pa.string(),
@@ -41,17 +35,17 @@ def dump_manifest(root: str, files: Sequence[StoredFile], known: KnownFooters) -
     """Return files and footers as an Arrow IPC stream, compressed.
 
     Args:
-        root: What the files' paths are relative to, without credentials.
+        root: The directory that the files' paths are relative to, without credentials.
         files: The files.
         known: Their footers.
 
     Raises:
-        ValueError: If a URL has a query or a user's name in it: they may be secret, and without them the file is not
-            found.
+        ValueError: If a URL has a query or a user name: these may be secret, and the file cannot be found without
+            them.
     """
     for file in files:
         if "://" in file.location and ("?" in file.location or "@" in urlsplit(file.location).netloc):
-            msg = f"a manifest cannot hold {file.path!r}: its URL has a query or a user's name, which may be secret"
+            msg = f"a manifest cannot hold {file.path!r}: its URL has a query or a user name, which may be secret"
             raise ValueError(msg)
     columns = {
         "path": [file.path for file in files],
@@ -72,25 +66,25 @@ def dump_manifest(root: str, files: Sequence[StoredFile], known: KnownFooters) -
 
 
 def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) -> tuple[Listing, KnownFooters]:
-    """Return the files and footers that a manifest holds. Nothing is asked of the storage.
+    """Return the files and footers that a manifest holds. The storage is not accessed.
 
     Args:
-        content: What `dump_manifest` returned.
-        storage: Where the files lie.
-        locations: The paths of the dataset.
+        content: A result of `dump_manifest`.
+        storage: The files' storage.
+        locations: The paths of the dataset, as the storage calls them.
 
     Raises:
-        ValueError: If it is no manifest, or one of other paths.
+        ValueError: If it is not a manifest, or belongs to other paths.
     """
     try:
         with pa.ipc.open_stream(pa.py_buffer(content)) as stream:
             table = stream.read_all()
         about = json.loads(table.schema.metadata[KEY])
-        is_ours = about["version"] == VERSION and table.schema.remove_metadata() == SCHEMA and table.num_rows > 0
+        is_valid = about["version"] == VERSION and table.schema.remove_metadata() == SCHEMA and table.num_rows > 0
     except (pa.ArrowException, OSError, TypeError, KeyError, ValueError):
-        is_ours = False
-    if not is_ours:
-        msg = f"the manifest is none that dataset.dump_manifest() returned (version {VERSION} of it)"
+        is_valid = False
+    if not is_valid:
+        msg = f"the manifest is not a result of dataset.dump_manifest() of this release (version {VERSION})"
         raise ValueError(msg)
     files, footers = [], {}
     for row in table.to_pylist():
@@ -98,9 +92,9 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
         if footer is not None:
             footers[row["path"]] = footer
         files.append(StoredFile(**row))
-        if not any(_lies_at(row["location"], location) for location in locations):
+        if not any(_is_at(row["location"], location) for location in locations):
             shown = " and ".join(map(storage.display, locations))
-            msg = f"the manifest holds {storage.display(row['location'])}, which does not lie at {shown}"
+            msg = f"the manifest holds {storage.display(row['location'])}, which is not at {shown}"
             raise ValueError(msg)
     metadata_file = table.schema.metadata.get(METADATA_FILE_KEY)
     if metadata_file is None and len(footers) < len(files):
@@ -109,7 +103,7 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
     return Listing(about["root"], tuple(files)), KnownFooters(footers, metadata_file)
 
 
-def _lies_at(location: str, named: str) -> bool:
-    """Whether a file may be one that a path, a directory or a glob stands for."""
-    plain = re.split(GLOB, named, maxsplit=1)[0]
-    return location == named or location.startswith(plain if plain != named else f"{named.rstrip('/')}/")
+def _is_at(location: str, given: str) -> bool:
+    """Whether a file may be the given file, in the given directory, or match the given glob."""
+    plain = re.split(GLOB, given, maxsplit=1)[0]
+    return location == given or location.startswith(plain if plain != given else f"{given.rstrip('/')}/")

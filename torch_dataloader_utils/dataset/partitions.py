@@ -1,15 +1,15 @@
-"""Partition columns: values that the directories of a file's path stand for, parsed by pyarrow.
+"""Partition columns: their values are the directories of a file's path, which pyarrow parses.
 
-pyarrow infers integers of 32 bits and texts (see
-https://arrow.apache.org/docs/python/generated/pyarrow.dataset.HivePartitioning.html). Here wider integers and dates are
-found too, and a column has the type that all values of the dataset fit.
+pyarrow infers 32-bit integers and strings (see
+https://arrow.apache.org/docs/python/generated/pyarrow.dataset.HivePartitioning.html). This module also infers wider
+integers and dates: a column has the narrowest type that all its values in the dataset fit.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import date
 from typing import Any, Literal, TypeAlias
 from urllib.parse import unquote
@@ -20,19 +20,14 @@ import pyarrow.dataset as pads
 from torch_dataloader_utils.dataset.discovery import Annotations
 from torch_dataloader_utils.errors import ColumnError
 
-__all__ = ["Partitioning", "partition_columns", "require_partitioning"]
+__all__ = ["Partitioning", "is_hive", "partition_columns", "require_partitioning"]
 
 
 Partitioning: TypeAlias = Literal["hive"] | pads.Partitioning
-
-
 NULL = "__HIVE_DEFAULT_PARTITION__"
-"""What Hive writes in place of a value that is null."""
-
+"""The value that Hive writes for null."""
 
 INTEGER = re.compile(r"-?[0-9]+")
-
-
 DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 
 
@@ -45,89 +40,94 @@ def require_partitioning(value: object) -> Partitioning | None:
     raise TypeError(msg)
 
 
-def partition_columns(paths: Sequence[str], partitioning: Partitioning | None, root: str) -> Annotations:
+def is_hive(partitioning: Partitioning | None) -> bool:
+    """Whether directories are named ``key=value``, so that any of them can become a column."""
+    return partitioning == "hive" or isinstance(partitioning, pads.HivePartitioning)
+
+
+def partition_columns(paths: Mapping[str, str], partitioning: Partitioning | None, root: str) -> Annotations:
     """Return the partition columns of files and their values.
 
     Args:
-        paths: The files, relative to the dataset's root: only directories below it stand for values.
-        partitioning: How directories stand for values; None if they do not.
-        root: The root, for people.
+        paths: For each file, by its path relative to the dataset's root, the path whose directories become columns.
+        partitioning: How directories become columns; None if they do not.
+        root: The root, for messages.
 
     Raises:
-        ColumnError: If a directory does not stand for a value of its column's type; the message names the file.
+        ColumnError: If a directory's value does not fit its column's type; the message names the file.
     """
     if partitioning is None:
         return Annotations()
     parser: pads.Partitioning = partitioning
     if isinstance(partitioning, str):
-        parser = pads.HivePartitioning(_inferred(paths), null_fallback=NULL, segment_encoding="uri")
+        directories = dict.fromkeys(map(posixpath.dirname, paths.values()))
+        parser = pads.HivePartitioning(_inferred(directories), null_fallback=NULL, segment_encoding="uri")
     names = parser.schema.names
-    values = {}
+    constants = {}
     known: dict[str, tuple[Any, ...]] = {}
-    for path in paths:
-        where = path if isinstance(parser, pads.FilenamePartitioning) else posixpath.dirname(path)
-        if where not in known:
-            found = _parsed(parser, path, root)
-            known[where] = tuple(found.get(name) for name in names)
-        values[path] = known[where]
-    columns = pa.schema([_plain(column) for column in parser.schema])
-    return Annotations(constant_schema=columns, constants=values)
+    for path, parsed in paths.items():
+        key = parsed if isinstance(parser, pads.FilenamePartitioning) else posixpath.dirname(parsed)
+        if key not in known:
+            values = _parse(parser, parsed, f"{path} under {root}")
+            known[key] = tuple(values.get(name) for name in names)
+        constants[path] = known[key]
+    columns = pa.schema([(column.name, _without_dictionary(column.type)) for column in parser.schema])
+    return Annotations(constant_schema=columns, constants=constants)
 
 
-def _plain(column: pa.Field) -> pa.Field:
-    """Return a column without dictionary: its values are few, but its dictionary would be another in every file."""
-    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
-    return pa.field(column.name, kind)
+def _without_dictionary(dtype: pa.DataType) -> pa.DataType:
+    """Return the type of a dictionary's values: each file would have another dictionary."""
+    return dtype.value_type if pa.types.is_dictionary(dtype) else dtype
 
 
-def _parsed(partitioning: pads.Partitioning, path: str, root: str) -> Mapping[str, Any]:
+def _parse(partitioning: pads.Partitioning, path: str, shown: str) -> Mapping[str, Any]:
     try:
         return pads.get_partition_keys(partitioning.parse(path))  # type: ignore[no-any-return]
     except (pa.ArrowException, ValueError) as error:
-        msg = f"the directories of {path} under {root} do not fit the partitioning {partitioning.schema}: {error}"
+        msg = f"the directories of {shown} do not fit the partitioning {partitioning.schema}: {error}"
         raise ColumnError(msg) from None
 
 
-def _inferred(paths: Iterable[str]) -> pa.Schema:
-    """Return the columns that Hive's directories stand for, each with the narrowest type that all of its values fit."""
-    texts: dict[str, dict[str, None]] = {}
-    for directory in dict.fromkeys(posixpath.dirname(path) for path in paths):
-        for name, text in _segments(directory):
-            texts.setdefault(name, {})[text] = None
-    return pa.schema([(name, _kind([text for text in found if text != NULL])) for name, found in texts.items()])
+def _inferred(directories: Iterable[str]) -> pa.Schema:
+    """Return the columns that Hive's directories become, each with the narrowest type that all its values fit."""
+    values: dict[str, dict[str, None]] = {}
+    for directory in directories:
+        for name, value in _segments(directory):
+            values.setdefault(name, {})[value] = None
+    return pa.schema([(name, _narrowest_type(found.keys() - {NULL})) for name, found in values.items()])
 
 
 def _segments(directory: str) -> Iterator[tuple[str, str]]:
-    """Yield the keys and values of a directory, decoded, in order."""
+    """Yield the keys and values of a directory, URL-decoded, in order."""
     seen = set()
     for segment in directory.split("/"):
-        name, mark, text = segment.partition("=")
-        if not mark:
+        name, equals, value = segment.partition("=")
+        if not equals:
             continue
-        name, text = unquote(name), unquote(text)
+        name = unquote(name)
         if name in seen:
             msg = f"the directory {directory} has two values of the partition column {name!r}"
             raise ColumnError(msg)
         seen.add(name)
-        yield name, text
+        yield name, unquote(value)
 
 
-def _kind(texts: Sequence[str]) -> pa.DataType:
-    if texts and all(map(INTEGER.fullmatch, texts)):
-        values = [int(text) for text in texts]
-        for kind, limit in ((pa.int32(), 2**31), (pa.int64(), 2**63)):
-            if -limit <= min(values) and max(values) < limit:
-                return kind
-    elif texts and all(map(_is_date, texts)):
+def _narrowest_type(values: Collection[str]) -> pa.DataType:
+    if values and all(map(INTEGER.fullmatch, values)):
+        numbers = [int(value) for value in values]
+        for dtype, limit in ((pa.int32(), 2**31), (pa.int64(), 2**63)):
+            if -limit <= min(numbers) and max(numbers) < limit:
+                return dtype
+    elif values and all(map(_is_date, values)):
         return pa.date32()
     return pa.string()
 
 
-def _is_date(text: str) -> bool:
-    if not DATE.fullmatch(text):
+def _is_date(value: str) -> bool:
+    if not DATE.fullmatch(value):
         return False
     try:
-        date.fromisoformat(text)
+        date.fromisoformat(value)
     except ValueError:
         return False
     return True

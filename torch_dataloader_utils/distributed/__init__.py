@@ -1,6 +1,6 @@
-"""Helpers for many ranks: states gathered, plans compared, steps made together, checkpoints written.
+"""Helpers for many ranks: gather states, compare plans, make steps together, write checkpoints.
 
-These call ``torch.distributed``, and nothing else in the package does. The user calls them; the loader never does.
+Only these helpers call ``torch.distributed``, and only users call these helpers: the loader communicates with no rank.
 """
 
 from torch_dataloader_utils.distributed.checkpoint_entry import CheckpointEntry

@@ -1,4 +1,4 @@
-"""A loader as an entry of a checkpoint of torch.distributed.checkpoint."""
+"""A loader as an entry in a checkpoint of torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["CheckpointEntry"]
 
 
 class CheckpointEntry:
-    """A loader's entry in a ``torch.distributed.checkpoint``: a Stateful with one text under this rank's own name.
+    """A loader's entry in a ``torch.distributed.checkpoint``: a Stateful with one string, named after its rank.
 
-    Such a checkpoint keeps one value a name, whichever rank wrote it, and loads only names that exist before
-    loading. A loader's state differs from rank to rank and grows, so it goes in as one text:
+    Such a checkpoint keeps one value per name, whichever rank wrote it, and loads only names that exist before
+    loading. A loader's state differs between ranks, and its keys change. So the whole state is saved as one string:
     ``dcp.save({"loader": CheckpointEntry(loader)}, checkpoint_id=directory)``, and the same with ``dcp.load``.
 
     Args:
@@ -25,7 +25,7 @@ class CheckpointEntry:
         self._source = source
 
     def state_dict(self) -> dict[str, str]:
-        """Return this rank's state as JSON, under a name with the rank and the number of ranks."""
+        """Return this rank's state as JSON, with the rank and the number of ranks in its name."""
         state = self._source.state_dict()
         return {_entry_name(state): json.dumps(state)}
 

@@ -1,4 +1,4 @@
-"""Ranks that planned different epochs are told so before they train."""
+"""Checks, before training, that all ranks planned the same epoch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Planned", "require_same_plan"]
 
 
 class Planned(Protocol):
-    """A dataset: what has a plan."""
+    """An object with a plan, such as a dataset."""
 
     @property
     def plan_digest(self) -> str:
@@ -35,10 +35,8 @@ def require_same_plan(dataset: Planned, group: dist.ProcessGroup | None = None) 
     digests: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(digests, dataset.plan_digest, group=group)
     if len(set(digests)) > 1:
-        apart = {digest: [rank for rank, one in enumerate(digests) if one == digest] for digest in digests}
-        groups = "; ".join(f"ranks {ranks} have {digest}" for digest, ranks in apart.items())
-        msg = (
-            f"ranks planned different epochs: {groups}. They see different files, or were given different options, "
-            "epochs or worker counts"
-        )
+        by_digest = {digest: [rank for rank, other in enumerate(digests) if other == digest] for digest in digests}
+        groups = "; ".join(f"ranks {ranks} have {digest}" for digest, ranks in by_digest.items())
+        msg = f"ranks planned different epochs: {groups}. They see different files, or were given different options, "
+        msg += "epochs or worker counts"
         raise RankMismatchError(msg)

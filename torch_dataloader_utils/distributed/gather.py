@@ -1,4 +1,4 @@
-"""The states of all ranks gathered into one list, and a rank's own taken out of it."""
+"""Gathers the states of all ranks into one list, and takes a rank's state out of it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ __all__ = ["LOG", "Stateful", "current_rank", "gather_states", "own_state", "req
 
 
 LOG = logging.getLogger("torch_dataloader_utils")
-
-
 SHARED_KEYS = ("plan", "files", "base")
-"""Parts of a state that are equal on all ranks, and large."""
+"""Parts of a state that are large, and equal on all ranks."""
 
 
 class Stateful(Protocol):
-    """A loader, or a dataset: what has a state."""
+    """An object with a state, such as a loader or a dataset."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
@@ -31,14 +29,14 @@ class Stateful(Protocol):
     def load_state_dict(
         self, state_dict: Any, /, *, strict: bool = True, on_changed_files: Literal["error", "continue"] = "error"
     ) -> None:
-        """Load a state, or those of all ranks."""
+        """Load a state, or the states of all ranks."""
         ...
 
 
 def gather_states(source: Stateful, group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
-    """Gather every rank's state into one list, to be saved in one file. All ranks call it together.
+    """Gather every rank's state into one list, to save it in one file. All ranks call it together.
 
-    What is equal on all ranks is one object in the list: ``torch.save`` and pickle write it once.
+    Parts that are equal on all ranks are one object in the list, which ``torch.save`` and pickle write once.
 
     Args:
         source: This rank's loader or dataset.
@@ -48,13 +46,13 @@ def gather_states(source: Stateful, group: dist.ProcessGroup | None = None) -> l
         The states, by rank, on every rank.
 
     Raises:
-        RankMismatchError: If the gathered states are not one of each rank: such a list could not be resumed from.
+        RankMismatchError: If a rank's state is missing or there twice: no run could resume from such a list.
     """
-    own = source.state_dict()
+    state = source.state_dict()
     if not dist.is_initialized():
-        return [own]
+        return [state]
     gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, own, group=group)
+    dist.all_gather_object(gathered, state, group=group)
     require_one_of_each_rank([(state["rank"], state["num_ranks"]) for state in gathered])
     for state in gathered[1:]:
         for key in SHARED_KEYS:
@@ -66,11 +64,11 @@ def gather_states(source: Stateful, group: dist.ProcessGroup | None = None) -> l
 def own_state(
     states: Sequence[dict[str, Any]], rank: int | None = None, group: dist.ProcessGroup | None = None
 ) -> dict[str, Any]:
-    """Take one's own state from a gathered list.
+    """Return this rank's state from a gathered list.
 
     Args:
-        states: What `gather_states` returned, in any order.
-        rank: This rank; None asks the process group, else ``RANK``, else is 0.
+        states: A result of `gather_states`, in any order.
+        rank: This rank; None uses the process group's, else ``RANK``, else 0.
         group: The process group that gathered them; None for the default one.
 
     Returns:
@@ -78,7 +76,7 @@ def own_state(
 
     Raises:
         RankMismatchError: If the list does not hold each rank's state once, or not this rank's.
-        ValueError: If it is no list of states.
+        ValueError: If it is not a list of states.
     """
     rank = current_rank(group) if rank is None else rank
     try:
@@ -94,7 +92,7 @@ def own_state(
 
 
 def require_one_of_each_rank(saved: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the ranks of states, given as rank and number of ranks, if there is one state of each."""
+    """Return the ranks of states, given as rank and number of ranks each, or raise if one is missing or there twice."""
     ranks = [rank for rank, _ in saved]
     if any(count != len(saved) for _, count in saved) or sorted(ranks) != list(range(len(saved))):
         counts = sorted({count for _, count in saved})
@@ -104,5 +102,5 @@ def require_one_of_each_rank(saved: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def current_rank(group: dist.ProcessGroup | None) -> int:
-    """Return this rank: of the process group, else of torchrun, else 0."""
+    """Return this rank: the process group's, else torchrun's, else 0."""
     return dist.get_rank(group) if dist.is_initialized() else int(os.environ.get("RANK", "0"))

@@ -1,4 +1,4 @@
-"""A file for the state of each rank."""
+"""One file for the state of each rank."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ __all__ = ["load_rank_state", "save_rank_state"]
 
 
 def save_rank_state(source: Stateful, directory: str | os.PathLike[str]) -> Path:
-    """Write this rank's state to a file of its own: atomically, so that a crash leaves the old one or the new one.
+    """Write this rank's state to its own file, atomically: after a crash the file is the old one or the new one.
 
     Args:
         source: This rank's loader or dataset.
-        directory: A directory of this checkpoint; it is made if need be.
+        directory: This checkpoint's directory; it is created if it does not exist.
 
     Returns:
         The file, named after the rank and the number of ranks.
@@ -41,26 +41,26 @@ def load_rank_state(
     strict: bool = True,
     on_changed_files: Literal["error", "continue"] = "error",
 ) -> None:
-    """Load this rank's state from the file that `save_rank_state` wrote; or all ranks', where they are needed.
+    """Load this rank's state from the file that `save_rank_state` wrote, or all ranks' states where they are needed.
 
     Args:
         source: This rank's loader or dataset.
-        directory: The directory of the checkpoint. It holds the states of one checkpoint alone.
-        strict: Whether the run must be the one that saved them, or, of a grid, one of its topologies; see
-            `StructuredDataset.load_state_dict`. All ranks' files are read if not, and for a grid.
-        on_changed_files: What becomes of files that have changed, where `strict` is False.
+        directory: The checkpoint's directory. It holds the states of one checkpoint only.
+        strict: Whether the run must be the one that saved the states, or have the same virtual topology; see
+            `StructuredDataset.load_state_dict`. All ranks' files are read if False, and with a virtual topology.
+        on_changed_files: How to handle files that have changed, where `strict` is False.
 
     Raises:
-        FileNotFoundError: If this rank saved nothing there under this number of ranks, or nobody anything.
+        FileNotFoundError: If there is no file of this rank and this number of ranks, or no file at all.
         CheckpointMismatchError: If the state was saved under another plan.
-        RankMismatchError: If states of several ranks are needed and are not all there.
+        RankMismatchError: If states of several ranks are needed and some are missing.
     """
-    mine = source.state_dict()
-    there = sorted(Path(directory).glob("loader-*.json"))
-    own = _rank_path(Path(directory), mine["rank"], mine["num_ranks"])
-    needed = [own] if strict and mine["plan"]["virtual_ranks"] is None else there
-    if not needed or not set(needed) <= set(there):
-        msg = f"there is no {own}; the directory holds {[path.name for path in there] or 'no states'}"
+    current = source.state_dict()
+    found = sorted(Path(directory).glob("loader-*.json"))
+    path = _rank_path(Path(directory), current["rank"], current["num_ranks"])
+    needed = [path] if strict and current["plan"]["virtual_ranks"] is None else found
+    if not needed or not set(needed) <= set(found):
+        msg = f"there is no {path}; the directory holds {[path.name for path in found] or 'no states'}"
         raise FileNotFoundError(msg)
     states = [json.loads(path.read_text(encoding="utf-8")) for path in needed]
     source.load_state_dict(states, strict=strict, on_changed_files=on_changed_files)

@@ -1,4 +1,4 @@
-"""Ranks that stop at the same step, however many batches each of them has."""
+"""Lets all ranks make the same number of steps, however many batches each of them has."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def in_step(
 ) -> Iterator[Any]:
     """Iterate over a loader so that all ranks make the same number of steps, whatever a filter leaves each of them.
 
-    Before a step is made ranks have agreed that each of them has a batch for it, by one sum of two integers over all
-    ranks, which is on its way while the step before is made. All ranks iterate together, each step of all.
+    Before each step the ranks agree that each of them has a batch for it: by one sum of two integers over all ranks,
+    which runs while the step before is made. All ranks have to iterate together.
 
-    The batch of the next step is waited for before a step begins, so that two are held at a time, and counts as
-    delivered only with its own step: a state taken between two steps is exact. A rank whose loader raises leaves the
-    others waiting until the group's timeout, as in every collective.
+    The loader fetches the batch of the next step before a step begins. So a rank holds two batches at a time. A batch
+    counts as delivered only with its own step: a state saved between two steps is exact. If a rank's loader raises an
+    error, the other ranks wait until the group's timeout, as in every collective.
 
     Args:
         loader: This rank's loader.
-        group: The process group; None for the default one. One with gloo leaves the accelerator alone.
-        uneven: What happens once a rank has run out of batches. ``"drop"``: all ranks stop; what others have left is
-            not delivered, and their states say so. ``"pad"``: that rank gets a copy of its last batch again, or if it
-            has had none a batch of another rank, until all have run out.
+        group: The process group; None for the default one. One with gloo does not use the accelerator.
+        uneven: What happens when a rank has no batch left. ``"drop"``: all ranks stop. The batches that others have
+            left are not delivered, and their states show that. ``"pad"``: that rank gets a copy of its last batch, or a
+            batch of another rank if it had none, until no rank has a batch left.
 
     Yields:
         The batches.
 
     Raises:
-        TypeError: If it is not this package's loader.
+        TypeError: If the loader is not this package's loader.
     """
     require_choice(uneven, "uneven", ("drop", "pad"))
     batches = iter(loader)
@@ -62,27 +62,27 @@ def in_step(
                 spare, batch = of_another, copy.deepcopy(of_another)
         agreement = _Agreement(batches, group, has_spare=spare is not None or agreement.has_own)
         if uneven == "pad" and spare is None and not agreement.has_own:
-            spare = copy.deepcopy(batch)  # before anybody changes it
+            spare = copy.deepcopy(batch)  # before the training loop changes it
         steps += 1
         yield batch
     left = "batches left" if agreement.has_own else "no batch left"
     LOG.info("ranks ended together after %d steps; rank %d had %s", steps, dist.get_rank(group), left)
 
 
-def _batch_of_any(own: Any, group: dist.ProcessGroup | None) -> Any:
+def _batch_of_any(batch: Any, group: dist.ProcessGroup | None) -> Any:
     """Return the batch of the first rank that has one. All ranks call it together."""
     gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, own, group=group)
-    return next(batch for batch in gathered if batch is not None)
+    dist.all_gather_object(gathered, batch, group=group)
+    return next(other for other in gathered if other is not None)
 
 
 class _Agreement:
-    """What ranks say to one another of their next step, on its way while they make another.
+    """The ranks' agreement on their next step. It is communicated while they make the step before.
 
     Args:
         batches: This rank's batches.
         group: The process group.
-        has_spare: Whether this rank has a batch to repeat once it has run out.
+        has_spare: Whether this rank has a batch to repeat when it has none left.
     """
 
     def __init__(self, batches: BatchIterator, group: dist.ProcessGroup | None, *, has_spare: bool) -> None:
@@ -93,7 +93,7 @@ class _Agreement:
         self._work = dist.all_reduce(self._sums, group=group, async_op=True)
 
     def reached(self, wanted: int) -> bool:
-        """Wait for all ranks, and return whether so many of them have a batch."""
+        """Wait for all ranks, and return whether at least so many of them have a batch."""
         self._work.wait()
         having, self.without_any = map(int, self._sums.tolist())
         return having >= wanted

@@ -1,43 +1,46 @@
-"""Arguments of the public face, checked: a wrong one is an error that names it before anything is read."""
+"""Checks of arguments. A wrong argument raises an error that names its parameter."""
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import operator
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+from torch.utils.data import DataLoader
+
+from torch_dataloader_utils.errors import nearest
 from torch_dataloader_utils.workers.cpus import environment_count
 
 __all__ = [
+    "TORCH_OPTIONS",
     "PathLike",
     "optional_count",
     "parse_bytes",
     "parse_columns",
     "parse_paths",
     "refuse_path_options",
+    "refuse_torch_options",
     "require_callable",
     "require_choice",
     "require_count",
     "require_flag",
+    "require_known_names",
     "require_options",
     "require_seconds",
     "resolve_rank",
 ]
 
-
 PathLike: TypeAlias = str | os.PathLike[str]
-
+TORCH_OPTIONS = frozenset(inspect.signature(DataLoader).parameters) - {"dataset"} | {"in_order"}
+"""The parameters of torch's DataLoader; releases before 2.6 have no `in_order`, and deliver in order."""
 
 _UNITS = {"": 1, "b": 1}
-
-
 _UNITS |= {f"{letter}b": 1000**power for power, letter in enumerate("kmgt", start=1)}
-
-
 _UNITS |= {f"{letter}ib": 1024**power for power, letter in enumerate("kmgt", start=1)}
 
 
@@ -46,7 +49,9 @@ def parse_bytes(value: int | str, name: str) -> int:
     if isinstance(value, str):
         match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", value)
         if match is None or match[2].lower() not in _UNITS:
-            msg = f"{name}={value!r} is no number of bytes: write an integer, or a number with a unit, as in '128MiB'"
+            msg = (
+                f"{name}={value!r} is not a number of bytes: write an integer, or a number with a unit, as in '128MiB'"
+            )
             raise ValueError(msg)
         size = int(Decimal(match[1]) * _UNITS[match[2].lower()])
     else:
@@ -101,18 +106,45 @@ def require_callable(value: object, name: str) -> None:
 
 
 def require_options(value: object, name: str) -> None:
-    """Raise unless the value is a dictionary of options or None; its value may be a secret and is not shown."""
+    """Raise unless the value is a dictionary of options or None. The message does not show it: it may hold a secret."""
     if value is not None and not isinstance(value, Mapping):
         msg = f"{name} is {type(value).__name__}, expected a dictionary of options for the storage"
         raise TypeError(msg)
 
 
 def refuse_path_options(options: Iterable[str], table: str) -> None:
-    """Raise if options of files that paths name are given for a table."""
+    """Raise if a table is opened with options that only files given by path have."""
     wrong = [name for name in ("path", "format", "partitioning", "manifest") if name in options]
     if wrong:
-        msg = f"{' and '.join(wrong)}: the files, their format and their partitions are those that {table} names"
+        msg = f"{' and '.join(wrong)}: the files, their format and their partitions are determined by {table}"
         raise TypeError(msg)
+
+
+def require_known_names(names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise a TypeError, with the nearest known name, unless all keywords of `create_dataloader` are known."""
+    for name in names:
+        if name not in known:
+            msg = f"create_dataloader() has no parameter {name!r}{nearest(name, sorted(known))}"
+            raise TypeError(msg)
+
+
+def refuse_torch_options(options: Mapping[str, Any], num_workers: int) -> None:
+    """Raise if an option of torch's DataLoader contradicts what the loader guarantees.
+
+    Args:
+        options: The options.
+        num_workers: Number of worker processes.
+    """
+    for name in ("sampler", "batch_sampler"):
+        if options.get(name) is not None:
+            msg = f"{name} is refused: the dataset itself decides which rows come in which order"
+            raise ValueError(msg)
+    if not options.get("in_order", True):
+        msg = "in_order=False is refused: a resumed run delivers the same batches in the same order"
+        raise ValueError(msg)
+    if num_workers == 0 and options.get("timeout"):
+        msg = "timeout needs worker processes: num_workers is 0"
+        raise ValueError(msg)
 
 
 def require_choice(value: object, name: str, choices: Sequence[str]) -> str:
@@ -132,11 +164,11 @@ def parse_paths(path: object) -> list[str]:
     if not paths:
         msg = "path is an empty list: name at least one file, directory or glob"
         raise ValueError(msg)
-    for one in paths:
-        if not isinstance(one, (str, os.PathLike)):
-            msg = f"path holds {one!r}, which is {type(one).__name__}: expected a string or a path"
+    for item in paths:
+        if not isinstance(item, (str, os.PathLike)):
+            msg = f"path holds {item!r}, which is {type(item).__name__}: expected a string or a path"
             raise TypeError(msg)
-    return [os.fspath(one) for one in paths]
+    return [os.fspath(item) for item in paths]
 
 
 def parse_columns(columns: object, row_id_column: object) -> list[str] | None:
@@ -154,7 +186,7 @@ def parse_columns(columns: object, row_id_column: object) -> list[str] | None:
         msg = f"columns={names!r} names a column twice"
         raise ValueError(msg)
     if not names and row_id_column is None:
-        msg = "columns is empty: a batch would hold nothing"
+        msg = "columns is empty: a batch would have no column"
         raise ValueError(msg)
     return names
 
@@ -163,8 +195,8 @@ def resolve_rank(num_ranks: int | None, rank: int | None, process_group: tuple[i
     """Return the number of ranks and this rank.
 
     Args:
-        num_ranks: What the caller said, or None.
-        rank: What the caller said, or None.
+        num_ranks: The number that the caller specified, or None.
+        rank: The rank that the caller specified, or None.
         process_group: World size and rank of the initialised process group, or None.
     """
     if (num_ranks is None) != (rank is None):

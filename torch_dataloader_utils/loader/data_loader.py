@@ -12,6 +12,7 @@ from typing import Any, Literal, Protocol
 import torch
 from torch.utils.data import DataLoader
 
+from torch_dataloader_utils.loader.arguments import refuse_torch_options
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, round_robin
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
@@ -22,9 +23,6 @@ from torch_dataloader_utils.workers.messages import MAX_HELD, Content, Message
 from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
 
 __all__ = ["ResumableDataset", "StructuredDataLoader"]
-
-
-REFUSED = ("sampler", "batch_sampler")
 
 
 FORK_ATTEMPTS = 3
@@ -88,16 +86,7 @@ class StructuredDataLoader(DataLoader[Any]):
         worker_init_fn: Callable[[int], None] | None = None,
         **dataloader_kwargs: Any,
     ) -> None:
-        for name in REFUSED:
-            if dataloader_kwargs.get(name) is not None:
-                msg = f"{name} is refused: the dataset itself decides which rows come in which order"
-                raise ValueError(msg)
-        if not dataloader_kwargs.get("in_order", True):
-            msg = "in_order=False is refused: a resumed run delivers the same batches in the same order"
-            raise ValueError(msg)
-        if dataset.num_workers == 0 and dataloader_kwargs.get("timeout"):
-            msg = "timeout needs worker processes: num_workers is 0"
-            raise ValueError(msg)
+        refuse_torch_options(dataloader_kwargs, dataset.num_workers)
         # Persistent workers begin an epoch in half the time of new forked workers, a hundredth of that of spawned ones.
         dataloader_kwargs.setdefault("persistent_workers", dataset.num_workers > 0)
         super().__init__(

@@ -1,6 +1,6 @@
 """Delta Lake tables: a pinned version's data files, its partition values, mapped columns and deletion vectors.
 
-What a table's log means is said by https://github.com/delta-io/delta/blob/master/PROTOCOL.md.
+The protocol is at https://github.com/delta-io/delta/blob/master/PROTOCOL.md.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import json
 import os
 import posixpath
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.dataset.discovery import Annotations, open_files
+from torch_dataloader_utils.dataset.discovery import Annotations, Request, open_files
 from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.errors import ColumnError
@@ -45,8 +45,7 @@ except ImportError as error:
 
 
 READER_VERSION = 3
-"""The newest version of the protocol for readers: from this on a table names the features that it needs."""
-
+"""The newest reader version of the protocol. From this version on, a table names the features that it needs."""
 
 FEATURES = frozenset(
     {
@@ -57,33 +56,26 @@ FEATURES = frozenset(
         "typeWidening-preview",
         "v2Checkpoint",
         "vacuumProtocolCheck",
-        "variantType",  # columns of that type are refused one by one
+        "variantType",  # only a column of that type is refused, when it is requested
         "variantType-preview",
     }
 )
-"""What a table may need of its readers."""
-
+"""The reader features that this module supports."""
 
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
-
-
 BACKTRACE = "\n   0: "
-
+"""How the backtrace begins that deltalake appends to its messages."""
 
 MAPPING = "delta.columnMapping.mode"
-
-
 PHYSICAL_NAME = "delta.columnMapping.physicalName"
-
-
 FIELD_ID = "delta.columnMapping.id"
 
 
 class DeltaDataset(StructuredDataset):
-    """Batches of the rows of one version of a Delta Lake table; all else is as with `StructuredDataset`."""
+    """Batches of the rows of one version of a Delta Lake table; otherwise like `StructuredDataset`."""
 
     @classmethod
-    def create_dataloader(  # type: ignore[override] # a table stands in the path's place
+    def create_dataloader(  # type: ignore[override] # a table replaces the path
         cls,
         table: PathLike,
         *,
@@ -94,35 +86,35 @@ class DeltaDataset(StructuredDataset):
     ) -> tuple[StructuredDataLoader, DeltaDataset]:
         """Open one version of a table and make the loader of this rank's batches.
 
-        The table's log is read here, once. Workers are told of files and know no table.
+        All arguments are checked first. Then the table's log is read, once. Workers get the list of files, not the
+        table.
 
         Args:
-            table: The table's directory: a path or URL that both deltalake and fsspec know.
-            version: The version to read; None for the latest. A state records it, and can be loaded only where the
-                same is read: pass the state's ``version`` to resume on a table that has moved on.
+            table: The table's directory: a path or URL that both deltalake and fsspec support.
+            version: The version to read; None for the latest. A state records the version, and loads only where the
+                same version is read. To resume when the table has newer versions, pass the state's ``version``.
             storage_options: fsspec's options for the storage of the files.
-            delta_options: deltalake's own options for the same storage, to read the log with.
-            **options: All that `StructuredDataset.create_dataloader` takes but `path`, `format`, `partitioning` and
-                `manifest`, which the table stands for.
+            delta_options: deltalake's options for the same storage, to read the log.
+            **options: The parameters of `StructuredDataset.create_dataloader`, except `path`, `format`, `partitioning`
+                and `manifest`, which the table determines.
 
         Returns:
             The loader and the dataset. Both have `state_dict` and `load_state_dict`.
 
         Raises:
+            TypeError: If there is no such parameter, or an argument has the wrong type.
+            ValueError: If an argument's value makes no sense.
             FileNotFoundError: If there is no such table, or a file is missing.
             UnreadableFileError: If the log, a deletion vector or a footer cannot be read, there is no such version, or
-                the table needs a feature of its readers that is not supported; the message names it.
+                the table needs a reader feature that is not supported; the message names it.
             ColumnError: If a column does not exist, or cannot be delivered as it is stored.
-            ValueError: If an argument's value makes no sense.
-            TypeError: If an argument has the wrong type.
         """
         refuse_path_options(options, "the table")
-        require_options(storage_options, "storage_options")
         require_options(delta_options, "delta_options")
         if version is not None:
             version = require_count(version, "version", least=0)
         files = VersionFiles(os.fspath(table), version, storage_options, delta_options)
-        loader, dataset = super().create_dataloader(files, **options)
+        loader, dataset = super().create_dataloader(files, storage_options=storage_options, **options)
         return loader, cast("DeltaDataset", dataset)
 
 
@@ -134,7 +126,7 @@ class VersionFiles(FileSet):
         url: The table's directory.
         version: The version; None for the latest.
         storage_options: fsspec's options.
-        delta_options: deltalake's.
+        delta_options: deltalake's options.
     """
 
     url: str
@@ -142,13 +134,8 @@ class VersionFiles(FileSet):
     storage_options: Mapping[str, Any] | None = field(repr=False)
     delta_options: Mapping[str, str] | None = field(repr=False)
 
-    def open(
-        self,
-        columns: Sequence[str] | None,
-        filters: pc.Expression | None,
-        refuses_nulls: Callable[[pa.Field], bool],
-    ) -> OpenedFiles:
-        """Read the log, and the footers of the files that it names."""
+    def open(self, request: Request) -> OpenedFiles:
+        """Read the log, and the footers of its files."""
         redactor = Redactor({**(self.storage_options or {}), **(self.delta_options or {})}, [self.url])
         with redactor.errors(lambda: f"the table {self.url}"):
             log = _read_log(self.url, self.version, self.delta_options)
@@ -161,22 +148,20 @@ class VersionFiles(FileSet):
             storage,
             listing,
             Parquet(),
-            columns=columns,
-            filters=filters,
-            refuses_nulls=refuses_nulls,
+            request,
             annotations=Annotations(
                 schema=log.columns.schema,
                 name_in_file=log.columns.name_in_file,
                 constant_schema=log.columns.partition_schema,
-                constants={path: log.partitions[own] for path, own in files.items()},
-                deleted={path: log.deleted[own] for path, own in files.items() if own in log.deleted},
+                constants={path: log.partitions[name] for path, name in files.items()},
+                deleted={path: log.deleted[name] for path, name in files.items() if name in log.deleted},
                 pin={"version": log.version},
             ),
         )
 
 
 def _file_url(table: str, path: str) -> str:
-    """Return where a file of a table lies: the log writes paths as parts of URLs, and of other tables whole ones."""
+    """Return a file's URL. Its path in the log is URL-encoded, and relative to the table or a whole URL."""
     plain = unquote(path)
     if "://" in plain or plain.startswith("/"):
         return plain
@@ -187,14 +172,14 @@ def _file_url(table: str, path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Log:
-    """What a table's log says of a version, by the paths that it calls files.
+    """A version of a table, as its log describes it. Files are named by the paths in the log.
 
     Attributes:
         version: The version.
         columns: The columns.
         sizes: The files' sizes in bytes.
-        partitions: The values of the partition columns in each.
-        deleted: The places of deleted rows, rising, of the files that have some.
+        partitions: The values of the partition columns in each file.
+        deleted: The numbers of deleted rows, ascending, of the files that have deleted rows.
     """
 
     version: int
@@ -212,7 +197,7 @@ def _read_log(url: str, version: int | None, options: Mapping[str, str] | None) 
     unknown = sorted(set(features) - FEATURES)
     if unknown or protocol.min_reader_version > READER_VERSION:
         needed = ", ".join(unknown) or f"version {protocol.min_reader_version} of the protocol"
-        msg = f"the table {url} needs readers that support {needed}, which this one does not"
+        msg = f"the table {url} needs readers that support {needed}, which this package does not"
         raise OSError(msg)
     with _explained(url, version):
         columns = _Columns.of(table)
@@ -220,7 +205,7 @@ def _read_log(url: str, version: int | None, options: Mapping[str, str] | None) 
         vectors = pa.table(table.deletion_vectors()) if "deletionVectors" in features else None
     paths = added["path"].to_pylist()
     if len(set(paths)) != len(paths):
-        msg = f"the table {url} names a file twice"
+        msg = f"the log of the table {url} has a file twice"
         raise OSError(msg)
     values = [_values(added, name) for name in columns.partition_schema.names]
     rows = zip(*values, strict=True) if values else ((),) * len(paths)
@@ -235,15 +220,15 @@ def _read_log(url: str, version: int | None, options: Mapping[str, str] | None) 
 
 @contextmanager
 def _explained(url: str, version: int | None) -> Iterator[None]:
-    """Say of deltalake's errors which table they are of, and leave out the traces that they have in them."""
+    """Raise deltalake's errors with the table's name, and without the backtraces in their messages."""
     try:
         yield
     except TableNotFoundError:
-        msg = f"the table {url} is not there: no log of a Delta table was found"
+        msg = f"there is no table {url}: no log of a Delta table was found"
         raise FileNotFoundError(msg) from None
-    except Exception as error:  # noqa: BLE001 - they are of many kinds
-        text = " ".join(ANSI.sub("", str(error).partition(BACKTRACE)[0]).split())
-        msg = f"{'' if version is None else f'version {version} of '}the table {url} cannot be read: {text}"
+    except Exception as error:  # noqa: BLE001 - deltalake raises errors of many classes
+        cause = " ".join(ANSI.sub("", str(error).partition(BACKTRACE)[0]).split())
+        msg = f"{'' if version is None else f'version {version} of '}the table {url} cannot be read: {cause}"
         raise OSError(msg) from None
 
 
@@ -253,19 +238,19 @@ def _values(added: pa.Table, name: str) -> list[Any]:
 
 
 def _deleted(vectors: pa.Table, table: str, paths: set[str]) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the places of deleted rows, by the path of the file that has them.
+    """Return the numbers of deleted rows, by the path of their file.
 
     Args:
-        vectors: Which rows of which files are kept, as deltalake says it.
-        table: The table, as it does.
-        paths: The table's files, as its log calls them.
+        vectors: deltalake's table of files with deleted rows: their URLs, and for each row whether it is kept.
+        table: The table's URL, as deltalake spells it.
+        paths: The table's files, as its log names them.
     """
     root = table.rstrip("/") + "/"
     deleted = {}
     for url, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
         path = url if url in paths else url.removeprefix(root)
         if path not in paths:
-            msg = f"the table {table} has a deletion vector of {url}, which is none of its files"
+            msg = f"the table {table} has a deletion vector of {url}, which is not one of its files"
             raise OSError(msg)
         deleted[path] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False)).astype(np.int64)
     return deleted
@@ -273,13 +258,13 @@ def _deleted(vectors: pa.Table, table: str, paths: set[str]) -> dict[str, npt.ND
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The columns of a table, and what they are called in its files.
+    """The columns of a table, and their names in its files.
 
     Attributes:
         schema: The columns.
-        partition_schema: Those of them that the table is partitioned by.
-        fields: What the log says of each, by name.
-        mapping: How files name columns: ``"none"``, ``"name"`` or ``"id"``.
+        partition_schema: The partition columns.
+        fields: The log's description of each column, by name.
+        mapping: How files identify columns: ``"none"``, ``"name"`` or ``"id"``.
     """
 
     schema: pa.Schema
@@ -291,51 +276,47 @@ class _Columns:
     def of(cls, table: DeltaTable) -> _Columns:
         """Return the columns of a table."""
         metadata = table.metadata()
-        fields = {one["name"]: one for one in json.loads(table.schema().to_json())["fields"]}
+        fields = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
         arrow = pa.schema(table.schema().to_arrow())
-        schema = pa.schema([(one.name, plain_type(one.type)) for one in arrow])
+        schema = pa.schema([(column.name, plain_type(column.type)) for column in arrow])
         partitions = [schema.field(name) for name in metadata.partition_columns]
         return cls(schema, pa.schema(partitions), fields, metadata.configuration.get(MAPPING, "none"))
 
-    def name_in_file(self, own: pa.Schema, column: str) -> str | None:
-        """Return a file's name of a column of the table, or None if it has none.
+    def name_in_file(self, stored: pa.Schema, column: str) -> str | None:
+        """Return a file's name of a column of the table, or None if the file does not have it.
 
         Args:
-            own: The file's columns.
-            column: The table's name of it.
+            stored: The file's columns.
+            column: The column's name in the table.
 
         Raises:
-            ColumnError: If it is of a type, or is mapped in a way, that is not supported.
+            ColumnError: If its type, or the mapping of its nested fields, is not supported.
         """
         if column in self.partition_schema.names:
             return None  # its values are in the log
-        described = self.fields[column]
-        _require_plain(column, described["type"], mapped=self.mapping != "none")
-        if self.mapping == "none":
-            return column if column in own.names else None
-        metadata = described["metadata"]
-        if self.mapping == "name":
-            name = metadata[PHYSICAL_NAME]
-            return name if name in own.names else None
-        wanted = str(metadata[FIELD_ID]).encode()
-        return next((one.name for one in own if (one.metadata or {}).get(b"PARQUET:field_id") == wanted), None)
+        description = self.fields[column]
+        _require_supported(column, description["type"], mapped=self.mapping != "none")
+        if self.mapping == "id":
+            wanted = str(description["metadata"][FIELD_ID]).encode()
+            ids = ((field.name, (field.metadata or {}).get(b"PARQUET:field_id")) for field in stored)
+            return next((name for name, field_id in ids if field_id == wanted), None)
+        name = column if self.mapping == "none" else description["metadata"][PHYSICAL_NAME]
+        return name if name in stored.names else None
 
 
-def _require_plain(column: str, kind: Any, *, mapped: bool) -> None:
-    """Raise if a column is, or holds, a variant or nested fields that are called otherwise in files."""
-    if kind == "variant":
-        msg = f"column {column!r} is, or holds, a variant, which is not supported: choose `columns` without it"
+def _require_supported(column: str, dtype: Any, *, mapped: bool) -> None:
+    """Raise if a column is, or contains, a variant, or contains nested fields whose names in files differ."""
+    if dtype == "variant":
+        msg = f"column {column!r} is, or contains, a variant, which is not supported: choose `columns` without it"
         raise ColumnError(msg)
-    if not isinstance(kind, dict):
+    if not isinstance(dtype, dict):
         return
-    for one in kind.get("fields", ()):
-        if mapped and one["metadata"].get(PHYSICAL_NAME, one["name"]) != one["name"]:
-            msg = (
-                f"column {column!r} holds the field {one['name']!r}, which files call "
-                f"{one['metadata'][PHYSICAL_NAME]!r}: mapped fields within a column are not supported; choose "
-                "`columns` without it"
-            )
+    for nested in dtype.get("fields", ()):
+        physical = nested["metadata"].get(PHYSICAL_NAME, nested["name"])
+        if mapped and physical != nested["name"]:
+            msg = f"column {column!r} contains the field {nested['name']!r}, which files call {physical!r}: mapped "
+            msg += "fields within a column are not supported; choose `columns` without it"
             raise ColumnError(msg)
-        _require_plain(column, one["type"], mapped=mapped)
+        _require_supported(column, nested["type"], mapped=mapped)
     for part in ("elementType", "keyType", "valueType"):
-        _require_plain(column, kind.get(part), mapped=mapped)
+        _require_supported(column, dtype.get(part), mapped=mapped)

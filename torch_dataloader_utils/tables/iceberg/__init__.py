@@ -1,7 +1,7 @@
-"""Iceberg tables, read by pyiceberg as far as they are metadata, and by this package where it is rows."""
+"""Iceberg tables: pyiceberg reads their metadata, this package their rows."""
 
 try:
-    import pyiceberg  # noqa: F401 - so that its absence says what to do
+    import pyiceberg  # noqa: F401 - so that the message below says what to install
 except ImportError as error:
     msg = 'IcebergDataset needs pyiceberg: pip install "torch-dataloader-utils[iceberg]"'
     raise ImportError(msg) from error

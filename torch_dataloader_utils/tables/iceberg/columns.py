@@ -1,4 +1,4 @@
-"""Columns by field id: what a table's columns are called in a file, whatever they were called when it was written."""
+"""Columns by field id: a table's column may have another name in a file that was written before a rename."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ __all__ = ["TableColumns"]
 
 
 FIELD_ID = b"PARQUET:field_id"
-"""Where pyarrow notes the id that a Parquet file gives a field."""
-
+"""The key of a field's id in the metadata that pyarrow reads from a Parquet file."""
 
 NAME_MAPPING = "schema.name-mapping.default"
-"""The table's property that gives names ids, for files without."""
+"""The table's property that maps names to ids, for files without ids."""
 
 
 class TableColumns:
@@ -44,62 +43,60 @@ class TableColumns:
         ids = {column.field_id: column.name for column in table.fields}
         self._identities: dict[int, dict[str, int]] = {
             spec.spec_id: {
-                ids[one.source_id]: place
-                for place, one in enumerate(spec.fields)
-                if isinstance(one.transform, IdentityTransform) and one.source_id in ids
+                ids[part.source_id]: index
+                for index, part in enumerate(spec.fields)
+                if isinstance(part.transform, IdentityTransform) and part.source_id in ids
             }
             for spec in metadata.partition_specs
         }
         defaults = {column.name: column.initial_default for column in table.fields}
         self._defaults = {name: value for name, value in defaults.items() if value is not None}
-        names: set[str] = {*self._defaults, *(name for places in self._identities.values() for name in places)}
+        names: set[str] = {*self._defaults, *(name for indices in self._identities.values() for name in indices)}
         self.constant_schema = pa.schema([column for column in self.schema if column.name in names])
 
     def constants(self, file: DataFile) -> tuple[Any, ...]:
-        """Return the values that columns have in a file which does not hold them: its partition's, or the default."""
-        places = self._identities[file.spec_id]
-        return tuple(self._constant(column, file, places.get(column.name)) for column in self.constant_schema)
+        """Return the values of columns that a file does not store: its partition's values, or the columns' defaults."""
+        indices = self._identities[file.spec_id]
+        return tuple(self._constant(column, file, indices.get(column.name)) for column in self.constant_schema)
 
-    def _constant(self, column: pa.Field, file: DataFile, place: int | None) -> Any:
-        value = None if place is None else file.partition[place]
+    def _constant(self, column: pa.Field, file: DataFile, index: int | None) -> Any:
+        value = None if index is None else file.partition[index]
         if value is None:
             value = self._defaults.get(column.name)
         value = value.bytes if isinstance(value, UUID) else value
         try:
             pa.scalar(value, column.type)
         except (pa.ArrowException, TypeError) as error:
-            msg = f"column {column.name!r} is {value!r} in all of {file.file_path}, which is no {column.type}: {error}"
+            msg = f"column {column.name!r} is {value!r} in all of {file.file_path}, which is not {column.type}: {error}"
             raise ColumnError(msg) from None
         return value
 
-    def name_in_file(self, own: pa.Schema, column: str) -> str | None:
-        """Return a file's name of a column of the table, or None if it has none.
+    def name_in_file(self, stored: pa.Schema, column: str) -> str | None:
+        """Return a file's name of a column of the table, or None if the file does not have it.
 
         Args:
-            own: The file's columns.
-            column: The table's name of it.
+            stored: The file's columns.
+            column: The column's name in the table.
 
         Raises:
-            ColumnError: If the file's columns have no ids and the table gives names none, or it is a column of nested
-                fields that are not those that the file has.
+            ColumnError: If neither the file's columns have ids nor the table maps names to ids; or if the column has
+                nested fields that differ from the file's.
         """
         wanted = self._fields[column]
-        if any(map(_has_ids, own)):
-            found = next((one for one in own if _id_of(one) == wanted.field_id), None)
-            if found is not None:
-                _require_same(wanted, found, column, by_id=True)
-            return None if found is None else found.name
-        if self._mapped is None:
-            msg = (
-                f"column {column!r}: the file's columns have no field ids (it has {', '.join(own.names[:50])}), and "
-                f"the table has no property {NAME_MAPPING!r} that gives names ids: set it, or write the file anew"
-            )
+        has_ids = any(map(_has_ids, stored))
+        if has_ids:
+            found = next((field for field in stored if _id_of(field) == wanted.field_id), None)
+        elif self._mapped is None:
+            msg = f"column {column!r}: the file's columns have no field ids (it has {', '.join(stored.names[:50])}), "
+            msg += f"and the table has no property {NAME_MAPPING!r} that maps names to ids: set it, or rewrite the file"
             raise ColumnError(msg)
-        own_names: list[str] = next((one.names for one in self._mapped if one.field_id == wanted.field_id), [])
-        found = next((one for one in own if one.name in own_names), None)
-        if found is not None:
-            _require_same(wanted, found, column, by_id=False)
-        return None if found is None else found.name
+        else:
+            names: list[str] = next((field.names for field in self._mapped if field.field_id == wanted.field_id), [])
+            found = next((field for field in stored if field.name in names), None)
+        if found is None:
+            return None
+        _require_same_fields(wanted, found, column, by_id=has_ids)
+        return str(found.name)
 
 
 def _has_ids(column: pa.Field) -> bool:
@@ -107,34 +104,32 @@ def _has_ids(column: pa.Field) -> bool:
 
 
 def _id_of(column: pa.Field) -> int | None:
-    text = (column.metadata or {}).get(FIELD_ID)
-    return None if text is None else int(text)
+    field_id = (column.metadata or {}).get(FIELD_ID)
+    return None if field_id is None else int(field_id)
 
 
-def _require_same(wanted: NestedField, found: pa.Field, column: str, *, by_id: bool) -> None:
-    """Raise if nested fields of a column were renamed, added, dropped or put in another order."""
-    kind = wanted.field_type
-    if isinstance(kind, StructType):
-        inner = list(kind.fields)
-    elif isinstance(kind, ListType):
-        inner = [kind.element_field]
-    elif isinstance(kind, MapType):
-        inner = [kind.key_field, kind.value_field]
+def _require_same_fields(wanted: NestedField, found: pa.Field, column: str, *, by_id: bool) -> None:
+    """Raise if nested fields of a column were renamed, added, dropped or reordered."""
+    dtype = wanted.field_type
+    if isinstance(dtype, StructType):
+        inner = list(dtype.fields)
+    elif isinstance(dtype, ListType):
+        inner = [dtype.element_field]
+    elif isinstance(dtype, MapType):
+        inner = [dtype.key_field, dtype.value_field]
     else:
         return
-    own = children(found.type)
-    same = len(own) == len(inner)
-    if isinstance(kind, StructType):
-        same = same and [one.name for one in own] == [one.name for one in inner]
+    stored = children(found.type)
+    same = len(stored) == len(inner)
+    if isinstance(dtype, StructType):
+        same = same and [field.name for field in stored] == [field.name for field in inner]
     if by_id:
-        same = same and [_id_of(one) for one in own] == [one.field_id for one in inner]
+        same = same and [_id_of(field) for field in stored] == [field.field_id for field in inner]
     if not same:
-        now = ", ".join(f"{one.name} (id {one.field_id})" for one in inner)
-        then = ", ".join(f"{one.name} (id {_id_of(one)})" for one in own)
-        msg = (
-            f"column {column!r} has the fields {now} in the table but {then} in the file: fields within a column that "
-            "were renamed, added, dropped or moved are not supported; choose `columns` without it"
-        )
+        now = ", ".join(f"{field.name} (id {field.field_id})" for field in inner)
+        then = ", ".join(f"{field.name} (id {_id_of(field)})" for field in stored)
+        msg = f"column {column!r} has the fields {now} in the table but {then} in the file: fields within a column "
+        msg += "that were renamed, added, dropped or moved are not supported; choose `columns` without it"
         raise ColumnError(msg)
-    for one, other in zip(inner, own, strict=True):
-        _require_same(one, other, column, by_id=by_id)
+    for field, other in zip(inner, stored, strict=True):
+        _require_same_fields(field, other, column, by_id=by_id)

@@ -1,6 +1,6 @@
-"""Rows deleted by position: Parquet files of paths and places, and deletion vectors in Puffin files.
+"""Rows deleted by position: Parquet files of paths and row numbers, and deletion vectors in Puffin files.
 
-The columns are those of https://iceberg.apache.org/spec/#position-delete-files, the vectors those of
+The formats are at https://iceberg.apache.org/spec/#position-delete-files and
 https://iceberg.apache.org/puffin-spec/#deletion-vector-v1-blob-type.
 """
 
@@ -27,25 +27,20 @@ __all__ = ["DeleteFile", "Deletions", "read_deletes"]
 
 
 THREADS = 16
-"""How many delete files are read at once."""
-
+"""Number of delete files that are read at the same time."""
 
 VECTOR = "deletion-vector-v1"
-
-
 VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
-
-
 Positions = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class DeleteFile:
-    """A file that deletes rows by their place.
+    """A file that deletes rows by their position.
 
     Attributes:
-        url: What the table calls it.
-        location: What its storage calls it.
+        url: Its name in the table's metadata.
+        location: Its name in the storage.
         size: Its size in bytes, by the table's metadata.
         format: Its format.
     """
@@ -60,8 +55,8 @@ class DeleteFile:
         """Return a delete file of a table.
 
         Args:
-            file: What the table says of it.
-            location: What its storage calls it.
+            file: The file in the table's metadata.
+            location: Its name in the storage.
         """
         return cls(file.file_path, location, file.file_size_in_bytes, file.file_format)
 
@@ -71,7 +66,7 @@ class Deletions:
     """Which files delete rows of a data file.
 
     Attributes:
-        url: What the table calls the data file.
+        url: The data file's name in the table's metadata.
         files: The delete files that apply to it.
     """
 
@@ -80,33 +75,33 @@ class Deletions:
 
 
 def read_deletes(storage: Storage, deletions: Mapping[str, Deletions]) -> dict[str, Positions]:
-    """Return the places of deleted rows in data files, rising, by their path.
+    """Return the numbers of deleted rows in data files, ascending, by the files' paths.
 
     Args:
-        storage: Where the files lie.
+        storage: The files' storage.
         deletions: Which files delete rows of each data file, by its path.
 
     Raises:
         UnreadableFileError: If a delete file cannot be read; the message names it.
     """
     urls: dict[DeleteFile, set[str]] = {}
-    for own in deletions.values():
-        for file in own.files:
-            urls.setdefault(file, set()).add(own.url)
+    for deletion in deletions.values():
+        for file in deletion.files:
+            urls.setdefault(file, set()).add(deletion.url)
     if not urls:
         return {}
     with ThreadPoolExecutor(min(THREADS, len(urls)), thread_name_prefix="deletes") as threads:
         read = dict(zip(urls, threads.map(partial(_read, storage), urls, urls.values()), strict=True))
     deleted = {}
-    for path, own in deletions.items():
-        found = [read[file][own.url] for file in own.files if own.url in read[file]]
+    for path, deletion in deletions.items():
+        found = [read[file][deletion.url] for file in deletion.files if deletion.url in read[file]]
         if found:
             deleted[path] = np.unique(np.concatenate(found))
     return deleted
 
 
 def _read(storage: Storage, file: DeleteFile, urls: set[str]) -> dict[str, Positions]:
-    """Return the places that a delete file names in some data files, in any order."""
+    """Return the row numbers that a delete file lists for some data files, in any order."""
     content = storage.read(StoredFile(file.location, file.location, file.size, None, None), 0, file.size)
     with storage.errors(file.location):
         if len(content) != file.size:
@@ -116,7 +111,7 @@ def _read(storage: Storage, file: DeleteFile, urls: set[str]) -> dict[str, Posit
             return _from_parquet(content, urls)
         if file.format == FileFormat.PUFFIN:
             return _from_puffin(content, urls)
-    msg = f"{storage.display(file.location)} deletes rows in {file.format.name}, which is not supported"
+    msg = f"the delete file {storage.display(file.location)} is {file.format.name}, which is not supported"
     raise UnreadableFileError(msg)
 
 
@@ -124,7 +119,7 @@ def _from_parquet(content: bytes, urls: set[str]) -> dict[str, Positions]:
     parquet = pq.ParquetFile(pa.BufferReader(content), read_dictionary=["file_path"])
     table = parquet.read(["file_path", "pos"])
     if table.column_names != ["file_path", "pos"]:
-        msg = f"it has the columns {', '.join(parquet.schema_arrow.names)}, not file_path and pos"
+        msg = f"the delete file has the columns {', '.join(parquet.schema_arrow.names)}, not file_path and pos"
         raise ValueError(msg)
     table = table.unify_dictionaries().combine_chunks()
     if not len(table):
@@ -142,14 +137,14 @@ def _from_parquet(content: bytes, urls: set[str]) -> dict[str, Positions]:
 def _from_puffin(content: bytes, urls: set[str]) -> dict[str, Positions]:
     puffin = PuffinFile(content)
     return {
-        url: _from_vector(content[blob.offset : blob.offset + blob.length])  # such a blob is never compressed
+        url: _from_vector(content[blob.offset : blob.offset + blob.length])  # the specification forbids compression
         for blob in puffin.footer.blobs
         if blob.type == VECTOR and (url := blob.properties.get("referenced-data-file")) in urls
     }
 
 
 def _from_vector(blob: bytes) -> Positions:
-    """Return the places in a vector: its length and checksum are big-endian, what lies between is not."""
+    """Return the row numbers in a vector. Its length and checksum are big-endian, its bitmap is little-endian."""
     length = int.from_bytes(blob[:4], "big")
     vector, checksum = blob[4 : 4 + length], blob[4 + length : 8 + length]
     if vector[:4] != VECTOR_MAGIC or zlib.crc32(vector) != int.from_bytes(checksum, "big"):

@@ -1,7 +1,8 @@
-"""pyarrow's filters as pyiceberg's, so that its planning rules out partitions and files: weaker ones, never stronger.
+"""Translates pyarrow's filters to pyiceberg's, whose planning then rules out partitions and files.
 
-Every row that a filter keeps has to pass what is made of it here. So whatever cannot be said in the same words, from
-casts to comparisons of two columns, passes everything; and nothing is negated: what is weaker would become stronger.
+The translation may be weaker than the filter, never stronger: every row that the filter keeps has to match it. So what
+has no exact translation, such as a cast or a comparison of two columns, matches every row. Nothing is negated: the
+negation of a weaker filter is a stronger one.
 """
 
 from __future__ import annotations
@@ -56,11 +57,7 @@ __all__ = ["weaker_filter"]
 
 
 METADATA = "\n-- schema metadata --\n"
-
-
 LINE = re.compile(r"(call|end|field_ref|nested_field_ref|literal|options): '(.*)'")
-
-
 COMPARISONS: dict[str, tuple[Callable[..., BooleanExpression], str]] = {
     "equal": (EqualTo, "equal"),
     "not_equal": (NotEqualTo, "not_equal"),
@@ -69,24 +66,21 @@ COMPARISONS: dict[str, tuple[Callable[..., BooleanExpression], str]] = {
     "greater": (GreaterThan, "less"),
     "greater_equal": (GreaterThanOrEqual, "less_equal"),
 }
-"""What pyarrow's comparisons are in pyiceberg, and what each is with its sides changed."""
-
+"""pyarrow's comparisons: pyiceberg's class, and the comparison with exchanged sides."""
 
 LONG = 2**63
-
-
 EXACT_DOUBLE = 2**53
 
 
 def weaker_filter(
     filters: pc.Expression, schema: Schema, unordered: Collection[str | None] = frozenset()
 ) -> BooleanExpression:
-    """Return a filter that every row passes which another keeps.
+    """Return a filter that matches every row that another filter keeps.
 
     Args:
-        filters: The other.
+        filters: The other filter.
         schema: The table's columns.
-        unordered: Columns of which it must not ask whether they are less or greater than something.
+        unordered: Columns that the result must not compare by order.
     """
     names = {column.name: column.field_type for column in schema.fields}
     tree = None if any("\n" in name for name in schema.column_names) else _tree(filters)
@@ -95,7 +89,7 @@ def weaker_filter(
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """A function of an expression, and what it is called with: other calls, names of columns, scalars."""
+    """A function call in an expression. The arguments are other calls, columns and scalars."""
 
     function: str
     arguments: tuple[Any, ...]
@@ -108,11 +102,11 @@ class _Column:
 
 
 def _tree(filters: pc.Expression) -> Any:
-    """Return an expression taken apart, or None where pyarrow writes it in a way that is not known.
+    """Return an expression as a tree, or None where pyarrow serialises it in an unknown way.
 
-    pyarrow has no way to look into an expression but for its serialised form: a record batch with the values that it
-    holds, and the calls in the metadata of its schema, which has the same keys many times, so that only its text has
-    them all.
+    pyarrow shows the inside of an expression only in its serialised form: a record batch of its values, with its calls
+    in the metadata of the batch's schema. The same keys occur there many times. So only the schema as a string has all
+    of them.
     """
     batch = pa.ipc.open_file(filters.__reduce__()[1][0]).get_batch(0)
     show = {"truncate_metadata": False, "show_field_metadata": False}
@@ -130,48 +124,48 @@ def _tree(filters: pc.Expression) -> Any:
         return None
 
 
-def _node(kind: str, text: str, items: Iterator[tuple[str, str]], batch: pa.RecordBatch) -> Any:
-    """Return what an item begins, with all items that belong to it."""
-    if kind == "field_ref":
-        return _Column(text)
-    if kind == "literal":
-        return batch.column(int(text))[0]
-    if kind == "nested_field_ref":
-        for _ in range(int(text)):
+def _node(key: str, name: str, items: Iterator[tuple[str, str]], batch: pa.RecordBatch) -> Any:
+    """Return the node that starts with an item, and consume the items that belong to it."""
+    if key == "field_ref":
+        return _Column(name)
+    if key == "literal":
+        return batch.column(int(name))[0]
+    if key == "nested_field_ref":
+        for _ in range(int(name)):
             next(items)
         return None
-    if kind != "call":
-        raise ValueError(kind)
+    if key != "call":
+        raise ValueError(key)
     arguments: list[Any] = []
     options = None
     for inner, value in items:
         if inner == "end":
-            return _Call(text, tuple(arguments), options)
+            return _Call(name, tuple(arguments), options)
         if inner == "options":
             options = dict(batch.column(int(value))[0].items())
         else:
             arguments.append(_node(inner, value, items, batch))
-    raise ValueError(text)
+    raise ValueError(name)
 
 
 class _InexactError(Exception):
-    """A value cannot be said in pyiceberg's words without becoming another."""
+    """A part of a filter has no exact translation."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Translation:
-    """Makes pyiceberg's filter of an expression that was taken apart.
+    """Translates the tree of an expression.
 
     Attributes:
         types: The types of the table's columns.
-        unordered: Columns of which it must not ask whether they are less or greater than something.
+        unordered: Columns that the result must not compare by order.
     """
 
     types: dict[str, IcebergType]
     unordered: Collection[str | None]
 
     def of(self, node: Any) -> BooleanExpression:
-        """Return a filter that every row passes for which a node is true."""
+        """Return a filter that matches every row for which a node is true."""
         if not isinstance(node, _Call):
             return AlwaysTrue()
         if node.function in ("and_kleene", "and"):
@@ -194,12 +188,12 @@ class _Translation:
         if node.function not in ("is_null", "is_valid"):
             raise _InexactError
         if node.function == "is_null" and (node.options is None or node.options["nan_is_null"].as_py()):
-            raise _InexactError  # NaN is taken, too, or it is not known whether it is
+            raise _InexactError  # it also keeps NaN, or may do so
         name = self._name(node.arguments[0])
         return IsNull(name) if (node.function == "is_null") != negated else NotNull(name)
 
     def _name(self, node: Any) -> str:
-        """Return a column's name, where it is one of the table's; a dot would lead pyiceberg into another."""
+        """Return the name of a column of the table. pyiceberg would read a dot as a path to a nested field."""
         if not isinstance(node, _Column) or node.name not in self.types or "." in node.name:
             raise _InexactError
         return node.name
@@ -226,36 +220,40 @@ class _Translation:
         return In(name, {_literal(value, self.types[name]) for value in values.values})
 
 
-def _literal(value: Any, kind: IcebergType) -> Literal[Any]:
-    """Return a value as pyiceberg's, where a column of a type compares with both alike."""
+def _literal(value: Any, dtype: IcebergType) -> Literal[Any]:
+    """Return a value as pyiceberg's, if a column of a type compares with both in the same way."""
     if not isinstance(value, pa.Scalar) or not value.is_valid:
         raise _InexactError
-    own = value.type
-    if isinstance(kind, BooleanType) and pa.types.is_boolean(own):
+    value_type = value.type
+    if isinstance(dtype, BooleanType) and pa.types.is_boolean(value_type):
         return BooleanLiteral(value.as_py())
-    if isinstance(kind, (IntegerType, LongType)) and pa.types.is_integer(own) and -LONG <= value.as_py() < LONG:
+    if isinstance(dtype, (IntegerType, LongType)) and pa.types.is_integer(value_type) and -LONG <= value.as_py() < LONG:
         return LongLiteral(value.as_py())
-    if isinstance(kind, (FloatType, DoubleType)):
-        return _double(value, kind)
-    if isinstance(kind, StringType) and (pa.types.is_string(own) or pa.types.is_large_string(own)):
+    if isinstance(dtype, (FloatType, DoubleType)):
+        return _double(value, dtype)
+    if isinstance(dtype, StringType) and (pa.types.is_string(value_type) or pa.types.is_large_string(value_type)):
         return StringLiteral(value.as_py())
-    if isinstance(kind, DateType) and pa.types.is_date32(own):
+    if isinstance(dtype, DateType) and pa.types.is_date32(value_type):
         return DateLiteral(value.value)
-    zoned = isinstance(kind, TimestamptzType)
-    if isinstance(kind, (TimestampType, TimestamptzType)) and pa.types.is_timestamp(own) and zoned == bool(own.tz):
+    zoned = isinstance(dtype, TimestamptzType)
+    if (
+        isinstance(dtype, (TimestampType, TimestamptzType))
+        and pa.types.is_timestamp(value_type)
+        and zoned == bool(value_type.tz)
+    ):
         try:
-            return TimestampLiteral(value.cast(pa.timestamp("us", own.tz)).value)
+            return TimestampLiteral(value.cast(pa.timestamp("us", value_type.tz)).value)
         except pa.ArrowInvalid:
             raise _InexactError from None
     raise _InexactError
 
 
-def _double(value: pa.Scalar, kind: IcebergType) -> Literal[Any]:
+def _double(value: pa.Scalar, dtype: IcebergType) -> Literal[Any]:
     if not pa.types.is_integer(value.type) and not pa.types.is_floating(value.type):
         raise _InexactError
     number = value.as_py()
     is_exact = abs(number) <= EXACT_DOUBLE if isinstance(number, int) else number == number  # noqa: PLR0124 - not NaN
-    if isinstance(kind, FloatType):
+    if isinstance(dtype, FloatType):
         with np.errstate(over="ignore"):
             is_exact = is_exact and float(np.float32(number)) == number
     if not is_exact:

@@ -1,11 +1,11 @@
-"""A table of a catalog: one snapshot of it, pinned, and the files that its metadata names.
+"""A table of a catalog: one snapshot of it, pinned, and the files in that snapshot's metadata.
 
-What the metadata means is said by https://iceberg.apache.org/spec/.
+The format of the metadata is at https://iceberg.apache.org/spec/.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -25,13 +25,14 @@ from pyiceberg.table import DataScan, FileScanTask, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Snapshot
 
-from torch_dataloader_utils.dataset.discovery import Annotations, open_files
+from torch_dataloader_utils.dataset.discovery import Annotations, Request, open_files
 from torch_dataloader_utils.dataset.file_set import FileSet
+from torch_dataloader_utils.dataset.options import Filters
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.parquet.format import Parquet
-from torch_dataloader_utils.loader.arguments import refuse_path_options, require_count, require_options
+from torch_dataloader_utils.loader.arguments import refuse_path_options, require_count
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import list_known
@@ -40,106 +41,157 @@ from torch_dataloader_utils.tables.iceberg.columns import TableColumns
 from torch_dataloader_utils.tables.iceberg.deletes import DeleteFile, Deletions, read_deletes
 from torch_dataloader_utils.tables.iceberg.filters import weaker_filter
 
-__all__ = ["IcebergDataset", "SnapshotFiles"]
+__all__ = ["IcebergDataset"]
 
 
 SHOWN = 5
-"""How many snapshots a message shows."""
-
+"""Number of snapshots that a message shows."""
 
 SHOWABLE = frozenset({"name", "type", "uri", "warehouse"})
-"""What a catalog is configured by that is no secret, apart from what a URL may hold."""
+"""The properties of a catalog that are not secret, except for parts of a URL."""
 
 
 class IcebergDataset(StructuredDataset):
-    """Batches of the rows of one snapshot of an Iceberg table; all else is as with `StructuredDataset`."""
+    """Batches of the rows of one snapshot of an Iceberg table; otherwise like `StructuredDataset`."""
 
     @classmethod
-    def create_dataloader(  # type: ignore[override] # a table stands in the path's place
+    def create_dataloader(  # type: ignore[override] # a table replaces the path
         cls,
         table: str,
         *,
         catalog_config: Mapping[str, Any],
         snapshot_id: int | None = None,
         scan_filter: str | BooleanExpression | None = None,
-        filters: pc.Expression | None = None,
+        filters: Filters | None = None,
         storage_options: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> tuple[StructuredDataLoader, IcebergDataset]:
         """Open one snapshot of a table and make the loader of this rank's batches.
 
-        The catalog is asked here, once: for the table, whose metadata then name the files. Workers are told of files
-        and know no catalog.
+        All arguments are checked first. Then the table is loaded from the catalog, once. Workers get the list of files,
+        not the catalog.
 
         Args:
             table: The table's name in the catalog, such as ``"db.events"``.
-            catalog_config: What ``pyiceberg.catalog.load_catalog`` takes, such as ``{"type": "sql", "uri": ...}``. It
-                appears in no state, message or log, and is not sent to workers.
-            snapshot_id: The snapshot to read; None for the table's current one. A state records it, and can be loaded
-                only where the same is read: pass the state's ``snapshot_id`` to resume on a table that has moved on. As
-                everywhere in Iceberg, a snapshot that is asked for has the columns of its time, the current one those
-                of the table.
-            scan_filter: Which rows to deliver, as a ``pyiceberg.expressions`` expression or its text, such as
-                ``"day >= '2024-02-29'"``; files and partitions are ruled out by it. Rows are delivered that match it
-                and `filters`.
+            catalog_config: The arguments of ``pyiceberg.catalog.load_catalog``, such as ``{"type": "sql", "uri":
+                ...}``. They appear in no state, message or log, and are not sent to workers.
+            snapshot_id: The snapshot to read; None for the table's current one. A state records the snapshot, and loads
+                only where the same snapshot is read. To resume when the table has newer snapshots, pass the state's
+                ``snapshot_id``. As in all of Iceberg, a requested snapshot has the columns of its time, the current
+                one has those of the table.
+            scan_filter: Which rows to deliver, as a ``pyiceberg.expressions`` expression or a string such as
+                ``"day >= '2024-02-29'"``. It rules out files and partitions. A row is delivered if it matches both
+                this filter and `filters`.
             filters: Which rows to deliver, as with `StructuredDataset.create_dataloader`. Comparisons of a column with
-                a value, ``isin``, ``is_null`` and ``is_valid``, joined by ``&`` and ``|``, rule out files and
-                partitions, too. Files that are ruled out before they are looked at have no row ids.
-            storage_options: fsspec's options for the storage of the files: what the catalog is configured with is
-                used for metadata alone.
-            **options: All that `StructuredDataset.create_dataloader` takes but `path`, `format`, `partitioning` and
-                `manifest`, which the table stands for.
+                a value, ``isin``, ``is_null`` and ``is_valid``, joined by ``&`` and ``|``, also rule out files and
+                partitions. Files that the table's metadata rule out have no row ids.
+            storage_options: fsspec's options for the storage of the files: the catalog's properties are used for
+                metadata only.
+            **options: The parameters of `StructuredDataset.create_dataloader`, except `path`, `format`, `partitioning`
+                and `manifest`, which the table determines.
 
         Returns:
             The loader and the dataset. Both have `state_dict` and `load_state_dict`.
 
         Raises:
-            FileNotFoundError: If there is no such table, or nothing has been written to it, or a file is missing.
+            TypeError: If there is no such parameter, or an argument has the wrong type.
+            ValueError: If there is no such snapshot, or an argument's value makes no sense.
+            FileNotFoundError: If there is no such table, or it has no snapshot yet, or a file is missing.
             UnreadableFileError: If the catalog, the metadata, a delete file or a footer cannot be read, or the table
                 has equality deletes or files that are not Parquet, which are not supported.
             ColumnError: If a column does not exist, or cannot be delivered as it is stored.
-            ValueError: If there is no such snapshot, or an argument's value makes no sense.
-            TypeError: If an argument has the wrong type.
         """
         refuse_path_options(options, "the table")
         _require_config(catalog_config)
-        require_options(storage_options, "storage_options")
         if snapshot_id is not None:
             snapshot_id = require_count(snapshot_id, "snapshot_id", least=None)
-        files = _load(table, catalog_config, snapshot_id, storage_options)
         if scan_filter is not None:
-            files = files.filtered(scan_filter)
-            own = cast("pc.Expression", files.row_filter)
-            filters = own if filters is None else own & filters
-        loader, dataset = super().create_dataloader(files, filters=filters, **options)
+            _parse_scan_filter(scan_filter)
+        files = CatalogTable(table, catalog_config, snapshot_id, scan_filter, storage_options)
+        loader, dataset = super().create_dataloader(files, filters=filters, storage_options=storage_options, **options)
         return loader, cast("IcebergDataset", dataset)
 
 
 def _require_config(value: object) -> None:
-    """Raise unless the value is a dictionary; it may be a secret and is not shown."""
+    """Raise unless the value is a dictionary. The message does not show it: it may hold a secret."""
     if not isinstance(value, Mapping):
-        msg = f"catalog_config is {type(value).__name__}, expected what load_catalog takes, as a dictionary"
+        msg = f"catalog_config is {type(value).__name__}, expected a dictionary of load_catalog's arguments"
         raise TypeError(msg)
 
 
-def _load(
-    table: str, config: Mapping[str, Any], snapshot_id: int | None, storage_options: Mapping[str, Any] | None
-) -> SnapshotFiles:
-    """Ask the catalog for a table and pin a snapshot of it."""
-    secrets = {name: value for name, value in config.items() if name not in SHOWABLE}
-    redactor = Redactor(secrets, [str(config[name]) for name in ("uri", "warehouse") if config.get(name)])
-    with redactor.errors(lambda: f"the table {table!r}", ValueError, TypeError, ImportError):
+def _parse_scan_filter(scan_filter: object) -> BooleanExpression:
+    """Return the argument as an expression, or raise."""
+    if isinstance(scan_filter, BooleanExpression):
+        return scan_filter
+    if not isinstance(scan_filter, str):
+        msg = f"scan_filter={scan_filter!r}: expected a pyiceberg expression or a string such as 'x > 3'"
+        raise TypeError(msg)
+    try:
+        return parse_filter(scan_filter)
+    except Exception as error:  # noqa: BLE001 - pyparsing's own exceptions
+        msg = f"scan_filter={scan_filter!r} cannot be parsed: {error}"
+        raise ValueError(msg) from None
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogTable(FileSet):
+    """A table that is loaded from its catalog when its files are opened.
+
+    Attributes:
+        name: The table's name.
+        config: The arguments of ``load_catalog``.
+        snapshot_id: The snapshot; None for the current one.
+        scan_filter: Which rows to deliver, as the user wrote it; None for all.
+        storage_options: fsspec's options.
+    """
+
+    name: str
+    config: Mapping[str, Any] = field(repr=False)
+    snapshot_id: int | None
+    scan_filter: str | BooleanExpression | None
+    storage_options: Mapping[str, Any] | None = field(repr=False)
+
+    @property
+    def is_filtered(self) -> bool:
+        """Whether there is a scan filter."""
+        return self.scan_filter is not None
+
+    def open(self, request: Request) -> OpenedFiles:
+        """Load the table, pin a snapshot, and open its files."""
+        files = self._pinned()
+        if self.scan_filter is None:
+            return files.open(request, AlwaysTrue())
+        row_filter = self._row_filter(files.schema)
+        if request.filters is not None:
+            row_filter &= request.filters
+        return files.open(replace(request, filters=row_filter), _parse_scan_filter(self.scan_filter))
+
+    def _pinned(self) -> SnapshotFiles:
+        """Load the table from the catalog and pin a snapshot."""
+        config = self.config
+        secrets = {name: value for name, value in config.items() if name not in SHOWABLE}
+        redactor = Redactor(secrets, [str(config[name]) for name in ("uri", "warehouse") if config.get(name)])
+        with redactor.errors(lambda: f"the table {self.name!r}", ValueError, TypeError, ImportError):
+            try:
+                with closing(load_catalog(**config)) as catalog:
+                    loaded = catalog.load_table(self.name)
+            except (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError):
+                msg = f"the table {self.name!r} is not in the catalog"
+                raise FileNotFoundError(msg) from None
+            snapshot = _snapshot(loaded, self.name, self.snapshot_id)
+            metadata = loaded.metadata
+            if self.snapshot_id is not None and snapshot.schema_id is not None:
+                metadata = metadata.model_copy(update={"current_schema_id": snapshot.schema_id})
+            return SnapshotFiles(self.name, metadata, snapshot, loaded.io, redactor, self.storage_options)
+
+    def _row_filter(self, schema: Schema) -> pc.Expression:
+        """Return the scan filter as pyarrow's expression, or raise a ColumnError if it does not fit the columns."""
         try:
-            with closing(load_catalog(**config)) as catalog:
-                loaded = catalog.load_table(table)
-        except (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError):
-            msg = f"the table {table!r} is not in the catalog"
-            raise FileNotFoundError(msg) from None
-        snapshot = _snapshot(loaded, table, snapshot_id)
-        metadata = loaded.metadata
-        if snapshot_id is not None and snapshot.schema_id is not None:
-            metadata = metadata.model_copy(update={"current_schema_id": snapshot.schema_id})
-        return SnapshotFiles(table, metadata, snapshot, loaded.io, redactor, storage_options)
+            bound = bind(schema, _parse_scan_filter(self.scan_filter), case_sensitive=True)
+            return expression_to_pyarrow(bound, schema)
+        except (ValueError, TypeError, NotImplementedError, pa.ArrowException) as error:
+            msg = f"scan_filter={self.scan_filter!s:.200} does not fit the columns of {self.name!r}: {error}"
+            raise ColumnError(msg) from None
 
 
 def _snapshot(loaded: Table, table: str, snapshot_id: int | None) -> Snapshot:
@@ -151,26 +203,24 @@ def _snapshot(loaded: Table, table: str, snapshot_id: int | None) -> Snapshot:
         return current
     found = loaded.snapshot_by_id(snapshot_id)
     if found is None:
-        known = [str(one.snapshot_id) for one in loaded.snapshots()]
+        known = [str(snapshot.snapshot_id) for snapshot in loaded.snapshots()]
         latest = f"its latest are {', '.join(known[-SHOWN:])}" if known else "it has none"
-        msg = f"snapshot_id={snapshot_id}: the table {table!r} has no such snapshot, or has it no more; {latest}"
+        msg = f"snapshot_id={snapshot_id}: the table {table!r} has no such snapshot, or no longer has it; {latest}"
         raise ValueError(msg)
     return found
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotFiles(FileSet):
+class SnapshotFiles:
     """The files of a table's snapshot.
 
     Attributes:
         table: The table's name.
-        metadata: Its metadata; the current schema is the one to read by.
+        metadata: Its metadata; its current schema defines the columns.
         snapshot: The snapshot.
-        io: pyiceberg's way to the files that hold metadata.
-        redactor: Keeps what the catalog is configured with out of messages.
-        storage_options: fsspec's options for the files that hold rows.
-        scan_filter: Which rows to deliver, as pyiceberg says it.
-        row_filter: The same as pyarrow says it, or None for all.
+        io: pyiceberg's access to the files of metadata.
+        redactor: Keeps the catalog's properties out of messages.
+        storage_options: fsspec's options for the data files.
     """
 
     table: str
@@ -179,46 +229,20 @@ class SnapshotFiles(FileSet):
     io: FileIO = field(repr=False)
     redactor: Redactor = field(repr=False)
     storage_options: Mapping[str, Any] | None = field(repr=False)
-    scan_filter: BooleanExpression = field(default_factory=AlwaysTrue)
-    row_filter: pc.Expression | None = None
 
     @property
     def schema(self) -> Schema:
-        """The columns to read by, with their ids."""
+        """The table's columns, with their field ids."""
         return self.metadata.schema()
 
-    def filtered(self, scan_filter: str | BooleanExpression) -> SnapshotFiles:
-        """Return the files that may hold a row for a filter.
+    def open(self, request: Request, scan_filter: BooleanExpression) -> OpenedFiles:
+        """Plan the scan, and read the delete files and the footers of the files that it leaves.
 
-        Raises:
-            TypeError: If it is no filter.
-            ValueError: If it cannot be parsed.
-            ColumnError: If it does not fit the table's columns.
+        Args:
+            request: What to deliver of the files.
+            scan_filter: Which rows to deliver, in pyiceberg's terms, in addition to the request's filter.
         """
-        if not isinstance(scan_filter, (str, BooleanExpression)):
-            msg = f"scan_filter={scan_filter!r}: expected a pyiceberg expression or its text, such as 'x > 3'"
-            raise TypeError(msg)
-        try:
-            parsed = parse_filter(scan_filter) if isinstance(scan_filter, str) else scan_filter
-        except Exception as error:  # noqa: BLE001 - pyparsing's own kinds
-            msg = f"scan_filter={scan_filter!r} cannot be parsed: {error}"
-            raise ValueError(msg) from None
-        try:
-            bound = bind(self.schema, parsed, case_sensitive=True)
-            row_filter = expression_to_pyarrow(bound, self.schema)
-        except (ValueError, TypeError, NotImplementedError, pa.ArrowException) as error:
-            msg = f"scan_filter={scan_filter!s:.200} does not fit the columns of {self.table!r}: {error}"
-            raise ColumnError(msg) from None
-        return replace(self, scan_filter=parsed, row_filter=row_filter)
-
-    def open(
-        self,
-        columns: Sequence[str] | None,
-        filters: pc.Expression | None,
-        refuses_nulls: Callable[[pa.Field], bool],
-    ) -> OpenedFiles:
-        """Plan the scan, read the delete files and the footers of the files that are left."""
-        tasks = self._plan(filters)
+        tasks = self._plan(request.filters, scan_filter)
         deletes = list(dict.fromkeys(file for task in tasks for file in task.delete_files))
         urls = [self.metadata.location, *(file.file_path for file in (*(task.file for task in tasks), *deletes))]
         storage, (root, *locations) = Storage.for_urls(urls, self.storage_options)
@@ -226,9 +250,11 @@ class SnapshotFiles(FileSet):
         listing = list_known(storage, sizes, root)
         by_location = dict(zip(locations, tasks, strict=False))
         files = {file.path: by_location[file.location] for file in listing.files}
-        places = dict(zip(deletes, locations[len(tasks) :], strict=True))
+        delete_files = {
+            file: DeleteFile.of(file, location) for file, location in zip(deletes, locations[len(tasks) :], strict=True)
+        }
         deletions = {
-            path: Deletions(task.file.file_path, tuple(DeleteFile.of(file, places[file]) for file in task.delete_files))
+            path: Deletions(task.file.file_path, tuple(delete_files[file] for file in task.delete_files))
             for path, task in files.items()
         }
         table_columns = TableColumns(self.metadata)
@@ -236,9 +262,7 @@ class SnapshotFiles(FileSet):
             storage,
             listing,
             Parquet(),
-            columns=columns,
-            filters=filters,
-            refuses_nulls=refuses_nulls,
+            request,
             annotations=Annotations(
                 schema=table_columns.schema,
                 name_in_file=table_columns.name_in_file,
@@ -249,11 +273,11 @@ class SnapshotFiles(FileSet):
             ),
         )
 
-    def _plan(self, filters: pc.Expression | None) -> list[FileScanTask]:
+    def _plan(self, filters: pc.Expression | None, scan_filter: BooleanExpression) -> list[FileScanTask]:
         """Return the data files that may hold a row for the filters, each with the delete files that apply to it."""
         with self.redactor.errors(lambda: f"the table {self.table!r}"):
             try:
-                tasks = self._planned(filters)
+                tasks = self._planned(filters, scan_filter)
             except ValueError:
                 self._refuse_equality_deletes()
                 raise
@@ -261,15 +285,16 @@ class SnapshotFiles(FileSet):
                 self._require_readable(task)
         return tasks
 
-    def _planned(self, filters: pc.Expression | None) -> list[FileScanTask]:
-        """Let pyiceberg plan.
+    def _planned(self, filters: pc.Expression | None, scan_filter: BooleanExpression) -> list[FileScanTask]:
+        """Let pyiceberg plan the scan.
 
-        It works out, too, what a filter leaves to look at in each file, and fails at that where a partition is null and
-        the filter asks for its order. So then it is asked for less, and the partitions are looked at here.
+        pyiceberg also computes what part of a filter remains to be tested in each file. It fails at that, with a
+        TypeError, where a partition value is null and the filter compares it by order. Then it gets a weaker filter,
+        and the partitions are tested here.
         """
-        row_filter = self.scan_filter
+        row_filter = scan_filter
         if filters is not None:
-            row_filter = And(row_filter, weaker_filter(filters, self.schema))
+            row_filter = And(scan_filter, weaker_filter(filters, self.schema))
         scan = DataScan(self.metadata, self.io, snapshot_id=self.snapshot.snapshot_id)
         try:
             return list(scan.filter(row_filter).plan_files())
@@ -277,7 +302,7 @@ class SnapshotFiles(FileSet):
             if filters is None:
                 raise
         specs = self.metadata.partition_specs
-        partitioned = {self.schema.find_column_name(one.source_id) for spec in specs for one in spec.fields}
+        partitioned = {self.schema.find_column_name(part.source_id) for spec in specs for part in spec.fields}
         tasks = scan.filter(weaker_filter(filters, self.schema, unordered=partitioned)).plan_files()
         may_match = {
             spec.spec_id: expression_evaluator(
@@ -290,7 +315,7 @@ class SnapshotFiles(FileSet):
         return [task for task in tasks if may_match[task.file.spec_id](task.file.partition)]
 
     def _refuse_equality_deletes(self) -> None:
-        """Name a file of equality deletes, of which pyiceberg says only that there are some."""
+        """Raise an error that names a file of equality deletes: pyiceberg's error does not."""
         for manifest in self.snapshot.manifests(self.io):
             if manifest.content == ManifestContent.DELETES:
                 for entry in manifest.fetch_manifest_entry(self.io):
@@ -298,10 +323,8 @@ class SnapshotFiles(FileSet):
 
     def _refuse_content(self, content: DataFileContent, path: str) -> None:
         if content == DataFileContent.EQUALITY_DELETES:
-            msg = (
-                f"the table {self.table!r} deletes rows by equality, in {path}, which is not supported: let its writer "
-                "compact the table (such as Spark's rewrite_data_files), or write deletes by position"
-            )
+            msg = f"the table {self.table!r} deletes rows by equality, in {path}, which is not supported: let its "
+            msg += "writer compact the table (such as Spark's rewrite_data_files), or write deletes by position"
             raise UnreadableFileError(msg)
 
     def _require_readable(self, task: FileScanTask) -> None:
