@@ -26,7 +26,8 @@ from ranged import RangedFileSystem, ranged
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import UnreadableFileError
-from torch_dataloader_utils.reading.read_ahead import BudgetClosedError, MemoryBudget, ReadAhead
+from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
+from torch_dataloader_utils.reading.read_ahead import ReadAhead
 from torch_dataloader_utils.workers import producer as streams
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -236,86 +237,15 @@ def test_an_iterator_may_be_garbage_collected_in_the_thread_that_fetches_for_all
     assert (ended.stdout, ended.stderr) == ("4\n", "")
 
 
-# Budget ------------------------------------------------------------
-
-
-def test_room_is_refused_where_it_would_be_exceeded_and_given_to_what_is_larger_once_nothing_is_held():
-    budget = MemoryBudget(10)
-    assert budget.take(4, wait=False)
-    assert budget.take(6, wait=False)
-    assert not budget.take(1, wait=False)
-    assert budget.take(0, wait=False)
-    budget.give_back(6)
-    assert not budget.take(100, wait=False)
-    budget.give_back(4)
-    assert budget.take(100, wait=False)
-    assert not budget.take(1, wait=False)
-
-
-@pytest.mark.parametrize("wait", [True, False])
-@pytest.mark.parametrize("size", [0, 5, 50])
-def test_a_closed_room_has_none(wait, size):
-    budget = MemoryBudget(10)
-    budget.take(7)
-    budget.close()
-    with pytest.raises(BudgetClosedError):
-        budget.take(size, wait=wait)
-
-
-def test_closing_wakes_all_who_wait():
-    budget = MemoryBudget(10)
-    budget.take(10)
-    ended = []
-
-    def wait() -> None:
-        with pytest.raises(BudgetClosedError):
-            budget.take(1)
-        ended.append(True)
-
-    waiting = [threading.Thread(target=wait) for _ in range(4)]
-    for thread in waiting:
-        thread.start()
-    while not budget.is_short:
-        time.sleep(0.001)
-    budget.close()
-    for thread in waiting:
-        thread.join(5)
-    assert len(ended) == 4
-
-
-def test_threads_never_hold_more_than_the_limit_but_for_a_single_thing():
-    budget, lock = MemoryBudget(10), threading.Lock()
-    held: list[int] = []
-    excesses = []
-
-    def work(sizes: list[int]) -> None:
-        for size in sizes:
-            budget.take(size)
-            with lock:
-                held.append(size)
-                if sum(held) > 10 and len(held) > 1:
-                    excesses.append(list(held))
-            with lock:
-                held.remove(size)
-            budget.give_back(size)
-
-    workers = [threading.Thread(target=work, args=([1 + (7 * n + i) % 13 for i in range(300)],)) for n in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join(20)
-    assert not any(worker.is_alive() for worker in workers)
-    assert excesses == []
-    assert budget._held == 0
-
-
 def test_a_generator_is_run_ahead_as_far_as_there_is_room_and_closed_at_the_end():
-    made, ended = [], threading.Event()
+    made: list[int] = []
+    leases: list[MemoryLease] = []
+    ended = threading.Event()
 
     def read(budget: MemoryBudget) -> Iterator[int]:
         try:
             for number in itertools.count():
-                budget.take(3)
+                leases.append(budget.take(3))
                 made.append(number)
                 yield number
         finally:
@@ -325,7 +255,7 @@ def test_a_generator_is_run_ahead_as_far_as_there_is_room_and_closed_at_the_end(
     time.sleep(0.2)
     assert made == [0, 1, 2]
     assert [next(ahead) for _ in range(3)] == [0, 1, 2]
-    ahead.retire(3)
+    ahead.retire(leases[0])
     time.sleep(0.2)
     assert made == [0, 1, 2]
     assert next(ahead) == 3  # what was retired is released for it
@@ -388,7 +318,7 @@ def test_room_of_any_size_gives_the_same_batches_in_the_same_order(
         patch.setattr(streams, "ReadAhead", Recorded)
         patch.setattr(Recorded, "all", [], raising=False)
         assert batches_of_rows(open_loader(url, read_ahead_bytes=limit, **options)[0]) == expected
-        assert all(ahead._shelf.budget._held == ahead._retired for ahead in Recorded.all)  # of the last batch
+        assert [ahead.budget.leased for ahead in Recorded.all] == [0]
         fsspec.filesystem("memory").store.clear()
     assert threads() == []
 

@@ -37,23 +37,23 @@ class Fetcher:
         self._files = files
         self._layout = layout
         self._threads = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
-        self._asked: defaultdict[tuple[str, int], deque[list[tuple[int, Future[bytes]]]]] = defaultdict(deque)
+        self._requested: defaultdict[tuple[str, int], deque[list[tuple[int, Future[bytes]]]]] = defaultdict(deque)
         self._opened: OrderedDict[str, Future[RemoteFile]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def ask_for(self, path: str, number: int) -> None:
+    def request(self, path: str, number: int) -> None:
         """Begin to fetch a row group."""
         ranges = coalesced(self._layout(path).ranges(number), LARGEST_GAP)
         with self._lock:
             opened = self._open(path)
             asked = [(start, self._threads.submit(self._fetch, opened, start, stop)) for start, stop in ranges]
-            self._asked[path, number].append(asked)  # it may be asked for again before it is taken
+            self._requested[path, number].append(asked)  # it may be asked for again before it is taken
 
     def take(self, path: str, number: int) -> Iterator[tuple[int, bytes]]:
         """Wait for a row group and yield its ranges: where each begins, and its bytes."""
-        if not self._asked[path, number]:  # another attempt
-            self.ask_for(path, number)
-        for start, fetched in self._asked[path, number].popleft():
+        if not self._requested[path, number]:  # another attempt
+            self.request(path, number)
+        for start, fetched in self._requested[path, number].popleft():
             yield start, fetched.result()
 
     def forget(self, path: str) -> None:

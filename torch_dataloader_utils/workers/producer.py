@@ -13,7 +13,8 @@ from torch_dataloader_utils.columns.convert import with_lists, with_offsets
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
-from torch_dataloader_utils.reading.read_ahead import MemoryBudget, ReadAhead
+from torch_dataloader_utils.reading.memory_budget import MemoryBudget
+from torch_dataloader_utils.reading.read_ahead import ReadAhead
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.reading.virtual_streams import read_assignment
 from torch_dataloader_utils.workers.channel import WorkerChannel
@@ -68,9 +69,11 @@ class Stream:
                     yield pinned(collated) if pin and self.collate_fn is not None else collated
                     ahead.release()
                     del batch, collated  # not to keep its memory while the next is waited for
-                ahead.retire(content.held)
+                if content.lease is not None:
+                    ahead.retire(content.lease)
                 del content
         finally:
+            ahead.release()
             ahead.close()
 
     def messages(self, assignment: Assignment, channel: WorkerChannel) -> Iterator[Message]:
@@ -86,7 +89,7 @@ class Stream:
         ahead = self._ahead(assignment)
         try:
             for content in ahead:
-                rest = content if isinstance(content, Batches) else None
+                rest = replace(content, lease=None) if isinstance(content, Batches) else None  # leases are not sent
                 while rest is not None:
                     part, rest = rest.cut(outgoing.space)
                     for packable in self._packable(part, collate, alone=outgoing.size == 1):
@@ -101,8 +104,8 @@ class Stream:
                     del part, packable
                 if isinstance(content, StreamEnd):
                     outgoing.add(content)
-                else:
-                    ahead.retire(content.held)
+                elif content.lease is not None:
+                    ahead.retire(content.lease)
                 del content
             yield outgoing.pack()
         except Exception:
@@ -110,6 +113,7 @@ class Stream:
                 yield outgoing.pack()
             raise
         finally:
+            ahead.release()
             ahead.close()
 
     def _ahead(
