@@ -20,7 +20,6 @@ import pyarrow.orc as pa_orc
 from torch_dataloader_utils.columns.arrow import width
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import (
-    OPEN_FILES,
     Codec,
     Described,
     Footer,
@@ -29,8 +28,9 @@ from torch_dataloader_utils.formats.base import (
     Layout,
     Measures,
     OpenedFiles,
-    read_each,
 )
+from torch_dataloader_utils.formats.concurrency import OPEN_FILES, read_each
+from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
 from torch_dataloader_utils.storage.filesystem import LocalFile, Storage, StoredFile
@@ -165,11 +165,11 @@ class Orc(Format):
             content = _read_tail(storage, file) if known is None else known.footers[file.path]
             return _parsed(storage, file, content, schemas)
 
-        return Described(list(read_each(read, listing.files, at_once=storage.is_local)))
+        return Described(list(read_each(read, listing.files, storage)))
 
-    def codec(self, opened_files: OpenedFiles) -> Codec:
-        """Return the way to the rows for one that reads."""
-        return _OrcCodec(opened_files)
+    def codec(self, files: OpenedFiles, footers: FooterStore) -> Codec:
+        """Return what opens the files for one reader."""
+        return _OrcCodec(files, footers)
 
 
 def _read_tail(storage: Storage, file: StoredFile) -> bytes:
@@ -215,29 +215,27 @@ def _parsed(storage: Storage, file: StoredFile, content: bytes, schemas: dict[by
 class _OrcCodec(Codec):
     """Stripes decoded by pyarrow."""
 
-    def __init__(self, opened_files: OpenedFiles) -> None:
-        self._opened_files = opened_files
+    def __init__(self, files: OpenedFiles, footers: FooterStore) -> None:
+        self._files = files
+        self._footers = footers
         self._layout = lru_cache(OPEN_FILES)(self._parse)
 
     def layout(self, path: str) -> _OrcLayout:
         return self._layout(path)
 
     def tail(self, path: str) -> bytes:
-        return self._opened_files.footers[path]
+        return self._footers[path]
 
     def open(self, path: str, file: Any, local: LocalFile | None) -> _Stripes:
-        tail = self._opened_files.footers[path]
-        if local is not None:
-            local.file.seek(local.size - len(tail))
-            if local.file.read(len(tail)) != tail:
-                msg = f"{self._opened_files.manifest.full_path(path)} was written anew since it was listed"
-                raise UnreadableFileError(msg)
-            local.file.seek(0)
-        return _Stripes(pa_orc.ORCFile(file), self._opened_files.projection(path).stored.names)
+        tail = self._footers[path]
+        if local is not None and not local.ends_with(tail):
+            msg = f"{self._files.manifest.full_path(path)} was rewritten since it was listed"
+            raise UnreadableFileError(msg)
+        return _Stripes(pa_orc.ORCFile(file), self._files.projection(path).stored.names)
 
     def _parse(self, path: str) -> _OrcLayout:
-        tail = Tail(self._opened_files.footers[path], self._opened_files.files[path].size)
-        return _OrcLayout(tail.stripes, self._opened_files.projection(path).stored)
+        tail = Tail(self._footers[path], self._files.files[path].size)
+        return _OrcLayout(tail.stripes, self._files.projection(path).stored)
 
 
 @dataclass(frozen=True, slots=True)

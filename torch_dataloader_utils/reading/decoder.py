@@ -12,7 +12,8 @@ from functools import partial
 import pyarrow as pa
 
 from torch_dataloader_utils.columns.arrow import stacked
-from torch_dataloader_utils.formats.base import OPEN_FILES, Codec, OpenedFiles, RowGroups
+from torch_dataloader_utils.formats.base import Codec, OpenedFiles, RowGroups
+from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.reading.fetcher import Fetcher
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
 from torch_dataloader_utils.storage.filesystem import LocalFile

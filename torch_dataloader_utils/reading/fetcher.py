@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from torch_dataloader_utils.formats.base import OPEN_FILES, Layout
+from torch_dataloader_utils.formats.base import Layout
+from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.storage.byte_ranges import coalesced
 from torch_dataloader_utils.storage.filesystem import RemoteFile, Storage, StoredFile
 
@@ -32,7 +33,7 @@ class Fetcher:
         layout: Tells where in a file, by path, the needed columns lie.
     """
 
-    def __init__(self, storage: Storage, files: dict[str, StoredFile], layout: Callable[[str], Layout]) -> None:
+    def __init__(self, storage: Storage, files: Mapping[str, StoredFile], layout: Callable[[str], Layout]) -> None:
         self._storage = storage
         self._files = files
         self._layout = layout

@@ -20,6 +20,7 @@ import pyarrow.dataset as pads
 from torch_dataloader_utils.columns.arrow import takeable, width
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.manifest import DataFile, Split
 from torch_dataloader_utils.reading.decoder import Decoder
 from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
@@ -59,11 +60,13 @@ class RowGroupReader:
 
     Args:
         files: The data files.
+        read_cache: What readers of the files have learned before.
         row_id_column: Name of an int64 column to add, each row's number among all rows of the manifest; or None.
     """
 
-    def __init__(self, files: OpenedFiles, row_id_column: str | None = None) -> None:
+    def __init__(self, files: OpenedFiles, read_cache: ReadCache, row_id_column: str | None = None) -> None:
         self._files = files
+        self._sizes = read_cache.sizes
         self._row_id_column = row_id_column
         self._schema = files.schema
         if row_id_column is not None:
@@ -72,7 +75,7 @@ class RowGroupReader:
         by_path = {file.path: file for file in files.manifest.files}
         self._groups = cache(lambda path: _row_groups(by_path[path]))
 
-        codec = self._codec = files.format.codec(files)
+        codec = self._codec = files.format.codec(files, read_cache.footers)
         self._measures = cache(lambda path: codec.layout(path).measures())  # small, and needed in any order
         is_local = files.storage.is_local
         self._fetcher = None if is_local else Fetcher(files.storage, files.files, codec.layout)
@@ -127,7 +130,7 @@ class RowGroupReader:
         these columns have to be decoded first.
         """
         measures = self._measures(group.path)
-        return measures.rows is not None or all(name in self._files.row_bytes for name in measures.variable)
+        return measures.rows is not None or self._sizes.knows(measures.variable)
 
     def expected_rows(self, group: FileRowGroup) -> int:
         """Return the rows of a row group; an estimate where they are not counted."""
@@ -143,7 +146,7 @@ class RowGroupReader:
         rows = self.expected_rows(group) + len(self._deleted(group))
         size = rows * (measures.row_bytes + self._added_bytes(group.path))
         for name, sizes in measures.variable.items():
-            size += max(rows * self._files.row_bytes.get(name, 0), sizes[group.number])
+            size += max(rows * self._sizes.expected(name), sizes[group.number])
         return max(1, int(size))
 
     def _added_bytes(self, path: str) -> float:
@@ -283,7 +286,7 @@ class RowGroupReader:
     def _finished(self, group: FileRowGroup, table: pa.Table, first: int) -> tuple[pa.Table, int]:
         """Return the rows to deliver of a row group's stored rows from `first` on, and how many are not deleted."""
         files = self._files
-        self._learn(table)
+        self._sizes.learn(table)
         rows = table.num_rows
         constants = files.constants_of(group.path)
         table = takeable(files.projection(group.path).apply(table, files.needed, constants))
@@ -300,13 +303,6 @@ class RowGroupReader:
         if files.filter is not None:
             table = table.filter(_mask(table, files.filter))
         return pa.table([table[name] for name in self._schema.names], schema=self._schema), count
-
-    def _learn(self, table: pa.Table) -> None:
-        """Learn how much rows take in columns of no fixed width."""
-        known = self._files.row_bytes
-        for name in table.column_names if len(table) else ():
-            if not width(table.schema.field(name).type):
-                known[name] = max(known.get(name, 0), table[name].nbytes / len(table))
 
 
 class Cursor:

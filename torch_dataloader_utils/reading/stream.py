@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from torch_dataloader_utils.columns.convert import join
 from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Receipt, StreamAssignment
 from torch_dataloader_utils.reading.batching import Batcher, Batches, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget
@@ -18,12 +19,19 @@ __all__ = ["read_stream"]
 
 
 def read_stream(
-    files: OpenedFiles, stream: StreamAssignment, epoch: int, options: ReadOptions, budget: MemoryBudget
+    files: OpenedFiles,
+    read_cache: ReadCache,
+    stream: StreamAssignment,
+    epoch: int,
+    options: ReadOptions,
+    *,
+    budget: MemoryBudget,
 ) -> Iterator[Batches | StreamEnd]:
     """Read the slices of one stream and yield its batches, then its end.
 
     Args:
         files: The data files.
+        read_cache: What readers of the files have learned before.
         stream: What to read.
         epoch: The epoch.
         options: How rows become batches.
@@ -36,7 +44,7 @@ def read_stream(
         UnreadableFileError: If a file cannot be read.
         ColumnError: If an integer or boolean column holds nulls; the message names the file and the row group.
     """
-    reader = RowGroupReader(files, options.row_id_column)
+    reader = RowGroupReader(files, read_cache, options.row_id_column)
     scan: Scan
     if options.row_shuffle_seed is None:
         scan = SequentialScan(reader, stream.slices, options, budget)

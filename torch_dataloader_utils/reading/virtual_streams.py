@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from torch_dataloader_utils.columns.convert import interleave, size_of
 from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt
 from torch_dataloader_utils.reading.batching import Batches, BytesRead, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
@@ -18,12 +19,13 @@ __all__ = ["read_assignment"]
 
 
 def read_assignment(
-    files: OpenedFiles, assignment: Assignment, options: ReadOptions, budget: MemoryBudget
+    files: OpenedFiles, read_cache: ReadCache, assignment: Assignment, options: ReadOptions, budget: MemoryBudget
 ) -> Iterator[Batches | StreamEnd]:
     """Read what a process is assigned and yield its batches, then its end.
 
     Args:
         files: The data files.
+        read_cache: What readers of the files have learned before.
         assignment: What to read.
         options: How rows become batches.
         budget: Memory for what is read and not yet delivered. Who delivers batches releases their lease.
@@ -33,7 +35,7 @@ def read_assignment(
     """
     streams = assignment.stream_assignments
     if len(streams) == 1:
-        yield from read_stream(files, streams[0], assignment.epoch, options, budget)
+        yield from read_stream(files, read_cache, streams[0], assignment.epoch, options, budget=budget)
         return
     part = replace(options, batch_size=options.batch_size // len(assignment.turns[0]))
     # Half of the budget is for the streams, in equal shares: one that shared with others could wait for their memory,
@@ -43,7 +45,7 @@ def read_assignment(
     readers: dict[int, _StreamReader] = {}
     for stream in streams:
         share = MemoryBudget(max(1, reserved.size // len(streams)))
-        batches = read_stream(files, stream, assignment.epoch, part, share)
+        batches = read_stream(files, read_cache, stream, assignment.epoch, part, budget=share)
         readers[stream.stream] = _StreamReader(batches, part.batch_size, share)
     try:
         turns = [[readers[stream.stream] for stream in turn] for turn in assignment.turns]

@@ -81,6 +81,13 @@ class LocalFile:
         """When it was written last, when it was opened: seconds since 1970, as listings have them."""
         return self._modified
 
+    def ends_with(self, content: bytes) -> bool:
+        """Whether these are its last bytes. The next read begins at its start."""
+        self.file.seek(self.size - len(content))
+        is_end = bool(self.file.read(len(content)) == content)
+        self.file.seek(0)
+        return is_end
+
     def will_need(self, start: int, stop: int) -> None:
         """Let the system read a range from disk, as far as it is not in memory."""
         self._advise(mmap.MADV_WILLNEED, start, stop)

@@ -11,6 +11,7 @@ from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.columns.convert import with_lists, with_offsets
 from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget
@@ -34,6 +35,7 @@ class Stream:
 
     Attributes:
         opened_files: The data files.
+        read_cache: What this process has learned of them.
         options: How rows become batches.
         collate_fn: Called with each batch; None leaves batches as they are.
         seed: Seed of the random numbers that it draws.
@@ -41,6 +43,7 @@ class Stream:
     """
 
     opened_files: OpenedFiles
+    read_cache: ReadCache
     options: ReadOptions
     collate_fn: Callable[[Any], Any] | None
     seed: int
@@ -48,7 +51,8 @@ class Stream:
 
     def without_footers(self) -> Stream:
         """Return the same for a process that gets footers with its assignments."""
-        return replace(self, opened_files=replace(self.opened_files, footers={}, metadata_file=None))
+        files = replace(self.opened_files, footers={}, metadata_file=None)
+        return replace(self, opened_files=files, read_cache=self.read_cache.without_footers())
 
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
         """Yield a stream's batches one by one, for this process.
@@ -83,7 +87,7 @@ class Stream:
             assignment: What to read.
             channel: How this worker is connected with the training process.
         """
-        self.opened_files.footers.update(assignment.footers)
+        self.read_cache.footers.add(assignment.footers)
         outgoing = _Outgoing(assignment, channel)
         collate = self._collate(assignment)
         ahead = self._ahead(assignment)
@@ -120,7 +124,7 @@ class Stream:
         self, assignment: Assignment, prepare: Callable[[Batches], Batches] | None = None
     ) -> ReadAhead[Batches | StreamEnd]:
         def read(budget: MemoryBudget) -> Iterator[Batches | StreamEnd]:
-            for content in read_assignment(self.opened_files, assignment, self.options, budget):
+            for content in read_assignment(self.opened_files, self.read_cache, assignment, self.options, budget):
                 yield prepare(content) if prepare is not None and isinstance(content, Batches) else content
 
         return ReadAhead(read, self.options.read_ahead_bytes)

@@ -12,7 +12,9 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils.columns.arrow import width
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.base import OPEN_FILES, Codec, Layout, Measures, OpenedFiles
+from torch_dataloader_utils.formats.base import Codec, Layout, Measures, OpenedFiles
+from torch_dataloader_utils.formats.concurrency import OPEN_FILES
+from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.text.footer import TextFooter
 from torch_dataloader_utils.formats.text.lines import Text
 from torch_dataloader_utils.storage.filesystem import LocalFile
@@ -79,15 +81,16 @@ class TextCodec(Codec):
     """Ranges of lines, parsed by pyarrow.
 
     Args:
-        opened_files: The data files.
+        files: The data files.
+        footers: Their footers.
         parser: Makes a file's parser.
     """
 
-    def __init__(self, opened_files: OpenedFiles, parser: MakeParser) -> None:
-        self._opened_files = opened_files
+    def __init__(self, files: OpenedFiles, footers: FooterStore, parser: MakeParser) -> None:
+        self._files = files
         self._parser = parser
         self._layout = lru_cache(OPEN_FILES)(
-            lambda path: _TextLayout(TextFooter.load(opened_files.footers[path]), opened_files.projection(path).stored)
+            lambda path: _TextLayout(TextFooter.load(footers[path]), files.projection(path).stored)
         )
 
     def layout(self, path: str) -> _TextLayout:
@@ -96,12 +99,12 @@ class TextCodec(Codec):
 
     def open(self, path: str, file: Any, local: LocalFile | None) -> _TextRowGroups:
         """Open a file."""
-        shown = self._opened_files.manifest.full_path(path)
-        listed = self._opened_files.files[path].modified
+        shown = self._files.manifest.full_path(path)
+        listed = self._files.files[path].modified
         if local is not None and listed is not None and local.modified != listed:
-            msg = f"{shown} was written anew since it was listed"
+            msg = f"{shown} was rewritten since it was listed"
             raise UnreadableFileError(msg)
-        footer, stored = self._layout(path).footer, self._opened_files.projection(path).stored
+        footer, stored = self._layout(path).footer, self._files.projection(path).stored
         parser = self._parser(footer.schema.names, stored)
         own = {column.name: column.type for column in footer.schema}
         widened = [

@@ -9,15 +9,16 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, Described, Footer, Format, KnownFooters, OpenedFiles
+from torch_dataloader_utils.formats.concurrency import read_concurrently
+from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.schema import FileSchema
 from torch_dataloader_utils.formats.text.codec import Parser, TextCodec, range_of
 from torch_dataloader_utils.formats.text.compression import MOST_TEXT, compression_of, decompressed_head
@@ -30,22 +31,12 @@ from torch_dataloader_utils.storage.listing import Listing
 __all__ = ["BLOCK_BYTES", "BOM", "Sample", "TextFormat"]
 
 
-T = TypeVar("T")
-
-
-U = TypeVar("U")
-
-
 BLOCK_BYTES = 1 << 20
 """How much pyarrow parses at a time unless told otherwise: columns are inferred from the first of these blocks."""
 
 
 BOM = b"\xef\xbb\xbf"
 """What may stand before UTF-8."""
-
-
-FILES_AT_ONCE = 16
-"""How many files are looked at side by side where the storage does not answer at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +136,7 @@ class TextFormat(Format):
         if known is not None:
             footers = [self._known(storage, file, known.footers.get(file.path, b"")) for file in files]
         else:
-            footers = list(_side_by_side(partial(self._read, storage), files, storage))
+            footers = list(read_concurrently(partial(self._read, storage), files, storage))
             if self.counts:
                 footers = self._counted(storage, files, footers)
         self._require_mixable(storage, files, footers)
@@ -158,9 +149,9 @@ class TextFormat(Format):
             ]
         )
 
-    def codec(self, opened_files: OpenedFiles) -> Codec:
-        """Return the way to the rows for one that reads."""
-        return TextCodec(opened_files, self.parser)
+    def codec(self, files: OpenedFiles, footers: FooterStore) -> Codec:
+        """Return what opens files for one reader."""
+        return TextCodec(files, footers, self.parser)
 
     # What a file is -------------------------------------------------------------------------------------------------
 
@@ -243,7 +234,7 @@ class TextFormat(Format):
                 local.require_unchanged()
                 return rows
 
-        counted = _side_by_side(count, ranges, storage)
+        counted = read_concurrently(count, ranges, storage)
         return [replace(footer, rows=tuple(next(counted) for _ in footer.ranges)) for footer in footers]
 
     def _require_mixable(self, storage: Storage, files: Sequence[StoredFile], footers: Sequence[TextFooter]) -> None:
@@ -296,16 +287,3 @@ def _shared(footers: Iterable[TextFooter]) -> list[pa.Schema]:
     """Return the files' columns; alike ones are one object."""
     schemas: dict[bytes, pa.Schema] = {}
     return [schemas.setdefault(footer.schema.serialize().to_pybytes(), footer.schema) for footer in footers]
-
-
-def _side_by_side(action: Callable[[T], U], items: Sequence[T], storage: Storage) -> Iterator[U]:
-    """Do something with many files at once: as many as there are processors, or as their storage has room for."""
-    count = min(pa.cpu_count(), FILES_AT_ONCE) if storage.is_local else FILES_AT_ONCE
-    if len(items) <= 1:
-        yield from map(action, items)
-        return
-    with ThreadPoolExecutor(count, thread_name_prefix="footers") as threads:
-        try:
-            yield from threads.map(action, items)
-        finally:
-            threads.shutdown(cancel_futures=True)
