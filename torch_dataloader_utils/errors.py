@@ -15,6 +15,7 @@ Warning:
     └── UserWarning
         ├── UnevenRanksWarning        ranks make, or may make, different numbers of steps
         ├── ChangedFilesWarning       files carry a new modification time but the same content, as far as it shows
+        ├── FooterMismatchWarning     a footer's total of rows disagrees with its row groups, which count
         ├── LostRowsWarning           rows cannot be delivered any more: their files are gone or were written anew
         └── MetadataFileWarning       a `_metadata` file does not describe the files beside it
 
@@ -37,6 +38,7 @@ __all__ = [
     "ColumnError",
     "DatasetError",
     "Difference",
+    "FooterMismatchWarning",
     "IterationEndedError",
     "LostRowsWarning",
     "MetadataFileWarning",
@@ -79,6 +81,10 @@ class UnevenRanksWarning(UserWarning):
 
 class ChangedFilesWarning(UserWarning):
     """Files have a new modification time; their size and footer are as they were."""
+
+
+class FooterMismatchWarning(UserWarning):
+    """A Parquet footer's total of rows disagrees with its row groups. The row groups count, as they do for pyarrow."""
 
 
 class LostRowsWarning(UserWarning):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.errors import FooterMismatchWarning, UnreadableFileError, warn_user
 from torch_dataloader_utils.formats.base import Footer, NullCount
 from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
@@ -28,6 +28,10 @@ TAIL_BYTES = 64 * 1024
 """How much of a file's end is read at first: most footers are smaller, and then one request is enough."""
 
 
+SHOWN = 3
+"""How many files a warning names."""
+
+
 class FooterReader:
     """Reads and parses footers. Files of a dataset mostly have one schema, which is then worked out once.
 
@@ -39,6 +43,7 @@ class FooterReader:
     def __init__(self, storage: Storage, counts_nulls: Callable[[pa.Field], bool] = lambda _: False) -> None:
         self._storage = storage
         self._counts_nulls = counts_nulls
+        self._mismatches: list[str] = []
         self._last: Columns | None = None
         self._schemas: dict[bytes, pa.Schema] = {}
 
@@ -65,17 +70,32 @@ class FooterReader:
             columns = self.columns(metadata)
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
             row_groups = tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups)
-            rows = [group.rows for group in row_groups]
-            if sum(rows) != metadata.num_rows or min(rows, default=0) < 0:
-                msg = f"its row groups do not add up to {metadata.num_rows} rows"
+            rows = sum(group.rows for group in row_groups)
+            if any(group.rows < 0 for group in row_groups):
+                msg = "a row group has a negative number of rows"
                 raise pa.ArrowInvalid(msg)
             nulls = tuple(columns.announced_nulls(groups))
         except (pa.ArrowException, OSError, ValueError) as error:
             msg = f"cannot read the footer of {self._storage.display(file.location)}: {error}"
             raise UnreadableFileError(msg) from None
+        if rows != metadata.num_rows:
+            name = self._storage.display(file.location)
+            self._mismatches.append(f"{name} says {metadata.num_rows} rows and has {rows}")
         digest = hashlib.blake2b(content, digest_size=8).hexdigest()
         described = DataFile(file.path, file.size, digest, row_groups, file.etag, file.modified)
         return Footer(described, columns.schema, nulls, content)
+
+    def warn_of_mismatches(self) -> None:
+        """Warn of the footers that were parsed whose total of rows disagrees with their row groups.
+
+        pyarrow reads such a file by its row groups (seen in 17.0 and in 26.0), so its rows are these. This is called in
+        the thread that opens the dataset, for a warning shows the line that did so.
+        """
+        if self._mismatches:
+            shown = "; ".join(self._mismatches[:SHOWN])
+            others = f"; and {len(self._mismatches) - SHOWN} more files" if len(self._mismatches) > SHOWN else ""
+            text = f"the total of rows in a footer disagrees with its row groups, by which it is read: {shown}{others}"
+            warn_user(f"{text}. Write the files again", FooterMismatchWarning)
 
     def columns(self, metadata: pq.FileMetaData) -> Columns:
         """Return a file's columns."""

@@ -53,8 +53,11 @@ class Parquet(Format):
         if metadata_file is not None:
             return Described(list(metadata_file.describe(listing.files, reader)), metadata_file.content)
         if known is not None:
-            return Described([reader.parse(file, known.footers[file.path]) for file in listing.files])
-        return Described(list(read_each(reader.read, listing.files, storage)))
+            footers = [reader.parse(file, known.footers[file.path]) for file in listing.files]
+        else:
+            footers = list(read_each(reader.read, listing.files, storage))
+        reader.warn_of_mismatches()
+        return Described(footers)
 
     def select(
         self,
