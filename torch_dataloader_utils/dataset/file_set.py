@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from torch_dataloader_utils.dataset.discovery import open_files
 from torch_dataloader_utils.dataset.manifest_file import load_manifest
 from torch_dataloader_utils.dataset.partitions import Partitioning, partition_columns
 from torch_dataloader_utils.formats.base import Format, OpenedFiles
+from torch_dataloader_utils.formats.recognition import format_hint
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import list_files
 
@@ -65,8 +67,9 @@ class PathSet(FileSet):
     ) -> OpenedFiles:
         """List the files, unless a manifest does, and read what they say of themselves."""
         storage, locations = Storage.for_urls(self.urls, self.storage_options)
+        hint = partial(format_hint, current=self.format.name)
         if self.manifest is None:
-            listing, known = list_files(storage, locations, self.format.suffixes), None
+            listing, known = list_files(storage, locations, self.format.suffixes, hint), None
         else:
             listing, known = load_manifest(self.manifest, storage, locations)
         return open_files(

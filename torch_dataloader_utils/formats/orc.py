@@ -31,15 +31,13 @@ from torch_dataloader_utils.formats.base import (
 )
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES, read_each
 from torch_dataloader_utils.formats.read_cache import FooterStore
+from torch_dataloader_utils.formats.recognition import ENDINGS, ORC_MAGIC, format_hint
 from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
 from torch_dataloader_utils.storage.filesystem import LocalFile, Storage, StoredFile
 from torch_dataloader_utils.storage.listing import Listing
 
 __all__ = ["Orc"]
-
-
-MAGIC = b"ORC"
 
 
 TAIL_BYTES = 16 * 1024
@@ -149,7 +147,7 @@ class Orc(Format):
     """Apache ORC: https://orc.apache.org."""
 
     name: ClassVar[str] = "orc"
-    suffixes: ClassVar[tuple[str, ...]] = (".orc",)
+    suffixes: ClassVar[tuple[str, ...]] = ENDINGS["orc"]
 
     def describe(
         self,
@@ -175,13 +173,14 @@ class Orc(Format):
 def _read_tail(storage: Storage, file: StoredFile) -> bytes:
     """Return what ORC's reader asks for to open a file: mostly in one request."""
     name = storage.display(file.location)
-    if file.size < len(MAGIC) + 1:
-        msg = f"{name} is not an ORC file: it has only {file.size} bytes"
+    if file.size < len(ORC_MAGIC) + 1:
+        msg = f"{name} is not an ORC file: it has only {file.size} bytes{format_hint(file.path, 'orc')}"
         raise UnreadableFileError(msg)
     tail = storage.read(file, max(0, file.size - TAIL_BYTES), file.size)
     length = tail[-1]
-    if tail[-1 - len(MAGIC) : -1] != MAGIC:
-        msg = f"{name} is no complete ORC file: it ends in {tail[-1 - len(MAGIC) : -1]!r}, not in {MAGIC!r}"
+    if tail[-1 - len(ORC_MAGIC) : -1] != ORC_MAGIC:
+        msg = f"{name} is no complete ORC file: it ends in {tail[-1 - len(ORC_MAGIC) : -1]!r}, not in {ORC_MAGIC!r}"
+        msg += format_hint(file.path, "orc", end=tail)
         raise UnreadableFileError(msg)
     with storage.errors_at(f"the tail of {name}"):
         postscript = _fields(tail[-1 - length : -1])

@@ -7,7 +7,7 @@ import itertools
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -43,7 +43,9 @@ class Listing:
     metadata_file: StoredFile | None = None
 
 
-def list_files(storage: Storage, locations: Sequence[str], suffixes: Sequence[str]) -> Listing:
+def list_files(
+    storage: Storage, locations: Sequence[str], suffixes: Sequence[str], hint: Callable[[str], str] = lambda _: ""
+) -> Listing:
     """List files, directories in depth, and globs.
 
     Hidden files and those that begin with an underscore are passed over, and so are other suffixes, unless a file is
@@ -53,6 +55,7 @@ def list_files(storage: Storage, locations: Sequence[str], suffixes: Sequence[st
         storage: Where they lie.
         locations: What to list, as the storage calls it.
         suffixes: Endings of the format's files, in lower case.
+        hint: Given a file of another ending, returns how it may be opened, for the end of a message; or nothing.
 
     Returns:
         The files, sorted by path under their common root.
@@ -66,7 +69,7 @@ def list_files(storage: Storage, locations: Sequence[str], suffixes: Sequence[st
     places = []
     for location in locations:
         with storage.errors(location, ValueError):
-            places.append(_list_one(storage, location, suffixes))
+            places.append(_list_one(storage, location, suffixes, hint))
     only = places[0] if len(places) == 1 else None
     root = only.base if only else _common_directory(place.base for place in places)
     found = sorted((info for place in places for info in place.files), key=lambda info: str(info["name"]))
@@ -111,7 +114,7 @@ class _Place:
     metadata_file: Mapping[str, Any] | None = None
 
 
-def _list_one(storage: Storage, location: str, suffixes: Sequence[str]) -> _Place:
+def _list_one(storage: Storage, location: str, suffixes: Sequence[str], hint: Callable[[str], str]) -> _Place:
     """Return what a location stands for."""
     if storage.is_local:
         location = posixpath.normpath(location)  # one name for one file
@@ -133,8 +136,8 @@ def _list_one(storage: Storage, location: str, suffixes: Sequence[str]) -> _Plac
         raise FileNotFoundError(msg)
     wanted = [walk.info(path) for path in found if _is_data(_relative(path, base), suffixes)]
     if not wanted:
-        example = next(iter(found), None)
-        others = f", only {len(found)} others, such as {storage.display(example)!r}" if example else ""
+        example = next((path for path in found if hint(path)), next(iter(found), None))
+        others = f", only {len(found)} others, such as {storage.display(example)!r}{hint(example)}" if example else ""
         msg = f"found no {' or '.join(suffixes)} file at {storage.display(location)!r}{others}"
         raise FileNotFoundError(msg)
     return _Place(base, wanted, metadata_file)

@@ -15,13 +15,11 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils.errors import FooterMismatchWarning, UnreadableFileError, warn_user
 from torch_dataloader_utils.formats.base import Footer, NullCount
+from torch_dataloader_utils.formats.recognition import PARQUET_MAGIC, format_hint
 from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
-__all__ = ["MAGIC", "Columns", "FooterReader", "NotParquetError", "leaves_of", "parse_footer"]
-
-
-MAGIC = b"PAR1"
+__all__ = ["Columns", "FooterReader", "NotParquetError", "leaves_of", "parse_footer"]
 
 
 TAIL_BYTES = 64 * 1024
@@ -148,7 +146,7 @@ def parse_footer(footer: bytes) -> pq.FileMetaData:
     ``pq.read_metadata`` would do the same in twice the time: it prepares to read columns, too.
     """
     reader = pq.ParquetReader()
-    reader.open(pa.BufferReader(MAGIC + footer))
+    reader.open(pa.BufferReader(PARQUET_MAGIC + footer))
     return reader.metadata
 
 
@@ -173,17 +171,18 @@ def _leaf_count(kind: pa.DataType) -> int:
 
 def _read(storage: Storage, file: StoredFile) -> bytes:
     """Return a file's footer with its length and magic: one request, or two where it is longer than the first took."""
-    if file.size < len(MAGIC) * 2 + 4:
-        msg = f"{storage.display(file.location)} is not a Parquet file: it has only {file.size} bytes"
+    name = storage.display(file.location)
+    if file.size < len(PARQUET_MAGIC) * 2 + 4:
+        msg = f"{name} is not a Parquet file: it has only {file.size} bytes{format_hint(file.path, 'parquet')}"
         raise NotParquetError(msg)
     tail = storage.read(file, max(0, file.size - TAIL_BYTES), file.size)
-    if tail[-4:] != MAGIC:
+    if tail[-4:] != PARQUET_MAGIC:
         what = "an encrypted" if tail[-4:] == b"PARE" else "no complete"
-        msg = f"{storage.display(file.location)} is {what} Parquet file: it ends in {tail[-4:]!r}, not in {MAGIC!r}"
+        msg = f"{name} is {what} Parquet file: it ends in {tail[-4:]!r}, not in {PARQUET_MAGIC!r}"
+        msg += format_hint(file.path, "parquet", end=tail)
         raise NotParquetError(msg)
     length = int.from_bytes(tail[-8:-4], "little") + 8
-    if length + len(MAGIC) > file.size:
-        name = storage.display(file.location)
+    if length + len(PARQUET_MAGIC) > file.size:
         msg = f"{name} is a damaged Parquet file: its footer would be {length} bytes of {file.size}"
         raise NotParquetError(msg)
     if length > len(tail):

@@ -27,6 +27,7 @@ from torch_dataloader_utils.formats.parquet.layout import ParquetLayout
 from torch_dataloader_utils.formats.parquet.metadata_file import MetadataFile, read_metadata_file
 from torch_dataloader_utils.formats.parquet.statistics import select_row_groups
 from torch_dataloader_utils.formats.read_cache import FooterStore
+from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.storage.filesystem import LocalFile, Storage
 from torch_dataloader_utils.storage.listing import Listing
 
@@ -38,7 +39,7 @@ class Parquet(Format):
     """Apache Parquet: https://parquet.apache.org/docs/file-format/."""
 
     name: ClassVar[str] = "parquet"
-    suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".parq", ".pq")
+    suffixes: ClassVar[tuple[str, ...]] = ENDINGS["parquet"]
 
     def describe(
         self, storage: Storage, listing: Listing, known: KnownFooters | None, counts_nulls: Callable[[pa.Field], bool]

@@ -15,7 +15,7 @@ import pyarrow.dataset as pads
 
 from torch_dataloader_utils.formats.base import FileCase
 from torch_dataloader_utils.formats.filters import rules_out
-from torch_dataloader_utils.formats.parquet.footer import MAGIC
+from torch_dataloader_utils.formats.recognition import PARQUET_MAGIC
 
 __all__ = ["select_row_groups"]
 
@@ -132,4 +132,6 @@ def _both(one: pc.Expression | None, other: pc.Expression | None) -> pc.Expressi
 
 
 def _fragment(footer: bytes, guarantee: pc.Expression | None = None) -> Any:
-    return pads.ParquetFileFormat().make_fragment(pa.BufferReader(MAGIC + footer), partition_expression=guarantee)
+    return pads.ParquetFileFormat().make_fragment(
+        pa.BufferReader(PARQUET_MAGIC + footer), partition_expression=guarantee
+    )

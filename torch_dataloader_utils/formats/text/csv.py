@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError, nearest
+from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
 from torch_dataloader_utils.formats.text.compression import Decompressed
 from torch_dataloader_utils.formats.text.csv_options import (
@@ -59,7 +60,7 @@ class Csv(TextFormat):
     """Comma-separated values, as pyarrow.csv reads them."""
 
     name: ClassVar[str] = "csv"
-    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".csv.gz", ".csv.zst")
+    suffixes: ClassVar[tuple[str, ...]] = ENDINGS["csv"]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", checked(self.options))

@@ -19,6 +19,7 @@ from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, Described, Footer, Format, KnownFooters, OpenedFiles
 from torch_dataloader_utils.formats.concurrency import read_concurrently
 from torch_dataloader_utils.formats.read_cache import FooterStore
+from torch_dataloader_utils.formats.recognition import format_hint
 from torch_dataloader_utils.formats.schema import FileSchema
 from torch_dataloader_utils.formats.text.codec import Parser, TextCodec, range_of
 from torch_dataloader_utils.formats.text.compression import MOST_TEXT, compression_of, decompressed_head
@@ -179,6 +180,22 @@ class TextFormat(Format):
             msg = f"{shown} is empty: it has not even a line of {self.name}"
             raise UnreadableFileError(msg)
         head = storage.read(file, 0, min(file.size, max(DIGEST_BYTES, 2 * self.block_bytes)))
+        try:
+            footer = self._footer(storage, file, head)
+        except UnreadableFileError as error:
+            hint = format_hint(file.path, self.name, begin=head)
+            if not hint:
+                raise
+            msg = f"{error}{hint}"
+            raise UnreadableFileError(msg) from None
+        step = self.cutting.step(footer.row_bytes, counted=self.counts)
+        if footer.compression is not None or file.size <= step or not self.can_cut(storage, file):
+            return footer
+        return replace(footer, starts=tuple(cuts(storage, file, step)))
+
+    def _footer(self, storage: Storage, file: StoredFile, head: bytes) -> TextFooter:
+        """Return what a file's beginning shows, as the footer of a file in one range."""
+        shown = storage.display(file.location)
         compression = compression_of(head, shown)
         is_all = len(head) == file.size
         try:
@@ -192,7 +209,7 @@ class TextFormat(Format):
             raise UnreadableFileError(msg)
         sample = self.sample(Text(shown, pa.py_buffer(text)), is_all=is_all)
         text_bytes = len(text) / max(1, stored)
-        footer = TextFooter(
+        return TextFooter(
             made_by=self._made_by,
             digest=digest_of(storage, file, head),
             size=file.size,
@@ -202,10 +219,6 @@ class TextFormat(Format):
             row_bytes=max(1e-6, sample.bytes / max(1, sample.rows) / text_bytes),
             text_bytes=text_bytes,
         )
-        step = self.cutting.step(footer.row_bytes, counted=self.counts)
-        if compression is not None or file.size <= step or not self.can_cut(storage, file):
-            return footer
-        return replace(footer, starts=tuple(cuts(storage, file, step)))
 
     def _counted(
         self, storage: Storage, files: Sequence[StoredFile], footers: Sequence[TextFooter]

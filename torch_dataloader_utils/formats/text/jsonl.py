@@ -19,6 +19,7 @@ from pyarrow import json
 
 from torch_dataloader_utils.columns.arrow import stacked
 from torch_dataloader_utils.errors import UnreadableFileError, nearest
+from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
 from torch_dataloader_utils.formats.text.format import BOM, Sample, TextFormat
 from torch_dataloader_utils.formats.text.lines import Text
@@ -81,10 +82,7 @@ class JsonLines(TextFormat):
     """
 
     name: ClassVar[str] = "jsonl"
-    suffixes: ClassVar[tuple[str, ...]] = tuple(
-        f"{name}{compressed}" for name in (".jsonl", ".ndjson", ".json") for compressed in ("", ".gz", ".zst")
-    )
-
+    suffixes: ClassVar[tuple[str, ...]] = ENDINGS["jsonl"]
     blank: ClassVar[bytes] = b" \t\r\n"
 
     takes_unknown: bool = False
