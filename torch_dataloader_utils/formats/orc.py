@@ -1,8 +1,8 @@
-"""ORC: stripes with their row counts out of the file's tail, decoded by pyarrow.
+"""ORC: stripes with their row counts, read from the file's tail, and decoded by pyarrow.
 
 The layout (stripes, footer, postscript, its length in the last byte) and the numbers of the fields are those of the
 Apache ORC specification, https://orc.apache.org/specification/ORCv1/, and of its protobuf schema, ``orc_proto.proto``.
-pyarrow gives the footer, decompressed, but not what it says of stripes; so those few fields are read here.
+pyarrow returns the decompressed footer, but not what it says of stripes. So those few fields are parsed here.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ __all__ = ["Orc"]
 
 
 TAIL_BYTES = 16 * 1024
-"""How much of a file's end ORC's reader asks for first."""
+"""How much of a file's end ORC's reader requests first."""
 
 
 FOOTER_LENGTH, METADATA_LENGTH = 1, 5
@@ -58,7 +58,7 @@ STRIPE_OFFSET, INDEX_LENGTH, DATA_LENGTH, STRIPE_FOOTER_LENGTH, STRIPE_ROWS = ra
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """A stripe: where its bytes lie, and its rows."""
+    """A stripe: the range of its bytes, and its rows."""
 
     start: int
     stop: int
@@ -67,10 +67,10 @@ class Stripe:
 
 @dataclass(frozen=True)
 class Tail:
-    """The end of an ORC file, read and understood.
+    """The end of an ORC file, parsed.
 
     Attributes:
-        content: The bytes that ORC's reader asks for to open the file.
+        content: The bytes that ORC's reader needs to open the file.
         size: The file's size.
     """
 
@@ -102,41 +102,41 @@ def _number(fields: Mapping[int, Sequence[Any]], field: int) -> int:
 
 
 def _fields(message: bytes) -> Mapping[int, list[Any]]:
-    """Return the fields of a protobuf message by number: integers, and the bytes of what has a length.
+    """Return the fields of a protobuf message by number: integers, and the bytes of fields that have a length.
 
     See https://protobuf.dev/programming-guides/encoding/.
     """
     fields: dict[int, list[Any]] = defaultdict(list)
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
-        kind = key & 7
-        if kind == 0:
-            value, place = _varint(message, place)
+    offset = 0
+    while offset < len(message):
+        key, offset = _varint(message, offset)
+        wire_type = key & 7
+        if wire_type == 0:
+            value, offset = _varint(message, offset)
             fields[key >> 3].append(value)
-        elif kind in (1, 5):  # eight bytes, four bytes: of none of the fields that are needed here
-            place += 8 if kind == 1 else 4
-        elif kind == 2:  # noqa: PLR2004 - the specification's number for what has a length
-            length, place = _varint(message, place)
-            if place + length > len(message):
+        elif wire_type in (1, 5):  # eight bytes, four bytes: no field that is needed here
+            offset += 8 if wire_type == 1 else 4
+        elif wire_type == 2:  # noqa: PLR2004 - the specification's number for a field that has a length
+            length, offset = _varint(message, offset)
+            if offset + length > len(message):
                 msg = "its tail is cut short"
                 raise ValueError(msg)
-            fields[key >> 3].append(message[place : place + length])
-            place += length
+            fields[key >> 3].append(message[offset : offset + length])
+            offset += length
         else:
-            msg = f"its tail has a field of an unknown kind, {kind}"
+            msg = f"its tail has a field of an unknown wire type, {wire_type}"
             raise ValueError(msg)
     return fields
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
+def _varint(message: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
-    while place < len(message):
-        byte = message[place]
-        place += 1
+    while offset < len(message):
+        byte = message[offset]
+        offset += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:  # noqa: PLR2004 - the last byte of a number has no highest bit
-            return value, place
+            return value, offset
         shift += 7
     msg = "its tail is cut short"
     raise ValueError(msg)
@@ -154,7 +154,7 @@ class Orc(Format):
         storage: Storage,
         listing: Listing,
         known: KnownFooters | None,
-        counts_nulls: Callable[[pa.Field], bool],  # noqa: ARG002 - tails do not tell where nulls are
+        counts_nulls: Callable[[pa.Field], bool],  # noqa: ARG002 - tails do not say where nulls are
     ) -> Described:
         """Read every file's tail, once."""
         schemas: dict[bytes, pa.Schema] = {}
@@ -171,7 +171,7 @@ class Orc(Format):
 
 
 def _read_tail(storage: Storage, file: StoredFile) -> bytes:
-    """Return what ORC's reader asks for to open a file: mostly in one request."""
+    """Return the bytes that ORC's reader needs to open a file: mostly in one request."""
     name = storage.display(file.location)
     if file.size < len(ORC_MAGIC) + 1:
         msg = f"{name} is not an ORC file: it has only {file.size} bytes{format_hint(file.path, 'orc')}"
@@ -197,15 +197,15 @@ def _parsed(storage: Storage, file: StoredFile, content: bytes, schemas: dict[by
     with storage.errors_at(f"the tail of {storage.display(file.location)}"):
         tail = Tail(content, file.size)
         schema = tail.file.schema.remove_metadata()
-        list(schema.names)  # one that is no text is an error
+        list(schema.names)  # a name that is not UTF-8 is an error
         stripes = tail.stripes
         if any(stripe.rows < 0 or not 0 <= stripe.start <= stripe.stop <= file.size for stripe in stripes):
-            msg = "its stripes do not lie in it"
+            msg = "a stripe is outside of it"
             raise ValueError(msg)
         if sum(stripe.rows for stripe in stripes) != tail.file.nrows or len(stripes) != tail.file.nstripes:
             msg = f"its stripes do not add up to {tail.file.nrows} rows"
             raise ValueError(msg)
-    schema = schemas.setdefault(schema.serialize().to_pybytes(), schema)  # alike ones are one object
+    schema = schemas.setdefault(schema.serialize().to_pybytes(), schema)  # equal ones are one object
     groups = tuple(RowGroup(stripe.rows, stripe.stop - stripe.start) for stripe in stripes)
     digest = hashlib.blake2b(content, digest_size=8).hexdigest()
     return Footer(DataFile(file.path, file.size, digest, groups, file.etag, file.modified), schema, (), content)
@@ -239,7 +239,7 @@ class _OrcCodec(Codec):
 
 @dataclass(frozen=True, slots=True)
 class _OrcLayout(Layout):
-    """The stripes of a file. One is fetched as a whole: where its columns lie stands within it."""
+    """The stripes of a file. A stripe is fetched as a whole, because only its own footer says where its columns are."""
 
     stripes: tuple[Stripe, ...]
     stored: pa.Schema
@@ -270,10 +270,10 @@ class _Stripes:
             yield stripe.slice(start, rows)
 
     def close(self) -> None:
-        """Nothing is open beside the bytes."""
+        """Nothing is open but the bytes."""
 
     def _stripe(self, number: int) -> pa.RecordBatch:
-        """Read a stripe; where pyarrow cannot tell a column by its name, with columns beside those that are needed."""
+        """Read the needed columns of a stripe, or all columns where pyarrow cannot select them by name."""
         names = self.columns or self.file.schema.names[:1]
-        by_name = not any("." in name for name in names)  # which pyarrow takes for a field of a struct
+        by_name = not any("." in name for name in names)  # pyarrow takes the part after a dot for a field of a struct
         return self.file.read_stripe(number, columns=names if by_name else None)

@@ -1,4 +1,4 @@
-"""The end of a Parquet file: what it says of row groups, columns and nulls.
+"""The footer of a Parquet file: what it says of row groups, columns and nulls.
 
 The layout (footer, its length as four little-endian bytes, the magic ``PAR1``) is that of the Apache Parquet file
 format specification, https://parquet.apache.org/docs/file-format/.
@@ -23,7 +23,7 @@ __all__ = ["Columns", "FooterReader", "NotParquetError", "leaves_of", "parse_foo
 
 
 TAIL_BYTES = 64 * 1024
-"""How much of a file's end is read at first: most footers are smaller, and then one request is enough."""
+"""How much of a file's end is read first. Most footers are smaller, and then one request is enough."""
 
 
 SHOWN = 3
@@ -31,11 +31,11 @@ SHOWN = 3
 
 
 class FooterReader:
-    """Reads and parses footers. Files of a dataset mostly have one schema, which is then worked out once.
+    """Reads and parses footers. If consecutive files have equal schemas, as they mostly do, a schema is derived once.
 
     Args:
-        storage: Where the files lie.
-        counts_nulls: Says of a column whether its nulls matter.
+        storage: Where the files are.
+        counts_nulls: Whether a column's nulls matter.
     """
 
     def __init__(self, storage: Storage, counts_nulls: Callable[[pa.Field], bool] = lambda _: False) -> None:
@@ -49,7 +49,7 @@ class FooterReader:
         """Read and parse a file's footer.
 
         Raises:
-            UnreadableFileError: If the file is no Parquet file, or damaged; the message names it.
+            UnreadableFileError: If the file is not a Parquet file, or damaged; the message names it.
         """
         return self.parse(file, self.content(file))
 
@@ -57,12 +57,12 @@ class FooterReader:
         """Return a file's footer as bytes, with their length and the magic.
 
         Raises:
-            UnreadableFileError: If the file is no Parquet file, or damaged; the message names it.
+            UnreadableFileError: If the file is not a Parquet file, or damaged; the message names it.
         """
         return _read(self._storage, file)
 
     def parse(self, file: StoredFile, content: bytes) -> Footer:
-        """Parse a footer that was read before: its bytes, with their length and the magic."""
+        """Parse a footer: its bytes, with their length and the magic."""
         try:
             metadata = parse_footer(content)
             columns = self.columns(metadata)
@@ -97,11 +97,11 @@ class FooterReader:
 
     def columns(self, metadata: pq.FileMetaData) -> Columns:
         """Return a file's columns."""
-        arrow = (metadata.metadata or {}).get(b"ARROW:schema")  # Arrow's types are kept there
+        arrow = (metadata.metadata or {}).get(b"ARROW:schema")  # Arrow writes its own schema there
         last = self._last
         if last is None or last.arrow != arrow or not last.is_of(metadata.schema):
             schema = metadata.schema.to_arrow_schema().remove_metadata()
-            schema = self._schemas.setdefault(schema.serialize().to_pybytes(), schema)  # alike ones are one object
+            schema = self._schemas.setdefault(schema.serialize().to_pybytes(), schema)  # equal ones are one object
             leaves = leaves_of(schema)
             counted = tuple((column.name, leaves[column.name][0]) for column in schema if self._counts_nulls(column))
             chunks = [metadata.schema.column(leaf) for leaf in range(len(metadata.schema))]
@@ -112,9 +112,14 @@ class FooterReader:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A file's columns as Parquet and Arrow note them, as a schema, and the first leaves of those to count nulls of.
+    """A file's columns.
 
-    And the paths of leaves that lie within columns.
+    Attributes:
+        stored: As Parquet has them.
+        arrow: As Arrow has added them to the file's metadata, or None.
+        schema: As pyarrow reads them.
+        counted: The columns to count nulls of: the name and the number of the first leaf of each.
+        nested: Leaves within nested columns: the number and path of each.
     """
 
     stored: pq.ParquetSchema
@@ -124,7 +129,7 @@ class Columns:
     nested: tuple[tuple[int, str], ...]
 
     def is_of(self, stored: pq.ParquetSchema) -> bool:
-        """Whether these are another file's columns, too: Parquet's schemas are equal if all leaves are, by own name."""
+        """Whether these are another file's columns, too. Parquet's `equals` compares leaves' names, not their paths."""
         return self.stored.equals(stored) and all(stored.column(leaf).path == path for leaf, path in self.nested)
 
     def announced_nulls(self, groups: Sequence[pq.RowGroupMetaData]) -> Iterator[NullCount]:
@@ -137,13 +142,13 @@ class Columns:
 
 
 class NotParquetError(UnreadableFileError):
-    """A file was read and is no complete Parquet file."""
+    """A file was read and is not a complete Parquet file."""
 
 
 def parse_footer(footer: bytes) -> pq.FileMetaData:
-    """Parse a footer: a file of nothing but magic and footer has the same metadata.
+    """Parse a footer, as a file that has only the magic and the footer.
 
-    ``pq.read_metadata`` would do the same in twice the time: it prepares to read columns, too.
+    ``pq.read_metadata`` takes twice the time for the same, because it prepares to read columns.
     """
     reader = pq.ParquetReader()
     reader.open(pa.BufferReader(PARQUET_MAGIC + footer))
@@ -151,7 +156,7 @@ def parse_footer(footer: bytes) -> pq.FileMetaData:
 
 
 def leaves_of(schema: pa.Schema) -> dict[str, tuple[int, ...]]:
-    """Return each column's leaf columns, by number: Parquet stores the leaves of nested types apart."""
+    """Return the numbers of each column's leaf columns: Parquet stores each leaf of a nested type as a column."""
     leaves: dict[str, tuple[int, ...]] = {}
     first = 0
     for column in schema:

@@ -1,4 +1,4 @@
-"""Parquet: footers read once, or `_metadata` in their place; row groups decoded by pyarrow."""
+"""Parquet: footers, or `_metadata` in their place, read once; row groups decoded by pyarrow."""
 
 from __future__ import annotations
 
