@@ -24,11 +24,11 @@ def filter_columns(filters: pc.Expression, schema: pa.Schema) -> tuple[str, ...]
         msg = f"the filter {filters!s:.200} names a column by its index, which differs between files: use its name"
         raise ColumnError(msg)
     try:
-        kind = _bound_type(filters, schema)
+        dtype = _bound_type(filters, schema)
     except (pa.ArrowException, TypeError) as error:
         raise _filter_error(filters, schema, error) from None
-    if not pa.types.is_boolean(kind):
-        msg = f"the filter {filters!s:.200} gives {kind}, not true or false: compare it with something"
+    if not pa.types.is_boolean(dtype):
+        msg = f"the filter {filters!s:.200} gives {dtype}, not true or false: compare it with something"
         raise ColumnError(msg)
     names = _needed(filters, schema)
     all_null = reduce(operator.and_, (pc.field(name).is_null() for name in names), pc.scalar(value=True))
@@ -58,8 +58,8 @@ def _filter_error(filters: pc.Expression, schema: pa.Schema, error: Exception) -
             require_column(name, schema, f" for the filter {shown}")
         except ColumnError as missing:
             return missing
-    kinds = [f"{column.name!r} is {column.type}" for column in schema if _is_named(column.name, str(filters))]
-    return ColumnError(f"the filter {shown} does not fit the columns: {', '.join(kinds) or 'none of them'}; {text}")
+    dtypes = [f"{column.name!r} is {column.type}" for column in schema if _is_named(column.name, str(filters))]
+    return ColumnError(f"the filter {shown} does not fit the columns: {', '.join(dtypes) or 'none of them'}; {text}")
 
 
 def _is_named(column: str, filters: str) -> bool:

@@ -88,7 +88,7 @@ class Tail:
     def stripes(self) -> tuple[Stripe, ...]:
         """The stripes, in order."""
         footer = _fields(self.file.reader.serialized_file_tail())[FOOTER][0]
-        return tuple(_stripe(_fields(one)) for one in _fields(footer)[STRIPES])
+        return tuple(_stripe(_fields(stripe)) for stripe in _fields(footer)[STRIPES])
 
 
 def _stripe(fields: Mapping[int, Sequence[Any]]) -> Stripe:

@@ -128,18 +128,19 @@ def unified(files: Iterable[FileSchema]) -> Unified:
             known = fields.setdefault(field.name, added)
             common = known if known.type == added.type else _common(known, added)
             if common is None:
-                text = f"is {added.type} in {file.path} but {known.type} in {home}, which have no common type: "
-                problems.setdefault(field.name, text + "write the files with one type, or choose `columns` without it")
+                problem = f"is {added.type} in {file.path} but {known.type} in {home}, which have no common type: "
+                problem += "write the files with one type, or choose `columns` without it"
+                problems.setdefault(field.name, problem)
             fields[field.name] = common or known
     return Unified(pa.schema(list(fields.values())), problems)
 
 
 def _common(known: pa.Field, field: pa.Field) -> pa.Field | None:
     """Return a field of a type that both can be cast to; None also where pyarrow would change values silently."""
-    kinds = (known.type, field.type)
-    if any(map(pa.types.is_decimal, kinds)) and any(map(pa.types.is_floating, kinds)):
+    dtypes = (known.type, field.type)
+    if any(map(pa.types.is_decimal, dtypes)) and any(map(pa.types.is_floating, dtypes)):
         return None
-    if any(map(_is_text, kinds)) and any(map(_is_binary, kinds)):
+    if any(map(_is_text, dtypes)) and any(map(_is_binary, dtypes)):
         return None
     try:
         (common,) = pa.unify_schemas([pa.schema([known]), pa.schema([field])], promote_options="permissive")
@@ -148,17 +149,17 @@ def _common(known: pa.Field, field: pa.Field) -> pa.Field | None:
     return common
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def _is_text(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype))
 
 
-def _is_binary(kind: pa.DataType) -> bool:
+def _is_binary(dtype: pa.DataType) -> bool:
     types = pa.types
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+    return bool(types.is_binary(dtype) or types.is_large_binary(dtype) or types.is_fixed_size_binary(dtype))
 
 
-def grew_out_of(kind: pa.DataType, stored: pa.DataType) -> bool:
-    """Whether a table's column of type `kind` may be of type `stored` in files older than a change of the table.
+def grew_out_of(dtype: pa.DataType, stored: pa.DataType) -> bool:
+    """Whether a table's column of type `dtype` may be of type `stored` in files older than a change of the table.
 
     A value that does not fit is still an error of its row group.
     """
@@ -167,37 +168,37 @@ def grew_out_of(kind: pa.DataType, stored: pa.DataType) -> bool:
     if pa.types.is_dictionary(stored):
         stored = stored.value_type
     stored = SMALL.get(str(stored), stored)
-    if kind == stored or pa.types.is_null(stored):
+    if dtype == stored or pa.types.is_null(stored):
         return True
-    if pa.types.is_nested(kind):
-        return _parts_grew_out_of(kind, stored)
-    if pa.types.is_decimal(kind):
-        return bool(pa.types.is_decimal(stored) and kind.scale == stored.scale and kind.precision >= stored.precision)
-    if pa.types.is_timestamp(kind):
-        return pa.types.is_timestamp(stored) and (kind.tz is not None or stored.tz is None)  # INT96 has no time zone
-    if not _is_number(kind) or not _is_number(stored):
+    if pa.types.is_nested(dtype):
+        return _parts_grew_out_of(dtype, stored)
+    if pa.types.is_decimal(dtype):
+        return bool(pa.types.is_decimal(stored) and dtype.scale == stored.scale and dtype.precision >= stored.precision)
+    if pa.types.is_timestamp(dtype):
+        return pa.types.is_timestamp(stored) and (dtype.tz is not None or stored.tz is None)  # INT96 has no time zone
+    if not _is_number(dtype) or not _is_number(stored):
         return False
-    common = _common(pa.field("", kind), pa.field("", stored))
-    return common is not None and common.type == kind
+    common = _common(pa.field("", dtype), pa.field("", stored))
+    return common is not None and common.type == dtype
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+def _is_number(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(dtype) or pa.types.is_floating(dtype))
 
 
-def _parts_grew_out_of(kind: pa.DataType, stored: pa.DataType) -> bool:
+def _parts_grew_out_of(dtype: pa.DataType, stored: pa.DataType) -> bool:
     """Whether the same is true of each part of nested types."""
-    if pa.types.is_struct(kind) and pa.types.is_struct(stored):
-        now = {one.name: one.type for one in kind}
-        same = {one.name for one in stored} <= set(now)  # fields that were added are null
-        parts = [(now[one.name], one.type) for one in stored] if same else []
-    elif pa.types.is_map(kind) and pa.types.is_map(stored):
-        same, parts = True, [(kind.key_type, stored.key_type), (kind.item_type, stored.item_type)]
-    elif pa.types.is_list(kind) and (pa.types.is_list(stored) or pa.types.is_large_list(stored)):
-        same, parts = True, [(kind.value_type, stored.value_type)]
+    if pa.types.is_struct(dtype) and pa.types.is_struct(stored):
+        now = {field.name: field.type for field in dtype}
+        same = {field.name for field in stored} <= set(now)  # fields that were added are null
+        parts = [(now[field.name], field.type) for field in stored] if same else []
+    elif pa.types.is_map(dtype) and pa.types.is_map(stored):
+        same, parts = True, [(dtype.key_type, stored.key_type), (dtype.item_type, stored.item_type)]
+    elif pa.types.is_list(dtype) and (pa.types.is_list(stored) or pa.types.is_large_list(stored)):
+        same, parts = True, [(dtype.value_type, stored.value_type)]
     else:
         return False
-    return same and all(grew_out_of(one, other) for one, other in parts)
+    return same and all(grew_out_of(*part) for part in parts)
 
 
 def projected(schema: pa.Schema, needed: pa.Schema, name_of: Callable[[str], str | None]) -> Projection:
@@ -219,29 +220,29 @@ VIEWS = {"string_view": pa.string(), "binary_view": pa.binary()}
 SMALL = VIEWS | {"large_string": pa.string(), "large_binary": pa.binary()}
 
 
-def delivered_type(kind: pa.DataType) -> pa.DataType:
+def delivered_type(dtype: pa.DataType) -> pa.DataType:
     """Return the type that a column is delivered in: the file's, except for views, which pyarrow cannot filter."""
-    return VIEWS.get(str(kind), kind)
+    return VIEWS.get(str(dtype), dtype)
 
 
-def table_column_type(kind: pa.DataType) -> pa.DataType:
+def table_column_type(dtype: pa.DataType) -> pa.DataType:
     """Return the type that a table's column is delivered in: no extensions, all nullable, nothing large."""
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    inner = [(one.name, table_column_type(one.type)) for one in children(kind)]
-    if pa.types.is_map(kind):
-        return pa.map_(*(one for _, one in inner))
-    if pa.types.is_struct(kind):
+    if isinstance(dtype, pa.BaseExtensionType):
+        dtype = dtype.storage_type
+    inner = [(field.name, table_column_type(field.type)) for field in children(dtype)]
+    if pa.types.is_map(dtype):
+        return pa.map_(*(part for _, part in inner))
+    if pa.types.is_struct(dtype):
         return pa.struct(inner)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
         return pa.list_(pa.field(*inner[0]))
-    return SMALL.get(str(kind), kind)
+    return SMALL.get(str(dtype), dtype)
 
 
-def children(kind: pa.DataType) -> list[pa.Field]:
+def children(dtype: pa.DataType) -> list[pa.Field]:
     """Return the fields of a nested type; none of another."""
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    if pa.types.is_map(kind):
-        return [kind.key_field, kind.item_field]
-    return [kind.field(number) for number in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+    if isinstance(dtype, pa.BaseExtensionType):
+        dtype = dtype.storage_type
+    if pa.types.is_map(dtype):
+        return [dtype.key_field, dtype.item_field]
+    return [dtype.field(number) for number in range(dtype.num_fields)] if pa.types.is_nested(dtype) else []

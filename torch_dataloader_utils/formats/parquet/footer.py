@@ -92,8 +92,10 @@ class FooterReader:
         if self._mismatches:
             shown = "; ".join(self._mismatches[:SHOWN])
             others = f"; and {len(self._mismatches) - SHOWN} more files" if len(self._mismatches) > SHOWN else ""
-            text = f"the total of rows in a footer disagrees with its row groups, by which it is read: {shown}{others}"
-            warn_user(f"{text}. Write the files again", FooterMismatchWarning)
+            message = (
+                f"the total of rows in a footer disagrees with its row groups, by which it is read: {shown}{others}"
+            )
+            warn_user(f"{message}. Write the files again", FooterMismatchWarning)
 
     def columns(self, metadata: pq.FileMetaData) -> Columns:
         """Return a file's columns."""
@@ -166,12 +168,12 @@ def leaves_of(schema: pa.Schema) -> dict[str, tuple[int, ...]]:
     return leaves
 
 
-def _leaf_count(kind: pa.DataType) -> int:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _leaf_count(kind.storage_type)
-    if pa.types.is_dictionary(kind) or not pa.types.is_nested(kind):
+def _leaf_count(dtype: pa.DataType) -> int:
+    if isinstance(dtype, pa.BaseExtensionType):
+        return _leaf_count(dtype.storage_type)
+    if pa.types.is_dictionary(dtype) or not pa.types.is_nested(dtype):
         return 1
-    return sum(_leaf_count(kind.field(number).type) for number in range(kind.num_fields))
+    return sum(_leaf_count(dtype.field(number).type) for number in range(dtype.num_fields))
 
 
 def _read(storage: Storage, file: StoredFile) -> bytes:

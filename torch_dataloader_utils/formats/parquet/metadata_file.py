@@ -93,12 +93,12 @@ def read_metadata_file(storage: Storage, file: StoredFile, files: Sequence[Store
     if metadata_file.paths != here:
         lacking, surplus = sorted(here - metadata_file.paths), sorted(metadata_file.paths - here)
         parts = [
-            f"{text} {', '.join(paths[:SHOWN])}" + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
-            for text, paths in (("it does not describe", lacking), ("it describes missing", surplus))
+            f"{what} {', '.join(paths[:SHOWN])}" + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
+            for what, paths in (("it does not describe", lacking), ("it describes missing", surplus))
             if paths
         ]
-        text = f"{name} is not used, all footers are read instead: {'; '.join(parts)}. Write it again, or remove it"
-        warn_user(text, MetadataFileWarning)
+        message = f"{name} is not used, all footers are read instead: {'; '.join(parts)}. Write it again, or remove it"
+        warn_user(message, MetadataFileWarning)
         return None
     return metadata_file
 

@@ -31,16 +31,16 @@ def _columns_kept_as_nan(filters: pc.Expression, schema: pa.Schema, columns: Seq
     """
     kept = []
     for name in columns:
-        kind = schema.field(name).type
-        if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
+        dtype = schema.field(name).type
+        if pa.types.is_nested(dtype) or isinstance(dtype, pa.BaseExtensionType):
             return None
-        if pa.types.is_floating(kind) and not rules_out(filters, schema, columns, _is_nan(name, kind)):
+        if pa.types.is_floating(dtype) and not rules_out(filters, schema, columns, _is_nan(name, dtype)):
             kept.append(name)
     return kept if len(kept) <= MOST_NAN_COLUMNS else None
 
 
-def _is_nan(name: str, kind: pa.DataType) -> pc.Expression:
-    return pc.field(name) == pa.scalar(float("nan"), kind)
+def _is_nan(name: str, dtype: pa.DataType) -> pc.Expression:
+    return pc.field(name) == pa.scalar(float("nan"), dtype)
 
 
 def select_row_groups(

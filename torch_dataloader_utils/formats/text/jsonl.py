@@ -301,22 +301,22 @@ def _explained(what: str, line: bytes, known: pa.Schema) -> str:
     return what if len(what) <= MOST_SHOWN else f"{what[:MOST_SHOWN]}..."
 
 
-def _unknown_fields(value: object, kind: pa.DataType, within: str = "") -> Iterator[str]:
+def _unknown_fields(value: object, dtype: pa.DataType, within: str = "") -> Iterator[str]:
     """Yield the fields, at any depth, that a value has and its type does not."""
-    if isinstance(value, dict) and pa.types.is_struct(kind):
-        known = {field.name: field.type for field in kind}
+    if isinstance(value, dict) and pa.types.is_struct(dtype):
+        known = {field.name: field.type for field in dtype}
         for name, inner in value.items():
             if name in known:
                 yield from _unknown_fields(inner, known[name], f"{within}{name}.")
             else:
                 yield f"{within}{name}"
-    elif isinstance(value, list) and pa.types.is_list(kind):
+    elif isinstance(value, list) and pa.types.is_list(dtype):
         for inner in value:
-            yield from _unknown_fields(inner, kind.value_type, within)
+            yield from _unknown_fields(inner, dtype.value_type, within)
 
 
-def _holds_struct(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) or (pa.types.is_list(kind) and _holds_struct(kind.value_type))
+def _holds_struct(dtype: pa.DataType) -> bool:
+    return pa.types.is_struct(dtype) or (pa.types.is_list(dtype) and _holds_struct(dtype.value_type))
 
 
 def _is_wrong(line: bytes) -> bool:
