@@ -20,7 +20,7 @@ SMOKE := import pathlib, torch_dataloader_utils as package; \
 
 # Tests that start no process, or hardly any.
 UNIT := changed_files construction elastic filters listing manifests mismatch pace pairwise partitions planning \
-	progress rank_states room shuffle_quality sparse strategies text transport
+	progress rank_states shuffle_quality sparse strategies text transport
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

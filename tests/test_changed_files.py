@@ -81,7 +81,7 @@ def test_a_file_that_is_replaced_is_read_to_its_end_or_refused_never_mixed(chang
     except UnreadableFileError as error:
         assert "part.parquet" in str(error)  # noqa: PT017 - either way is right
     assert max(values) < ROWS
-    with pytest.raises(UnreadableFileError, match=r"part\.parquet was written anew"):
+    with pytest.raises(UnreadableFileError, match=r"part\.parquet was rewritten"):
         list(loader)
 
 

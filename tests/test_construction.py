@@ -768,7 +768,7 @@ def test_a_file_written_anew_in_the_same_size_is_an_error_that_names_it(tmp_path
     loader, _ = open_loader(path)
     pq.write_table(other, path, **plain)
     assert path.stat().st_size == size
-    with pytest.raises(UnreadableFileError, match="was written anew since it was listed") as raised:
+    with pytest.raises(UnreadableFileError, match="was rewritten since it was listed") as raised:
         rows_in(loader)
     assert str(path) in str(raised.value)
 

@@ -426,7 +426,7 @@ def test_paths_on_two_storages_are_an_error(tree):
     filesystem.pipe_file("/two/a.parquet", (tree / "a.parquet").read_bytes())
     try:
         for paths in ([tree, "memory://two/a.parquet"], ["memory://two/a.parquet", tree]):
-            with pytest.raises(ValueError, match=r"memory://two/a\.parquet.*lie on two storages"):
+            with pytest.raises(ValueError, match=r"memory://two/a\.parquet.*are on two storages"):
                 open_loader(paths)
     finally:
         filesystem.rm("/two", recursive=True)

@@ -253,8 +253,8 @@ def cut_off(directory: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        (added, r"it does not describe new/part-000\.parquet\. Write it anew"),
-        (removed, r"it describes missing part-002\.parquet\. Write it anew"),
+        (added, r"it does not describe new/part-000\.parquet\. Write it again"),
+        (removed, r"it describes missing part-002\.parquet\. Write it again"),
         (not_parquet, "is not a Parquet file"),
         (cut_off, "_metadata is not used"),
     ],

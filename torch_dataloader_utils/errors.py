@@ -15,6 +15,7 @@ Warning:
     └── UserWarning
         ├── UnevenRanksWarning        ranks make, or may make, different numbers of steps
         ├── ChangedFilesWarning       files have a new modification time, but the same size and footer
+        ├── FooterMismatchWarning     a footer's total of rows disagrees with its row groups, which count
         ├── LostRowsWarning           rows can no longer be delivered: their files were removed or rewritten
         └── MetadataFileWarning       a `_metadata` file does not describe the files of its directory
 
@@ -37,6 +38,7 @@ __all__ = [
     "ColumnError",
     "DatasetError",
     "Difference",
+    "FooterMismatchWarning",
     "IterationEndedError",
     "LostRowsWarning",
     "MetadataFileWarning",
@@ -79,6 +81,10 @@ class UnevenRanksWarning(UserWarning):
 
 class ChangedFilesWarning(UserWarning):
     """Files have a new modification time; their size and footer are unchanged."""
+
+
+class FooterMismatchWarning(UserWarning):
+    """A Parquet footer's total of rows disagrees with its row groups. The row groups count, as they do for pyarrow."""
 
 
 class LostRowsWarning(UserWarning):

@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, round_robin
 from torch_dataloader_utils.planning.assignment import Assignment
@@ -47,7 +48,8 @@ class BatchDataset(IterableDataset[Any]):
         self._opened_files = opened_files
         self._epoch_state = epoch_state
         self._schema = read_options.transform.schema
-        self._stream = Stream(opened_files, read_options, collate_fn, seed, epoch_state.topology.rank)
+        cache = ReadCache.of_opened(opened_files.footers)
+        self._stream = Stream(opened_files, cache, read_options, collate_fn, seed, epoch_state.topology.rank)
         self._channel: WorkerChannel | None = None
         self._leaves_footers_out = False
 

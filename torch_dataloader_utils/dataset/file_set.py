@@ -8,12 +8,14 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch_dataloader_utils.dataset.discovery import Request, open_files
 from torch_dataloader_utils.dataset.manifest_file import load_manifest
 from torch_dataloader_utils.dataset.partitions import Partitioning, is_hive, partition_columns, require_partitioning
 from torch_dataloader_utils.formats.base import Format, OpenedFiles
+from torch_dataloader_utils.formats.recognition import format_hint
 from torch_dataloader_utils.loader.arguments import parse_paths
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 from torch_dataloader_utils.storage.listing import GLOB, list_files
@@ -62,8 +64,9 @@ class PathSet(FileSet):
     def open(self, request: Request) -> OpenedFiles:
         """List the files, or take them from the manifest, and read their footers."""
         storage, locations = Storage.for_urls(self.urls, self.storage_options)
+        hint = partial(format_hint, current=self.format.name)
         if self.manifest is None:
-            listing, known = list_files(storage, locations, self.format.suffixes), None
+            listing, known = list_files(storage, locations, self.format.suffixes, hint), None
         else:
             listing, known = load_manifest(self.manifest, storage, locations)
         paths = {file.path: file.path for file in listing.files}

@@ -1,13 +1,13 @@
-"""What every format gives: files as a opened files of row groups, and the way from a row group's bytes to rows."""
+"""What every format provides: what files say of themselves, and how a row group's bytes become rows.
+
+A text format has neither footers nor row groups. It makes both: see `text.footer`.
+"""
 
 from __future__ import annotations
 
 import hashlib
-import statistics
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar, Protocol
@@ -17,14 +17,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.schema import Projection
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest
 from torch_dataloader_utils.storage.filesystem import LocalFile, Storage, StoredFile
 from torch_dataloader_utils.storage.listing import Listing
 
 __all__ = [
-    "FOOTER_THREADS",
-    "OPEN_FILES",
     "AnnouncedNulls",
     "Codec",
     "Deletes",
@@ -38,7 +37,6 @@ __all__ = [
     "NullCount",
     "OpenedFiles",
     "RowGroups",
-    "read_each",
 ]
 
 
@@ -59,13 +57,13 @@ class NullCount:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a file says of itself, read and understood.
+    """What a file says of itself, parsed.
 
     Attributes:
         file: The file by content.
         schema: Its columns.
-        nulls: The nulls it announces in the columns that were asked for.
-        content: What was read, as bytes, so that nobody has to read it again; None where another file told it.
+        nulls: The nulls that it announces in the requested columns.
+        content: What was read, as bytes, so that it need not be read again; None where `_metadata` was read instead.
     """
 
     file: DataFile
@@ -76,7 +74,7 @@ class Footer:
 
 @dataclass(frozen=True, slots=True)
 class KnownFooters:
-    """Footers that were read before: each file's, by path, or that of the `_metadata` file that describes them all."""
+    """Footers that were read before: each file's, by path, or that of the `_metadata` file that describes all files."""
 
     footers: Mapping[str, bytes]
     metadata_file: bytes | None = None
@@ -87,7 +85,7 @@ class Described:
     """What all files say of themselves.
 
     Attributes:
-        footers: One for each file, in order.
+        footers: The footer of each file, in order.
         metadata_file: The footer of the `_metadata` file that described them, if one did.
     """
 
@@ -100,9 +98,9 @@ class AnnouncedNulls:
     """Nulls in a column that cannot be delivered with them.
 
     Attributes:
-        path: The file, for people.
+        path: The file, as messages name it.
         found: What it announces.
-        home: A file that has the column, where this one has none; else None.
+        home: A file that has the column, if this one does not; else None.
     """
 
     path: str
@@ -112,11 +110,11 @@ class AnnouncedNulls:
 
 @dataclass(frozen=True, slots=True)
 class FileCase:
-    """What is known of a file beside its statistics.
+    """What is known of a file apart from its statistics.
 
     Attributes:
-        guarantee: What holds for all of its rows, such as the values of partition columns; None for nothing.
-        comparable: Whether its statistics are of the filter's columns, in the dataset's types.
+        guarantee: What is true of all of its rows, such as the values of partition columns; None for nothing.
+        comparable: Whether its statistics are those of the filter's columns, in the dataset's types.
     """
 
     guarantee: pc.Expression | None = None
@@ -128,7 +126,7 @@ class Deletes:
     """Rows of a file that a table says are deleted.
 
     Attributes:
-        positions: int64, their places in the file, rising.
+        positions: int64, their numbers in the file, ascending.
         group_rows: The rows that each row group has in the file, the deleted ones included.
     """
 
@@ -150,7 +148,7 @@ class Measures:
         row_bytes: What a row takes in memory, columns of no fixed width left out.
         stored: The compressed bytes of each row group.
         variable: The uncompressed bytes in each row group of those columns, by name; a dictionary counts once.
-        rows: Of text, whose size in memory follows from its bytes, about how many rows each row group has; else None.
+        rows: For text, whose size in memory follows from its bytes, about how many rows each row group has; else None.
     """
 
     row_bytes: float
@@ -160,7 +158,7 @@ class Measures:
 
 
 class Layout(ABC):
-    """Where in a file the needed columns of its row groups lie, and how large they are."""
+    """Which bytes of a file hold the needed columns of its row groups, and how large the row groups are."""
 
     @abstractmethod
     def measures(self) -> Measures:
@@ -168,10 +166,10 @@ class Layout(ABC):
 
     @abstractmethod
     def ranges(self, number: int) -> list[tuple[int, int]]:
-        """Return where in the file what is needed of a row group lies."""
+        """Return the ranges of bytes that are needed of a row group."""
 
     def extent(self, number: int) -> tuple[int, int]:
-        """Return from where to where it lies, all together; it need not be anything."""
+        """Return the range from the first of these bytes to the last; it may be empty."""
         ranges = self.ranges(number)
         return min((start for start, _ in ranges), default=0), max((stop for _, stop in ranges), default=0)
 
@@ -186,21 +184,21 @@ class RowGroups(Protocol):
         """Yield a row group in batches of about so many rows."""
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
 
 class Codec(ABC):
-    """The way from files to rows for one that reads them; it keeps what it has parsed."""
+    """Opens files for one reader; keeps what it has parsed."""
 
     def expect(self, paths: Iterable[str]) -> None:  # noqa: B027 - most need nothing
-        """Begin to read what is needed to know of files before any of their row groups can be asked for."""
+        """Begin to read what has to be known of files before any of their row groups can be requested."""
 
     @abstractmethod
     def layout(self, path: str) -> Layout:
-        """Return where in a file its row groups lie."""
+        """Return which bytes of a file are needed of its row groups."""
 
-    def tail(self, path: str) -> bytes:  # noqa: ARG002 - what others know a file by
-        """Return the bytes at a file's end that have to be there to open it, where they are not read otherwise."""
+    def tail(self, path: str) -> bytes:  # noqa: ARG002 - some formats need the path
+        """Return the bytes at a file's end that its reader needs to open it and that are not read otherwise."""
         return b""
 
     @abstractmethod
@@ -213,11 +211,11 @@ class Codec(ABC):
             local: The same, if it is local.
 
         Raises:
-            UnreadableFileError: If it is not the file that was listed, as far as it shows.
+            UnreadableFileError: If the file is not the listed one, as far as can be seen.
         """
 
     def close(self) -> None:  # noqa: B027 - most need nothing
-        """Read nothing more; what is being read is waited for."""
+        """Read nothing more; wait for what is being read."""
 
 
 class Format(ABC):
@@ -225,8 +223,7 @@ class Format(ABC):
 
     Attributes:
         name: What users call it.
-        suffixes: Endings of the names of its files.
-        unknown_rows: Why the files do not tell how many rows they have; None where they do.
+        suffixes: Endings of the names of its files, in lower case.
     """
 
     name: ClassVar[str]
@@ -239,7 +236,7 @@ class Format(ABC):
 
     @property
     def options_digest(self) -> str | None:
-        """Digest of the options that decide what rows a file has; None where there are none."""
+        """Digest of the options that decide which rows a file has; None if the format has no options."""
         return None
 
     @abstractmethod
@@ -249,9 +246,9 @@ class Format(ABC):
         """Read what the files say of themselves, once, or take what is known.
 
         Args:
-            storage: Where the files lie.
+            storage: Where the files are.
             listing: The files.
-            known: What another opened files read, so that nothing has to be; or None.
+            known: What was read before, so that nothing has to be read; or None.
             counts_nulls: Says of a file's column whether its nulls matter.
 
         Raises:
@@ -260,7 +257,7 @@ class Format(ABC):
 
     def select(
         self,
-        described: Described,  # noqa: ARG002 - what others decide by
+        described: Described,  # noqa: ARG002 - formats with statistics need them
         filters: pc.Expression,  # noqa: ARG002
         schema: pa.Schema,  # noqa: ARG002
         columns: Sequence[str],  # noqa: ARG002
@@ -272,44 +269,47 @@ class Format(ABC):
             described: What the files say.
             filters: The filter.
             schema: The dataset's columns.
-            columns: Those that the filter needs.
+            columns: The columns that the filter needs.
             cases: What else is known of each file.
         """
         return None
 
-    def verify(self, opened_files: OpenedFiles) -> None:  # noqa: B027 - most have nothing to verify
-        """Raise if files that nobody will read are not what rules them out."""
+    def verify(self, files: OpenedFiles) -> None:  # noqa: B027 - most have nothing to verify
+        """Raise if a file that is never read, because `_metadata` rules out all of its rows, is not as described."""
 
     @abstractmethod
-    def codec(self, opened_files: OpenedFiles) -> Codec:
-        """Return the way to the rows for one that reads."""
+    def codec(self, files: OpenedFiles, footers: FooterStore) -> Codec:
+        """Return what opens files for one reader.
+
+        Args:
+            files: The files.
+            footers: Their footers, as far as they are known. Those that the codec reads are added.
+        """
 
 
 @dataclass(frozen=True)
 class OpenedFiles:
-    """A dataset's files, read as far as they describe themselves, and checked.
+    """A dataset's files, described and checked. Nothing in it changes: what readers learn is in their `ReadCache`.
 
     Attributes:
-        storage: Where the files lie.
+        storage: Where the files are.
         format: Their format.
         manifest: The files by content.
         schema: The columns to deliver, in order, with their types; all nullable, as files may differ in that alone.
-        needed: The same, and those that the filter needs beside them.
+        needed: These, and last the columns that only the filter needs.
         filter: Which rows to deliver, or None for all.
         filter_columns: The columns that the filter needs.
         selection: For each file the row groups that may hold such rows, by their statistics; None if that is all.
-        announced_nulls: Where the footers announce nulls that cannot be delivered, and the filter does not take.
+        announced_nulls: Nulls that footers announce, that cannot be delivered and that the filter does not remove.
         files: The files as the storage lists them, by path.
-        footers: What was read of each, by path, as far as it was.
+        footers: The footers that were read when the files were opened, by path.
         metadata_file: The footer of the `_metadata` file that described them, if one did.
-        projections: How files' columns become those that are needed: the first one's unless `projected` says another.
-        projected: The place of a file's projection, by path.
+        projections: How files' columns become the needed ones: by the first projection unless `projected` says another.
+        projected: The index of a file's projection, by path.
         constants: The values that `constant_columns` have in a file, by path.
-        constant_columns: Columns that have one value for all of a file: partition columns.
+        constant_columns: Columns that have a single value in all of a file: partition columns.
         deletes: Rows that are deleted, by path.
         pin: What a table was pinned to: its ``snapshot_id`` or ``version``, which states record.
-        row_bytes: The most that a row has taken in memory, by column, of those that have no fixed width: filled by
-            whoever reads.
     """
 
     storage: Storage
@@ -321,8 +321,8 @@ class OpenedFiles:
     filter_columns: tuple[str, ...]
     selection: tuple[tuple[int, ...], ...] | None
     announced_nulls: tuple[AnnouncedNulls, ...]
-    files: dict[str, StoredFile] = field(repr=False)
-    footers: dict[str, bytes] = field(repr=False)
+    files: Mapping[str, StoredFile] = field(repr=False)
+    footers: Mapping[str, bytes] = field(repr=False)
     metadata_file: bytes | None = field(repr=False)
     projections: tuple[Projection, ...] = field(repr=False)
     projected: Mapping[str, int] = field(default_factory=dict, repr=False)
@@ -330,7 +330,6 @@ class OpenedFiles:
     constant_columns: tuple[str, ...] = ()
     deletes: Mapping[str, Deletes] = field(default_factory=dict, repr=False)
     pin: Mapping[str, int] = field(default_factory=dict)
-    row_bytes: dict[str, float] = field(default_factory=dict, repr=False)
 
     @cached_property
     def filter_digest(self) -> str | None:
@@ -342,7 +341,7 @@ class OpenedFiles:
 
     @property
     def unknown_rows(self) -> str | None:
-        """Why only reading tells how many rows are delivered; None where that is known."""
+        """Why it is unknown, before the files are read, how many rows are delivered; None where it is known."""
         if self.filter is not None:
             return "only reading tells how many rows the filter leaves"
         return self.format.unknown_rows
@@ -361,46 +360,9 @@ class OpenedFiles:
         return len(groups), sum(group.bytes for group in groups)
 
     def projection(self, path: str) -> Projection:
-        """Return how a file's columns become those that are needed."""
+        """Return how a file's columns become the needed ones."""
         return self.projections[self.projected.get(path, 0)]
 
     def constants_of(self, path: str) -> dict[str, Any]:
         """Return the values that columns have in all rows of a file."""
         return dict(zip(self.constant_columns, self.constants.get(path, ()), strict=False))
-
-
-OPEN_FILES = 16
-"""How many files whoever reads keeps open."""
-
-
-FOOTER_THREADS = 16
-"""How many footers are read at once from a storage that does not answer at once."""
-
-
-FOOTERS_IN_A_ROW = 50
-
-
-QUICK_SEC = 0.0005
-"""Where the median of some footers takes longer than this, they wait for their storage."""
-
-
-def read_each(read: Callable[[StoredFile], Footer], files: Sequence[StoredFile], *, at_once: bool) -> Iterator[Footer]:
-    """Read footers one by one as long as the storage answers at once, for threads would only be in one another's way.
-
-    Args:
-        read: Reads one.
-        files: The files.
-        at_once: Whether to try that.
-    """
-    start = 0
-    while at_once and start < len(files):
-        seconds = []
-        for file in files[start : start + FOOTERS_IN_A_ROW]:
-            began = time.perf_counter()
-            yield read(file)
-            seconds.append(time.perf_counter() - began)
-        at_once = statistics.median(seconds) < QUICK_SEC
-        start += FOOTERS_IN_A_ROW
-    if start < len(files):
-        with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="footers") as threads:
-            yield from threads.map(read, files[start:])

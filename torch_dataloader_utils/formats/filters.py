@@ -1,4 +1,4 @@
-"""Filters: which columns they need, and what they rule out whatever a file holds, by pyarrow's own reasoning."""
+"""Filters: which columns they need, and what pyarrow proves that they rule out, whatever a file holds."""
 
 from __future__ import annotations
 
@@ -19,28 +19,28 @@ __all__ = ["filter_columns", "rules_out", "takes_nulls"]
 
 
 def filter_columns(filters: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
-    """Return the columns that a filter needs: those without which pyarrow cannot bind it."""
+    """Return the columns that a filter needs: pyarrow cannot bind it without any one of them."""
     if re.search(r"\bFieldPath\(\d+\)", str(filters)):
-        msg = f"the filter {filters!s:.200} names a column by its place, which differs between files: use its name"
+        msg = f"the filter {filters!s:.200} names a column by its index, which differs between files: use its name"
         raise ColumnError(msg)
     try:
-        kind = _bound_type(filters, schema)
+        dtype = _bound_type(filters, schema)
     except (pa.ArrowException, TypeError) as error:
         raise _filter_error(filters, schema, error) from None
-    if not pa.types.is_boolean(kind):
-        msg = f"the filter {filters!s:.200} gives {kind}, not true or false: compare it with something"
+    if not pa.types.is_boolean(dtype):
+        msg = f"the filter {filters!s:.200} gives {dtype}, not true or false: compare it with something"
         raise ColumnError(msg)
     names = _needed(filters, schema)
     all_null = reduce(operator.and_, (pc.field(name).is_null() for name in names), pc.scalar(value=True))
     try:
         rules_out(filters, schema, names, all_null)
-    except pa.ArrowInvalid as error:  # one that needs more than its own row, such as a sum
+    except pa.ArrowInvalid as error:  # a filter that needs more than one row, such as a sum
         raise _filter_error(filters, schema, error) from None
     return names
 
 
 def _needed(filters: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
-    """Return the columns without which a filter cannot be bound. Of those, its text holds the names."""
+    """Return the columns without which a filter cannot be bound. The filter's text has their names."""
     text = str(filters)
     named = pa.schema([column for column in schema if column.name in text])
     if not _binds(filters, named):
@@ -58,12 +58,12 @@ def _filter_error(filters: pc.Expression, schema: pa.Schema, error: Exception) -
             require_column(name, schema, f" for the filter {shown}")
         except ColumnError as missing:
             return missing
-    kinds = [f"{column.name!r} is {column.type}" for column in schema if _is_named(column.name, str(filters))]
-    return ColumnError(f"the filter {shown} does not fit the columns: {', '.join(kinds) or 'none of them'}; {text}")
+    dtypes = [f"{column.name!r} is {column.type}" for column in schema if _is_named(column.name, str(filters))]
+    return ColumnError(f"the filter {shown} does not fit the columns: {', '.join(dtypes) or 'none of them'}; {text}")
 
 
 def _is_named(column: str, filters: str) -> bool:
-    """Whether a column's name is in the text of a filter, and not as part of another name or as a text."""
+    """Whether a filter's text has a column's name, and not as part of another name or of a string."""
     return re.search(rf'(?<![\w"]){re.escape(column)}(?![\w"])', filters) is not None
 
 
@@ -81,7 +81,7 @@ def _bound_type(filters: pc.Expression, schema: pa.Schema) -> pa.DataType:
 
 
 def rules_out(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str], guarantee: pc.Expression) -> bool:
-    """Whether no row of which the guarantee holds passes a filter, by pyarrow's own reasoning."""
+    """Whether pyarrow proves that no row for which the guarantee is true passes a filter."""
     sink = pa.BufferOutputStream()
     row = pa.table({name: pa.nulls(1, schema.field(name).type) for name in columns})
     pq.write_table(row, sink, write_statistics=False)
@@ -91,5 +91,5 @@ def rules_out(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str],
 
 
 def takes_nulls(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str], column: str) -> bool:
-    """Whether a filter takes every row in which a column is null."""
+    """Whether a filter removes every row in which a column is null."""
     return column in columns and rules_out(filters, schema, columns, pc.field(column).is_null())

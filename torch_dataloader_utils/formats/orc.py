@@ -1,8 +1,8 @@
-"""ORC: stripes with their row counts out of the file's tail, decoded by pyarrow.
+"""ORC: stripes with their row counts, read from the file's tail, and decoded by pyarrow.
 
 The layout (stripes, footer, postscript, its length in the last byte) and the numbers of the fields are those of the
 Apache ORC specification, https://orc.apache.org/specification/ORCv1/, and of its protobuf schema, ``orc_proto.proto``.
-pyarrow gives the footer, decompressed, but not what it says of stripes; so those few fields are read here.
+pyarrow returns the decompressed footer, but not what it says of stripes. So those few fields are parsed here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ import pyarrow.orc as pa_orc
 from torch_dataloader_utils.columns.arrow import width
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import (
-    OPEN_FILES,
     Codec,
     Described,
     Footer,
@@ -29,8 +28,10 @@ from torch_dataloader_utils.formats.base import (
     Layout,
     Measures,
     OpenedFiles,
-    read_each,
 )
+from torch_dataloader_utils.formats.concurrency import OPEN_FILES, read_each
+from torch_dataloader_utils.formats.read_cache import FooterStore
+from torch_dataloader_utils.formats.recognition import ENDINGS, ORC_MAGIC, format_hint
 from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
 from torch_dataloader_utils.storage.filesystem import LocalFile, Storage, StoredFile
@@ -39,11 +40,8 @@ from torch_dataloader_utils.storage.listing import Listing
 __all__ = ["Orc"]
 
 
-MAGIC = b"ORC"
-
-
 TAIL_BYTES = 16 * 1024
-"""How much of a file's end ORC's reader asks for first."""
+"""How much of a file's end ORC's reader requests first."""
 
 
 FOOTER_LENGTH, METADATA_LENGTH = 1, 5
@@ -60,7 +58,7 @@ STRIPE_OFFSET, INDEX_LENGTH, DATA_LENGTH, STRIPE_FOOTER_LENGTH, STRIPE_ROWS = ra
 
 @dataclass(frozen=True, slots=True)
 class Stripe:
-    """A stripe: where its bytes lie, and its rows."""
+    """A stripe: the range of its bytes, and its rows."""
 
     start: int
     stop: int
@@ -69,10 +67,10 @@ class Stripe:
 
 @dataclass(frozen=True)
 class Tail:
-    """The end of an ORC file, read and understood.
+    """The end of an ORC file, parsed.
 
     Attributes:
-        content: The bytes that ORC's reader asks for to open the file.
+        content: The bytes that ORC's reader needs to open the file.
         size: The file's size.
     """
 
@@ -90,7 +88,7 @@ class Tail:
     def stripes(self) -> tuple[Stripe, ...]:
         """The stripes, in order."""
         footer = _fields(self.file.reader.serialized_file_tail())[FOOTER][0]
-        return tuple(_stripe(_fields(one)) for one in _fields(footer)[STRIPES])
+        return tuple(_stripe(_fields(stripe)) for stripe in _fields(footer)[STRIPES])
 
 
 def _stripe(fields: Mapping[int, Sequence[Any]]) -> Stripe:
@@ -104,41 +102,41 @@ def _number(fields: Mapping[int, Sequence[Any]], field: int) -> int:
 
 
 def _fields(message: bytes) -> Mapping[int, list[Any]]:
-    """Return the fields of a protobuf message by number: integers, and the bytes of what has a length.
+    """Return the fields of a protobuf message by number: integers, and the bytes of fields that have a length.
 
     See https://protobuf.dev/programming-guides/encoding/.
     """
     fields: dict[int, list[Any]] = defaultdict(list)
-    place = 0
-    while place < len(message):
-        key, place = _varint(message, place)
-        kind = key & 7
-        if kind == 0:
-            value, place = _varint(message, place)
+    offset = 0
+    while offset < len(message):
+        key, offset = _varint(message, offset)
+        wire_type = key & 7
+        if wire_type == 0:
+            value, offset = _varint(message, offset)
             fields[key >> 3].append(value)
-        elif kind in (1, 5):  # eight bytes, four bytes: of none of the fields that are needed here
-            place += 8 if kind == 1 else 4
-        elif kind == 2:  # noqa: PLR2004 - the specification's number for what has a length
-            length, place = _varint(message, place)
-            if place + length > len(message):
+        elif wire_type in (1, 5):  # eight bytes, four bytes: no field that is needed here
+            offset += 8 if wire_type == 1 else 4
+        elif wire_type == 2:  # noqa: PLR2004 - the specification's number for a field that has a length
+            length, offset = _varint(message, offset)
+            if offset + length > len(message):
                 msg = "its tail is cut short"
                 raise ValueError(msg)
-            fields[key >> 3].append(message[place : place + length])
-            place += length
+            fields[key >> 3].append(message[offset : offset + length])
+            offset += length
         else:
-            msg = f"its tail has a field of an unknown kind, {kind}"
+            msg = f"its tail has a field of an unknown wire type, {wire_type}"
             raise ValueError(msg)
     return fields
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
+def _varint(message: bytes, offset: int) -> tuple[int, int]:
     value = shift = 0
-    while place < len(message):
-        byte = message[place]
-        place += 1
+    while offset < len(message):
+        byte = message[offset]
+        offset += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:  # noqa: PLR2004 - the last byte of a number has no highest bit
-            return value, place
+            return value, offset
         shift += 7
     msg = "its tail is cut short"
     raise ValueError(msg)
@@ -149,14 +147,14 @@ class Orc(Format):
     """Apache ORC: https://orc.apache.org."""
 
     name: ClassVar[str] = "orc"
-    suffixes: ClassVar[tuple[str, ...]] = (".orc",)
+    suffixes: ClassVar[tuple[str, ...]] = ENDINGS["orc"]
 
     def describe(
         self,
         storage: Storage,
         listing: Listing,
         known: KnownFooters | None,
-        counts_nulls: Callable[[pa.Field], bool],  # noqa: ARG002 - tails do not tell where nulls are
+        counts_nulls: Callable[[pa.Field], bool],  # noqa: ARG002 - tails do not say where nulls are
     ) -> Described:
         """Read every file's tail, once."""
         schemas: dict[bytes, pa.Schema] = {}
@@ -165,23 +163,24 @@ class Orc(Format):
             content = _read_tail(storage, file) if known is None else known.footers[file.path]
             return _parsed(storage, file, content, schemas)
 
-        return Described(list(read_each(read, listing.files, at_once=storage.is_local)))
+        return Described(list(read_each(read, listing.files, storage)))
 
-    def codec(self, opened_files: OpenedFiles) -> Codec:
-        """Return the way to the rows for one that reads."""
-        return _OrcCodec(opened_files)
+    def codec(self, files: OpenedFiles, footers: FooterStore) -> Codec:
+        """Return what opens the files for one reader."""
+        return _OrcCodec(files, footers)
 
 
 def _read_tail(storage: Storage, file: StoredFile) -> bytes:
-    """Return what ORC's reader asks for to open a file: mostly in one request."""
+    """Return the bytes that ORC's reader needs to open a file: mostly in one request."""
     name = storage.display(file.location)
-    if file.size < len(MAGIC) + 1:
-        msg = f"{name} is not an ORC file: it has only {file.size} bytes"
+    if file.size < len(ORC_MAGIC) + 1:
+        msg = f"{name} is not an ORC file: it has only {file.size} bytes{format_hint(file.path, 'orc')}"
         raise UnreadableFileError(msg)
     tail = storage.read(file, max(0, file.size - TAIL_BYTES), file.size)
     length = tail[-1]
-    if tail[-1 - len(MAGIC) : -1] != MAGIC:
-        msg = f"{name} is no complete ORC file: it ends in {tail[-1 - len(MAGIC) : -1]!r}, not in {MAGIC!r}"
+    if tail[-1 - len(ORC_MAGIC) : -1] != ORC_MAGIC:
+        msg = f"{name} is no complete ORC file: it ends in {tail[-1 - len(ORC_MAGIC) : -1]!r}, not in {ORC_MAGIC!r}"
+        msg += format_hint(file.path, "orc", end=tail)
         raise UnreadableFileError(msg)
     with storage.errors_at(f"the tail of {name}"):
         postscript = _fields(tail[-1 - length : -1])
@@ -198,15 +197,15 @@ def _parsed(storage: Storage, file: StoredFile, content: bytes, schemas: dict[by
     with storage.errors_at(f"the tail of {storage.display(file.location)}"):
         tail = Tail(content, file.size)
         schema = tail.file.schema.remove_metadata()
-        list(schema.names)  # one that is no text is an error
+        list(schema.names)  # a name that is not UTF-8 is an error
         stripes = tail.stripes
         if any(stripe.rows < 0 or not 0 <= stripe.start <= stripe.stop <= file.size for stripe in stripes):
-            msg = "its stripes do not lie in it"
+            msg = "a stripe is outside of it"
             raise ValueError(msg)
         if sum(stripe.rows for stripe in stripes) != tail.file.nrows or len(stripes) != tail.file.nstripes:
             msg = f"its stripes do not add up to {tail.file.nrows} rows"
             raise ValueError(msg)
-    schema = schemas.setdefault(schema.serialize().to_pybytes(), schema)  # alike ones are one object
+    schema = schemas.setdefault(schema.serialize().to_pybytes(), schema)  # equal ones are one object
     groups = tuple(RowGroup(stripe.rows, stripe.stop - stripe.start) for stripe in stripes)
     digest = hashlib.blake2b(content, digest_size=8).hexdigest()
     return Footer(DataFile(file.path, file.size, digest, groups, file.etag, file.modified), schema, (), content)
@@ -215,34 +214,32 @@ def _parsed(storage: Storage, file: StoredFile, content: bytes, schemas: dict[by
 class _OrcCodec(Codec):
     """Stripes decoded by pyarrow."""
 
-    def __init__(self, opened_files: OpenedFiles) -> None:
-        self._opened_files = opened_files
+    def __init__(self, files: OpenedFiles, footers: FooterStore) -> None:
+        self._files = files
+        self._footers = footers
         self._layout = lru_cache(OPEN_FILES)(self._parse)
 
     def layout(self, path: str) -> _OrcLayout:
         return self._layout(path)
 
     def tail(self, path: str) -> bytes:
-        return self._opened_files.footers[path]
+        return self._footers[path]
 
     def open(self, path: str, file: Any, local: LocalFile | None) -> _Stripes:
-        tail = self._opened_files.footers[path]
-        if local is not None:
-            local.file.seek(local.size - len(tail))
-            if local.file.read(len(tail)) != tail:
-                msg = f"{self._opened_files.manifest.full_path(path)} was written anew since it was listed"
-                raise UnreadableFileError(msg)
-            local.file.seek(0)
-        return _Stripes(pa_orc.ORCFile(file), self._opened_files.projection(path).stored.names)
+        tail = self._footers[path]
+        if local is not None and not local.ends_with(tail):
+            msg = f"{self._files.manifest.full_path(path)} was rewritten since it was listed"
+            raise UnreadableFileError(msg)
+        return _Stripes(pa_orc.ORCFile(file), self._files.projection(path).stored.names)
 
     def _parse(self, path: str) -> _OrcLayout:
-        tail = Tail(self._opened_files.footers[path], self._opened_files.files[path].size)
-        return _OrcLayout(tail.stripes, self._opened_files.projection(path).stored)
+        tail = Tail(self._footers[path], self._files.files[path].size)
+        return _OrcLayout(tail.stripes, self._files.projection(path).stored)
 
 
 @dataclass(frozen=True, slots=True)
 class _OrcLayout(Layout):
-    """The stripes of a file. One is fetched as a whole: where its columns lie stands within it."""
+    """The stripes of a file. A stripe is fetched as a whole, because only its own footer says where its columns are."""
 
     stripes: tuple[Stripe, ...]
     stored: pa.Schema
@@ -273,10 +270,10 @@ class _Stripes:
             yield stripe.slice(start, rows)
 
     def close(self) -> None:
-        """Nothing is open beside the bytes."""
+        """Nothing is open but the bytes."""
 
     def _stripe(self, number: int) -> pa.RecordBatch:
-        """Read a stripe; where pyarrow cannot tell a column by its name, with columns beside those that are needed."""
+        """Read the needed columns of a stripe, or all columns where pyarrow cannot select them by name."""
         names = self.columns or self.file.schema.names[:1]
-        by_name = not any("." in name for name in names)  # which pyarrow takes for a field of a struct
+        by_name = not any("." in name for name in names)  # pyarrow takes the part after a dot for a field of a struct
         return self.file.read_stripe(number, columns=names if by_name else None)

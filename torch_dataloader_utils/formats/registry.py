@@ -1,4 +1,4 @@
-"""Which format a dataset has: what users call it, and its options, to a `Format`."""
+"""From what users call a format, and its options, to a `Format`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def choose_format(
 
     Args:
         name: What users call it.
-        options: What its parser is told: a dictionary, or None.
-        count_rows: Whether to count rows where files do not tell.
-        cutting: How finely large files of text are cut.
-        names_columns: Whether the columns to deliver are named, so that others may turn up.
+        options: Options of its parser: a dictionary, or None.
+        count_rows: Whether to count the rows of text files.
+        cutting: How finely large text files are cut.
+        names_columns: Whether the user named the columns to deliver, so that rows may have others.
 
     Raises:
         ValueError: If an option does not exist, or makes no sense.
@@ -45,23 +45,23 @@ def choose_format(
     if options is not None and not isinstance(options, Mapping):
         msg = f"format_options={options!r} is {type(options).__name__}, expected a dictionary"
         raise TypeError(msg)
-    told: dict[str, Any] = dict(options or {})
+    given: dict[str, Any] = dict(options or {})
     if name == "csv":
-        return Csv(told, cutting, count_rows)
+        return Csv(given, cutting, count_rows)
     if name in ("json", "jsonl"):
-        return JsonLines(told, cutting, count_rows, names_columns)
-    if told:
-        msg = f"format_options={told!r}: format={name!r} has none; they are for 'csv', 'json' and 'jsonl'"
+        return JsonLines(given, cutting, count_rows, names_columns)
+    if given:
+        msg = f"format_options={given!r}: format={name!r} has none; they are for 'csv', 'json' and 'jsonl'"
         raise ValueError(msg)
     return Orc() if name == "orc" else Parquet()
 
 
 def require_known_rows(file_format: Format, wanted: Mapping[str, Any]) -> None:
-    """Raise if something is asked for that needs to know how many rows there are, and files do not tell.
+    """Raise if an argument requires that the number of rows is known, and it is not.
 
     Args:
         file_format: The files' format.
-        wanted: What is asked for, by the name of its parameter; None where it is not.
+        wanted: The arguments, by parameter; None where unset.
     """
     if file_format.unknown_rows is None:
         return

@@ -1,8 +1,8 @@
-"""Files whose columns differ: one schema for all of them, and how each file's columns become that schema's.
+"""One schema for files whose columns differ, and how each file's columns become that schema's.
 
 Types are unified as ``pyarrow.unify_schemas`` does with permissive promotion
 (https://arrow.apache.org/docs/python/generated/pyarrow.unify_schemas.html): a column that a file lacks is null there,
-integers become wider integers or floats. What loses something of a value is an error of its row group.
+integers become wider integers or floats. A cast that would change a value is an error of its row group.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ __all__ = [
     "children",
     "delivered_type",
     "grew_out_of",
-    "plain_type",
     "projected",
+    "table_column_type",
     "unified",
 ]
 
@@ -34,7 +34,7 @@ class FileSchema:
     """A file's columns.
 
     Attributes:
-        path: The file, for people.
+        path: The file, as messages name it.
         schema: Its columns.
     """
 
@@ -71,10 +71,8 @@ class Projection:
                 msg = f"column {expected.name!r} is {column.type}, and was {expected.type} when the file was listed"
                 raise UnreadableFileError(msg)
         columns = [
-            _repeated(constants.get(field.name), field, len(table))
-            if opened_files is None
-            else _cast(table[opened_files], field)
-            for field, opened_files in zip(needed, self.sources, strict=True)
+            _repeated(constants.get(field.name), field, len(table)) if source is None else _cast(table[source], field)
+            for field, source in zip(needed, self.sources, strict=True)
         ]
         if not columns:
             return table.select([])
@@ -101,8 +99,8 @@ class Unified:
     """One schema for all files.
 
     Attributes:
-        schema: The first file's columns, in its order, then those that others have beside them; all nullable.
-        problems: Columns that have no such type, and what is wrong with each.
+        schema: The first file's columns, in its order, then those that only others have; all nullable.
+        problems: Columns that cannot be delivered, and what is wrong with each.
     """
 
     schema: pa.Schema
@@ -110,12 +108,12 @@ class Unified:
 
 
 def unified(files: Iterable[FileSchema]) -> Unified:
-    """Return one schema for all files. Where they are alike, their schemas should be one object."""
+    """Return one schema for all files. Equal schemas should be one object: each object is examined once."""
     fields: dict[str, pa.Field] = {}
     homes: dict[str, str] = {}
     problems: dict[str, str] = {}
     seen: set[int] = set()
-    held = []  # so that no number is given to another schema
+    held = []  # so that no other schema gets the same id
     for file in files:
         if id(file.schema) in seen:
             continue
@@ -125,23 +123,24 @@ def unified(files: Iterable[FileSchema]) -> Unified:
             if count > 1:
                 problems[name] = f"stands {count} times in the schema of {file.path}, so it cannot be delivered by name"
         for field in file.schema:
-            own = field.with_type(delivered_type(field.type)).with_nullable(True).remove_metadata()  # noqa: FBT003 - pyarrow's way
+            added = field.with_type(delivered_type(field.type)).with_nullable(True).remove_metadata()  # noqa: FBT003
             home = homes.setdefault(field.name, file.path)
-            known = fields.setdefault(field.name, own)
-            common = known if known.type == own.type else _common(known, own)
+            known = fields.setdefault(field.name, added)
+            common = known if known.type == added.type else _common(known, added)
             if common is None:
-                text = f"is {own.type} in {file.path} but {known.type} in {home}, which have no common type: "
-                problems.setdefault(field.name, text + "write the files with one type, or choose `columns` without it")
+                problem = f"is {added.type} in {file.path} but {known.type} in {home}, which have no common type: "
+                problem += "write the files with one type, or choose `columns` without it"
+                problems.setdefault(field.name, problem)
             fields[field.name] = common or known
     return Unified(pa.schema(list(fields.values())), problems)
 
 
 def _common(known: pa.Field, field: pa.Field) -> pa.Field | None:
-    """Return a field of a type that both may become; pyarrow would let values change that no error tells of."""
-    kinds = (known.type, field.type)
-    if any(map(pa.types.is_decimal, kinds)) and any(map(pa.types.is_floating, kinds)):
+    """Return a field of a type that both can be cast to; None also where pyarrow would change values silently."""
+    dtypes = (known.type, field.type)
+    if any(map(pa.types.is_decimal, dtypes)) and any(map(pa.types.is_floating, dtypes)):
         return None
-    if any(map(_is_text, kinds)) and any(map(_is_binary, kinds)):
+    if any(map(_is_text, dtypes)) and any(map(_is_binary, dtypes)):
         return None
     try:
         (common,) = pa.unify_schemas([pa.schema([known]), pa.schema([field])], promote_options="permissive")
@@ -150,56 +149,56 @@ def _common(known: pa.Field, field: pa.Field) -> pa.Field | None:
     return common
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+def _is_text(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_string(dtype) or pa.types.is_large_string(dtype))
 
 
-def _is_binary(kind: pa.DataType) -> bool:
+def _is_binary(dtype: pa.DataType) -> bool:
     types = pa.types
-    return bool(types.is_binary(kind) or types.is_large_binary(kind) or types.is_fixed_size_binary(kind))
+    return bool(types.is_binary(dtype) or types.is_large_binary(dtype) or types.is_fixed_size_binary(dtype))
 
 
-def grew_out_of(kind: pa.DataType, own: pa.DataType) -> bool:
-    """Whether a table's column of a type may be of another in files that were written before the table was altered.
+def grew_out_of(dtype: pa.DataType, stored: pa.DataType) -> bool:
+    """Whether a table's column of type `dtype` may be of type `stored` in files older than a change of the table.
 
-    A value that does not fit is an error of its row group all the same.
+    A value that does not fit is still an error of its row group.
     """
-    if isinstance(own, pa.BaseExtensionType):
-        own = own.storage_type
-    if pa.types.is_dictionary(own):
-        own = own.value_type
-    own = SMALL.get(str(own), own)
-    if kind == own or pa.types.is_null(own):
+    if isinstance(stored, pa.BaseExtensionType):
+        stored = stored.storage_type
+    if pa.types.is_dictionary(stored):
+        stored = stored.value_type
+    stored = SMALL.get(str(stored), stored)
+    if dtype == stored or pa.types.is_null(stored):
         return True
-    if pa.types.is_nested(kind):
-        return _parts_grew_out_of(kind, own)
-    if pa.types.is_decimal(kind):
-        return bool(pa.types.is_decimal(own) and kind.scale == own.scale and kind.precision >= own.precision)
-    if pa.types.is_timestamp(kind):
-        return pa.types.is_timestamp(own) and (kind.tz is not None or own.tz is None)  # INT96 has no time zone
-    if not _is_number(kind) or not _is_number(own):
+    if pa.types.is_nested(dtype):
+        return _parts_grew_out_of(dtype, stored)
+    if pa.types.is_decimal(dtype):
+        return bool(pa.types.is_decimal(stored) and dtype.scale == stored.scale and dtype.precision >= stored.precision)
+    if pa.types.is_timestamp(dtype):
+        return pa.types.is_timestamp(stored) and (dtype.tz is not None or stored.tz is None)  # INT96 has no time zone
+    if not _is_number(dtype) or not _is_number(stored):
         return False
-    common = _common(pa.field("", kind), pa.field("", own))
-    return common is not None and common.type == kind
+    common = _common(pa.field("", dtype), pa.field("", stored))
+    return common is not None and common.type == dtype
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+def _is_number(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(dtype) or pa.types.is_floating(dtype))
 
 
-def _parts_grew_out_of(kind: pa.DataType, own: pa.DataType) -> bool:
-    """Whether each part of a nested type may have grown out of another's."""
-    if pa.types.is_struct(kind) and pa.types.is_struct(own):
-        now = {one.name: one.type for one in kind}
-        same = {one.name for one in own} <= set(now)  # fields that were added are null
-        parts = [(now[one.name], one.type) for one in own] if same else []
-    elif pa.types.is_map(kind) and pa.types.is_map(own):
-        same, parts = True, [(kind.key_type, own.key_type), (kind.item_type, own.item_type)]
-    elif pa.types.is_list(kind) and (pa.types.is_list(own) or pa.types.is_large_list(own)):
-        same, parts = True, [(kind.value_type, own.value_type)]
+def _parts_grew_out_of(dtype: pa.DataType, stored: pa.DataType) -> bool:
+    """Whether the same is true of each part of nested types."""
+    if pa.types.is_struct(dtype) and pa.types.is_struct(stored):
+        now = {field.name: field.type for field in dtype}
+        same = {field.name for field in stored} <= set(now)  # fields that were added are null
+        parts = [(now[field.name], field.type) for field in stored] if same else []
+    elif pa.types.is_map(dtype) and pa.types.is_map(stored):
+        same, parts = True, [(dtype.key_type, stored.key_type), (dtype.item_type, stored.item_type)]
+    elif pa.types.is_list(dtype) and (pa.types.is_list(stored) or pa.types.is_large_list(stored)):
+        same, parts = True, [(dtype.value_type, stored.value_type)]
     else:
         return False
-    return same and all(grew_out_of(one, other) for one, other in parts)
+    return same and all(grew_out_of(*part) for part in parts)
 
 
 def projected(schema: pa.Schema, needed: pa.Schema, name_of: Callable[[str], str | None]) -> Projection:
@@ -211,8 +210,8 @@ def projected(schema: pa.Schema, needed: pa.Schema, name_of: Callable[[str], str
         name_of: Gives the files' name of a column; None where they have none.
     """
     sources = tuple(name_of(field.name) for field in needed)
-    stored = dict.fromkeys(opened_files for opened_files in sources if opened_files is not None)
-    return Projection(pa.schema([schema.field(opened_files) for opened_files in stored]), sources)
+    stored = dict.fromkeys(source for source in sources if source is not None)
+    return Projection(pa.schema([schema.field(source) for source in stored]), sources)
 
 
 VIEWS = {"string_view": pa.string(), "binary_view": pa.binary()}
@@ -221,29 +220,29 @@ VIEWS = {"string_view": pa.string(), "binary_view": pa.binary()}
 SMALL = VIEWS | {"large_string": pa.string(), "large_binary": pa.binary()}
 
 
-def delivered_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that a column is delivered in: its own, but for views, which pyarrow cannot filter."""
-    return VIEWS.get(str(kind), kind)
+def delivered_type(dtype: pa.DataType) -> pa.DataType:
+    """Return the type that a column is delivered in: the file's, except for views, which pyarrow cannot filter."""
+    return VIEWS.get(str(dtype), dtype)
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type that a table's column is delivered in: any value may be null, texts and lists are not large."""
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    inner = [(one.name, plain_type(one.type)) for one in children(kind)]
-    if pa.types.is_map(kind):
-        return pa.map_(*(one for _, one in inner))
-    if pa.types.is_struct(kind):
+def table_column_type(dtype: pa.DataType) -> pa.DataType:
+    """Return the type that a table's column is delivered in: no extensions, all nullable, nothing large."""
+    if isinstance(dtype, pa.BaseExtensionType):
+        dtype = dtype.storage_type
+    inner = [(field.name, table_column_type(field.type)) for field in children(dtype)]
+    if pa.types.is_map(dtype):
+        return pa.map_(*(part for _, part in inner))
+    if pa.types.is_struct(dtype):
         return pa.struct(inner)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
+    if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
         return pa.list_(pa.field(*inner[0]))
-    return SMALL.get(str(kind), kind)
+    return SMALL.get(str(dtype), dtype)
 
 
-def children(kind: pa.DataType) -> list[pa.Field]:
+def children(dtype: pa.DataType) -> list[pa.Field]:
     """Return the fields of a nested type; none of another."""
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    if pa.types.is_map(kind):
-        return [kind.key_field, kind.item_field]
-    return [kind.field(number) for number in range(kind.num_fields)] if pa.types.is_nested(kind) else []
+    if isinstance(dtype, pa.BaseExtensionType):
+        dtype = dtype.storage_type
+    if pa.types.is_map(dtype):
+        return [dtype.key_field, dtype.item_field]
+    return [dtype.field(number) for number in range(dtype.num_fields)] if pa.types.is_nested(dtype) else []

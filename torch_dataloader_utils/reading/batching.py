@@ -9,13 +9,14 @@ from typing import Any
 
 from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, copy_rows, join, split
 from torch_dataloader_utils.planning.assignment import Receipt
+from torch_dataloader_utils.reading.memory_budget import MemoryLease
 
 __all__ = ["Batch", "Batcher", "Batches", "BytesRead", "Chunk", "StreamEnd"]
 
 
 @dataclass(slots=True)
 class BytesRead:
-    """Compressed bytes taken from storage since the last batch.
+    """Compressed bytes read from storage since the last batch.
 
     Attributes:
         total: All of them.
@@ -24,6 +25,9 @@ class BytesRead:
 
     total: int = 0
     again: int = 0
+
+
+NOTHING_READ = BytesRead()
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +41,20 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Batches that follow one another in a stream, still together as columns.
+    """Consecutive batches of a stream, still together as columns.
 
     Attributes:
         columns: Their rows.
-        receipts: One for each batch; their rows add up to those of the columns.
+        receipts: The receipt of each batch; their rows add up to those of the columns.
         bytes_read: What was read for them.
-        held: The budget that is free when they are delivered.
+        lease: The memory to release once they are delivered; None where later batches have the same memory, or where
+            nothing accounts for it.
     """
 
     columns: Columns
     receipts: tuple[Receipt, ...]
     bytes_read: BytesRead
-    held: int = 0
+    lease: MemoryLease | None = None
 
     @property
     def sizes(self) -> list[int]:
@@ -57,14 +62,14 @@ class Batches:
         return [receipt.rows for receipt in self.receipts]
 
     def __iter__(self) -> Iterator[Batch]:
-        """ColumnSlice them apart."""
+        """Yield the batches one by one; what was read counts as read for the first."""
         bytes_read = self.bytes_read
         for data, receipt in zip(split(self.columns, self.sizes), self.receipts, strict=True):
             yield Batch(data, receipt, bytes_read)
             bytes_read = NOTHING_READ
 
     def cut(self, count: int) -> tuple[Batches, Batches | None]:
-        """Return the first batches and the others, if any; what was read counts as read for the first."""
+        """Return the first batches and the others, if any. The first count as read, the others have the lease."""
         if count >= len(self.receipts):
             return self, None
         sizes = self.sizes
@@ -72,16 +77,13 @@ class Batches:
         first, others = (join([ColumnSlice(self.columns, start, stop)]) for start, stop in ((0, cut), (cut, rows)))
         return (
             Batches(first, self.receipts[:count], self.bytes_read),
-            Batches(others, self.receipts[count:], NOTHING_READ, self.held),
+            Batches(others, self.receipts[count:], NOTHING_READ, self.lease),
         )
-
-
-NOTHING_READ = BytesRead()
 
 
 @dataclass(frozen=True, slots=True)
 class StreamEnd:
-    """A stream's last word: a receipt without a batch."""
+    """The end of a stream: a receipt without a batch."""
 
     receipt: Receipt
     bytes_read: BytesRead
@@ -89,7 +91,7 @@ class StreamEnd:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Converted rows of one shard_slice.
+    """Converted rows of one slice.
 
     Attributes:
         position: Index of the slice in the stream's slices.
@@ -97,7 +99,7 @@ class Chunk:
         rows: Number of rows.
         ends: Whether the slice has no rows after these.
         columns: The rows.
-        held: The budget that they take.
+        lease: Their memory, until a batcher takes it over.
     """
 
     position: int
@@ -105,35 +107,55 @@ class Chunk:
     rows: int
     ends: bool
     columns: Columns
-    held: int
+    lease: MemoryLease | None
 
 
 @dataclass(frozen=True, slots=True)
 class BatchSlices:
-    """Rows for one batch out of several chunks, or for several batches out of one."""
+    """Rows for one batch out of several chunks, or for several batches out of one chunk, and what `Batches` needs."""
 
     slices: list[ColumnSlice]
     receipts: tuple[Receipt, ...]
+    lease: MemoryLease | None
 
 
 class Batcher:
-    """Holds chunks that are read and not yet cut."""
+    """Holds chunks that are read and not yet cut into batches, with one lease for all of them."""
 
     def __init__(self, stream: int, batch_size: int) -> None:
         self._stream = stream
         self._batch_size = batch_size
         self._chunks: deque[Chunk] = deque()
+        self._lease: MemoryLease | None = None
         self._start = 0
         self.rows = 0
 
     def add(self, chunk: Chunk) -> None:
-        """Hold the rows of a chunk."""
+        """Take over a chunk."""
+        lease = chunk.lease
         if chunk.rows:
             self._chunks.append(chunk)
             self.rows += chunk.rows
+            if lease is not None:
+                self._hold(lease)
+        elif lease is not None:
+            lease.release()
+
+    def _hold(self, lease: MemoryLease) -> None:
+        if self._lease is None:
+            self._lease = lease
+        else:
+            self._lease.merge(lease)
+        if self.rows < self._batch_size:  # what a batch needs beyond the budget has to be read all the same
+            self._lease.keep()
+
+    def release(self) -> None:
+        """Release the lease of rows that are not delivered."""
+        if self._lease is not None:
+            self._lease.release()
 
     def full_batches(self) -> Iterator[BatchSlices]:
-        """ColumnSlice off what makes full batches; few rows are left, and they keep no chunk in memory."""
+        """Cut off what makes full batches. Few rows are left, and they keep no chunk in memory."""
         if self.rows < self._batch_size:
             return
         if len(self._chunks) > 1:
@@ -143,7 +165,7 @@ class Batcher:
         self._compact()
 
     def take(self, count: int) -> BatchSlices:
-        """ColumnSlice off a batch of the next rows."""
+        """Cut off a batch of the next rows."""
         slices = []
         wanted = count
         while wanted:
@@ -153,16 +175,23 @@ class Batcher:
             wanted -= stop - start
             receipt = self._receipt(chunk, stop, count)
             self._advance(stop)
-        return BatchSlices(slices, (receipt,))
+        return BatchSlices(slices, (receipt,), self._take_lease())
 
     def _take_many(self) -> BatchSlices:
-        """ColumnSlice off as many full batches as the only chunk has."""
+        """Cut off as many full batches as the only chunk has."""
         chunk, start, size = self._chunks[0], self._start, self._batch_size
         stops = range(start + size, chunk.rows + 1, size)
         receipts = tuple(self._receipt(chunk, stop, size) for stop in stops)
         cut = ColumnSlice(chunk.columns, start, stops[-1])
         self._advance(stops[-1])
-        return BatchSlices([cut], receipts)
+        return BatchSlices([cut], receipts, self._take_lease())
+
+    def _take_lease(self) -> MemoryLease | None:
+        """Return the lease if the last full batch is cut off; until then the chunks have rows for others."""
+        if self._lease is None or self.rows >= self._batch_size:
+            return None
+        lease, self._lease = self._lease, None
+        return lease.pass_on()
 
     def _advance(self, stop: int) -> None:
         self.rows -= stop - self._start
@@ -172,15 +201,15 @@ class Batcher:
             self._start = 0
 
     def _receipt(self, chunk: Chunk, stop: int, rows: int) -> Receipt:
-        place = chunk.position, chunk.first + stop
+        last = chunk.position, chunk.first + stop
         if chunk.ends and stop == chunk.rows:
-            return Receipt(self._stream, chunk.position + 1, 0, rows, last=place)
-        return Receipt(self._stream, *place, rows, last=place)
+            return Receipt(self._stream, chunk.position + 1, 0, rows, last=last)
+        return Receipt(self._stream, *last, rows, last=last)
 
     def _compact(self) -> None:
         """Copy the few rows that are left of a chunk, so that they do not keep all of it in memory."""
         if self._chunks:
             chunk, start = self._chunks.pop(), self._start
             columns = copy_rows(ColumnSlice(chunk.columns, start, chunk.rows))
-            self._chunks.append(Chunk(chunk.position, chunk.first + start, self.rows, chunk.ends, columns, 0))
+            self._chunks.append(Chunk(chunk.position, chunk.first + start, self.rows, chunk.ends, columns, None))
             self._start = 0

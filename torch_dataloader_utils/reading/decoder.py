@@ -1,4 +1,4 @@
-"""Row groups decoded by Arrow: local ones out of mapped files, others out of the ranges that were fetched."""
+"""Row groups decoded by Arrow: from memory-mapped local files, or from the ranges that were fetched of others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from functools import partial
 import pyarrow as pa
 
 from torch_dataloader_utils.columns.arrow import stacked
-from torch_dataloader_utils.formats.base import OPEN_FILES, Codec, OpenedFiles, RowGroups
+from torch_dataloader_utils.formats.base import Codec, OpenedFiles, RowGroups
+from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.reading.fetcher import Fetcher
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
 from torch_dataloader_utils.storage.filesystem import LocalFile
@@ -21,24 +22,25 @@ __all__ = ["Decoder", "Parts"]
 
 
 class Decoder:
-    """A thread that decodes row groups, one after the other, and the files that it alone has open.
+    """A thread that decodes row groups in order, and the files that it has open for itself.
 
     Args:
-        opened_files: The data files.
-        codec: The way to their rows.
+        files: The data files.
+        codec: Opens them.
         fetcher: Fetches their bytes; None if the files are local.
-        thread: Another decoder's thread, to work in that; None for one of its own.
+        thread: Another decoder's thread to share; None for a new one.
     """
 
     def __init__(
         self,
-        opened_files: OpenedFiles,
+        files: OpenedFiles,
         codec: Codec,
         fetcher: Fetcher | None,
         *,
         thread: ThreadPoolExecutor | None = None,
     ) -> None:
-        self._opened_files = opened_files
+        self._files = files
+        self._storage = files.storage
         self._codec = codec
         self._fetcher = fetcher
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
@@ -46,11 +48,11 @@ class Decoder:
         self.thread = thread or ThreadPoolExecutor(1, thread_name_prefix="decode")
 
     def whole(self, path: str, number: int) -> Future[pa.Table]:
-        """Decode a row group as one table, when those before it are done."""
-        return self.thread.submit(self._opened_files.storage.attempt, partial(self._decode, path, number))
+        """Decode a row group as one table, after those before it."""
+        return self.thread.submit(self._storage.attempt, partial(self._decode, path, number))
 
     def slices(self, path: str, number: int, rows: int) -> Iterator[pa.Table]:
-        """Decode a row group in tables of some rows, each when it is asked for."""
+        """Yield a row group in tables of some rows; each is decoded when it is requested."""
         tables: Iterator[pa.Table] | None = None
         done = 0
 
@@ -60,26 +62,28 @@ class Decoder:
             try:
                 return next(tables, None)
             except BaseException:
-                tables = None  # another attempt begins with what has not been yielded
+                tables = None  # another attempt begins with the first row that was not yielded
                 raise
 
-        while (table := self.thread.submit(self._opened_files.storage.attempt, next_table).result()) is not None:
+        while (table := self.thread.submit(self._storage.attempt, next_table).result()) is not None:
             done += table.num_rows
             yield table
 
     def parts(self, path: str, number: int, rows: int) -> Parts:
-        """Decode a row group from its beginning on, in parts of any size.
+        """Return a row group that is decoded in parts of any size, from its beginning.
 
         Args:
             path: The file.
             number: The row group.
-            rows: How many rows to decode at a time: about a part's.
+            rows: About how many rows a part has: so many are decoded at a time.
         """
-        decode_from = partial(self._decode_from, path, number, rows, use_threads=False)  # others are decoded beside it
-        return Parts(self.thread, self._opened_files.storage.attempt, decode_from)
+        decode_from = partial(
+            self._decode_from, path, number, rows, use_threads=False
+        )  # others are decoded at the same time
+        return Parts(self.thread, self._storage.attempt, decode_from)
 
     def close(self) -> None:
-        """Decode nothing more in a thread of its own, where what is being decoded is waited for; close the files."""
+        """Close the files. End the thread, unless it is shared, and wait for what is being decoded."""
         if not self._shares:
             self.thread.shutdown(cancel_futures=True)
         while self._open:
@@ -105,7 +109,7 @@ class Decoder:
 
     @contextmanager
     def _at_hand(self, path: str, number: int) -> Iterator[_OpenFile]:
-        """Have a file open with a row group's bytes in it; after an error the next attempt opens it anew."""
+        """Open a file that has a row group's bytes. It is dropped after an error, so that the next attempt opens it."""
         try:
             opened = self._opened(path)
             opened.require_unchanged()
@@ -129,11 +133,11 @@ class Decoder:
             return self._open[path]
         while len(self._open) >= OPEN_FILES:
             self._open.popitem(last=False)[1].close()
-        if self._opened_files.storage.is_local:
-            local = self._opened_files.storage.open_local(self._opened_files.files[path])
+        if self._storage.is_local:
+            local = self._storage.open_local(self._files.files[path])
             opened = _OpenFile(self._codec.open(path, local.file, local), local=local)
         else:
-            size = self._opened_files.files[path].size
+            size = self._files.files[path].size
             sparse = SparseFile(size)
             tail = self._codec.tail(path)
             sparse.add(size - len(tail), tail)
@@ -143,12 +147,12 @@ class Decoder:
 
 
 class Parts:
-    """A row group, decoded part by part in a decoder's thread.
+    """A row group that is decoded part by part in a decoder's thread.
 
     Args:
         thread: The thread.
-        attempt: Calls something, again where storage fails for a moment.
-        decode_from: Given the number of rows to leave out, gives the tables that follow.
+        attempt: Calls a function, and again if storage fails for a moment.
+        decode_from: Given the number of rows to leave out, yields the tables that follow.
     """
 
     def __init__(
@@ -166,7 +170,7 @@ class Parts:
         self._done = 0
 
     def next(self, rows: int) -> Future[pa.Table]:
-        """Decode the next rows, when those before them are done; fewer if there are no more."""
+        """Decode the next rows, after those before them; fewer if there are no more."""
         return self._thread.submit(self._attempt, partial(self._next, rows))
 
     def skip(self, rows: int) -> None:
@@ -190,7 +194,7 @@ class Parts:
                     self._rest.append(table.slice(wanted))
                 wanted -= len(parts[-1])
         except BaseException:
-            self._tables = None  # another attempt begins with what has not been returned
+            self._tables = None  # another attempt begins with the first row that was not returned
             raise
         self._done += rows - wanted
         return stacked(parts)
@@ -198,7 +202,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class _OpenFile:
-    """A file that is open for reading row groups: a local one, or what was fetched of another."""
+    """A file that is open for reading row groups: a local one, or the ranges that were fetched of a remote one."""
 
     row_groups: RowGroups
     local: LocalFile | None = None

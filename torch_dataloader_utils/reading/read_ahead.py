@@ -1,4 +1,4 @@
-"""Reading ahead of need: a thread that reads while others work, and the budget that it may fill."""
+"""A generator that runs ahead of its consumer, in a thread of its own, as far as a memory budget allows."""
 
 from __future__ import annotations
 
@@ -9,129 +9,75 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["MemoryBudget", "ReadAhead"]
+from torch_dataloader_utils.reading.memory_budget import BudgetClosedError, MemoryBudget, MemoryLease
+
+__all__ = ["ReadAhead"]
 
 
 T = TypeVar("T")
 
 
 READING_THREADS = ("read_ahead", "decode", "mix", "fetch", "fsspecIO")
-"""Threads that the reading thread is, or waits for: none of them may wait for it, when it collects garbage."""
+"""Names of the reading thread and of the threads that it waits for. A garbage collection may run in any of them, and
+close an iterator there. None of them may then wait for the reading thread: it would wait for itself."""
 
 
 JOIN_SEC = 5.0
-"""How long to wait for the thread. As a rule it ends at once; but it may be waiting for a storage that does not answer,
-or for something that whoever waits here holds."""
-
-
-class MemoryBudget:
-    """Bytes that a stream may hold in memory, read and not yet handed over.
-
-    Args:
-        limit: How many. Something larger finds budget once nothing else is held.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self.limit = limit
-        self.changed = threading.Condition()
-        self.is_short = False  # whether somebody waits for budget
-        self._held = 0
-        self._kept = 0
-        self._closed = False
-
-    def take(self, size: int, *, wait: bool = True) -> bool:
-        """Take budget for some bytes.
-
-        Args:
-            size: How many.
-            wait: Whether to wait until there is budget.
-
-        Returns:
-            Whether there was budget; True after waiting.
-
-        Raises:
-            BudgetClosedError: If nobody wants to read any more.
-        """
-        with self.changed:
-            while not self._closed and size and self._held > self._kept and self._held + size > self.limit:
-                if not wait:
-                    return False
-                self.is_short = True
-                self.changed.notify_all()
-                self.changed.wait()
-            self.is_short = False
-            if self._closed:
-                raise BudgetClosedError
-            self._held += size
-            return True
-
-    def give_back(self, size: int) -> None:
-        """Give back budget; a negative size corrects what was taken upwards."""
-        with self.changed:
-            self._held -= size
-            self.is_short = False  # whoever waits will say so again if this is not enough
-            self.changed.notify_all()
-
-    def keep(self, size: int) -> None:
-        """Say how much of what is held nobody can give back before more is read: nobody waits for that."""
-        with self.changed:
-            self._kept = size
-
-    def close(self) -> None:
-        """Let whoever reads, or waits for budget, come to an end."""
-        with self.changed:
-            self._closed = True
-            self.changed.notify_all()
-
-
-class BudgetClosedError(Exception):
-    """Nobody waits for what is read any more."""
+"""How long to wait for the thread's end. Mostly it ends at once. It does not where a storage does not answer, or where
+the thread needs something that the waiting thread holds."""
 
 
 class ReadAhead(Iterator[T], Generic[T]):
-    """Runs a generator in a thread, as far ahead as its budget allows.
+    """Runs a generator in a thread, as far ahead as its memory budget allows.
 
-    The thread ends, and is waited for a while, when the generator does, at `close`, when this object is dropped, and
-    before the interpreter ends.
+    The thread ends with the generator, at `close`, when this object is dropped, or before the interpreter ends. In each
+    case its end is waited for, but not forever.
 
     Args:
-        read: Makes the generator; it takes budget before it reads. What it raises is raised by `__next__`.
-        limit: Bytes that may be held at once.
+        read: Makes the generator, which takes memory leases before it reads. `__next__` raises what it raises.
+        limit: Bytes that may be leased at once.
     """
 
     def __init__(self, read: Callable[[MemoryBudget], Iterator[T]], limit: int) -> None:
-        self._shelf: _Shelf[T] = _Shelf(MemoryBudget(limit))
-        self._retired = 0
-        thread = threading.Thread(target=_fill, args=(self._shelf, read), name="read_ahead", daemon=True)
-        self.close = weakref.finalize(self, _stop, self._shelf.budget, thread, os.getpid())
+        self.budget = MemoryBudget(limit)
+        self._queue: _Queue[T] = _Queue(self.budget)
+        self._retired: list[MemoryLease] = []
+        thread = threading.Thread(target=_fill, args=(self._queue, read), name="read_ahead", daemon=True)
+        self.close = weakref.finalize(self, _stop, self.budget, thread, os.getpid())
         thread.start()
 
     def __next__(self) -> T:
-        return self._shelf.take(when_short=self.release)
+        return self._queue.get(when_short=self.release)
 
-    def retire(self, size: int) -> None:
-        """Note bytes that nobody needs once something else has been handed over."""
-        self._retired += size
+    def retire(self, lease: MemoryLease) -> None:
+        """Note the lease of batches that were delivered, to be released once the consumer asks for something else.
+
+        Until then the consumer may still work with the last of them. It is released sooner where nothing else could be
+        read otherwise.
+        """
+        self._retired.append(lease)
 
     def release(self) -> None:
-        """Give back the budget of what was retired."""
-        if self._retired:
-            self._shelf.budget.give_back(self._retired)
-            self._retired = 0
+        """Release the leases that are retired."""
+        while self._retired:
+            self._retired.pop().release()
 
 
-class _Shelf(Generic[T]):
-    """What the thread has read and nobody has taken yet. It does not know who takes it, so that he may be dropped."""
+class _Queue(Generic[T]):
+    """What the thread has read and the consumer has not taken. It does not refer to the consumer, who may be dropped.
+
+    Its lock is the budget's, so that the consumer waits for an item or for a shortage of memory, whichever comes first.
+    """
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
-        self.items: deque[T] = deque()
+        self._items: deque[T] = deque()
         self._ended = False
         self._error: BaseException | None = None
 
     def put(self, item: T) -> None:
         with self.budget.changed:
-            self.items.append(item)
+            self._items.append(item)
             self.budget.changed.notify_all()
 
     def end(self, error: BaseException | None = None) -> None:
@@ -139,10 +85,10 @@ class _Shelf(Generic[T]):
             self._ended, self._error = True, error
             self.budget.changed.notify_all()
 
-    def take(self, when_short: Callable[[], None]) -> T:
-        """Wait for the next item; call `when_short` where it is not read because there is no budget for it."""
+    def get(self, when_short: Callable[[], None]) -> T:
+        """Wait for the next item; call `when_short` if the thread cannot read it for lack of memory."""
         with self.budget.changed:
-            while not self.items:
+            while not self._items:
                 if self._error is not None:
                     error, self._error = self._error, None
                     raise error
@@ -151,25 +97,25 @@ class _Shelf(Generic[T]):
                 if self.budget.is_short:
                     when_short()
                 self.budget.changed.wait()
-            return self.items.popleft()
+            return self._items.popleft()
 
 
-def _fill(shelf: _Shelf[T], read: Callable[[MemoryBudget], Iterator[T]]) -> None:
+def _fill(queue: _Queue[T], read: Callable[[MemoryBudget], Iterator[T]]) -> None:
     error: BaseException | None = None
     try:
-        for item in read(shelf.budget):
-            shelf.put(item)
+        for item in read(queue.budget):
+            queue.put(item)
             del item
     except BudgetClosedError:
         pass
-    except BaseException as raised:  # noqa: BLE001 - raised again where the batches are taken
+    except BaseException as raised:  # noqa: BLE001 - raised again in the consumer's thread
         error = raised
-    shelf.end(error)
+    queue.end(error)
 
 
 def _stop(budget: MemoryBudget, thread: threading.Thread, owner: int) -> None:
     if os.getpid() != owner:  # a forked copy has no thread to stop
         return
     budget.close()
-    if not threading.current_thread().name.startswith(READING_THREADS):  # where a garbage collection may happen to run
+    if not threading.current_thread().name.startswith(READING_THREADS):
         thread.join(JOIN_SEC)

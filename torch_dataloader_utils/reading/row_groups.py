@@ -1,4 +1,4 @@
-"""Row groups to Arrow tables: asked for ahead of need, decoded side by side, handed over in order."""
+"""Row groups to Arrow tables: requested ahead of need, decoded several at once, returned in order."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +20,12 @@ import pyarrow.dataset as pads
 from torch_dataloader_utils.columns.arrow import takeable, width
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.manifest import DataFile, Split
 from torch_dataloader_utils.reading.decoder import Decoder
 from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
 
-__all__ = ["Cursor", "RowGroupPlace", "RowGroupReader"]
+__all__ = ["Cursor", "FileRowGroup", "RowGroupReader"]
 
 
 NONE_DELETED = np.empty(0, dtype=np.int64)
@@ -33,51 +35,53 @@ ROW_ID_BYTES = 8
 
 
 MOST_DECODERS = 4
-"""Row groups that are decoded at once, if there are processors for it: a row group of few columns keeps few busy."""
+"""Row groups that are decoded at once, if the machine has the processors: a row group of few columns keeps few busy."""
 
 
 @dataclass(frozen=True, slots=True)
-class RowGroupPlace:
-    """A row group and where its rows lie.
+class FileRowGroup:
+    """A row group of a data file, and which of the file's rows it has.
 
     Attributes:
+        path: The file, relative to the root.
         number: Number of the row group in its file.
-        first_row: The file's rows before it, without deleted ones.
-        rows: Its rows, without deleted ones; where rows are not counted, more than it can have.
+        first_row: The file's rows before it, deleted ones not counted.
+        rows: Its rows, deleted ones not counted; where rows are not counted at all, more than it can have.
     """
 
+    path: str
     number: int
     first_row: int
     rows: int
 
 
 class RowGroupReader:
-    """Reads row groups; keeps the files it read last open. One to a stream.
+    """Reads the row groups of one stream; keeps the files that it read last open.
 
     Args:
-        opened_files: The data files.
-        row_id_column: Name of an int64 column to add, each row's place among all rows of the manifest; or None.
+        files: The data files.
+        read_cache: What readers of the files have learned before.
+        row_id_column: Name of an int64 column to add, each row's number among all rows of the manifest; or None.
     """
 
-    def __init__(self, opened_files: OpenedFiles, row_id_column: str | None = None) -> None:
-        self._opened_files = opened_files
+    def __init__(self, files: OpenedFiles, read_cache: ReadCache, row_id_column: str | None = None) -> None:
+        self._files = files
+        self._sizes = read_cache.sizes
         self._row_id_column = row_id_column
-        self._schema = opened_files.schema
+        self._schema = files.schema
         if row_id_column is not None:
-            self._schema = opened_files.schema.append(pa.field(row_id_column, pa.int64()))
-        self._places: dict[str, tuple[RowGroupPlace, ...]] = {}
-        self._first_rows = opened_files.manifest.first_rows
-        self._files = {file.path: file for file in opened_files.manifest.files}
+            self._schema = files.schema.append(pa.field(row_id_column, pa.int64()))
+        self._first_rows = files.manifest.first_rows
+        by_path = {file.path: file for file in files.manifest.files}
+        self._groups = cache(lambda path: _row_groups(by_path[path]))
 
-        codec = self._codec = opened_files.format.codec(opened_files)
-        self._measures = cache(lambda path: codec.layout(path).measures())  # small, and asked for in any order
-        self._fetcher = (
-            None if opened_files.storage.is_local else Fetcher(opened_files.storage, opened_files.files, codec.layout)
-        )
-        count = min(MOST_DECODERS, pa.cpu_count())
-        self._new_decoder = partial(Decoder, opened_files, codec, self._fetcher)
-        self._decoders = [self._new_decoder() for _ in range(count)]
-        self._decoded: defaultdict[tuple[str, int], deque[Future[pa.Table]]] = defaultdict(deque)
+        codec = self._codec = files.format.codec(files, read_cache.footers)
+        self._measures = cache(lambda path: codec.layout(path).measures())  # small, and needed in any order
+        is_local = files.storage.is_local
+        self._fetcher = None if is_local else Fetcher(files.storage, files.files, codec.layout)
+        self._new_decoder = partial(Decoder, files, codec, self._fetcher)
+        self._decoders = [self._new_decoder() for _ in range(min(MOST_DECODERS, pa.cpu_count()))]
+        self._decoded: defaultdict[FileRowGroup, deque[Future[pa.Table]]] = defaultdict(deque)
 
     @property
     def columns(self) -> int:
@@ -87,71 +91,69 @@ class RowGroupReader:
     @property
     def knows_rows(self) -> bool:
         """Whether it is known how many rows are delivered of each row group."""
-        return self._opened_files.unknown_rows is None
+        return self._files.unknown_rows is None
 
     @property
-    def most_asked(self) -> int:
-        """How many row groups to ask for ahead: those to decode while another is worked on, or many to fetch."""
+    def most_requested(self) -> int:
+        """How many row groups to request ahead: as many as can be fetched at once, or decoded while one is used."""
         return FETCHES if self._fetcher is not None else len(self._decoders) + 1
 
     def expect(self, splits: Iterable[Split]) -> None:
-        """Begin to read what is needed to know of files before any of their row groups can be asked for."""
+        """Begin to read what has to be known of files before any of their row groups can be requested."""
         self._codec.expect(split.path for split in splits)
 
-    def row_groups(self, split: Split) -> list[RowGroupPlace]:
-        """Return the row groups that make up a split, in order."""
-        if split.path not in self._places:
-            self._places[split.path] = tuple(_places(self._files[split.path]))
-        places = self._places[split.path]
-        start = bisect_left(places, split.row_offset, key=lambda place: place.first_row)
-        stop = bisect_left(places, split.row_offset + split.row_length, key=lambda place: place.first_row)
-        return [place for place in places[start:stop] if place.rows]
+    def row_groups(self, split: Split) -> list[FileRowGroup]:
+        """Return the row groups that make up a split, in order; those without rows are left out."""
+        groups = self._groups(split.path)
+        start = bisect_left(groups, split.row_offset, key=attrgetter("first_row"))
+        stop = bisect_left(groups, split.row_offset + split.row_length, key=attrgetter("first_row"))
+        return [group for group in groups[start:stop] if group.rows]
 
     def full_path(self, path: str) -> str:
-        """Return a file's path for people."""
-        return self._opened_files.manifest.full_path(path)
+        """Return a file's path for messages."""
+        return self._files.manifest.full_path(path)
 
-    # How large it is -----------------------------------------------------------------------------------------------
+    # Sizes ---------------------------------------------------------------------------------------------------------
 
-    def stored_bytes(self, path: str, place: RowGroupPlace) -> int:
+    def stored_bytes(self, group: FileRowGroup) -> int:
         """Return the compressed bytes that reading a row group takes from storage."""
-        return self._measures(path).stored[place.number]
+        return self._measures(group.path).stored[group.number]
 
-    def fetched_bytes(self, path: str, place: RowGroupPlace) -> int:
+    def fetched_bytes(self, group: FileRowGroup) -> int:
         """Return the bytes that are in memory before a row group is decoded."""
-        return 0 if self._fetcher is None else self.stored_bytes(path, place)
+        return 0 if self._fetcher is None else self.stored_bytes(group)
 
-    def knows_sizes(self, path: str) -> bool:
-        """Whether something was decoded of all columns that have no fixed width: footers tell too little, texts do."""
-        measures = self._measures(path)
-        return measures.rows is not None or all(name in self._opened_files.row_bytes for name in measures.variable)
+    def knows_sizes(self, group: FileRowGroup) -> bool:
+        """Whether the row group's size in memory can be estimated well.
 
-    def expected_rows(self, path: str, place: RowGroupPlace) -> int:
-        """Return the rows of a row group, or about how many they are where they are not counted."""
-        expected = self._measures(path).rows
-        return place.rows if expected is None else expected[place.number]
-
-    def decoded_bytes(self, path: str, place: RowGroupPlace) -> int:
-        """Return how large a row group will be in memory: exactly for numbers, by what others came to for the rest.
-
-        Rows that are deleted are decoded before they are left out.
+        Text tells its size. Other formats' footers tell too little of columns of no fixed width, so some rows of all of
+        these columns have to be decoded first.
         """
-        measures = self._measures(path)
-        rows = self.expected_rows(path, place) + len(self._deleted(path, place))
-        size = rows * (measures.row_bytes + self._added_bytes(path))
+        measures = self._measures(group.path)
+        return measures.rows is not None or self._sizes.knows(measures.variable)
+
+    def expected_rows(self, group: FileRowGroup) -> int:
+        """Return the rows of a row group; an estimate where they are not counted."""
+        expected = self._measures(group.path).rows
+        return group.rows if expected is None else expected[group.number]
+
+    def decoded_bytes(self, group: FileRowGroup) -> int:
+        """Return how large a row group will be in memory: exact for numbers, for other types by what was decoded.
+
+        Deleted rows count: they are decoded before they are left out.
+        """
+        measures = self._measures(group.path)
+        rows = self.expected_rows(group) + len(self._deleted(group))
+        size = rows * (measures.row_bytes + self._added_bytes(group.path))
         for name, sizes in measures.variable.items():
-            size += max(rows * self._opened_files.row_bytes.get(name, 0), sizes[place.number])
+            size += max(rows * self._sizes.expected(name), sizes[group.number])
         return max(1, int(size))
 
     def _added_bytes(self, path: str) -> float:
         """Return what a row takes in columns that the file does not have."""
-        sources = self._opened_files.projection(path).sources
-        added = sum(
-            width(field.type)
-            for field, opened_files in zip(self._opened_files.needed, sources, strict=True)
-            if opened_files is None
-        )
-        return added + (0 if self._row_id_column is None else ROW_ID_BYTES)
+        sources = self._files.projection(path).sources
+        missing = [field for field, source in zip(self._files.needed, sources, strict=True) if source is None]
+        return sum(width(field.type) for field in missing) + (ROW_ID_BYTES if self._row_id_column is not None else 0)
 
     def held_bytes(self, table: pa.Table) -> int:
         """Return how large a table will be once it is converted."""
@@ -160,103 +162,93 @@ class RowGroupReader:
 
     # Reading -------------------------------------------------------------------------------------------------------
 
-    def ask_for(self, path: str, place: RowGroupPlace, *, whole: bool) -> None:
-        """Begin to fetch a row group that is to be read soon, and to decode it unless it is to be read in slices."""
+    def request(self, group: FileRowGroup, *, whole: bool) -> None:
+        """Begin to fetch a row group that is read soon, and to decode it unless it is read in parts."""
         if self._fetcher is not None:
-            self._fetcher.ask_for(path, place.number)
+            self._fetcher.request(group.path, group.number)
         if whole:
-            # Two slices of one shard may follow one another, and ask for the same row group.
-            self._decoded[path, place.number].append(self._next_decoder().whole(path, place.number))
+            # Two slices of one shard may follow one another and request the same row group.
+            self._decoded[group].append(self._next_decoder().whole(group.path, group.number))
 
-    def read(self, path: str, place: RowGroupPlace) -> pa.Table:
-        """Return the rows that the filter leaves of a row group that was asked for, in file order.
-
-        Args:
-            path: The file, relative to the root.
-            place: The row group.
+    def read(self, group: FileRowGroup) -> pa.Table:
+        """Return the rows that the filter keeps of a row group that was requested, in file order.
 
         Returns:
-            The columns of the opened files's schema, and the row ids last where asked for.
+            The columns of the files' schema, and last the row ids if they are added.
 
         Raises:
             FileNotFoundError: If the file is gone.
             UnreadableFileError: If it changed, is damaged, or cannot be read.
         """
-        with self._errors(path, place):
-            table = self._decoded[path, place.number].popleft().result()
-            self._require_all(path, place, table.num_rows)
-            self._learn(table)
-            return self._finished(table, path, place, 0)[0]
+        with self._errors(group):
+            table = self._decoded[group].popleft().result()
+            self._require_all(group, table.num_rows)
+            return self._finished(group, table, 0)[0]
 
-    def read_in_pieces(self, path: str, place: RowGroupPlace, rows: int) -> Iterator[tuple[pa.Table, int]]:
-        """Yield a row group in slices. It was asked for, but not as a whole.
+    def read_in_parts(self, group: FileRowGroup, rows: int) -> Iterator[tuple[pa.Table, int]]:
+        """Yield a row group in parts. It was requested, but not as a whole.
 
         Args:
-            path: The file, relative to the root.
-            place: The row group.
-            rows: Rows of a slice, at most.
+            group: The row group.
+            rows: Rows of a part, at most.
 
         Yields:
-            The rows of a slice that the filter leaves, and how many it had before.
+            The rows of a part that the filter keeps, and how many it had before.
 
         Raises:
             FileNotFoundError: If the file is gone.
             UnreadableFileError: If it changed, is damaged, or cannot be read.
         """
-        with self._errors(path, place):
+        with self._errors(group):
             done = 0
-            for table in self._next_decoder().slices(path, place.number, rows):
-                self._learn(table)
-                finished, count = self._finished(table, path, place, done)
+            for table in self._next_decoder().slices(group.path, group.number, rows):
+                finished, count = self._finished(group, table, done)
                 yield finished, count if self._counts else 0
                 done += table.num_rows
-            self._require_all(path, place, done)
+            self._require_all(group, done)
         if not self._counts:  # only the end of a row group tells that it has no more
-            yield self._schema.empty_table(), place.rows
+            yield self._schema.empty_table(), group.rows
 
-    def cursor(self, path: str, place: RowGroupPlace, rows: int) -> Cursor:
-        """Begin to read a row group part by part, beside others.
+    def cursor(self, group: FileRowGroup, rows: int) -> Cursor:
+        """Begin to read a row group part by part, while others are read.
 
         Args:
-            path: The file, relative to the root.
-            place: The row group.
+            group: The row group.
             rows: About how many rows a part has.
         """
         if self._fetcher is not None:
-            self._fetcher.ask_for(path, place.number)
+            self._fetcher.request(group.path, group.number)
         decoder = self._new_decoder(thread=self._next_decoder().thread)
-        return Cursor(self, decoder, path, place, rows)
+        return Cursor(self, decoder, group, rows)
 
-    def stored_rows(self, path: str, place: RowGroupPlace, rows: int) -> int:
-        """Return how many rows of the file a row group's first rows are, deleted ones among and before them included.
+    def stored_rows(self, group: FileRowGroup, rows: int) -> int:
+        """Return how many rows of the file a row group's first rows are, with the deleted ones among and before them.
 
-        Those that follow the last of them are left out, unless all are asked for.
+        Deleted rows that follow the last of them count only if these are all rows of the row group.
         """
-        deleted = self._deleted(path, place)
-        if rows == place.rows or not len(deleted):
-            return rows + (len(deleted) if rows == place.rows else 0)
+        deleted = self._deleted(group)
+        if rows == group.rows or not len(deleted):
+            return rows + (len(deleted) if rows == group.rows else 0)
         before = deleted - np.arange(len(deleted))  # rows that are not deleted before each deleted one
         return rows + int(np.searchsorted(before, rows, side="left"))
 
-    def finished_part(self, path: str, place: RowGroupPlace, first: int, part: Future[pa.Table], rows: int) -> pa.Table:
+    def finished_part(self, group: FileRowGroup, first: int, part: Future[pa.Table], rows: int) -> pa.Table:
         """Return the rows that are delivered of a part of a row group, in file order.
 
         Args:
-            path: The file.
-            place: The row group.
+            group: The row group.
             first: The row group's stored rows before the part.
             part: The part.
             rows: How many stored rows it should have.
         """
-        with self._errors(path, place):
+        with self._errors(group):
             table = part.result()
             if table.num_rows != rows:
-                self._require_all(path, place, first + table.num_rows)
-            self._learn(table)
-            return self._finished(table, path, place, first)[0]
+                self._require_all(group, first + table.num_rows)
+            return self._finished(group, table, first)[0]
 
     def close(self) -> None:
-        """Close the files that are open; what is being fetched and decoded is waited for."""
+        """Close the open files; wait for what is being fetched and decoded."""
         if self._fetcher is not None:
             self._fetcher.close()
         for decoder in self._decoders:
@@ -265,37 +257,40 @@ class RowGroupReader:
         pa.default_memory_pool().release_unused()  # what threads that ended leave behind would pile up over epochs
 
     def _next_decoder(self) -> Decoder:
-        """Return the decoder whose turn it is: they take turns, as row groups are read in turn."""
+        """Return the decoders in rotation, so that consecutive row groups are decoded at once."""
         self._decoders.append(self._decoders.pop(0))
         return self._decoders[-1]
 
-    def _errors(self, path: str, place: RowGroupPlace) -> AbstractContextManager[None]:
-        return self._opened_files.storage.errors_at(f"row group {place.number} of {self.full_path(path)}")
+    def _errors(self, group: FileRowGroup) -> AbstractContextManager[None]:
+        return self._files.storage.errors_at(self._name(group))
+
+    def _name(self, group: FileRowGroup) -> str:
+        return f"row group {group.number} of {self.full_path(group.path)}"
 
     @property
     def _counts(self) -> bool:
         """Whether the files tell how many rows they have."""
-        return self._opened_files.format.unknown_rows is None
+        return self._files.format.unknown_rows is None
 
-    def _require_all(self, path: str, place: RowGroupPlace, rows: int) -> None:
-        expected = place.rows + len(self._deleted(path, place))
+    def _require_all(self, group: FileRowGroup, rows: int) -> None:
+        expected = group.rows + len(self._deleted(group))
         if rows != expected and self._counts:
-            msg = f"row group {place.number} of {self.full_path(path)} has {rows} rows, not {expected}"
+            msg = f"{self._name(group)} has {rows} rows, not {expected}"
             raise UnreadableFileError(msg)
 
-    def _deleted(self, path: str, place: RowGroupPlace) -> npt.NDArray[np.int64]:
+    def _deleted(self, group: FileRowGroup) -> npt.NDArray[np.int64]:
         """Return the deleted rows of a row group, counted from its first row."""
-        deletes = self._opened_files.deletes.get(path)
-        return NONE_DELETED if deletes is None else deletes.within(place.number)
+        deletes = self._files.deletes.get(group.path)
+        return NONE_DELETED if deletes is None else deletes.within(group.number)
 
-    def _finished(self, table: pa.Table, path: str, place: RowGroupPlace, first: int) -> tuple[pa.Table, int]:
+    def _finished(self, group: FileRowGroup, table: pa.Table, first: int) -> tuple[pa.Table, int]:
         """Return the rows to deliver of a row group's stored rows from `first` on, and how many are not deleted."""
-        opened_files = self._opened_files
+        files = self._files
+        self._sizes.learn(table)
         rows = table.num_rows
-        table = takeable(
-            opened_files.projection(path).apply(table, opened_files.needed, opened_files.constants_of(path))
-        )
-        deleted = self._deleted(path, place)
+        constants = files.constants_of(group.path)
+        table = takeable(files.projection(group.path).apply(table, files.needed, constants))
+        deleted = self._deleted(group)
         begin, end = np.searchsorted(deleted, [first, first + rows])
         if end > begin:
             kept = np.ones(rows, dtype=bool)
@@ -303,75 +298,68 @@ class RowGroupReader:
             table = table.filter(pa.array(kept))
         count = rows - int(end - begin)
         if self._row_id_column is not None:
-            first_id = self._first_rows[path] + place.first_row + first - int(begin)
+            first_id = self._first_rows[group.path] + group.first_row + first - int(begin)
             table = table.append_column(self._row_id_column, _row_ids(first_id, count))
-        if opened_files.filter is not None:
-            table = table.filter(_mask(table, opened_files.filter))
+        if files.filter is not None:
+            table = table.filter(_mask(table, files.filter))
         return pa.table([table[name] for name in self._schema.names], schema=self._schema), count
-
-    def _learn(self, table: pa.Table) -> None:
-        """Learn how much rows take in columns of no fixed width."""
-        known = self._opened_files.row_bytes
-        for name in table.column_names if len(table) else ():
-            if not width(table.schema.field(name).type):
-                known[name] = max(known.get(name, 0), table[name].nbytes / len(table))
 
 
 class Cursor:
-    """A row group that is read part by part, out of a file that nobody else reads.
+    """A row group that is read part by part, from a file that is opened for it alone.
 
     Args:
         reader: The reader that made it.
         decoder: Decodes it, and nothing else.
-        path: The file.
-        place: The row group.
+        group: The row group.
         rows: About how many rows a part has.
     """
 
-    def __init__(self, reader: RowGroupReader, decoder: Decoder, path: str, place: RowGroupPlace, rows: int) -> None:
+    def __init__(self, reader: RowGroupReader, decoder: Decoder, group: FileRowGroup, rows: int) -> None:
         self._reader = reader
         self._decoder = decoder
-        self._parts = decoder.parts(path, place.number, rows)
-        self._path = path
-        self._place = place
+        self._parts = decoder.parts(group.path, group.number, rows)
+        self._group = group
         self._first = 0  # stored rows that were taken
-        self._last = 0  # rows, without deleted ones, that were asked for
-        self._asked: deque[tuple[Future[pa.Table], int]] = deque()
+        self._last = 0  # rows, without deleted ones, that were requested
+        self._requested: deque[tuple[Future[pa.Table], int]] = deque()
 
     def skip(self, rows: int) -> None:
         """Leave out the first rows."""
         self._first = self._advance(rows)
         self._parts.skip(self._first)
 
-    def ask(self, rows: int) -> None:
+    def request(self, rows: int) -> None:
         """Begin to decode the next rows."""
         stored = self._advance(rows)
-        self._asked.append((self._parts.next(stored), stored))
+        self._requested.append((self._parts.next(stored), stored))
 
     def take(self) -> pa.Table:
-        """Return the rows that the filter leaves of the first part that was asked for and not taken."""
-        part, stored = self._asked.popleft()
-        table = self._reader.finished_part(self._path, self._place, self._first, part, stored)
+        """Return the rows that the filter keeps of the first part that was requested and not taken."""
+        part, stored = self._requested.popleft()
+        table = self._reader.finished_part(self._group, self._first, part, stored)
         self._first += stored
         return table
 
     def _advance(self, rows: int) -> int:
-        """Go on by some rows, and return how many stored rows these are."""
-        before = self._reader.stored_rows(self._path, self._place, self._last)
+        """Move on by some rows, and return how many stored rows these are."""
+        before = self._reader.stored_rows(self._group, self._last)
         self._last += rows
-        return self._reader.stored_rows(self._path, self._place, self._last) - before
+        return self._reader.stored_rows(self._group, self._last) - before
 
     def close(self) -> None:
-        """Decode nothing more; what is being decoded is waited for."""
-        wait([part for part, _ in self._asked if not part.cancel()])
+        """Decode nothing more; wait for what is being decoded."""
+        wait([part for part, _ in self._requested if not part.cancel()])
         self._decoder.close()
 
 
-def _places(file: DataFile) -> Iterator[RowGroupPlace]:
+def _row_groups(file: DataFile) -> tuple[FileRowGroup, ...]:
+    groups = []
     first = 0
     for number, group in enumerate(file.row_groups):
-        yield RowGroupPlace(number, first, group.rows)
+        groups.append(FileRowGroup(file.path, number, first, group.rows))
         first += group.rows
+    return tuple(groups)
 
 
 def _mask(table: pa.Table, filters: pc.Expression) -> pa.ChunkedArray:

@@ -1,4 +1,8 @@
-"""The way through a stream's slices: row groups asked for ahead of need, as far as the budget allows, read in order."""
+"""The order in which a stream's row groups are requested and read: what both kinds of scan share.
+
+A row group is requested before it is read: its bytes are then fetched, and decoded in another thread. How many are
+requested ahead is bounded by the memory budget.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +17,14 @@ from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.planning.plan import ShardSlice
 from torch_dataloader_utils.reading.batching import BytesRead, Chunk
-from torch_dataloader_utils.reading.read_ahead import MemoryBudget
-from torch_dataloader_utils.reading.row_groups import RowGroupPlace, RowGroupReader
+from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
+from torch_dataloader_utils.reading.row_groups import FileRowGroup, RowGroupReader
 
 __all__ = ["ReadOptions", "Scan", "Step"]
+
+
+MOST_IN_PARTS = 2
+"""Row groups that are read in parts and requested at once: the one that is read, and the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +37,7 @@ class ReadOptions:
         transform: What is delivered of the columns that are read.
         row_id_column: Name of the added row id column, or None.
         row_shuffle_seed: Seed of the permutation inside shards, or None where rows keep their order.
-        read_ahead_bytes: Decoded bytes that a stream holds at most; a shard of mixed rows may have more.
+        read_ahead_bytes: Decoded bytes that a stream holds at most; with row-level shuffle a shard may have more.
     """
 
     batch_size: int
@@ -42,31 +50,29 @@ class ReadOptions:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A row group in its turn; or all of a shard's, where they are read side by side.
+    """One step of a scan: a row group, or all row groups of a shard that is shuffled in rounds.
 
     Attributes:
         position: Index of its slice in the stream's slices.
-        shard_slice: The shard_slice.
-        path: Its file.
-        place: The row group.
-        first: The shard's delivered rows before it, where no filter takes any.
-        last: Whether the slice has none after it.
-        number: Its place among the row groups that the slice's shard has.
+        shard_slice: The slice.
+        group: The row group; of a shard in rounds the first.
+        first: The shard's delivered rows before it, if no filter removes any.
+        last: Whether it is the slice's last.
+        number: Its index among the row groups of the slice's shard.
         whole: Whether it is read as one table.
-        size: Bytes to take budget for before it is asked for; parts of it take theirs as they are read.
-        asks: Whether it is to be asked for.
+        size: Bytes to lease before it is requested. A row group that is read in parts takes a lease for each part.
+        requested: Whether it is requested ahead. Rounds request their parts themselves.
     """
 
     position: int
     shard_slice: ShardSlice
-    path: str
-    place: RowGroupPlace
+    group: FileRowGroup
     first: int
     last: bool
     number: int
     whole: bool
     size: int
-    asks: bool = True
+    requested: bool = True
 
 
 class Scan(ABC):
@@ -76,7 +82,7 @@ class Scan(ABC):
         reader: Reads row groups.
         slices: What to read.
         options: How rows become batches.
-        budget: How much may be read that is not delivered yet.
+        budget: Memory for what is read and not yet delivered.
     """
 
     def __init__(
@@ -90,54 +96,62 @@ class Scan(ABC):
 
     @abstractmethod
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the rows of every slice; the last chunk of each says so, also when it holds no rows."""
+        """Yield the rows of every slice. The last chunk of each slice says so, even if it holds no rows."""
 
-    def close(self) -> None:  # noqa: B027 - most need nothing
-        """Let go of what was needed beside the reader."""
+    def close(self) -> None:  # noqa: B027 - most scans need nothing
+        """Free what the scan needs apart from the reader."""
 
     def take_bytes_read(self) -> BytesRead:
         """Return what was read since the last call."""
         taken, self._bytes_read = self._bytes_read, BytesRead()
         return taken
 
-    def row_groups(self, position: int) -> list[tuple[str, RowGroupPlace]]:
+    def row_groups(self, position: int) -> list[FileRowGroup]:
         """Return the row groups of a slice's shard that can be read; let the reader prepare for them and the next."""
         for shard_slice in self.slices[position : position + 2]:
             self.reader.expect(shard_slice.shard.present)
-        shard_slice = self.slices[position]
-        return [(split.path, place) for split in shard_slice.shard.present for place in self.reader.row_groups(split)]
+        return [group for split in self.slices[position].shard.present for group in self.reader.row_groups(split)]
 
-    def asked_for(self, steps: Iterable[Step]) -> Iterator[Step]:
-        """Yield row groups once they are asked for, and ask ahead for as many as there is budget for."""
+    def requested(self, steps: Iterable[Step]) -> Iterator[tuple[Step, MemoryLease]]:
+        """Yield each step with its lease once it is requested; request as many ahead as the budget allows.
+
+        Only the next step waits for memory. Those behind it are requested if their lease is granted at once: what is
+        delivered releases memory for them, and the next step has to be read first.
+        """
         upcoming = iter(steps)
         waiting = next(upcoming, None)
-        asked: deque[Step] = deque()
-        while asked or waiting is not None:
-            while waiting is not None and self._may_ask(waiting, asked):
-                if not self.budget.take(waiting.size, wait=not asked):
+        ahead: deque[tuple[Step, MemoryLease]] = deque()
+        while ahead or waiting is not None:
+            while waiting is not None and self._may_request(waiting, [step for step, _ in ahead]):
+                lease = self.budget.try_take(waiting.size) if ahead else self.budget.take(waiting.size)
+                if lease is None:
                     break
-                if waiting.asks:
-                    self.reader.ask_for(waiting.path, waiting.place, whole=waiting.whole)
-                asked.append(waiting)
+                if waiting.requested:
+                    self.reader.request(waiting.group, whole=waiting.whole)
+                ahead.append((waiting, lease))
                 waiting = next(upcoming, None)
-            yield asked.popleft()
+            yield ahead.popleft()
 
-    def _may_ask(self, step: Step, asked: Collection[Step]) -> bool:
-        """Whether a row group may be asked for behind others, without the budget that the parts of a large one need."""
-        if all(other.whole for other in asked):
-            return len(asked) < self.reader.most_asked
-        return not step.whole and len(asked) < 2  # noqa: PLR2004 - the one that is read, and the next
+    def _may_request(self, step: Step, ahead: Collection[Step]) -> bool:
+        """Whether a step may be requested behind others without using memory that the parts of a large one need."""
+        if all(other.whole for other in ahead):
+            return len(ahead) < self.reader.most_requested
+        return not step.whole and len(ahead) < MOST_IN_PARTS
 
-    def count(self, path: str, place: RowGroupPlace, *, again: bool) -> None:
-        """Count the bytes of a row group that is read, and whether they are read again after a resume."""
-        size = self.reader.stored_bytes(path, place)
+    def count_bytes(self, group: FileRowGroup, *, again: bool) -> None:
+        """Count the stored bytes of a row group that is read, and whether they are read again after a resume."""
+        size = self.reader.stored_bytes(group)
         self._bytes_read.total += size
         self._bytes_read.again += size if again else 0
 
-    def delivered(self, path: str, place: RowGroupPlace, table: pa.Table) -> pa.Table:
-        """Return rows of a row group as they are delivered, or raise if they hold what cannot be."""
+    def delivered(self, group: FileRowGroup, table: pa.Table) -> pa.Table:
+        """Return rows of a row group as they are delivered.
+
+        Raises:
+            ColumnError: If a value cannot be delivered; the message names the row group.
+        """
         try:
             return self.options.transform.apply(table)
         except ColumnError as error:
-            msg = f"{error} (row group {place.number} of {self.reader.full_path(path)})"
+            msg = f"{error} (row group {group.number} of {self.reader.full_path(group.path)})"
             raise ColumnError(msg) from None

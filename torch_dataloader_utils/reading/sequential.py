@@ -1,4 +1,4 @@
-"""The row groups of a stream's slices in file order, without the rows outside the slices."""
+"""The scan in file order: the row groups of a stream's slices, without the rows outside the slices."""
 
 from __future__ import annotations
 
@@ -8,92 +8,99 @@ import pyarrow as pa
 
 from torch_dataloader_utils.columns.convert import convert
 from torch_dataloader_utils.reading.batching import Chunk
-from torch_dataloader_utils.reading.row_groups import RowGroupPlace
+from torch_dataloader_utils.reading.memory_budget import MemoryLease
+from torch_dataloader_utils.reading.row_groups import FileRowGroup
 from torch_dataloader_utils.reading.scan import Scan, Step
 
 __all__ = ["SequentialScan"]
 
 
 LARGEST_SHARE = 2
-"""A row group that takes more than this part of the budget is read in slices, so that the next is read ahead."""
+"""A row group that takes more than this part (a half) of the budget is read in parts, so that the next one, or the next
+part, can be read ahead."""
 
 
 FIRST_ROWS = 1024
-"""Rows of a slice as long as nobody knows how large they are."""
+"""Rows of a part as long as the size of a row is unknown."""
 
 
 SCRATCH_SHARE = 4
-"""Decoding takes this part (a quarter) of a table's bytes beside the table, as long as it lasts."""
+"""Decoding takes, as long as it lasts, this part (a quarter) of a table's bytes in addition to the table."""
 
 
 class SequentialScan(Scan):
-    """Yields row groups as they follow one another, without the rows outside the slices."""
+    """Yields row groups in file order, without the rows outside the slices."""
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the rows of every slice; the last chunk of each says so, also when it holds no rows."""
+        """Yield the rows of every slice. The last chunk of each slice says so, even if it holds no rows."""
         first = 0  # delivered rows of the shard before the table
-        for step in self.asked_for(self._steps()):
+        for step, lease in self.requested(self._steps()):
             if step.number == 0 or self.reader.knows_rows:
                 first = step.first
-            for table, last in self._tables(step):
+            for table, is_last, paid in self._tables(step, lease):
                 skip = min(table.num_rows, max(0, step.shard_slice.start - first))
                 rows = max(0, min(table.num_rows, step.shard_slice.stop - first) - skip)
                 columns = convert(table.slice(skip, rows), self.options.transform)
-                held = self.reader.held_bytes(table)
-                yield Chunk(step.position, first + skip, rows, step.last and last, columns, held)
+                yield Chunk(step.position, first + skip, rows, step.last and is_last, columns, paid)
                 first += table.num_rows
-                del table, columns
+                del table, columns  # they must be gone before the next one is read
 
     def _steps(self) -> Iterator[Step]:
-        """Yield the row groups of each shard_slice.
+        """Yield the row groups of each slice's shard that hold rows of the slice.
 
-        Unfiltered, those that hold the slice's rows; filtered, from the shard's beginning, for only reading tells how
-        many rows the filter leaves.
+        With a filter, only reading tells how many rows a row group has left. So a filtered shard is read from its
+        beginning, to find the slice's first row.
         """
+        counted = self.reader.knows_rows
         for position, shard_slice in enumerate(self.slices):
             groups = self.row_groups(position)
             first = 0
-            for number, (path, place) in enumerate(groups):
-                after = first + place.rows
-                if not self.reader.knows_rows or after > shard_slice.start:
-                    last = number == len(groups) - 1 or (after >= shard_slice.stop and self.reader.knows_rows)
-                    decoding = self._decoding_bytes(path, place)
+            for number, group in enumerate(groups):
+                after = first + group.rows
+                if not counted or after > shard_slice.start:
+                    last = number == len(groups) - 1 or (after >= shard_slice.stop and counted)
+                    decoding = self._decoding_bytes(group)
                     fits = decoding <= self.budget.limit // LARGEST_SHARE
-                    whole = fits and self.reader.knows_sizes(path)
-                    size = self.reader.fetched_bytes(path, place) + decoding if whole else 0
-                    yield Step(position, shard_slice, path, place, first, last, number, whole, size)
+                    whole = fits and self.reader.knows_sizes(group)
+                    size = self.reader.fetched_bytes(group) + decoding if whole else 0
+                    yield Step(position, shard_slice, group, first, last, number, whole, size)
                     if last:
                         break
                 first = after
 
-    def _decoding_bytes(self, path: str, place: RowGroupPlace) -> int:
-        decoded = self.reader.decoded_bytes(path, place)
+    def _decoding_bytes(self, group: FileRowGroup) -> int:
+        decoded = self.reader.decoded_bytes(group)
         return decoded + decoded // SCRATCH_SHARE
 
-    def _tables(self, step: Step) -> Iterator[tuple[pa.Table, bool]]:
-        """Read a row group as one table, or as several where it is large; say of each whether it is the last."""
-        path, place = step.path, step.place
-        self.count(path, place, again=step.first < step.shard_slice.start)
-        if step.whole:
-            table = self.delivered(path, place, self.reader.read(path, place))
-            self.budget.give_back(step.size - self.reader.held_bytes(table))
-            yield table, True
+    def _tables(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:
+        """Yield a row group as one table, or in parts if it is large: each, whether it is the last, and its lease."""
+        group = step.group
+        self.count_bytes(group, again=step.first < step.shard_slice.start)
+        if not step.whole:
+            yield from self._parts(step, lease)
             return
+        table = self.delivered(group, self.reader.read(group))
+        lease.resize(self.reader.held_bytes(table))
+        yield table, True, lease
+
+    def _parts(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:
+        """Yield a row group in parts, each of which takes a lease before it is decoded."""
+        group = step.group
         share = max(1, self.budget.limit // (2 * LARGEST_SHARE))
-        rows = max(1, self.reader.expected_rows(path, place) * share // self.reader.decoded_bytes(path, place))
-        if not self.reader.knows_sizes(path):
+        rows = max(1, self.reader.expected_rows(group) * share // self.reader.decoded_bytes(group))
+        if not self.reader.knows_sizes(group):
             rows = min(rows, FIRST_ROWS)
-        left = place.rows
+        left = group.rows
         if step.last and self.reader.knows_rows:
             left = min(left, step.shard_slice.stop - step.first)
-        self.budget.take(share)
-        for read, count in self.reader.read_in_pieces(path, place, rows):
+        lease.merge(self.budget.take(share))
+        for read, count in self.reader.read_in_parts(group, rows):
             left -= count
-            table = self.delivered(path, place, read)
+            table = self.delivered(group, read)
             del read
-            self.budget.give_back(share - self.reader.held_bytes(table))
-            yield table, left <= 0
+            lease.resize(self.reader.held_bytes(table))
+            yield table, left <= 0, lease
             del table
             if left <= 0:
-                break
-            self.budget.take(share)
+                return
+            lease = self.budget.take(share)

@@ -1,4 +1,4 @@
-"""The way through a stream's slices where rows are mixed: whole shards, or rounds of them, in their shuffled order."""
+"""The scan with row-level shuffle: whole shards, or rounds of them, with their rows in shuffled order."""
 
 from __future__ import annotations
 
@@ -15,52 +15,54 @@ from torch_dataloader_utils.columns.convert import convert
 from torch_dataloader_utils.planning.plan import Shard, ShardSlice
 from torch_dataloader_utils.planning.shuffle import permutation, round_bounds
 from torch_dataloader_utils.reading.batching import Chunk
-from torch_dataloader_utils.reading.read_ahead import MemoryBudget
-from torch_dataloader_utils.reading.row_groups import RowGroupPlace, RowGroupReader
+from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
+from torch_dataloader_utils.reading.row_groups import Cursor, FileRowGroup, RowGroupReader
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan, Step
 
 __all__ = ["ShuffledScan"]
 
 
-ABSENT = (1 << 32) - 1
-"""Stands for a row that is not there, and is above the number of any row of a table in memory."""
+MISSING = (1 << 32) - 1
+"""Stands for a row of a missing split. It is above the number of any row of a table in memory."""
 
 
 BLOCK_SHARE = 8
-"""Rounds are mixed together, each for itself, up to this part (an eighth) of the budget: each time has its costs."""
+"""Rounds are read together, but permuted each for itself, up to this part (an eighth) of the budget: reading a round
+has costs that do not depend on its size."""
 
 
 COLUMNS_OF_A_THREAD = 8
-"""For so many columns one is permuted at a time: what is on its way stays a small part of the shard."""
+"""A thread for each so many columns permutes one column at a time, so that the copies that are being made stay a small
+part of the shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Rounds of a shard that are read together; most shards have only one.
+    """Rounds of a shard that are read together; most shards have only one round.
 
     Attributes:
         rounds: Their numbers.
         first: The shard's delivered rows before them.
         last: Whether the slice has none after them.
-        size: The budget that was taken for them.
-        indices: Their order, drawn while they are read; None where only reading tells how many rows there are.
+        lease: Their memory.
+        indices: Their row order, drawn while they are read; None where only reading tells how many rows there are.
     """
 
     rounds: range
     first: int
     last: bool
-    size: int
+    lease: MemoryLease
     indices: Future[pa.Array] | None
 
 
 class ShuffledScan(Scan):
-    """Yields shards, or rounds of those that are too large, their rows in their shuffled order.
+    """Yields shards, or rounds of those that are too large, with their rows in shuffled order.
 
     Args:
         reader: Reads row groups.
         slices: What to read.
         options: How rows become batches.
-        budget: How much may be read that is not delivered yet.
+        budget: Memory for what is read and not yet delivered.
         epoch: The epoch.
     """
 
@@ -74,59 +76,61 @@ class ShuffledScan(Scan):
     ) -> None:
         super().__init__(reader, slices, options, budget)
         self._epoch = epoch
-        at_once = max(1, min(pa.cpu_count(), reader.columns // COLUMNS_OF_A_THREAD))
-        self._threads = ThreadPoolExecutor(at_once, thread_name_prefix="mix")
+        threads = max(1, min(pa.cpu_count(), reader.columns // COLUMNS_OF_A_THREAD))
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="mix")
 
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown()
 
     def chunks(self) -> Iterator[Chunk]:
-        """Yield the rows of every slice; the last chunk of each says so, also when it holds no rows."""
+        """Yield the rows of every slice. The last chunk of each slice says so, even if it holds no rows."""
         tables: dict[int, pa.Table] = {}
-        size = 0
-        for step in self.asked_for(self._steps()):
-            if step.shard_slice.shard.rounds > 1:
+        for step, lease in self.requested(self._steps()):
+            shard = step.shard_slice.shard
+            if shard.rounds > 1:
+                lease.release()  # an empty one: the rounds take their own
                 yield from self._rounds(step)
                 continue
             if not tables:
-                indices = self._draw(step.shard_slice.shard, range(1))
-            table = self.reader.read(step.path, step.place)
-            self.count(step.path, step.place, again=step.shard_slice.start > 0)
-            tables[step.number] = self.delivered(step.path, step.place, table)
-            size += step.size
+                shard_lease = lease
+                indices = self._draw(shard, range(1))
+            else:
+                shard_lease.merge(lease)
+            table = self.reader.read(step.group)
+            self.count_bytes(step.group, again=step.shard_slice.start > 0)
+            tables[step.number] = self.delivered(step.group, table)
             del table
             if step.last:
                 parts = [tables[number] for number in sorted(tables)]
                 tables.clear()
-                chunks = [self._mixed(step, _Block(range(1), 0, last=True, size=size, indices=indices), parts)]
-                size = 0
-                yield chunks.pop()  # not to keep what it holds
+                block = _Block(range(1), 0, last=True, lease=shard_lease, indices=indices)
+                yield self._shuffled(step, block, parts)
 
     def _steps(self) -> Iterator[Step]:
         """Yield all row groups of each slice's shard, file by file, so that each file is opened once."""
         for position, shard_slice in enumerate(self.slices):
             groups = self.row_groups(position)
             if shard_slice.shard.rounds > 1:
-                path, place = groups[0]
-                yield Step(position, shard_slice, path, place, 0, last=True, number=0, whole=False, size=0, asks=False)
+                yield Step(
+                    position, shard_slice, groups[0], 0, last=True, number=0, whole=False, size=0, requested=False
+                )
                 continue
-            sizes = [self.reader.fetched_bytes(*group) + self.reader.decoded_bytes(*group) for group in groups]
+            sizes = [self.reader.fetched_bytes(group) + self.reader.decoded_bytes(group) for group in groups]
             size = self._half_at_least(sum(sizes))
-            in_file_order = sorted(range(len(groups)), key=lambda number: (groups[number][0], groups[number][1].number))
+            in_file_order = sorted(range(len(groups)), key=lambda number: (groups[number].path, groups[number].number))
             for number in in_file_order:
-                path, place = groups[number]
                 last = number == in_file_order[-1]
-                yield Step(position, shard_slice, path, place, 0, last, number, whole=True, size=size)
-                size = 0  # the first of them takes budget for all
+                yield Step(position, shard_slice, groups[number], 0, last, number, whole=True, size=size)
+                size = 0  # the first of them takes the lease for all
 
-    def _mixed(self, step: Step, block: _Block, parts: list[pa.Table]) -> Chunk:
-        """Mix rows column by column, several at once, and let go of each as it is mixed.
+    def _shuffled(self, step: Step, block: _Block, parts: list[pa.Table]) -> Chunk:
+        """Permute rows column by column, several columns at once, and free each column once it is permuted.
 
         Args:
-            step: Where they belong.
+            step: Which slice they belong to.
             block: Which rows they are.
-            parts: For each row group its rows. The list is emptied, for nothing else may keep them.
+            parts: For each row group its rows. The list is emptied, for nothing else may keep them in memory.
         """
         shard_slice = step.shard_slice
         whole = pa.concat_tables(parts)
@@ -141,96 +145,104 @@ class ShuffledScan(Scan):
         names, columns = whole.column_names, dict(enumerate(whole.columns))
         del whole
 
-        def take(place: int) -> pa.ChunkedArray:
-            return pc.take(columns.pop(place), indices, boundscheck=False)  # each of them is a row's number
+        def take(number: int) -> pa.ChunkedArray:
+            return pc.take(columns.pop(number), indices, boundscheck=False)  # each index is a row's number
 
-        mixed = pa.table(list(self._threads.map(take, range(len(names)))), names=names)
-        held = self._half_at_least(mixed.nbytes)
-        self.budget.give_back(block.size - held)
-        converted = convert(mixed, self.options.transform)
-        return Chunk(step.position, block.first + skip, mixed.num_rows, block.last, converted, held)
+        table = pa.table(list(self._threads.map(take, range(len(names)))), names=names)
+        block.lease.resize(self._half_at_least(table.nbytes))
+        converted = convert(table, self.options.transform)
+        return Chunk(step.position, block.first + skip, table.num_rows, block.last, converted, block.lease)
 
     def _draw(self, shard: Shard, rounds: range) -> Future[pa.Array] | None:
         """Begin to draw the order of rounds, where it is known how many rows they have."""
         return None if not self.reader.knows_rows else self._threads.submit(self._indices, shard, rounds)
 
     def _indices(self, shard: Shard, rounds: range) -> pa.Array:
-        """Return which rows of the tables that are read for rounds follow one another."""
+        """Return the order of the rows of rounds, as indices into the tables that are read for them."""
         if shard.rounds == 1 and not shard.missing:
             return _packed(self._permutation(shard, 0, shard.rows))
         begins, ends = round_bounds(shard, rounds[0]), round_bounds(shard, rounds[-1])
-        offsets: list[int | None] = []  # of each split's rows in the tables, put together, from the row group's first
+        offsets: list[int | None] = []  # from a row's number in its row group to its index in the tables, by split
         rows = 0
-        for place, ((begin, _), (_, end)) in enumerate(zip(begins, ends, strict=True)):
-            missing = place in shard.missing
+        for split, ((begin, _), (_, end)) in enumerate(zip(begins, ends, strict=True)):
+            missing = split in shard.missing
             offsets.append(None if missing else rows - begin)
             rows += 0 if missing else end - begin
         orders = []
         for number in rounds:
             parts = [
-                np.full(stop - start, ABSENT) if offset is None else np.arange(start + offset, stop + offset)
+                np.full(stop - start, MISSING) if offset is None else np.arange(start + offset, stop + offset)
                 for (start, stop), offset in zip(round_bounds(shard, number), offsets, strict=True)
             ]
-            places = np.concatenate(parts)
-            order = places[self._permutation(shard, number, len(places))]
-            orders.append(order[order != ABSENT] if shard.missing else order)
+            indices = np.concatenate(parts)
+            order = indices[self._permutation(shard, number, len(indices))]
+            orders.append(order[order != MISSING] if shard.missing else order)
         return _packed(np.concatenate(orders))
 
     def _permutation(self, shard: Shard, number: int, rows: int) -> npt.NDArray[np.intp]:
         seed = self.options.row_shuffle_seed
-        assert seed is not None  # noqa: S101 - rows are mixed
+        assert seed is not None  # noqa: S101 - this scan is used for row-level shuffle alone
         return permutation(rows, seed=seed, epoch=self._epoch, shard=shard, number=number)
 
     def _half_at_least(self, size: int) -> int:
-        """Return the budget for a shard of mixed rows: so much that there are never more than two."""
+        """Return the bytes to lease for a shard: at least half of the budget, so that there are never more than two."""
         return max(size, self.budget.limit // 2)
 
     # Rounds ----------------------------------------------------------------------------------------------------------
 
     def _rounds(self, step: Step) -> Iterator[Chunk]:
-        """Yield the rounds of a shard: the next part of each of its row groups, mixed with those of the others."""
+        """Yield the rounds of a shard: the next part of each of its row groups, shuffled together."""
         shard_slice, shard = step.shard_slice, step.shard_slice.shard
         groups = self.row_groups(step.position)
         begin, first = (0, 0) if not self.reader.knows_rows else _begin(shard_slice)
         blocks = list(self._blocks(shard, begin, groups))
-        cursors = []
+        cursors: list[Cursor] = []
+        ahead: list[MemoryLease] = []
         try:
-            for number, (path, place) in enumerate(groups):
-                self.count(path, place, again=shard_slice.start > 0)
+            for number, group in enumerate(groups):
+                self.count_bytes(group, again=shard_slice.start > 0)
                 rows = max(_part(shard, rounds)[number] for rounds, _ in blocks)
-                cursors.append(self.reader.cursor(path, place, rows))
+                cursors.append(self.reader.cursor(group, rows))
                 cursors[-1].skip(_bounds(shard, begin)[number][0])
-            asked = 0
-            for number, (rounds, size) in enumerate(blocks):
-                while asked < len(blocks) and asked <= number + 1:
-                    if not self.budget.take(blocks[asked][1], wait=asked == number):
-                        break
-                    for cursor, rows in zip(cursors, _part(shard, blocks[asked][0]), strict=True):
-                        cursor.ask(rows)
-                    asked += 1
+            for number, (rounds, _) in enumerate(blocks):
+                self._request_blocks(shard, cursors, blocks[number : number + 2], ahead)
                 indices = self._draw(shard, rounds)
-                parts = [
-                    self.delivered(path, place, cursor.take())
-                    for cursor, (path, place) in zip(cursors, groups, strict=True)
-                ]
+                parts = [self.delivered(group, cursor.take()) for cursor, group in zip(cursors, groups, strict=True)]
                 rows = sum(part.num_rows for part in parts)
                 last = number == len(blocks) - 1 or (first + rows >= shard_slice.stop and self.reader.knows_rows)
-                chunks = [self._mixed(step, _Block(rounds, first, last, size, indices), parts)]
-                yield chunks.pop()
+                yield self._shuffled(step, _Block(rounds, first, last, ahead.pop(0), indices), parts)
                 first += rows
                 if last:
-                    self.budget.give_back(sum(size for _, size in blocks[number + 1 : asked]))
-                    return
+                    break
         finally:
             for cursor in cursors:
                 cursor.close()
+            for lease in ahead:
+                lease.release()
 
-    def _blocks(
-        self, shard: Shard, begin: int, groups: Sequence[tuple[str, RowGroupPlace]]
-    ) -> Iterator[tuple[range, int]]:
-        """Yield the rounds to read together, from one on, and the budget that they take."""
-        row_bytes = sum(self.reader.decoded_bytes(*group) for group in groups) // shard.rows + 1
-        largest = sum(-(-place.rows // shard.rounds) for _, place in groups) * row_bytes
+    def _request_blocks(
+        self, shard: Shard, cursors: list[Cursor], blocks: list[tuple[range, int]], ahead: list[MemoryLease]
+    ) -> None:
+        """Request the next block, and the one behind it if the budget allows.
+
+        Args:
+            shard: The shard.
+            cursors: Read its row groups.
+            blocks: The rounds and the size of each of the two blocks.
+            ahead: The leases of those of them that are requested.
+        """
+        for rounds, size in blocks[len(ahead) :]:
+            lease = self.budget.try_take(size) if ahead else self.budget.take(size)
+            if lease is None:
+                return
+            ahead.append(lease)
+            for cursor, rows in zip(cursors, _part(shard, rounds), strict=True):
+                cursor.request(rows)
+
+    def _blocks(self, shard: Shard, begin: int, groups: Sequence[FileRowGroup]) -> Iterator[tuple[range, int]]:
+        """Yield the rounds to read together, from one round on, and the bytes to lease for them."""
+        row_bytes = sum(self.reader.decoded_bytes(group) for group in groups) // shard.rows + 1
+        largest = sum(-(-group.rows // shard.rounds) for group in groups) * row_bytes
         together = 1 if not self.reader.knows_rows else max(1, self.budget.limit // (BLOCK_SHARE * largest))
         for number in range(begin, shard.rounds, together):
             rounds = range(number, min(number + together, shard.rounds))
@@ -239,12 +251,12 @@ class ShuffledScan(Scan):
 
 def _packed(order: npt.NDArray[np.intp]) -> pa.Array:
     """Return indices as Arrow takes them fastest: in few bytes."""
-    return pa.array(order.astype(np.uint32) if len(order) < ABSENT else order)
+    return pa.array(order.astype(np.uint32) if len(order) < MISSING else order)
 
 
 def _bounds(shard: Shard, number: int) -> list[tuple[int, int]]:
-    """Return which rows of each split that is present are mixed in a round."""
-    return [one for place, one in enumerate(round_bounds(shard, number)) if place not in shard.missing]
+    """Return which rows of each split that is present are in a round."""
+    return [bounds for split, bounds in enumerate(round_bounds(shard, number)) if split not in shard.missing]
 
 
 def _part(shard: Shard, rounds: range) -> list[int]:

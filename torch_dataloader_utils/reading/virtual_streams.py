@@ -1,4 +1,4 @@
-"""What one process reads: a stream, or of a grid several side by side, their rows put together step by step."""
+"""What one process reads: one stream, or the streams of a virtual topology, their rows put together step by step."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from torch_dataloader_utils.columns.convert import interleave, size_of
 from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt
 from torch_dataloader_utils.reading.batching import Batches, BytesRead, StreamEnd
-from torch_dataloader_utils.reading.read_ahead import MemoryBudget
+from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.reading.stream import read_stream
 
@@ -18,102 +19,109 @@ __all__ = ["read_assignment"]
 
 
 def read_assignment(
-    opened_files: OpenedFiles, assignment: Assignment, options: ReadOptions, budget: MemoryBudget
+    files: OpenedFiles, read_cache: ReadCache, assignment: Assignment, options: ReadOptions, budget: MemoryBudget
 ) -> Iterator[Batches | StreamEnd]:
-    """Read what a process is to read and yield its batches, then its end.
+    """Read what a process is assigned and yield its batches, then its end.
 
     Args:
-        opened_files: The data files.
+        files: The data files.
+        read_cache: What readers of the files have learned before.
         assignment: What to read.
         options: How rows become batches.
-        budget: How much may be read that is not delivered yet. Whoever delivers gives back what batches held.
+        budget: Memory for what is read and not yet delivered. Who delivers batches releases their lease.
 
     Yields:
-        Every batch with its receipt; last the end, with the receipt that says that all slices are done.
+        Every batch with its receipt. Last the end, with the receipt that says that all slices are done.
     """
-    stream_assignments = assignment.stream_assignments
-    if len(stream_assignments) == 1:
-        yield from read_stream(opened_files, stream_assignments[0], assignment.epoch, options, budget)
+    streams = assignment.stream_assignments
+    if len(streams) == 1:
+        yield from read_stream(files, read_cache, streams[0], assignment.epoch, options, budget=budget)
         return
-    reserved = budget.limit // 2  # for the streams, each of which has its share to itself; the rest is for batches
-    budget.take(reserved)
-    budget.keep(reserved)
-    own = replace(options, batch_size=options.batch_size // len(assignment.turns[0]))
-    rooms = [MemoryBudget(max(1, reserved // len(stream_assignments))) for _ in stream_assignments]
-    readers = {
-        stream_assignment.stream: _StreamReader(
-            read_stream(opened_files, stream_assignment, assignment.epoch, own, share), own.batch_size, share
-        )
-        for stream_assignment, share in zip(stream_assignments, rooms, strict=True)
-    }
+    part = replace(options, batch_size=options.batch_size // len(assignment.turns[0]))
+    # Half of the budget is for the streams, in equal shares: one that shared with others could wait for their memory,
+    # and they for its rows. The other half is for the batches that are put together out of copies of their rows.
+    reserved = budget.take(budget.limit // 2)
+    reserved.keep()
+    readers: dict[int, _StreamReader] = {}
+    for stream in streams:
+        share = MemoryBudget(max(1, reserved.size // len(streams)))
+        batches = read_stream(files, read_cache, stream, assignment.epoch, part, budget=share)
+        readers[stream.stream] = _StreamReader(batches, part.batch_size, share)
     try:
-        yield from _put_together(
-            [[readers[stream_assignment.stream] for stream_assignment in turn] for turn in assignment.turns], budget
-        )
+        turns = [[readers[stream.stream] for stream in turn] for turn in assignment.turns]
+        yield from _put_together(turns, budget)
     finally:
         for reader in readers.values():
             reader.close()
+        reserved.release()
 
 
 def _put_together(turns: list[list[_StreamReader]], budget: MemoryBudget) -> Iterator[Batches | StreamEnd]:
-    """Yield the batches of each turn as one, turn after turn, until all have come to their end."""
+    """Yield the batches of each worker turn's streams as one, turn after turn, until all streams have ended."""
     waiting = deque(turns)
     ends: list[StreamEnd] = []
     while waiting:
         cycle = [reader for turn in waiting for reader in turn]
         count = min(reader.full_batches for reader in cycle)
-        if not count:  # some turn is at its end, or at a short batch: one at a time
+        width = len(waiting[0])
+        if not count:  # a stream is at its end, or at a short batch: go on with one turn at a time
             turn = waiting.popleft()
             at_end = [reader.end for reader in turn]
             if any(at_end):
                 ends += [end for end in at_end if end is not None]
                 if not all(at_end):
-                    msg = "streams of a grid ended at different steps"
+                    msg = "streams of a virtual topology ended at different steps"
                     raise RuntimeError(msg)
                 continue
             waiting.append(turn)
-            cycle, count, width = turn, 1, len(turn)
-        else:
-            width = len(waiting[0])
-        taken = [reader.take(count) for reader in cycle]
-        columns = interleave([one.columns for one in taken], count)
-        receipts = [one.receipts for one in taken]
-        together = tuple(
-            _beside([receipts[place + stream_assignment][number] for stream_assignment in range(width)])
-            for number in range(count)
-            for place in range(0, len(cycle), width)
-        )
-        bytes_read = _sum(taken)
-        del taken
-        for reader in cycle:
-            reader.release()
-        size = size_of(columns)
-        budget.take(size)
-        yield Batches(columns, together, bytes_read, size)
-        del columns
-    yield StreamEnd(_beside([end.receipt for end in ends]), _sum(ends))
+            cycle, count = turn, 1
+        yield _next_batches(cycle, count, width, budget)
+    yield StreamEnd(_joined([end.receipt for end in ends]), _sum(ends))
+
+
+def _next_batches(cycle: list[_StreamReader], count: int, width: int, budget: MemoryBudget) -> Batches:
+    """Return the next batches of several worker turns.
+
+    Args:
+        cycle: The streams, turn after turn.
+        count: How many batches of each stream.
+        width: How many streams a turn has.
+        budget: Memory for the copies of their rows.
+    """
+    taken = [reader.take(count) for reader in cycle]
+    columns = interleave([batches.columns for batches in taken], count)
+    receipts = tuple(
+        _joined([batches.receipts[number] for batches in taken[first : first + width]])
+        for number in range(count)
+        for first in range(0, len(cycle), width)
+    )
+    bytes_read = _sum(taken)
+    del taken
+    for reader in cycle:
+        reader.release()
+    return Batches(columns, receipts, bytes_read, budget.take(size_of(columns)))
 
 
 class _StreamReader:
-    """Takes some batches of a stream at a time. They are views: their budget is free once they are copied.
+    """Takes some batches of a stream at a time. They are views; their lease is released once their rows are copied.
 
     Args:
         contents: The stream.
         size: Rows of a full batch.
-        budget: Its budget.
+        budget: The stream's share of the memory.
     """
 
     def __init__(self, contents: Iterator[Batches | StreamEnd], size: int, budget: MemoryBudget) -> None:
         self._contents = contents
         self._size = size
-        self._room = budget
+        self._budget = budget
         self._rest: Batches | None = None
-        self._used = 0
+        self._lease: MemoryLease | None = None
         self._end: StreamEnd | None = None
 
     @property
     def full_batches(self) -> int:
-        """How many full batches are at hand, one after the other; more are read if there are none."""
+        """How many consecutive full batches are in memory; more are read if there are none."""
         rest = self._filled()
         return 0 if rest is None else sum(receipt.rows == self._size for receipt in rest.receipts)
 
@@ -123,22 +131,22 @@ class _StreamReader:
         return self._end if self._filled() is None else None
 
     def take(self, count: int) -> Batches:
-        """Return the next batches, of those that are at hand."""
+        """Return the next batches of those that are in memory."""
         rest = self._filled()
-        assert rest is not None  # noqa: S101 - there are so many
+        assert rest is not None  # noqa: S101 - the caller takes no more than there are
         taken, self._rest = rest.cut(count)
-        if self._rest is None:
-            self._used = taken.held
+        self._lease = taken.lease
         return taken
 
     def release(self) -> None:
-        """Give back the budget of what was taken, for it is copied."""
-        self._room.give_back(self._used)
-        self._used = 0
+        """Release the lease of what was taken, for its rows are copied."""
+        if self._lease is not None:
+            self._lease.release()
+        self._lease = None
 
     def close(self) -> None:
         """Read nothing more."""
-        self._room.close()
+        self._budget.close()
         self._rest = None
         close = getattr(self._contents, "close", None)
         if close is not None:
@@ -154,13 +162,13 @@ class _StreamReader:
         return self._rest
 
 
-def _beside(receipts: list[Receipt]) -> Receipt:
+def _joined(receipts: list[Receipt]) -> Receipt:
     """Return the receipt of what several streams deliver together."""
     first, *others = receipts
     return replace(
         first,
-        rows=sum(one.rows for one in receipts),
-        rows_dropped=sum(one.rows_dropped for one in receipts),
+        rows=sum(receipt.rows for receipt in receipts),
+        rows_dropped=sum(receipt.rows_dropped for receipt in receipts),
         beside=tuple(others),
     )
 

@@ -1,4 +1,4 @@
-"""Ranges of a file: which to fetch together, and a file of which only those are there."""
+"""Ranges of a file's bytes: which to fetch together, and a file that has only the fetched ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def coalesced(ranges: Iterable[tuple[int, int]], largest_gap: int) -> list[tuple
         largest_gap: Most bytes between two ranges that become one.
 
     Returns:
-        Ranges that cover them all, rising and apart.
+        Disjoint ranges that cover them all, ascending.
     """
     merged: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
@@ -30,7 +30,7 @@ def coalesced(ranges: Iterable[tuple[int, int]], largest_gap: int) -> list[tuple
 
 
 class SparseFile(io.RawIOBase):
-    """A file of which only some ranges are in memory; to read others is an error.
+    """A file of which only some ranges are in memory. Reading others is an error.
 
     Args:
         size: The whole file's size in bytes.
@@ -42,7 +42,7 @@ class SparseFile(io.RawIOBase):
         self._ranges: list[tuple[int, memoryview]] = []
 
     def add(self, start: int, content: bytes) -> None:
-        """Put a range in its place."""
+        """Add a range."""
         self._ranges.append((start, memoryview(content)))
 
     def clear(self) -> None:

@@ -1,4 +1,4 @@
-"""Where bytes come from: opening and reading through fsspec, with retries and without secrets in messages."""
+"""Opening and reading files through fsspec, with retries and without secrets in messages."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ T = TypeVar("T")
 
 
 FINAL = (FileNotFoundError, PermissionError, UnreadableFileError)
-"""Errors that another attempt does not mend."""
+"""Errors that another attempt does not help against."""
 
 
 PAUSES_SEC = (0.1, 0.2)
-"""Pauses between attempts at a read; s3fs and its like retry beneath this on their own."""
+"""Pauses between attempts at a read, in addition to the retries of s3fs and other filesystems."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +43,10 @@ class StoredFile:
 
     Attributes:
         path: Path relative to the listing's root.
-        location: What the storage opens it by.
+        location: What the storage calls it.
         size: Size in bytes.
-        etag: What the storage calls this version, where it says.
-        modified: Modification time as seconds since 1970, where the storage says.
+        etag: What the storage calls this version, if it does.
+        modified: Modification time as seconds since 1970, if the storage has it.
     """
 
     path: str
@@ -57,17 +57,18 @@ class StoredFile:
 
 
 class LocalFile:
-    """A local file that is mapped into memory, and whether it is still what it was when it was opened.
+    """A local file that is mapped into memory, and whether it is still as it was when it was opened.
 
-    Reading a mapped file behind its end kills the process. So it is looked at before every read, which leaves the time
-    of the read itself. To copy what is read out of the file instead would make an epoch of numbers a sixth slower.
+    Reading a mapped file beyond its end kills the process. So its size is checked before every read; a file that
+    shrinks during a read still kills the process. Reading without a map would prevent that, but makes an epoch of
+    numbers a sixth slower.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._modified = os.stat(path).st_mtime  # noqa: PTH116 - as listings ask
         self._version = self._stat()
-        with open(path, "rb") as file:  # noqa: PTH123 - the same path that fsspec and os.stat take
+        with open(path, "rb") as file:  # noqa: PTH123 - the path as fsspec and os.stat take it
             self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.file = pa.BufferReader(pa.py_buffer(self._mapped))
 
@@ -78,15 +79,22 @@ class LocalFile:
 
     @property
     def modified(self) -> float:
-        """When it was written last, when it was opened: seconds since 1970, as listings have them."""
+        """Its modification time when it was opened: seconds since 1970, as in listings."""
         return self._modified
 
+    def ends_with(self, content: bytes) -> bool:
+        """Whether these are its last bytes. The next read begins at its start."""
+        self.file.seek(self.size - len(content))
+        is_end = bool(self.file.read(len(content)) == content)
+        self.file.seek(0)
+        return is_end
+
     def will_need(self, start: int, stop: int) -> None:
-        """Let the system read a range from disk, as far as it is not in memory."""
+        """Let the system read a range from disk, unless it is in memory."""
         self._advise(mmap.MADV_WILLNEED, start, stop)
 
     def forget(self, start: int, stop: int) -> None:
-        """Let go of the pages of a range: as long as they are mapped they count as this process's memory."""
+        """Release the pages of a range: as long as they are mapped they count as this process's memory."""
         self._advise(mmap.MADV_DONTNEED, start, stop)
 
     def _advise(self, advice: int, start: int, stop: int) -> None:
@@ -95,7 +103,7 @@ class LocalFile:
             self._mapped.madvise(advice, first, stop - first)
 
     def require_unchanged(self) -> None:
-        """Raise an OSError if it was written since it was opened: then what was read may be neither old nor new."""
+        """Raise an OSError if the file was written since it was opened: what was read may be neither old nor new."""
         if self._stat() != self._version:
             msg = "the file was written while it was read"
             raise OSError(msg)
@@ -106,11 +114,11 @@ class LocalFile:
 
 
 class RemoteFile:
-    """A file of a storage that is not local, to be read by ranges from several threads. Closed when nobody needs it.
+    """A file of a remote storage, for several threads to read ranges of. It is closed when nothing refers to it.
 
     Args:
-        opened: fsspec's open file. One of s3fs reads only the version of the object that it was opened on.
-        by_ranges: Whether it can fetch several ranges at once; else one read waits for another.
+        opened: fsspec's open file. A file of s3fs reads only the version of the object that it was opened for.
+        by_ranges: Whether it can fetch several ranges at once; else a read waits for the one before it.
     """
 
     def __init__(self, opened: Any, *, by_ranges: bool) -> None:
@@ -122,7 +130,7 @@ class RemoteFile:
     def read(self, start: int, stop: int) -> bytes:
         """Read a range; an OSError where it comes back short."""
         if self._by_ranges:
-            content = bytes(self._opened._fetch_range(start, stop))  # noqa: SLF001 - fsspec's own way past its caches
+            content = bytes(self._opened._fetch_range(start, stop))  # noqa: SLF001 - how fsspec reads without its caches
         else:
             with self._one_at_a_time:
                 self._opened.seek(start)
@@ -150,7 +158,7 @@ class Storage:
             options: fsspec's storage options.
 
         Raises:
-            ValueError: If they lie on several storages.
+            ValueError: If they are on several storages.
         """
         redactor = Redactor(options or {}, urls)
         found = []
@@ -160,13 +168,13 @@ class Storage:
         first = found[0][0]
         for url, (fs, _) in zip(urls, found, strict=True):
             if fs != first:
-                msg = f"{redactor.clean(url)} and {redactor.clean(urls[0])} lie on two storages: one dataset has one"
+                msg = f"{redactor.clean(url)} and {redactor.clean(urls[0])} are on two storages: a dataset has only one"
                 raise ValueError(msg)
         return cls(first, redactor), [location for _, location in found]
 
     @property
     def fs(self) -> Any:
-        """The filesystem; made anew after a fork, for connections and event loops do not survive one."""
+        """The filesystem. It is made again after a fork, because connections and event loops do not survive one."""
         if self._pid != os.getpid():
             self._fs = pickle.loads(pickle.dumps(self._fs))  # noqa: S301 - our own bytes, made on this line
             self._pid = os.getpid()
@@ -174,11 +182,11 @@ class Storage:
 
     @property
     def is_local(self) -> bool:
-        """Whether files lie on this machine."""
+        """Whether the files are on this machine."""
         return type(self._fs) is LocalFileSystem
 
     def read(self, file: StoredFile, start: int, stop: int) -> bytes:
-        """Read a range of a file's bytes, trying again when the storage fails for a moment."""
+        """Read a range of a file's bytes; try again if the storage fails for a moment."""
         read = _read_local if self.is_local else self._read
         with self.errors(file.location):
             return self.attempt(partial(read, file.location, start, stop))
@@ -199,7 +207,7 @@ class Storage:
         return opened
 
     def open_remote(self, file: StoredFile) -> RemoteFile:
-        """Open a file of a storage that is not local.
+        """Open a file of a remote storage.
 
         Raises:
             FileNotFoundError: If it is gone.
@@ -220,7 +228,7 @@ class Storage:
 
     @property
     def _is_s3(self) -> bool:
-        """Whether it is s3fs, which asks S3 for the size and version of each file that it opens without them."""
+        """Whether it is s3fs, which requests the size and version of each file from S3 unless it is given them."""
         return type(self._fs).__module__.partition(".")[0] == "s3fs" and not self._fs.version_aware
 
     def _require_version(self, file: StoredFile, size: int, etag: str | None) -> None:
@@ -230,26 +238,26 @@ class Storage:
             raise UnreadableFileError(msg)
 
     def attempt(self, action: Callable[[], T]) -> T:
-        """Read something, trying again when the storage fails for a moment."""
+        """Read something; try again if the storage fails for a moment."""
         for pause in PAUSES_SEC:
             try:
                 return action()
-            except FINAL:  # noqa: PERF203 - a try costs nothing beside a read
+            except FINAL:  # noqa: PERF203 - a try costs nothing compared with a read
                 raise
-            except Exception:  # noqa: BLE001 - storages raise errors of their own kinds
+            except Exception:  # noqa: BLE001 - storages raise errors of any type
                 time.sleep(pause)
         return action()
 
     def errors(self, location: str, *kept: type[Exception]) -> contextlib.AbstractContextManager[None]:
-        """Turn whatever is raised within into an error that names a location and holds no secret: see `Redactor`."""
+        """Turn an error that is raised within into one that names a location and holds no secret: see `Redactor`."""
         return self._redactor.errors(lambda: self.display(location), *kept)
 
-    def errors_at(self, place: str) -> contextlib.AbstractContextManager[None]:
-        """Do the same with the name of a place, such as a row group of a file."""
-        return self._redactor.errors(lambda: place)
+    def errors_at(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Do the same with another name for what is read, such as a row group of a file."""
+        return self._redactor.errors(lambda: name)
 
     def display(self, location: str) -> str:
-        """Return a location as people may see it: a URL, or a plain path if local, without credentials or query."""
+        """Return a location for messages: a URL, or a plain path if it is local, without credentials and query."""
         if self.is_local:
             return location
         return self._redactor.clean(str(self._fs.unstrip_protocol(location)))
@@ -264,7 +272,7 @@ def _read_local(location: str, start: int, stop: int) -> bytes:
 
 
 def _locate(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return a URL's filesystem and what it calls it; two colons in a plain path are part of its name."""
+    """Return a URL's filesystem and location; two colons in a plain path are part of its name."""
     if "://" not in url and url.partition("::")[0] not in fsspec.available_protocols():
         fs = fsspec.filesystem("file", **options)
         return fs, str(fs._strip_protocol(url))  # noqa: SLF001 - fsspec's documented way to a path
@@ -273,13 +281,13 @@ def _locate(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
 
 
 def etag_of(info: Mapping[str, Any]) -> str | None:
-    """Return what a storage calls a version of a file, where it says."""
+    """Return a file version's etag, if the storage has one."""
     etag = info.get("ETag") or info.get("etag")
     return str(etag).strip('"') if etag else None
 
 
 def _bind(opened: Any, file: StoredFile) -> bool:
-    """Let an open file of s3fs read only the version that was listed; return whether that was possible."""
+    """Let an open file of s3fs read only the version that was listed; return whether that is possible."""
     if not isinstance(getattr(opened, "read_kw", None), dict):
         return False
     opened.details = {"name": file.location, "size": file.size, "ETag": f'"{file.etag}"', "type": "file"}
@@ -288,7 +296,7 @@ def _bind(opened: Any, file: StoredFile) -> bool:
 
 
 def _version(opened: Any) -> tuple[int, str | None]:
-    """Return the size and etag of an open file; files out of an archive tell neither but by their end."""
+    """Return the size and etag of an open file. The size of a file in an archive shows only at its end."""
     size = getattr(opened, "size", None)
     if not isinstance(size, int):
         size = opened.seek(0, os.SEEK_END)

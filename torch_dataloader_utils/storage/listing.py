@@ -1,4 +1,4 @@
-"""What paths stand for: files, directories in depth, and globs, on any storage, in one order."""
+"""Lists files, directories in depth, and globs, on any storage, in one order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
@@ -21,7 +21,7 @@ __all__ = ["GLOB", "Listing", "list_files", "list_known"]
 
 
 GLOB = r"[*?\[]"
-"""What begins the pattern in a path."""
+"""The characters that make a path a pattern."""
 
 
 METADATA_NAME = "_metadata"
@@ -30,12 +30,12 @@ METADATA_NAME = "_metadata"
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files that paths stand for, sorted, and what their own paths are relative to.
+    """The files that were found, sorted, and the root of their paths.
 
     Attributes:
-        root: What the paths are relative to, for people.
+        root: What the files' paths are relative to, as messages and states show it.
         files: The files.
-        metadata_file: The file `_metadata` of the one directory that was listed, if it has one.
+        metadata_file: The file `_metadata`, if a single directory was listed and has one.
     """
 
     root: str
@@ -43,33 +43,36 @@ class Listing:
     metadata_file: StoredFile | None = None
 
 
-def list_files(storage: Storage, locations: Sequence[str], suffixes: Sequence[str]) -> Listing:
+def list_files(
+    storage: Storage, locations: Sequence[str], suffixes: Sequence[str], hint: Callable[[str], str] = lambda _: ""
+) -> Listing:
     """List files, directories in depth, and globs.
 
-    Hidden files and those that begin with an underscore are passed over, and so are other suffixes, unless a file is
-    named in full. Links to files and directories are followed.
+    Hidden files, files whose names begin with an underscore, and files with other endings are left out, unless a file
+    is named in full. Links to files and directories are followed.
 
     Args:
-        storage: Where they lie.
+        storage: Where they are.
         locations: What to list, as the storage calls it.
         suffixes: Endings of the format's files, in lower case.
+        hint: Given a file of another ending, returns how it may be opened, for the end of a message; or nothing.
 
     Returns:
         The files, sorted by path under their common root.
 
     Raises:
-        FileNotFoundError: If a location stands for no file; the message says what was looked for.
+        FileNotFoundError: If a location matches no file; the message says what was searched for.
         PermissionError: If a directory cannot be listed.
-        ValueError: If a file is there twice, through a link too, or a link leads back to a directory that holds it.
+        ValueError: If a file is listed twice, also through a link, or a link leads back to a directory that holds it.
     """
     storage.fs.invalidate_cache()
-    places = []
+    found_at = []
     for location in locations:
         with storage.errors(location, ValueError):
-            places.append(_list_one(storage, location, suffixes))
-    only = places[0] if len(places) == 1 else None
-    root = only.base if only else _common_directory(place.base for place in places)
-    found = sorted((info for place in places for info in place.files), key=lambda info: str(info["name"]))
+            found_at.append(_list_one(storage, location, suffixes, hint))
+    only = found_at[0] if len(found_at) == 1 else None
+    root = only.base if only else _common_directory(part.base for part in found_at)
+    found = sorted((info for part in found_at for info in part.files), key=lambda info: str(info["name"]))
     _refuse_twice(storage, found)
     files = sorted((_stored(storage, info, root) for info in found), key=lambda file: file.path)
     metadata_file = _stored(storage, only.metadata_file, root) if only and only.metadata_file else None
@@ -77,18 +80,18 @@ def list_files(storage: Storage, locations: Sequence[str], suffixes: Sequence[st
 
 
 def list_known(storage: Storage, sizes: Sequence[tuple[str, int]], root: str) -> Listing:
-    """Return a listing of files that something else has listed, such as a table, without asking their storage.
+    """Return a listing of files that a table has listed, without a request to their storage.
 
     Args:
-        storage: Where they lie.
+        storage: Where they are.
         sizes: Each file's location, as the storage calls it, and its size in bytes.
-        root: What to call the root where there is no file.
+        root: The root if there is no file.
 
     Returns:
         The files, sorted by path under their common directory.
 
     Raises:
-        ValueError: If a file is there twice.
+        ValueError: If a file is listed twice.
     """
     base = _common_directory(posixpath.dirname(location) for location, _ in sizes) if sizes else root
     found: list[dict[str, Any]] = [
@@ -103,44 +106,44 @@ def list_known(storage: Storage, sizes: Sequence[tuple[str, int]], root: str) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """What a location stands for: its own root, the files, and the `_metadata` file if it is a directory with one."""
+class _Found:
+    """What is at a location: its root, the files, and the `_metadata` file if it is a directory that has one."""
 
     base: str
     files: Sequence[Mapping[str, Any]]
     metadata_file: Mapping[str, Any] | None = None
 
 
-def _list_one(storage: Storage, location: str, suffixes: Sequence[str]) -> _Place:
-    """Return what a location stands for."""
+def _list_one(storage: Storage, location: str, suffixes: Sequence[str], hint: Callable[[str], str]) -> _Found:
+    """Return what is at a location."""
     if storage.is_local:
-        location = posixpath.normpath(location)  # one name for one file
-    walk = _LocalWalk(storage) if storage.is_local else _Walk(storage)
+        location = posixpath.normpath(location)  # so that a file has a single name
+    finder = _LocalFinder(storage) if storage.is_local else _Finder(storage)
     try:
         info = storage.fs.info(location)
     except FileNotFoundError:
         info = None
     if info and info["type"] == "file":
-        return _Place(posixpath.dirname(location), [info])
+        return _Found(posixpath.dirname(location), [info])
     metadata_file = None
     if info:
-        found, base = walk.directory(location), location
-        metadata_file = next((walk.info(path) for path in found if _relative(path, base) == METADATA_NAME), None)
+        found, base = finder.directory(location), location
+        metadata_file = next((finder.info(path) for path in found if _relative(path, base) == METADATA_NAME), None)
     elif len(plain := re.split(r"[*\[]" if is_http(location) else GLOB, location, maxsplit=1)) > 1:
-        found, base = walk.glob(location), posixpath.dirname(plain[0])
+        found, base = finder.glob(location), posixpath.dirname(plain[0])
     else:
         msg = f"there is no file or directory {storage.display(location)!r}"
         raise FileNotFoundError(msg)
-    wanted = [walk.info(path) for path in found if _is_data(_relative(path, base), suffixes)]
+    wanted = [finder.info(path) for path in found if _is_data(_relative(path, base), suffixes)]
     if not wanted:
-        example = next(iter(found), None)
-        others = f", only {len(found)} others, such as {storage.display(example)!r}" if example else ""
+        example = next((path for path in found if hint(path)), next(iter(found), None))
+        others = f", only {len(found)} others, such as {storage.display(example)!r}{hint(example)}" if example else ""
         msg = f"found no {' or '.join(suffixes)} file at {storage.display(location)!r}{others}"
         raise FileNotFoundError(msg)
-    return _Place(base, wanted, metadata_file)
+    return _Found(base, wanted, metadata_file)
 
 
-class _Walk:
+class _Finder:
     """Finds files by fsspec."""
 
     def __init__(self, storage: Storage) -> None:
@@ -167,8 +170,8 @@ class _Walk:
         return self._infos[path]
 
 
-class _LocalWalk(_Walk):
-    """Finds local files, through links too, where fsspec would pass over linked and unreadable directories."""
+class _LocalFinder(_Finder):
+    """Finds local files, also through links. fsspec would leave out linked and unreadable directories."""
 
     def __init__(self, storage: Storage) -> None:
         super().__init__(storage)
@@ -190,7 +193,7 @@ class _LocalWalk(_Walk):
 
         Args:
             directory: Where to look.
-            segments: The rest of the pattern, by directories; ``**`` stands for any number of them.
+            segments: The rest of the pattern, split at slashes; ``**`` matches any number of directories.
             above: The real paths of the directories that led here.
         """
         real = os.path.realpath(directory)
@@ -214,12 +217,12 @@ class _LocalWalk(_Walk):
 
 
 def _fits(name: str, pattern: str) -> bool:
-    """Whether a name matches one segment of a pattern, where a wildcard is no leading dot."""
+    """Whether a name matches a segment of a pattern; a wildcard does not match a leading dot."""
     return fnmatch.fnmatchcase(name, pattern) and (not name.startswith(".") or pattern.startswith("."))
 
 
 def _refuse_twice(storage: Storage, found: Iterable[Mapping[str, Any]]) -> None:
-    """Raise if a file is there twice, by one name or, through a link, by two."""
+    """Raise if a file is listed twice, by the same name or, through a link, by two names."""
     seen: dict[str, str] = {}
     real_directory = cache(os.path.realpath)
     for info in found:
@@ -240,11 +243,11 @@ def _refuse_twice(storage: Storage, found: Iterable[Mapping[str, Any]]) -> None:
 def _stored(storage: Storage, info: Mapping[str, Any], root: str) -> StoredFile:
     location = str(info["name"])
     if location != location.encode(errors="replace").decode():
-        msg = f"the file name {location!a} is no valid text: rename the file"
+        msg = f"the file name {location!a} is not valid UTF-8: rename the file"
         raise UnreadableFileError(msg)
     size = info["size"]
     if size is None:
-        msg = f"{storage.display(location)}: the storage does not tell the size"
+        msg = f"{storage.display(location)}: the storage does not say how large it is"
         raise UnreadableFileError(msg)
     modified = info.get("mtime") or info.get("LastModified") or info.get("last_modified")
     seconds = modified.timestamp() if isinstance(modified, datetime) else modified
@@ -258,29 +261,29 @@ def _stored(storage: Storage, info: Mapping[str, Any], root: str) -> StoredFile:
 
 
 def _shown_root(storage: Storage, root: str) -> str:
-    """Return the root as states and messages name it: without a slash at its end, unless it is nothing else."""
+    """Return the root as states and messages show it: without a slash at its end, unless it is the slash alone."""
     shown = storage.display(root or "/" if storage.is_local else root)
     bare = shown.rstrip("/")
     return shown if bare == "" or bare.endswith(":") else bare
 
 
 def _is_closed(name: str) -> bool:
-    """Whether a directory is not looked into; lost+found, at the root of a disk, only the system may list."""
+    """Whether a directory is not searched. Only the system may list lost+found, at the root of a disk."""
     return _is_hidden(name) or name == "lost+found"
 
 
 def _is_hidden(name: str) -> bool:
-    """Whether a name is passed over; ``_date=1`` is a partition."""
+    """Whether a name is left out; ``_date=1`` is a partition."""
     return name.startswith(".") or (name.startswith("_") and "=" not in name)
 
 
 def _is_data(path: str, suffixes: Sequence[str]) -> bool:
-    """Whether a listed path is data: no hidden part, a known suffix."""
+    """Whether a listed path is data: it has no hidden part, and a known ending."""
     return not any(map(_is_hidden, path.split("/"))) and path.lower().endswith(tuple(suffixes))
 
 
 def _common_directory(directories: Iterable[str]) -> str:
-    """Return what paths have in common, segment by segment; unlike os.path.commonpath, also for bucket/key."""
+    """Return the directory that paths have in common; unlike os.path.commonpath, also of bucket/key."""
     segments = zip(*(directory.split("/") for directory in directories), strict=False)
     return "/".join(one[0] for one in itertools.takewhile(lambda one: len(set(one)) == 1, segments))
 

@@ -1,4 +1,4 @@
-"""What messages, logs and states may show of places and options: everything but secrets."""
+"""What messages, logs and states may show of URLs and storage options: everything but secrets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SECRET_NAMES = re.compile(
     r"secret|token|pass|pwd|credential|auth|cookie|connection_string|sig|private|sas|(^|[_-])p?key|(^|[_-])pat$",
     re.IGNORECASE,
 )
-"""Names of storage options and of parts of a query whose values are kept out of every message, however short."""
+"""Names of storage options and query parameters whose values are secret, however short they are."""
 
 
 PLAIN_NAMES = frozenset(
@@ -45,11 +45,11 @@ PLAIN_NAMES = frozenset(
         "type",
     }
 )
-"""Names of storage options whose values help to understand a message and are no secrets."""
+"""Names of storage options whose values help to understand a message and are not secret."""
 
 
 SECRET_LENGTH = 8
-"""From this length on, the value of an option of any other name may be a secret."""
+"""The value of an option of any other name is taken for a secret from this length on."""
 
 
 LOGIN = 2
@@ -64,11 +64,11 @@ _URL = re.compile(r"(?P<protocol>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<host>[^\s'\"<>/]
 
 
 class Redactor:
-    """Takes secrets out of texts and errors.
+    """Removes secrets from messages and errors.
 
     Args:
         options: fsspec's storage options.
-        urls: The URLs that are read; their userinfo and the values of their queries are secrets too.
+        urls: The URLs that are read; their userinfo and the values of their queries are secret too.
     """
 
     def __init__(self, options: Mapping[str, Any], urls: Iterable[str] = ()) -> None:
@@ -77,37 +77,37 @@ class Redactor:
         self._secrets = sorted(forms - {""}, key=len, reverse=True)
 
     def clean(self, text: str) -> str:
-        """Take secrets, and the userinfo and query of any URL, out of a text."""
+        """Remove secrets, and the userinfo and query of any URL, from a message."""
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return _URL.sub(_clean_url, text)
 
     @contextlib.contextmanager
-    def errors(self, place: Callable[[], str], *kept: type[Exception]) -> Iterator[None]:
-        """Turn whatever is raised within into an error that names the place and holds no secret.
+    def errors(self, name: Callable[[], str], *kept: type[Exception]) -> Iterator[None]:
+        """Turn an error that is raised within into one that names what is read and holds no secret.
 
         Args:
-            place: Says what is being read, for people; called if there is an error.
-            *kept: Kinds of errors that stay what they are, beside FileNotFoundError and PermissionError; every other
-                becomes an UnreadableFileError.
+            name: Returns what is read, for the message; called only if there is an error.
+            *kept: Types of errors that are kept, like FileNotFoundError and PermissionError. Any other becomes an
+                UnreadableFileError.
         """
         try:
             yield
         except UnreadableFileError:
             raise
-        except Exception as error:  # noqa: BLE001 - storages raise errors of their own kinds
-            text, where = self.clean(str(error)), self.clean(place())
+        except Exception as error:  # noqa: BLE001 - storages raise errors of any type
+            text, where = self.clean(str(error)), self.clean(name())
             message = text if where in text else f"{where}: {type(error).__name__}: {text}"
-            kinds: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, *kept)
-            kind = next((kind for kind in kinds if isinstance(error, kind)), UnreadableFileError)
-            cleaned = kind(message)
+            kept_types: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, *kept)
+            raised = next((kept_type for kept_type in kept_types if isinstance(error, kept_type)), UnreadableFileError)
+            cleaned = raised(message)
         else:
             return
         raise cleaned from None
 
 
 def is_http(url: str) -> bool:
-    """Whether a URL's query says nothing about which file it is; elsewhere a question mark may be part of a name."""
+    """Whether a URL's query is no part of the file's name, as a question mark may be in other protocols."""
     return url.lower().startswith(("http://", "https://"))
 
 
@@ -136,7 +136,7 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _forms(secret: str) -> Iterator[str]:
-    """Yield the ways in which a text may be written in a URL or, if it is user and password, in a header."""
+    """Yield the ways in which a secret may be written in a URL or, if it is user and password, in a header."""
     plain = unquote(secret)
     for text in (secret, plain):
         yield from (text, quote(text, safe=""), quote(text))
@@ -145,7 +145,7 @@ def _forms(secret: str) -> Iterator[str]:
 
 
 def _option_secrets(value: Any, name: str = "") -> Iterator[str]:
-    """Yield the texts in options, at any depth, that are or may be secrets."""
+    """Yield the strings in options, at any depth, that are or may be secret."""
     if isinstance(value, Mapping):
         yield from _login(value.get("username", value.get("user")), value.get("password"))
         for key, inner in value.items():
@@ -174,17 +174,17 @@ def _url_secrets(url: str) -> Iterator[str]:
         protocol, mark, rest = link.partition("://")
         if not mark:
             continue
-        place, *others = re.split(r"[?#]" if is_http(link) else r"[?]", rest)
+        address, *others = re.split(r"[?#]" if is_http(link) else r"[?]", rest)
         for query in others:
             yield from (value for name, value in re.findall(r"([^&;=]+)=([^&;]+)", query) if _is_secret(name, value))
             yield from [query] if "=" not in query and len(query) >= SECRET_LENGTH else ()
         if protocol.lower() not in USER_IS_CONTAINER:
-            userinfo = _userinfo(place)
+            userinfo = _userinfo(address)
             yield from (userinfo, userinfo.partition(":")[2])
 
 
-def _userinfo(place: str) -> str:
-    """Return what stands before the host, also where a secret in it holds a slash."""
-    first = place.partition("/")[0]
+def _userinfo(address: str) -> str:
+    """Return what is before the host, also where a secret in it holds a slash."""
+    first = address.partition("/")[0]
     is_whole = "@" in first or ":" not in first or re.search(r":\d*$", first)
-    return (first if is_whole else place).rpartition("@")[0]
+    return (first if is_whole else address).rpartition("@")[0]

@@ -26,7 +26,7 @@ from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.parquet.format import Parquet
-from torch_dataloader_utils.formats.schema import plain_type
+from torch_dataloader_utils.formats.schema import table_column_type
 from torch_dataloader_utils.loader.arguments import PathLike, refuse_path_options, require_count, require_options
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.storage.filesystem import Storage
@@ -278,7 +278,7 @@ class _Columns:
         metadata = table.metadata()
         fields = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
         arrow = pa.schema(table.schema().to_arrow())
-        schema = pa.schema([(column.name, plain_type(column.type)) for column in arrow])
+        schema = pa.schema([(column.name, table_column_type(column.type)) for column in arrow])
         partitions = [schema.field(name) for name in metadata.partition_columns]
         return cls(schema, pa.schema(partitions), fields, metadata.configuration.get(MAPPING, "none"))
 

@@ -11,9 +11,11 @@ from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.columns.convert import with_lists, with_offsets
 from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
-from torch_dataloader_utils.reading.read_ahead import MemoryBudget, ReadAhead
+from torch_dataloader_utils.reading.memory_budget import MemoryBudget
+from torch_dataloader_utils.reading.read_ahead import ReadAhead
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.reading.virtual_streams import read_assignment
 from torch_dataloader_utils.workers.channel import WorkerChannel
@@ -33,6 +35,7 @@ class Stream:
 
     Attributes:
         opened_files: The data files.
+        read_cache: What this process has learned of them.
         options: How rows become batches.
         collate_fn: Called with each batch; None leaves batches unchanged.
         seed: Seed of the random numbers that `collate_fn` draws.
@@ -40,14 +43,16 @@ class Stream:
     """
 
     opened_files: OpenedFiles
+    read_cache: ReadCache
     options: ReadOptions
     collate_fn: Callable[[Any], Any] | None
     seed: int
     rank: int
 
     def without_footers(self) -> Stream:
-        """Return the same for a process that is sent footers with its assignments."""
-        return replace(self, opened_files=replace(self.opened_files, footers={}, metadata_file=None))
+        """Return the same for a process that gets footers with its assignments."""
+        files = replace(self.opened_files, footers={}, metadata_file=None)
+        return replace(self, opened_files=files, read_cache=self.read_cache.without_footers())
 
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
         """Yield a stream's batches one by one, for this process.
@@ -68,9 +73,11 @@ class Stream:
                     yield pinned(collated) if pin and self.collate_fn is not None else collated
                     ahead.release()
                     del batch, collated  # not to keep its memory while the next is waited for
-                ahead.retire(content.held)
+                if content.lease is not None:
+                    ahead.retire(content.lease)
                 del content
         finally:
+            ahead.release()
             ahead.close()
 
     def messages(self, assignment: Assignment, channel: WorkerChannel) -> Iterator[Message]:
@@ -80,13 +87,13 @@ class Stream:
             assignment: What to read.
             channel: How this worker is connected with the training process.
         """
-        self.opened_files.footers.update(assignment.footers)
+        self.read_cache.footers.add(assignment.footers)
         outgoing = _Outgoing(assignment, channel)
         collate = self._collate(assignment)
         ahead = self._ahead(assignment)
         try:
             for content in ahead:
-                rest = content if isinstance(content, Batches) else None
+                rest = replace(content, lease=None) if isinstance(content, Batches) else None  # leases are not sent
                 while rest is not None:
                     part, rest = rest.cut(outgoing.space)
                     for packable in self._packable(part, collate, alone=outgoing.size == 1):
@@ -101,8 +108,8 @@ class Stream:
                     del part, packable
                 if isinstance(content, StreamEnd):
                     outgoing.add(content)
-                else:
-                    ahead.retire(content.held)
+                elif content.lease is not None:
+                    ahead.retire(content.lease)
                 del content
             yield outgoing.pack()
         except Exception:
@@ -110,13 +117,14 @@ class Stream:
                 yield outgoing.pack()
             raise
         finally:
+            ahead.release()
             ahead.close()
 
     def _ahead(
         self, assignment: Assignment, prepare: Callable[[Batches], Batches] | None = None
     ) -> ReadAhead[Batches | StreamEnd]:
         def read(budget: MemoryBudget) -> Iterator[Batches | StreamEnd]:
-            for content in read_assignment(self.opened_files, assignment, self.options, budget):
+            for content in read_assignment(self.opened_files, self.read_cache, assignment, self.options, budget):
                 yield prepare(content) if prepare is not None and isinstance(content, Batches) else content
 
         return ReadAhead(read, self.options.read_ahead_bytes)

@@ -1,4 +1,4 @@
-"""The end of a Parquet file: what it says of row groups, columns and nulls.
+"""The footer of a Parquet file: what it says of row groups, columns and nulls.
 
 The layout (footer, its length as four little-endian bytes, the magic ``PAR1``) is that of the Apache Parquet file
 format specification, https://parquet.apache.org/docs/file-format/.
@@ -13,32 +13,35 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.errors import FooterMismatchWarning, UnreadableFileError, warn_user
 from torch_dataloader_utils.formats.base import Footer, NullCount
+from torch_dataloader_utils.formats.recognition import PARQUET_MAGIC, format_hint
 from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
-__all__ = ["MAGIC", "Columns", "FooterReader", "NotParquetError", "leaves_of", "parse_footer"]
-
-
-MAGIC = b"PAR1"
+__all__ = ["Columns", "FooterReader", "NotParquetError", "leaves_of", "parse_footer"]
 
 
 TAIL_BYTES = 64 * 1024
-"""How much of a file's end is read at first: most footers are smaller, and then one request is enough."""
+"""How much of a file's end is read first. Most footers are smaller, and then one request is enough."""
+
+
+SHOWN = 3
+"""How many files a warning names."""
 
 
 class FooterReader:
-    """Reads and parses footers. Files of a dataset mostly have one schema, which is then worked out once.
+    """Reads and parses footers. If consecutive files have equal schemas, as they mostly do, a schema is derived once.
 
     Args:
-        storage: Where the files lie.
-        counts_nulls: Says of a column whether its nulls matter.
+        storage: Where the files are.
+        counts_nulls: Whether a column's nulls matter.
     """
 
     def __init__(self, storage: Storage, counts_nulls: Callable[[pa.Field], bool] = lambda _: False) -> None:
         self._storage = storage
         self._counts_nulls = counts_nulls
+        self._mismatches: list[str] = []
         self._last: Columns | None = None
         self._schemas: dict[bytes, pa.Schema] = {}
 
@@ -46,7 +49,7 @@ class FooterReader:
         """Read and parse a file's footer.
 
         Raises:
-            UnreadableFileError: If the file is no Parquet file, or damaged; the message names it.
+            UnreadableFileError: If the file is not a Parquet file, or damaged; the message names it.
         """
         return self.parse(file, self.content(file))
 
@@ -54,36 +57,53 @@ class FooterReader:
         """Return a file's footer as bytes, with their length and the magic.
 
         Raises:
-            UnreadableFileError: If the file is no Parquet file, or damaged; the message names it.
+            UnreadableFileError: If the file is not a Parquet file, or damaged; the message names it.
         """
         return _read(self._storage, file)
 
     def parse(self, file: StoredFile, content: bytes) -> Footer:
-        """Parse a footer that was read before: its bytes, with their length and the magic."""
+        """Parse a footer: its bytes, with their length and the magic."""
         try:
             metadata = parse_footer(content)
             columns = self.columns(metadata)
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
             row_groups = tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups)
-            rows = [group.rows for group in row_groups]
-            if sum(rows) != metadata.num_rows or min(rows, default=0) < 0:
-                msg = f"its row groups do not add up to {metadata.num_rows} rows"
+            rows = sum(group.rows for group in row_groups)
+            if any(group.rows < 0 for group in row_groups):
+                msg = "a row group has a negative number of rows"
                 raise pa.ArrowInvalid(msg)
             nulls = tuple(columns.announced_nulls(groups))
         except (pa.ArrowException, OSError, ValueError) as error:
             msg = f"cannot read the footer of {self._storage.display(file.location)}: {error}"
             raise UnreadableFileError(msg) from None
+        if rows != metadata.num_rows:
+            name = self._storage.display(file.location)
+            self._mismatches.append(f"{name} says {metadata.num_rows} rows and has {rows}")
         digest = hashlib.blake2b(content, digest_size=8).hexdigest()
         described = DataFile(file.path, file.size, digest, row_groups, file.etag, file.modified)
         return Footer(described, columns.schema, nulls, content)
 
+    def warn_of_mismatches(self) -> None:
+        """Warn of the footers that were parsed whose total of rows disagrees with their row groups.
+
+        pyarrow reads such a file by its row groups (seen in 17.0 and in 26.0), so its rows are these. This is called in
+        the thread that opens the dataset, for a warning shows the line that did so.
+        """
+        if self._mismatches:
+            shown = "; ".join(self._mismatches[:SHOWN])
+            others = f"; and {len(self._mismatches) - SHOWN} more files" if len(self._mismatches) > SHOWN else ""
+            message = (
+                f"the total of rows in a footer disagrees with its row groups, by which it is read: {shown}{others}"
+            )
+            warn_user(f"{message}. Write the files again", FooterMismatchWarning)
+
     def columns(self, metadata: pq.FileMetaData) -> Columns:
         """Return a file's columns."""
-        arrow = (metadata.metadata or {}).get(b"ARROW:schema")  # Arrow's types are kept there
+        arrow = (metadata.metadata or {}).get(b"ARROW:schema")  # Arrow writes its own schema there
         last = self._last
         if last is None or last.arrow != arrow or not last.is_of(metadata.schema):
             schema = metadata.schema.to_arrow_schema().remove_metadata()
-            schema = self._schemas.setdefault(schema.serialize().to_pybytes(), schema)  # alike ones are one object
+            schema = self._schemas.setdefault(schema.serialize().to_pybytes(), schema)  # equal ones are one object
             leaves = leaves_of(schema)
             counted = tuple((column.name, leaves[column.name][0]) for column in schema if self._counts_nulls(column))
             chunks = [metadata.schema.column(leaf) for leaf in range(len(metadata.schema))]
@@ -94,9 +114,14 @@ class FooterReader:
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """A file's columns as Parquet and Arrow note them, as a schema, and the first leaves of those to count nulls of.
+    """A file's columns.
 
-    And the paths of leaves that lie within columns.
+    Attributes:
+        stored: As Parquet has them.
+        arrow: As Arrow has added them to the file's metadata, or None.
+        schema: As pyarrow reads them.
+        counted: The columns to count nulls of: the name and the number of the first leaf of each.
+        nested: Leaves within nested columns: the number and path of each.
     """
 
     stored: pq.ParquetSchema
@@ -106,7 +131,7 @@ class Columns:
     nested: tuple[tuple[int, str], ...]
 
     def is_of(self, stored: pq.ParquetSchema) -> bool:
-        """Whether these are another file's columns, too: Parquet's schemas are equal if all leaves are, by own name."""
+        """Whether these are another file's columns, too. Parquet's `equals` compares leaves' names, not their paths."""
         return self.stored.equals(stored) and all(stored.column(leaf).path == path for leaf, path in self.nested)
 
     def announced_nulls(self, groups: Sequence[pq.RowGroupMetaData]) -> Iterator[NullCount]:
@@ -119,21 +144,21 @@ class Columns:
 
 
 class NotParquetError(UnreadableFileError):
-    """A file was read and is no complete Parquet file."""
+    """A file was read and is not a complete Parquet file."""
 
 
 def parse_footer(footer: bytes) -> pq.FileMetaData:
-    """Parse a footer: a file of nothing but magic and footer has the same metadata.
+    """Parse a footer, as a file that has only the magic and the footer.
 
-    ``pq.read_metadata`` would do the same in twice the time: it prepares to read columns, too.
+    ``pq.read_metadata`` takes twice the time for the same, because it prepares to read columns.
     """
     reader = pq.ParquetReader()
-    reader.open(pa.BufferReader(MAGIC + footer))
+    reader.open(pa.BufferReader(PARQUET_MAGIC + footer))
     return reader.metadata
 
 
 def leaves_of(schema: pa.Schema) -> dict[str, tuple[int, ...]]:
-    """Return each column's leaf columns, by number: Parquet stores the leaves of nested types apart."""
+    """Return the numbers of each column's leaf columns: Parquet stores each leaf of a nested type as a column."""
     leaves: dict[str, tuple[int, ...]] = {}
     first = 0
     for column in schema:
@@ -143,27 +168,28 @@ def leaves_of(schema: pa.Schema) -> dict[str, tuple[int, ...]]:
     return leaves
 
 
-def _leaf_count(kind: pa.DataType) -> int:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _leaf_count(kind.storage_type)
-    if pa.types.is_dictionary(kind) or not pa.types.is_nested(kind):
+def _leaf_count(dtype: pa.DataType) -> int:
+    if isinstance(dtype, pa.BaseExtensionType):
+        return _leaf_count(dtype.storage_type)
+    if pa.types.is_dictionary(dtype) or not pa.types.is_nested(dtype):
         return 1
-    return sum(_leaf_count(kind.field(number).type) for number in range(kind.num_fields))
+    return sum(_leaf_count(dtype.field(number).type) for number in range(dtype.num_fields))
 
 
 def _read(storage: Storage, file: StoredFile) -> bytes:
     """Return a file's footer with its length and magic: one request, or two where it is longer than the first took."""
-    if file.size < len(MAGIC) * 2 + 4:
-        msg = f"{storage.display(file.location)} is not a Parquet file: it has only {file.size} bytes"
+    name = storage.display(file.location)
+    if file.size < len(PARQUET_MAGIC) * 2 + 4:
+        msg = f"{name} is not a Parquet file: it has only {file.size} bytes{format_hint(file.path, 'parquet')}"
         raise NotParquetError(msg)
     tail = storage.read(file, max(0, file.size - TAIL_BYTES), file.size)
-    if tail[-4:] != MAGIC:
+    if tail[-4:] != PARQUET_MAGIC:
         what = "an encrypted" if tail[-4:] == b"PARE" else "no complete"
-        msg = f"{storage.display(file.location)} is {what} Parquet file: it ends in {tail[-4:]!r}, not in {MAGIC!r}"
+        msg = f"{name} is {what} Parquet file: it ends in {tail[-4:]!r}, not in {PARQUET_MAGIC!r}"
+        msg += format_hint(file.path, "parquet", end=tail)
         raise NotParquetError(msg)
     length = int.from_bytes(tail[-8:-4], "little") + 8
-    if length + len(MAGIC) > file.size:
-        name = storage.display(file.location)
+    if length + len(PARQUET_MAGIC) > file.size:
         msg = f"{name} is a damaged Parquet file: its footer would be {length} bytes of {file.size}"
         raise NotParquetError(msg)
     if length > len(tail):

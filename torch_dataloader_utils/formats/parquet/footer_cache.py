@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.base import FOOTER_THREADS
+from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.concurrency import FOOTER_THREADS
 from torch_dataloader_utils.formats.parquet.footer import FooterReader, parse_footer
 from torch_dataloader_utils.formats.parquet.metadata_file import described_columns, description_digest
-from torch_dataloader_utils.planning.manifest import DataFile
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.formats.read_cache import FooterStore
 
-__all__ = ["Footers"]
+__all__ = ["FooterCache"]
 
 
-class Footers:
-    """The files' footers as bytes: those that are known, and those that are read when they are first needed.
+class FooterCache:
+    """Files' footers as bytes: those that are known, and those that are read when they are first needed.
 
     Args:
-        storage: Where the files lie.
-        files: The files, by path.
-        described: The same as the plan knows them.
-        known: Footers by path; what is read is added to them.
+        files: The files.
+        known: The known footers. Those that are read are added.
     """
 
-    def __init__(
-        self,
-        storage: Storage,
-        files: Mapping[str, StoredFile],
-        described: Mapping[str, DataFile],
-        known: dict[str, bytes],
-    ) -> None:
-        self._storage = storage
-        self._files = files
-        self._described = described
+    def __init__(self, files: OpenedFiles, known: FooterStore) -> None:
+        self._storage = files.storage
+        self._files = files.files
+        self._digests = {file.path: file.digest for file in files.manifest.files}
         self._known = known
-        self._asked: dict[str, Future[bytes]] = {}
+        self._requested: dict[str, Future[bytes]] = {}
         self._threads: ThreadPoolExecutor | None = None
 
     def expect(self, paths: Iterable[str]) -> None:
@@ -44,20 +36,19 @@ class Footers:
         if self._storage.is_local:
             return
         for path in paths:
-            if path not in self._known and path not in self._asked:
+            if path not in self._known and path not in self._requested:
                 if self._threads is None:
                     self._threads = ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="fetch_footers")
-                self._asked[path] = self._threads.submit(self._read, path)
+                self._requested[path] = self._threads.submit(self._read, path)
 
     def __getitem__(self, path: str) -> bytes:
-        content = self._known.get(path)
-        if content is None:
-            asked = self._asked.pop(path, None)
-            content = self._known[path] = self._read(path) if asked is None else asked.result()
-        return content
+        if path not in self._known:
+            requested = self._requested.pop(path, None)
+            self._known.add({path: self._read(path) if requested is None else requested.result()})
+        return self._known[path]
 
     def close(self) -> None:
-        """Read no more; what is being read is waited for."""
+        """Read nothing more; wait for what is being read."""
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
 
@@ -67,7 +58,7 @@ class Footers:
         with self._storage.errors_at(f"the footer of {name}"):
             metadata = parse_footer(content)
             groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
-            if description_digest(described_columns(metadata.schema), groups) != self._described[path].digest:
-                msg = f"{name} is not the file that `_metadata` describes: write `_metadata` anew, or remove it"
+            if description_digest(described_columns(metadata.schema), groups) != self._digests[path]:
+                msg = f"{name} is not the file that `_metadata` describes: write `_metadata` again, or remove it"
                 raise UnreadableFileError(msg)
         return content

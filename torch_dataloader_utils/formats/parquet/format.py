@@ -1,4 +1,4 @@
-"""Parquet: footers read once, or `_metadata` in their place; row groups decoded by pyarrow."""
+"""Parquet: footers, or `_metadata` in their place, read once; row groups decoded by pyarrow."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import (
-    OPEN_FILES,
     Codec,
     Described,
     FileCase,
     Format,
     KnownFooters,
     OpenedFiles,
-    read_each,
 )
+from torch_dataloader_utils.formats.concurrency import OPEN_FILES, read_each
 from torch_dataloader_utils.formats.parquet.footer import FooterReader, parse_footer
-from torch_dataloader_utils.formats.parquet.footer_cache import Footers
+from torch_dataloader_utils.formats.parquet.footer_cache import FooterCache
 from torch_dataloader_utils.formats.parquet.layout import ParquetLayout
 from torch_dataloader_utils.formats.parquet.metadata_file import MetadataFile, read_metadata_file
 from torch_dataloader_utils.formats.parquet.statistics import select_row_groups
+from torch_dataloader_utils.formats.read_cache import FooterStore
+from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.storage.filesystem import LocalFile, Storage
 from torch_dataloader_utils.storage.listing import Listing
 
@@ -38,7 +39,7 @@ class Parquet(Format):
     """Apache Parquet: https://parquet.apache.org/docs/file-format/."""
 
     name: ClassVar[str] = "parquet"
-    suffixes: ClassVar[tuple[str, ...]] = (".parquet", ".parq", ".pq")
+    suffixes: ClassVar[tuple[str, ...]] = ENDINGS["parquet"]
 
     def describe(
         self, storage: Storage, listing: Listing, known: KnownFooters | None, counts_nulls: Callable[[pa.Field], bool]
@@ -53,8 +54,11 @@ class Parquet(Format):
         if metadata_file is not None:
             return Described(list(metadata_file.describe(listing.files, reader)), metadata_file.content)
         if known is not None:
-            return Described([reader.parse(file, known.footers[file.path]) for file in listing.files])
-        return Described(list(read_each(reader.read, listing.files, at_once=storage.is_local)))
+            footers = [reader.parse(file, known.footers[file.path]) for file in listing.files]
+        else:
+            footers = list(read_each(reader.read, listing.files, storage))
+        reader.warn_of_mismatches()
+        return Described(footers)
 
     def select(
         self,
@@ -73,42 +77,33 @@ class Parquet(Format):
         paths = [footer.file.path for footer in described.footers]
         return MetadataFile(described.metadata_file).select_row_groups(paths, filters, schema, columns)
 
-    def verify(self, opened_files: OpenedFiles) -> None:
-        """Read the footers of files of which nobody will read a row: what `_metadata` says of them must be true."""
-        if opened_files.metadata_file is None or opened_files.selection is None:
+    def verify(self, files: OpenedFiles) -> None:
+        """Read the footers of files of which no row is read later: what `_metadata` says of them must be true."""
+        if files.metadata_file is None or files.selection is None:
             return
-        footers = _footers_of(opened_files)
-        paths = [
-            file.path
-            for file, chosen in zip(opened_files.manifest.files, opened_files.selection, strict=True)
-            if not chosen
-        ]
+        footers = FooterCache(files, FooterStore(files.footers))
+        chosen = zip(files.manifest.files, files.selection, strict=True)
+        ruled_out = [file.path for file, row_groups in chosen if not row_groups]
         try:
-            footers.expect(paths)
-            for path in paths:
+            footers.expect(ruled_out)
+            for path in ruled_out:
                 footers[path]
         finally:
             footers.close()
 
-    def codec(self, opened_files: OpenedFiles) -> Codec:
-        """Return the way to the rows for one that reads."""
-        return _ParquetCodec(opened_files)
-
-
-def _footers_of(opened_files: OpenedFiles) -> Footers:
-    """Return the files' footers, those that are not known read and checked when they are first needed."""
-    described = {file.path: file for file in opened_files.manifest.files}
-    return Footers(opened_files.storage, opened_files.files, described, opened_files.footers)
+    def codec(self, files: OpenedFiles, footers: FooterStore) -> Codec:
+        """Return what opens files for one reader."""
+        return _ParquetCodec(files, footers)
 
 
 class _ParquetCodec(Codec):
-    """Row groups decoded by pyarrow, by footers that are known or read when they are needed."""
+    """Row groups decoded by pyarrow, by footers that are known or are read when they are needed."""
 
-    def __init__(self, opened_files: OpenedFiles) -> None:
-        self._opened_files = opened_files
-        self._footers = footers = _footers_of(opened_files)
+    def __init__(self, files: OpenedFiles, known: FooterStore) -> None:
+        self._files = files
+        self._footers = footers = FooterCache(files, known)
         self._layout = lru_cache(OPEN_FILES)(
-            lambda path: ParquetLayout(parse_footer(footers[path]), opened_files.projection(path).stored.names)
+            lambda path: ParquetLayout(parse_footer(footers[path]), files.projection(path).stored.names)
         )
 
     def expect(self, paths: Iterable[str]) -> None:
@@ -118,20 +113,14 @@ class _ParquetCodec(Codec):
         return self._layout(path)
 
     def open(self, path: str, file: Any, local: LocalFile | None) -> _ParquetRowGroups:
-        if local is not None:
-            self._check_footer(path, local)
+        if local is not None and not local.ends_with(self._footers[path]):
+            msg = f"{self._files.manifest.full_path(path)} was rewritten since it was listed"
+            raise UnreadableFileError(msg)
         opened = pq.ParquetFile(file, metadata=self._layout(path).metadata, pre_buffer=False)
-        return _ParquetRowGroups(opened, self._opened_files.projection(path).stored.names)
+        return _ParquetRowGroups(opened, self._files.projection(path).stored.names)
 
     def close(self) -> None:
         self._footers.close()
-
-    def _check_footer(self, path: str, local: LocalFile) -> None:
-        footer = self._footers[path]
-        local.file.seek(local.size - len(footer))
-        if local.file.read(len(footer)) != footer:
-            msg = f"{self._opened_files.manifest.full_path(path)} was written anew since it was listed"
-            raise UnreadableFileError(msg)
 
 
 @dataclass(frozen=True, slots=True)

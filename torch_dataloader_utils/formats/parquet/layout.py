@@ -1,4 +1,4 @@
-"""Where in a Parquet file the columns of a row group lie, and how large they are."""
+"""Which bytes of a Parquet file hold the columns of a row group, and how large they are."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["ParquetLayout"]
 
 
 class ParquetLayout(Layout):
-    """A file's footer, parsed, and which of its column chunks are needed.
+    """A parsed footer, and which of the file's column chunks are needed.
 
     Args:
         metadata: The footer.
@@ -45,7 +45,7 @@ class ParquetLayout(Layout):
         return Measures(self._row_bytes, tuple(stored), variable)
 
     def ranges(self, number: int) -> list[tuple[int, int]]:
-        """Return where in the file the needed chunks lie."""
+        """Return the ranges of bytes of the needed column chunks."""
         return [_range(chunk) for chunk in self._chunks(number, self._leaves)]
 
     def _chunks(self, number: int, leaves: Sequence[int]) -> list[pq.ColumnChunkMetaData]:
@@ -55,6 +55,6 @@ class ParquetLayout(Layout):
 
 def _range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
     start = chunk.data_page_offset
-    if chunk.has_dictionary_page and chunk.dictionary_page_offset:  # some writers set it to 0 where there is none
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset:  # some writers set it to 0 if there is none
         start = min(start, chunk.dictionary_page_offset)
     return start, start + chunk.total_compressed_size

@@ -1,9 +1,9 @@
-"""A `_metadata` file: the row groups of all data files of a directory, written beside them.
+"""A `_metadata` file: the row groups of all data files of its directory.
 
-What it is: https://arrow.apache.org/docs/python/parquet.html#writing-metadata-and-common-metadata-files. With it a plan
-needs no other footer. It may be older than the files, and reading by it would then give other rows than it says. So
-each file's own footer is read before its rows are, and held against it; and at once where a filter rules out all of the
-file, for nobody will read it later.
+See https://arrow.apache.org/docs/python/parquet.html#writing-metadata-and-common-metadata-files. With it a plan needs
+no other footer. But it may be older than the files, and then reading by it would return the wrong rows. So each file's
+footer is read before its rows are, and compared with it. If a filter rules out all of a file, its footer is read when
+the dataset is opened, because the file is not read later.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ SHOWN = 3
 
 
 class MetadataFile:
-    """What a `_metadata` file says of the files beside it.
+    """What a `_metadata` file says of the data files in its directory.
 
     Args:
-        content: Its footer, with length and magic; it has nothing else.
+        content: Its footer, with length and magic; the file has nothing else.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -46,11 +46,11 @@ class MetadataFile:
 
     @property
     def paths(self) -> set[str]:
-        """The files that it describes, by their paths relative to its own directory."""
+        """The files that it describes, by their paths relative to its directory."""
         return set(self._numbers)
 
     def describe(self, files: Iterable[StoredFile], reader: FooterReader) -> Iterator[Footer]:
-        """Yield, for each file, what its footer would say; its bytes are not known."""
+        """Yield, for each file, what its footer would say, without the footer's bytes."""
         columns = reader.columns(self.metadata)
         described_by = described_columns(self.metadata.schema)
         for file in files:
@@ -63,23 +63,23 @@ class MetadataFile:
     def select_row_groups(
         self, files: Sequence[str], filters: pc.Expression, schema: pa.Schema, columns: Sequence[str]
     ) -> tuple[tuple[int, ...], ...] | None:
-        """Return what `pruning.select_row_groups` would with the files' own footers."""
+        """Return what `statistics.select_row_groups` would return for the files' own footers."""
         found = select_row_groups([self.content], filters, schema, columns, [FileCase()])
         if found is None:
             return None
         selected = frozenset(found[0])
         return tuple(
-            tuple(place for place, number in enumerate(self._numbers[path]) if number in selected) for path in files
+            tuple(index for index, number in enumerate(self._numbers[path]) if number in selected) for path in files
         )
 
 
 def read_metadata_file(storage: Storage, file: StoredFile, files: Sequence[StoredFile]) -> MetadataFile | None:
-    """Read a `_metadata` file; warn and return None if it does not describe just these files.
+    """Read a `_metadata` file; warn and return None if it does not describe exactly these files.
 
-    One that cannot be read is an error: every rank has to do the same.
+    A storage error is raised: ranks that read different footers could plan different epochs.
 
     Args:
-        storage: Where it lies.
+        storage: Where it is.
         file: The `_metadata` file.
         files: The data files in its directory.
     """
@@ -89,16 +89,16 @@ def read_metadata_file(storage: Storage, file: StoredFile, files: Sequence[Store
     except (NotParquetError, pa.ArrowException) as error:
         warn_user(f"{name} is not used, all footers are read instead: {error}", MetadataFileWarning)
         return None
-    here = {one.path for one in files}
+    here = {file.path for file in files}
     if metadata_file.paths != here:
         lacking, surplus = sorted(here - metadata_file.paths), sorted(metadata_file.paths - here)
         parts = [
-            f"{text} {', '.join(paths[:SHOWN])}" + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
-            for text, paths in (("it does not describe", lacking), ("it describes missing", surplus))
+            f"{what} {', '.join(paths[:SHOWN])}" + (f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else "")
+            for what, paths in (("it does not describe", lacking), ("it describes missing", surplus))
             if paths
         ]
-        text = f"{name} is not used, all footers are read instead: {'; '.join(parts)}. Write it anew, or remove it"
-        warn_user(text, MetadataFileWarning)
+        message = f"{name} is not used, all footers are read instead: {'; '.join(parts)}. Write it again, or remove it"
+        warn_user(message, MetadataFileWarning)
         return None
     return metadata_file
 
@@ -106,14 +106,14 @@ def read_metadata_file(storage: Storage, file: StoredFile, files: Sequence[Store
 def _parsed(content: bytes) -> MetadataFile:
     try:
         return MetadataFile(content)
-    except OSError as error:  # what pyarrow raises for some damage
+    except OSError as error:  # pyarrow raises it for some kinds of damage
         raise NotParquetError(str(error)) from None
 
 
 def description_digest(columns: str, groups: Iterable[pq.RowGroupMetaData]) -> str:
-    """Return a digest of a file's columns, and of each column chunk's place, size and statistics.
+    """Return a digest of a file's columns, and of each column chunk's offset, size and statistics.
 
-    It is the same by the file's own footer and by a `_metadata` file that is as new.
+    The file's own footer and an up-to-date `_metadata` file give the same digest.
 
     Args:
         columns: The columns, as `described_columns` gives them.
@@ -127,15 +127,15 @@ def description_digest(columns: str, groups: Iterable[pq.RowGroupMetaData]) -> s
 
 
 def described_columns(schema: pq.ParquetSchema) -> str:
-    """Return the names and types of a file's columns as a text."""
+    """Return the names and types of a file's columns as a string."""
     columns = [schema.column(number) for number in range(len(schema))]
     return "\n".join(f"{column.path} {column.physical_type} {column.logical_type}" for column in columns)
 
 
 def _described(chunk: pq.ColumnChunkMetaData) -> tuple[Any, ...]:
-    place = (chunk.data_page_offset, chunk.total_compressed_size)
+    extent = (chunk.data_page_offset, chunk.total_compressed_size)
     statistics = chunk.statistics
     if statistics is None:
-        return place
+        return extent
     bounds = (statistics.min_raw, statistics.max_raw) if statistics.has_min_max else ()
-    return (*place, statistics.has_null_count and statistics.null_count, *bounds)
+    return (*extent, statistics.has_null_count and statistics.null_count, *bounds)

@@ -1,4 +1,4 @@
-"""Row groups that a filter rules out by the statistics in footers, by pyarrow's own reasoning."""
+"""Row groups that pyarrow proves a filter rules out, by the statistics in footers."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ import pyarrow.dataset as pads
 
 from torch_dataloader_utils.formats.base import FileCase
 from torch_dataloader_utils.formats.filters import rules_out
-from torch_dataloader_utils.formats.parquet.footer import MAGIC
+from torch_dataloader_utils.formats.recognition import PARQUET_MAGIC
 
 __all__ = ["select_row_groups"]
 
 
 MOST_NAN_COLUMNS = 3
-"""Up to this many columns in which NaN passes a filter, each case of NaN and no NaN is looked at."""
+"""For up to this many columns in which NaN may pass a filter, all combinations of NaN and no NaN are examined."""
 
 
 def _columns_kept_as_nan(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str]) -> list[str] | None:
-    """Return the columns in which a NaN may pass a filter; None where that cannot be told, as inside nested types.
+    """Return the columns in which a NaN may pass a filter; None where this is unknown, as inside nested types.
 
-    Statistics leave NaN out, so they say nothing of such rows.
+    Statistics leave NaN out, so they say nothing about rows with a NaN.
     """
     kept = []
     for name in columns:
-        kind = schema.field(name).type
-        if pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType):
+        dtype = schema.field(name).type
+        if pa.types.is_nested(dtype) or isinstance(dtype, pa.BaseExtensionType):
             return None
-        if pa.types.is_floating(kind) and not rules_out(filters, schema, columns, _is_nan(name, kind)):
+        if pa.types.is_floating(dtype) and not rules_out(filters, schema, columns, _is_nan(name, dtype)):
             kept.append(name)
     return kept if len(kept) <= MOST_NAN_COLUMNS else None
 
 
-def _is_nan(name: str, kind: pa.DataType) -> pc.Expression:
-    return pc.field(name) == pa.scalar(float("nan"), kind)
+def _is_nan(name: str, dtype: pa.DataType) -> pc.Expression:
+    return pc.field(name) == pa.scalar(float("nan"), dtype)
 
 
 def select_row_groups(
@@ -60,7 +60,7 @@ def select_row_groups(
         cases: What else is known of each file.
 
     Returns:
-        Numbers of row groups, rising; None where statistics cannot rule out any.
+        Numbers of row groups, ascending; None where statistics cannot rule out any.
     """
     nan_columns = _columns_kept_as_nan(filters, schema, columns)
     if nan_columns is None:
@@ -78,10 +78,10 @@ def select_row_groups(
 
 
 def _columns_kept_as_zero(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str]) -> list[str]:
-    """Return the columns in which a zero may pass a filter, and pyarrow may not see it by statistics.
+    """Return the columns in which a zero may pass a filter although pyarrow rules it out by statistics.
 
-    Parquet writes -0.0 as the least of zeros and 0.0 as the greatest. pyarrow takes them for different values where it
-    looks for one in a set (seen in 17.0 and in 26.0).
+    Parquet writes -0.0 as the least zero and 0.0 as the greatest. pyarrow takes them for different values when it
+    compares statistics with a set (seen in 17.0 and in 26.0).
     """
     if "is_in(" not in str(filters):
         return []
@@ -105,7 +105,7 @@ def _selected(
     case: FileCase,
     zeros: Sequence[str],
 ) -> tuple[int, ...]:
-    """Return the row groups that may hold a row for the filter under any of the guarantees; each stands for a case."""
+    """Return the row groups that may hold a row for the filter, if any of the guarantees is true."""
     selected: set[int] = set()
     if zeros and case.comparable:
         whole = _fragment(footer, case.guarantee)
@@ -122,7 +122,7 @@ def _selected(
 
 
 def _is_zero(group: Any, column: str) -> bool:
-    """Whether a row group has zeros alone in a column, beside NaN and null."""
+    """Whether a row group has only zeros in a column, apart from NaN and null."""
     bounds = (group.statistics or {}).get(column)
     return bounds is not None and bounds["min"] == 0 == bounds["max"]
 
@@ -132,4 +132,6 @@ def _both(one: pc.Expression | None, other: pc.Expression | None) -> pc.Expressi
 
 
 def _fragment(footer: bytes, guarantee: pc.Expression | None = None) -> Any:
-    return pads.ParquetFileFormat().make_fragment(pa.BufferReader(MAGIC + footer), partition_expression=guarantee)
+    return pads.ParquetFileFormat().make_fragment(
+        pa.BufferReader(PARQUET_MAGIC + footer), partition_expression=guarantee
+    )

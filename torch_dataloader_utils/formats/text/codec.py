@@ -1,4 +1,4 @@
-"""The way from text files to rows: each range given to a parser."""
+"""From text files to rows: a parser reads each range."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils.columns.arrow import width
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.base import OPEN_FILES, Codec, Layout, Measures, OpenedFiles
+from torch_dataloader_utils.formats.base import Codec, Layout, Measures, OpenedFiles
+from torch_dataloader_utils.formats.concurrency import OPEN_FILES
+from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.text.footer import TextFooter
 from torch_dataloader_utils.formats.text.lines import Text
 from torch_dataloader_utils.storage.filesystem import LocalFile
@@ -21,7 +23,7 @@ __all__ = ["Parser", "TextCodec", "range_of"]
 
 
 class Parser(Protocol):
-    """Makes rows of texts of one file. Whatever is wrong is an UnreadableFileError with file and line."""
+    """Parses texts of one file into rows. An error is an UnreadableFileError with file and line."""
 
     def table(self, text: Text) -> pa.Table:
         """Return all rows."""
@@ -31,29 +33,29 @@ class Parser(Protocol):
 
 
 MakeParser: TypeAlias = Callable[[Sequence[str], pa.Schema], Parser]
-"""Given a file's columns, and those that are needed with their types, returns what makes rows of its texts."""
+"""From a file's columns, and the needed ones with their types, to its parser."""
 
 
 LARGEST_EXACT = 2**53
-"""Below it every integer is a float64 without loss."""
+"""Every smaller integer is a float64 without loss."""
 
 
 OFFSET_BYTES = 4
 
 
 NESTED_GROWTH = 2
-"""Numbers in lists are some characters each, and eight bytes."""
+"""Numbers in lists have a few characters each, and take eight bytes."""
 
 
 class _TextLayout(Layout):
-    """Where a file's ranges lie, and about how large they become."""
+    """A file's ranges, and about how large they are in memory."""
 
     def __init__(self, footer: TextFooter, stored: pa.Schema) -> None:
         self.footer = footer
         self._stored = stored
 
     def measures(self) -> Measures:
-        """Return about how large the ranges become: texts, all together, no larger than what they are read of."""
+        """Return about how large the ranges are in memory: all strings together at most as large as the text."""
         footer = self.footer
         widths = {column.name: width(column.type) for column in self._stored}
         sizes = tuple(stop - start for start, stop in footer.ranges)
@@ -79,35 +81,36 @@ class TextCodec(Codec):
     """Ranges of lines, parsed by pyarrow.
 
     Args:
-        opened_files: The data files.
+        files: The data files.
+        footers: Their footers.
         parser: Makes a file's parser.
     """
 
-    def __init__(self, opened_files: OpenedFiles, parser: MakeParser) -> None:
-        self._opened_files = opened_files
+    def __init__(self, files: OpenedFiles, footers: FooterStore, parser: MakeParser) -> None:
+        self._files = files
         self._parser = parser
         self._layout = lru_cache(OPEN_FILES)(
-            lambda path: _TextLayout(TextFooter.load(opened_files.footers[path]), opened_files.projection(path).stored)
+            lambda path: _TextLayout(TextFooter.load(footers[path]), files.projection(path).stored)
         )
 
     def layout(self, path: str) -> _TextLayout:
-        """Return where in a file its ranges lie."""
+        """Return a file's ranges."""
         return self._layout(path)
 
     def open(self, path: str, file: Any, local: LocalFile | None) -> _TextRowGroups:
         """Open a file."""
-        shown = self._opened_files.manifest.full_path(path)
-        listed = self._opened_files.files[path].modified
+        shown = self._files.manifest.full_path(path)
+        listed = self._files.files[path].modified
         if local is not None and listed is not None and local.modified != listed:
-            msg = f"{shown} was written anew since it was listed"
+            msg = f"{shown} was rewritten since it was listed"
             raise UnreadableFileError(msg)
-        footer, stored = self._layout(path).footer, self._opened_files.projection(path).stored
+        footer, stored = self._layout(path).footer, self._files.projection(path).stored
         parser = self._parser(footer.schema.names, stored)
-        own = {column.name: column.type for column in footer.schema}
+        types = {column.name: column.type for column in footer.schema}
         widened = [
             column.name
             for column in stored
-            if pa.types.is_floating(column.type) and pa.types.is_integer(own.get(column.name, pa.null()))
+            if pa.types.is_floating(column.type) and pa.types.is_integer(types.get(column.name, pa.null()))
         ]
         return _TextRowGroups(shown, footer, parser, file, widened, is_local=local is not None)
 
@@ -135,17 +138,17 @@ class _TextRowGroups:
                 yield batch.slice(first, rows)
 
     def close(self) -> None:
-        """Nothing is open but the file itself."""
+        """Nothing is open but the file."""
 
     def _require_exact(self, rows: pa.Table | pa.RecordBatch) -> None:
-        """Raise where an integer, read as a float for other files' sake, may have become another number."""
+        """Raise if an integer that is read as a float, as the column is of floats elsewhere, may have changed."""
         for name in self.widened:
             bounds = pc.min_max(rows[name])
             if any(abs(bound.as_py() or 0) >= LARGEST_EXACT for bound in bounds.values()):
                 msg = (
                     f"{self.shown}: column {name!r} begins with integers here, and is of floats in the dataset, which "
                 )
-                msg += f"do not hold each integer of {LARGEST_EXACT} or more; its type may be told by format_options"
+                msg += f"do not hold each integer of {LARGEST_EXACT} or more; set its type by format_options"
                 raise UnreadableFileError(msg)
 
     def _text(self, number: int) -> Text:
@@ -158,10 +161,10 @@ def range_of(shown: str, footer: TextFooter, number: int, content: pa.Buffer) ->
     """Return a range of a file.
 
     Args:
-        shown: The file, for people.
+        shown: The file, as messages name it.
         footer: What is known of it.
         number: The range.
-        content: The whole file, or that range alone.
+        content: The whole file, or only that range.
     """
     start, stop = footer.ranges[number]
     is_last = number == len(footer.ranges) - 1

@@ -1,8 +1,8 @@
-"""Text as it is stored: plain, or compressed by gzip or zstd, told apart by its first bytes.
+"""Stored text: plain, or compressed by gzip or zstd, which its first bytes show.
 
-The most that a compressed byte can become bounds the rows of a file that nobody has counted. Deflate: two bits for at
-most 258 bytes, which is 1032 to 1 (https://zlib.net/zlib_tech.html). Zstandard: a block of at most 128 KiB out of a
-header of three bytes and the one byte that it repeats (RFC 8878, sections 3.1.1.2.2 and 3.1.1.2.4), 32768 to 1.
+The largest ratio of compression bounds the rows of a file whose rows are not counted. Deflate: two bits for at most
+258 bytes, which is 1032 to 1 (https://zlib.net/zlib_tech.html). Zstandard: a block of at most 128 KiB from a header of
+three bytes and the byte that it repeats (RFC 8878, sections 3.1.1.2.2 and 3.1.1.2.4), which is 32768 to 1.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
 
 
 MOST_TEXT: dict[str | None, int] = {None: 1, "gzip": 1032, "zstd": 32768}
-"""How many bytes of text one byte of a file can be, at most."""
+"""How many bytes of text a stored byte can hold, at most."""
 
 
 CHUNK = 64 * 1024
@@ -35,13 +35,13 @@ def compression_of(head: bytes, name: str) -> str | None:
 
     Args:
         head: Its first bytes.
-        name: Its name, for people.
+        name: Its name, as messages have it.
 
     Raises:
-        UnreadableFileError: If the name says that it is, and it is not.
+        UnreadableFileError: If the name says that it is compressed, and it is not.
     """
-    found = next((kind for magic, kind in MAGIC.items() if head.startswith(magic)), None)
-    claimed = next((kind for suffix, kind in SUFFIXES.items() if name.lower().endswith(suffix)), None)
+    found = next((known for magic, known in MAGIC.items() if head.startswith(magic)), None)
+    claimed = next((known for suffix, known in SUFFIXES.items() if name.lower().endswith(suffix)), None)
     if claimed not in (None, found):
         msg = f"{name} is no {claimed} file: it begins with {head[:4]!r}"
         raise UnreadableFileError(msg)
@@ -49,7 +49,7 @@ def compression_of(head: bytes, name: str) -> str | None:
 
 
 def opened(content: pa.Buffer, compression: str | None) -> pa.NativeFile:
-    """Open stored bytes as text. A stream that is cut short is an OSError."""
+    """Open stored bytes as text. Reading a truncated stream is an OSError."""
     reader = pa.BufferReader(content)
     return reader if compression is None else pa.CompressedInputStream(reader, compression)
 
@@ -60,11 +60,11 @@ def decompressed_head(head: bytes, compression: str | None, size: int, *, is_all
     Args:
         head: The file's first bytes.
         compression: How it is compressed, or None.
-        size: How much of the text is wanted.
+        size: How many bytes of text to return.
         is_all: Whether `head` is the whole file.
 
     Returns:
-        The text, whether that is all of it, and about how many stored bytes it took.
+        The text, whether it is the whole text, and about how many stored bytes it took.
     """
     if compression is None:
         return head[:size], is_all and len(head) <= size, min(size, len(head))
@@ -83,7 +83,7 @@ def decompressed_head(head: bytes, compression: str | None, size: int, *, is_all
 
 
 class Decompressed(io.RawIOBase):
-    """A text that is decompressed as it is read, and what is noted of it on the way.
+    """A text that is decompressed as it is read; notes which bytes it has.
 
     Args:
         stream: The text.

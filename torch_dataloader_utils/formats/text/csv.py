@@ -1,4 +1,4 @@
-"""CSV by pyarrow.csv: whole ranges with threads, or block by block; what is wrong is named with file and line."""
+"""CSV by pyarrow.csv: whole ranges with threads, or block by block. Errors name file and line."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pyarrow as pa
 from pyarrow import csv
 
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError, nearest
+from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
 from torch_dataloader_utils.formats.text.compression import Decompressed
 from torch_dataloader_utils.formats.text.csv_options import (
@@ -33,7 +34,7 @@ __all__ = ["Csv"]
 
 
 UNCUTTABLE = ("escape_char", "newlines_in_values", "skip_rows", "skip_rows_after_names")
-"""Options under which a line end may be no row's end, or a file's beginning is not its first line."""
+"""Options with which a line end may not end a row, or a file's first line may not be its beginning."""
 
 
 ZERO = "holds a zero byte: the file is damaged, or no text"
@@ -51,7 +52,7 @@ MOST_SHOWN = 500
 MESSAGE = re.compile(
     r"(?:In CSV column #(?P<column>\d+): )?(?:CSV parse error: )?(?:Row #(?P<row>\d+): )?(?P<what>.*)", re.DOTALL
 )
-"""What pyarrow says of a text that it cannot parse."""
+"""pyarrow's message for a text that it cannot parse."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,7 @@ class Csv(TextFormat):
     """Comma-separated values, as pyarrow.csv reads them."""
 
     name: ClassVar[str] = "csv"
-    suffixes: ClassVar[tuple[str, ...]] = (".csv", ".csv.gz", ".csv.zst")
+    suffixes: ClassVar[tuple[str, ...]] = ENDINGS["csv"]
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", checked(self.options))
@@ -68,7 +69,7 @@ class Csv(TextFormat):
         """Return the columns that pyarrow infers from the first block."""
         content = text.content.to_pybytes()
         if is_all and not content.endswith((b"\n", b"\r")) and is_ascii_like(self.options):
-            content += b"\n"  # pyarrow does not take a header for one that has no end
+            content += b"\n"  # pyarrow does not see a header that has no line end
         text = replace(text, content=pa.py_buffer(content))
         lines = _Lines(self.options, partial(self._names, text))
         if 0 in content and is_ascii_like(self.options):
@@ -82,21 +83,21 @@ class Csv(TextFormat):
             )
             reader.schema.names  # noqa: B018 - they may be no text
             rows = next((batch.num_rows for batch in reader), 0)
-        told = column_types(self.options)
+        given = column_types(self.options)
         for column in reader.schema:
-            if pa.types.is_binary(column.type) and column.name not in told and self.options.get("check_utf8", True):
+            if pa.types.is_binary(column.type) and column.name not in given and self.options.get("check_utf8", True):
                 as_text = CsvParser(self.options, reader.schema.names, pa.schema([(column.name, pa.string())]))
-                next(as_text.batches(text, use_threads=False), None)  # names the line that is no valid text
+                next(as_text.batches(text, use_threads=False), None)  # names the line that is not valid text
         return Sample(reader.schema, rows, min(len(content), self.block_bytes))
 
     def _names(self, text: Text) -> list[str]:
-        """Return the columns of a file, whatever is wrong with its values."""
-        told = csv.ConvertOptions(column_types={}, check_utf8=False)
-        reader = csv.open_csv(text.open(), read_options(self.options), parse_options(self.options), told)
+        """Return the columns of a file, even if its values cannot be parsed."""
+        unchecked = csv.ConvertOptions(column_types={}, check_utf8=False)
+        reader = csv.open_csv(text.open(), read_options(self.options), parse_options(self.options), unchecked)
         return list(reader.schema.names)
 
     def can_cut(self, storage: Storage, file: StoredFile) -> bool:
-        """Whether no value can hold a line end: nothing is quoted."""
+        """Whether no value can hold a line end, because no value is quoted."""
         if any(self.options.get(name) for name in UNCUTTABLE) or not is_ascii_like(self.options):
             return False
         quote = quote_of(self.options)
@@ -104,11 +105,11 @@ class Csv(TextFormat):
             return True
         if not storage.is_local:
             return False
-        places = range(0, file.size, 8 * CHUNK)
-        return not any(quote in storage.read(file, place, min(file.size, place + 8 * CHUNK)) for place in places)
+        starts = range(0, file.size, 8 * CHUNK)
+        return not any(quote in storage.read(file, start, min(file.size, start + 8 * CHUNK)) for start in starts)
 
     def unified(self, schemas: Sequence[FileSchema]) -> list[pa.Schema]:
-        """Return each file's columns with the types that all files come to; those of no value are texts."""
+        """Return each file's columns with the types of all files together; columns without a value are strings."""
         whole = unified(schemas)
         for name in column_types(self.options):
             if name not in whole.schema.names:
@@ -127,22 +128,22 @@ class Csv(TextFormat):
         return [made[id(file.schema)] for file in schemas]
 
     def counter(self, names: Sequence[str]) -> Callable[[Text], int]:
-        """Return what counts rows: every row is taken apart, and one column of it read, as bytes."""
+        """Return what counts rows: every row is parsed, and its first column read as bytes."""
         parser = CsvParser(self.options, names, pa.schema([(names[0], pa.binary())]))
         return lambda text: sum(batch.num_rows for batch in parser.batches(text, use_threads=False))
 
     def parser(self, names: Sequence[str], stored: pa.Schema) -> CsvParser:
-        """Return what makes rows of texts of a file."""
+        """Return the parser of a file's texts."""
         return CsvParser(self.options, names, stored)
 
 
 class CsvParser:
-    """Makes rows of ranges of one file.
+    """Parses ranges of one file into rows.
 
     Args:
-        options: What pyarrow is told.
+        options: The user's options.
         names: The file's columns.
-        stored: Those that are needed, with their types.
+        stored: The needed ones, with their types.
     """
 
     def __init__(self, options: Mapping[str, Any], names: Sequence[str], stored: pa.Schema) -> None:
@@ -150,7 +151,7 @@ class CsvParser:
         self._names = list(names)
         self._stored = stored
         self._lines = _Lines(options, lambda: self._names)
-        # Without a column pyarrow would take all of them.
+        # Without the name of a column pyarrow would read all columns.
         read = stored if len(stored) else pa.schema([(self._names[0], pa.binary())])
         types = {column.name: column.type for column in read}
         self._convert = convert_options(options, column_types=types, include_columns=read.names)
@@ -159,7 +160,7 @@ class CsvParser:
         """Return all rows."""
         watched = self._watched(text)
         with self._lines.errors(text, self._serially):
-            table = csv.read_csv(_opened_files(text, watched), self._read(text), self._parse(text), self._convert)
+            table = csv.read_csv(_open(text, watched), self._read(text), self._parse(text), self._convert)
         self._lines.require_sound(text, watched)
         return table.select(self._stored.names)
 
@@ -168,7 +169,7 @@ class CsvParser:
         watched = self._watched(text)
         with self._lines.errors(text, self._serially):
             reader = csv.open_csv(
-                _opened_files(text, watched),
+                _open(text, watched),
                 self._read(text, use_threads=use_threads),
                 self._parse(text),
                 self._convert,
@@ -178,16 +179,16 @@ class CsvParser:
         self._lines.require_sound(text, watched)
 
     def _serially(self, text: Text) -> None:
-        """Parse in one thread, for then pyarrow tells the row that is wrong."""
+        """Parse in a single thread: only then does pyarrow say which row is wrong."""
         read = self._read(text, use_threads=False)
-        for _ in csv.open_csv(_opened_files(text, None), read, self._parse(text), self._convert):
+        for _ in csv.open_csv(_open(text, None), read, self._parse(text), self._convert):
             pass
 
     def _read(self, text: Text, *, use_threads: bool = True) -> csv.ReadOptions:
         if not text.start:
             return read_options(self._options, use_threads=use_threads)
-        own = {"column_names": self._names, "autogenerate_column_names": False}
-        return read_options(self._options, use_threads=use_threads, **own)
+        names = {"column_names": self._names, "autogenerate_column_names": False}  # the range has no header
+        return read_options(self._options, use_threads=use_threads, **names)
 
     def _parse(self, text: Text) -> csv.ParseOptions:
         whole = text.start == 0 and text.is_last
@@ -198,10 +199,10 @@ class CsvParser:
 
 
 class _Lines:
-    """Finds the lines of rows, quoted line ends respected.
+    """Finds the lines of rows; knows quoted line ends.
 
     Args:
-        options: What pyarrow is told.
+        options: The user's options.
         names: Returns the file's columns.
     """
 
@@ -215,22 +216,22 @@ class _Lines:
 
     @contextlib.contextmanager
     def errors(self, text: Text, again: Callable[[Text], None] | None = None) -> Iterator[None]:
-        """Name file and line of whatever is wrong.
+        """Turn pyarrow's errors into errors that name file and line.
 
         Args:
             text: What is parsed.
-            again: Parses it again, so that the row is told; None where it is told in any case.
+            again: Parses it again, so that pyarrow says which row is wrong; None where it says so in any case.
         """
         try:
             yield
         except pa.ArrowInvalid as error:
             raise self._located(text, error, again) from None
         except pa.ArrowKeyError as error:
-            raise text.error(None, f"its columns are others than when it was listed: {error}") from None
+            raise text.error(None, f"its columns differ from those that it was listed with: {error}") from None
         except UnicodeDecodeError as error:
             raise text.error(
                 None,
-                f"the name of a column is no valid text: {error.reason}; an encoding may be told by "
+                f"the name of a column is not valid text: {error.reason}; set the encoding by "
                 "format_options={'encoding': ...}",
             ) from None
         except OSError as error:
@@ -241,8 +242,8 @@ class _Lines:
         if again is not None and (found is None or found["row"] is None):
             try:
                 again(text)
-            except pa.ArrowInvalid as told:
-                found = MESSAGE.fullmatch(str(told)) or found
+            except pa.ArrowInvalid as detailed:
+                found = MESSAGE.fullmatch(str(detailed)) or found
         what = str(error) if found is None else found["what"]
         if "straddling object" in what:
             return self._too_long(text)
@@ -250,12 +251,12 @@ class _Lines:
         if number is not None:
             column = self._names()[int(number)]
             advice = "'encoding': ..." if "UTF8" in what else f"'column_types': {{{column!r}: ...}}"
-            what = f"column {column!r}: {what}; it may be told by format_options={{{advice}}}"
+            what = f"column {column!r}: {what}; set it by format_options={{{advice}}}"
         row = found["row"] if found is not None else None
         return text.error(None if row is None else self.line_of(text, int(row)), _shortened(what))
 
     def _too_long(self, text: Text) -> UnreadableFileError:
-        """Return the error of a row that is longer than what is parsed at a time."""
+        """Return the error of a row that is longer than a block."""
         opened = self._left_open(text)
         if opened is not None:
             return text.error(opened, NOT_CLOSED)
@@ -265,7 +266,7 @@ class _Lines:
         return text.error(line, what)
 
     def require_sound(self, text: Text, watched: Decompressed | None) -> None:
-        """Raise if a text holds zero bytes, or ends within a quoted value: pyarrow takes the one and the other."""
+        """Raise if a text holds zero bytes, or ends within a quoted value: pyarrow accepts both."""
         if not is_ascii_like(self._options):
             return
         quotes, has_zeros = 0, False
@@ -283,7 +284,7 @@ class _Lines:
             raise text.error(opened, NOT_CLOSED)
 
     def line_of(self, text: Text, row: int) -> int | None:
-        """Return the line that a row begins in, both from 1, the header and lines that are skipped counted."""
+        """Return the line that a row begins in, both counted from 1, with the header and skipped lines."""
         rows = 0
         skipped = int(self._options.get("skip_rows", 0)) if not text.start else 0
         for number, begins in self._row_lines(text, skipped):
@@ -293,7 +294,7 @@ class _Lines:
         return None
 
     def _left_open(self, text: Text) -> int | None:
-        """Return the line of the value that the text ends in the midst of; None if it does not."""
+        """Return the line of the value that the text ends within; None if it does not end within a value."""
         begin, inside = 0, False
         for number, line in enumerate(self._plain_lines(text), 1):
             begin = begin if inside else number
@@ -318,34 +319,34 @@ class _Lines:
         return [line.encode() for line in content.splitlines(keepends=True)]
 
     def _ends_inside(self, line: bytes, *, inside: bool) -> bool:
-        """Whether a quoted value goes on behind a line. As in pyarrow, a quote opens a value only at its beginning."""
+        """Whether a quoted value continues after a line. As in pyarrow, a quote opens a value only at its beginning."""
         if not self._quote or (not inside and self._quote not in line):
             return False
         if self._escaped is not None:
             line = self._escaped.sub(b"xx", line)
         doubled = self._quote * 2 if self._options.get("double_quote", True) else None
-        place = 0
+        position = 0
         if not inside:
             inside = line.startswith(self._quote)
-            place = len(self._quote) if inside else 0
+            position = len(self._quote) if inside else 0
         while True:
             if inside:
-                place = line.find(self._quote, place)
-                if place < 0:
+                position = line.find(self._quote, position)
+                if position < 0:
                     return True
-                if doubled and line.startswith(doubled, place):
-                    place += len(doubled)
+                if doubled and line.startswith(doubled, position):
+                    position += len(doubled)
                     continue
-                place += len(self._quote)
-            place = line.find(self._delimiter, place)
-            if place < 0:
+                position += len(self._quote)
+            position = line.find(self._delimiter, position)
+            if position < 0:
                 return False
-            place += len(self._delimiter)
-            inside = line.startswith(self._quote, place)
-            place += len(self._quote) if inside else 0
+            position += len(self._delimiter)
+            inside = line.startswith(self._quote, position)
+            position += len(self._quote) if inside else 0
 
 
-def _opened_files(text: Text, watched: Decompressed | None) -> pa.NativeFile:
+def _open(text: Text, watched: Decompressed | None) -> pa.NativeFile:
     return text.open() if watched is None else pa.PythonFile(watched, mode="r")
 
 

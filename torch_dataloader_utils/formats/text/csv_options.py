@@ -1,4 +1,4 @@
-"""What users tell pyarrow.csv, checked, and made its option objects where they are used: they cannot be pickled."""
+"""Users' options for pyarrow.csv: checked, and made into its option objects only in use, as these cannot be pickled."""
 
 from __future__ import annotations
 
@@ -61,14 +61,14 @@ OURS = {
 
 
 ISO8601 = "pyarrow.csv.ISO8601"
-"""Stands for pyarrow's parser of timestamps, which cannot be sent to a process."""
+"""Stands for pyarrow's parser of timestamps, which cannot be pickled."""
 
 
 def checked(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options as they can be sent to a process.
+    """Return options that can be pickled.
 
     Raises:
-        ValueError: If there is no such option, it is not the user's to set, or its value makes no sense.
+        ValueError: If there is no such option, users cannot set it, or its value is not valid.
     """
     known = (*READ, *PARSE, *CONVERT)
     for name in options:
@@ -79,19 +79,19 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
             msg = f"format_options has no {name!r} for csv{nearest(name, known)}"
             raise ValueError(msg)
     try:
-        told = {name: _sendable(name, value) for name, value in options.items()}
-        read_options(told).validate()
-        parse_options(told).validate()
-        convert_options(told).validate()
-        encoding_of(told)
+        given = {name: _sendable(name, value) for name, value in options.items()}
+        read_options(given).validate()
+        parse_options(given).validate()
+        convert_options(given).validate()
+        encoding_of(given)
     except (TypeError, ValueError, LookupError, AttributeError, pa.ArrowException) as error:
         msg = f"format_options: {error}"
         raise ValueError(msg) from None
-    return told
+    return given
 
 
 def _sendable(name: str, value: Any) -> Any:
-    """Return an option as it can be sent to a process."""
+    """Return an option's value that can be pickled."""
     if name == "column_types" and value is not None:
         return dict(column_types({name: value}))
     if name == "timestamp_parsers" and value is not None:
@@ -107,9 +107,9 @@ def column_types(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return {column.name: column.type for column in pa.schema(types)}
 
 
-def read_options(options: Mapping[str, Any], **own: Any) -> csv.ReadOptions:
-    """Return pyarrow's options, those of this package above the user's."""
-    return csv.ReadOptions(**{name: options[name] for name in READ if name in options} | own)
+def read_options(options: Mapping[str, Any], **fixed: Any) -> csv.ReadOptions:
+    """Return pyarrow's options; those that this package fixes override the user's."""
+    return csv.ReadOptions(**{name: options[name] for name in READ if name in options} | fixed)
 
 
 def parse_options(options: Mapping[str, Any]) -> csv.ParseOptions:
@@ -117,16 +117,16 @@ def parse_options(options: Mapping[str, Any]) -> csv.ParseOptions:
     return csv.ParseOptions(**{name: options[name] for name in PARSE if name in options})
 
 
-def convert_options(options: Mapping[str, Any], **own: Any) -> csv.ConvertOptions:
-    """Return pyarrow's options, those of this package above the user's."""
-    told = {name: options[name] for name in CONVERT if name in options}
-    if told.get("timestamp_parsers"):
-        told["timestamp_parsers"] = [csv.ISO8601 if one == ISO8601 else one for one in told["timestamp_parsers"]]
-    return csv.ConvertOptions(**told | own)
+def convert_options(options: Mapping[str, Any], **fixed: Any) -> csv.ConvertOptions:
+    """Return pyarrow's options; those that this package fixes override the user's."""
+    given = {name: options[name] for name in CONVERT if name in options}
+    if given.get("timestamp_parsers"):
+        given["timestamp_parsers"] = [csv.ISO8601 if one == ISO8601 else one for one in given["timestamp_parsers"]]
+    return csv.ConvertOptions(**given | fixed)
 
 
 def quote_of(options: Mapping[str, Any]) -> bytes:
-    """Return the character that quotes values; none where that is switched off."""
+    """Return the character that quotes values; empty if quoting is switched off."""
     return str(options.get("quote_char", '"') or "").encode()
 
 
@@ -136,5 +136,5 @@ def encoding_of(options: Mapping[str, Any]) -> str:
 
 
 def is_ascii_like(options: Mapping[str, Any]) -> bool:
-    """Whether a text's bytes are its characters, as far as it takes to find line ends and quotes."""
+    """Whether line ends and quotes are single bytes that no other character has."""
     return encoding_of(options) in ("utf-8", "ascii")

@@ -1,6 +1,6 @@
-"""What is known of a text file once its beginning was read: the footer that it does not have itself.
+"""What is known of a text file once its beginning was read, in place of the footer that it does not have.
 
-Its ranges, cut at line ends, the columns that its beginning shows, and the rows of each range where they are counted.
+Its ranges, cut at line ends; the columns that its beginning shows; the rows of each range, if they are counted.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["DIGEST_BYTES", "Cutting", "TextFooter", "cuts", "digest_of"]
 
 
 DIGEST_BYTES = 64 * 1024
-"""How much of a file's beginning, and of its end, tells whether it is the one that it was."""
+"""How much of a file's beginning, and of its end, identifies its content."""
 
 
 LARGEST_RANGE = 16 << 20
-"""Files larger than this are cut, so that several workers share one and little is read again after a resume."""
+"""Larger files are cut, so that several workers share a file and little is read again after a resume."""
 
 
 SMALLEST_RANGE = 64 * 1024
-"""Files are cut no finer for the sake of mixing rows, unless the buffer holds fewer rows than such a range."""
+"""Row-level shuffle cuts files no finer than this, unless the buffer holds fewer rows than such a range."""
 
 
 RANGES_OF_A_BUFFER = 8
@@ -46,8 +46,8 @@ class TextFooter:
         compression: How it is compressed, or None.
         starts: Where its ranges begin.
         row_bytes: About how many stored bytes a row takes.
-        text_bytes: About how many bytes of text a stored byte is.
-        rows: The rows of each range, where they are counted.
+        text_bytes: About how many bytes of text a stored byte holds.
+        rows: The rows of each range, if they are counted.
     """
 
     made_by: str
@@ -62,7 +62,7 @@ class TextFooter:
 
     @cached_property
     def ranges(self) -> tuple[tuple[int, int], ...]:
-        """Where each range begins and ends; none where there is no row."""
+        """Where each range begins and ends; empty if the file has no row."""
         return tuple(zip(self.starts, (*self.starts[1:], self.size), strict=False))
 
     @cached_property
@@ -75,7 +75,7 @@ class TextFooter:
     def dump(self) -> bytes:
         """Return it as bytes."""
         schema = base64.b64encode(self.schema.serialize().to_pybytes()).decode()
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
         return json.dumps({**values, "schema": schema}).encode()
 
     @classmethod
@@ -100,17 +100,17 @@ class Cutting:
 
     Attributes:
         split_bytes: Bytes of a shard, at most.
-        buffer_rows: Rows that are mixed with one another, at most; None where rows are not mixed.
+        buffer_rows: Rows that are shuffled together, at most; None without row-level shuffle.
     """
 
     split_bytes: int
     buffer_rows: int | None = None
 
     def step(self, row_bytes: float, *, counted: bool) -> int:
-        """Return how long the ranges of a file are, about.
+        """Return about how many bytes a range of a file has.
 
-        Where rows are mixed and not counted, nothing tells where a part of a range ends: so a buffer holds some ranges,
-        each of them whole.
+        A range whose rows are not counted cannot be divided into rounds. So, for row-level shuffle, a buffer must hold
+        several whole ranges.
         """
         step = min(self.split_bytes, LARGEST_RANGE)
         if self.buffer_rows is not None and not counted:
@@ -130,21 +130,20 @@ def digest_of(storage: Storage, file: StoredFile, head: bytes) -> str:
 
 
 def cuts(storage: Storage, file: StoredFile, step: int) -> Iterator[int]:
-    """Yield where the ranges of a file begin: each behind the first line end at or after a multiple of the step."""
+    """Yield where the ranges of a file begin: each after the first line end at or after a multiple of the step."""
     last = 0
     yield 0
     for wanted in range(step, file.size, step):
         if wanted <= last:
             continue
-        place = _line_end(storage, file, wanted - 1)
-        if place >= file.size:
+        last = _line_end(storage, file, wanted - 1)
+        if last >= file.size:
             return
-        yield place
-        last = place
+        yield last
 
 
 def _line_end(storage: Storage, file: StoredFile, begin: int) -> int:
-    """Return the place behind the first line end from a place on; the file's end where there is none."""
+    """Return the offset after the first line end at or after another offset; the file's end if there is none."""
     while begin < file.size:
         content = storage.read(file, begin, min(file.size, begin + DIGEST_BYTES))
         found = content.find(b"\n")

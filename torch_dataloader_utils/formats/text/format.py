@@ -1,6 +1,6 @@
-"""What CSV and JSON Lines share: what a file's beginning says, where it is cut, rows counted or not.
+"""What CSV and JSON Lines share: reading a file's beginning, cutting files, counting rows.
 
-Text has no footer. So one is made of what it takes to know a file without reading it again.
+Text has no footer. So a footer is made of what has to be known of a file without reading it again.
 """
 
 from __future__ import annotations
@@ -9,15 +9,17 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, Described, Footer, Format, KnownFooters, OpenedFiles
+from torch_dataloader_utils.formats.concurrency import read_concurrently
+from torch_dataloader_utils.formats.read_cache import FooterStore
+from torch_dataloader_utils.formats.recognition import format_hint
 from torch_dataloader_utils.formats.schema import FileSchema
 from torch_dataloader_utils.formats.text.codec import Parser, TextCodec, range_of
 from torch_dataloader_utils.formats.text.compression import MOST_TEXT, compression_of, decompressed_head
@@ -30,22 +32,12 @@ from torch_dataloader_utils.storage.listing import Listing
 __all__ = ["BLOCK_BYTES", "BOM", "Sample", "TextFormat"]
 
 
-T = TypeVar("T")
-
-
-U = TypeVar("U")
-
-
 BLOCK_BYTES = 1 << 20
-"""How much pyarrow parses at a time unless told otherwise: columns are inferred from the first of these blocks."""
+"""How much pyarrow parses at a time by default: columns are inferred from the first of these blocks."""
 
 
 BOM = b"\xef\xbb\xbf"
-"""What may stand before UTF-8."""
-
-
-FILES_AT_ONCE = 16
-"""How many files are looked at side by side where the storage does not answer at once."""
+"""The byte order mark that UTF-8 may begin with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +47,7 @@ class Sample:
     Attributes:
         schema: Its columns.
         rows: The rows it has.
-        bytes: The bytes of text that these are.
+        bytes: The bytes of text that these rows have.
     """
 
     schema: pa.Schema
@@ -68,10 +60,10 @@ class TextFormat(Format):
     """A format of lines.
 
     Attributes:
-        options: What pyarrow's parser is told, by the names of its options.
+        options: The user's options for pyarrow's parser.
         cutting: How finely large files are cut.
         counts: Whether rows are counted when the dataset is opened.
-        blank: The characters of lines that are no rows.
+        blank: The characters of lines that are not rows.
     """
 
     blank: ClassVar[bytes] = b"\r\n"
@@ -82,16 +74,16 @@ class TextFormat(Format):
 
     @property
     def unknown_rows(self) -> str | None:
-        """Why the files do not tell how many rows they have; None where they were counted."""
+        """Why it is unknown how many rows the files have; None if they were counted."""
         if self.counts:
             return None
         return f"{self.name} files do not tell how many rows they have (count_rows=True counts them, once)"
 
     @property
     def options_digest(self) -> str | None:
-        """Digest of the options, and whether rows are counted: states of the two speak of other things."""
-        told = json.dumps({key: _plain(value) for key, value in sorted(self.options.items())})
-        digest = hashlib.blake2b(told.encode(), digest_size=8).hexdigest()
+        """Digest of the options and of whether rows are counted, because that changes what a state's numbers mean."""
+        options = json.dumps({key: _plain(value) for key, value in sorted(self.options.items())})
+        digest = hashlib.blake2b(options.encode(), digest_size=8).hexdigest()
         return f"{digest} counted" if self.counts else digest
 
     @property
@@ -105,7 +97,7 @@ class TextFormat(Format):
 
         Args:
             text: The beginning.
-            is_all: Whether there is no more.
+            is_all: Whether it is the whole text.
         """
 
     @abstractmethod
@@ -114,7 +106,7 @@ class TextFormat(Format):
 
     @abstractmethod
     def counter(self, names: Sequence[str]) -> Callable[[Text], int]:
-        """Return what counts the rows of texts of a file, by the parser that reads them.
+        """Return what counts the rows of a file's texts, by the parser that reads them.
 
         Args:
             names: The file's columns.
@@ -122,11 +114,11 @@ class TextFormat(Format):
 
     @abstractmethod
     def parser(self, names: Sequence[str], stored: pa.Schema) -> Parser:
-        """Return what makes rows of texts of a file.
+        """Return the parser of a file's texts.
 
         Args:
             names: The file's columns.
-            stored: Those that are needed, with their types.
+            stored: The needed ones, with their types.
         """
 
     @abstractmethod
@@ -138,19 +130,19 @@ class TextFormat(Format):
         storage: Storage,
         listing: Listing,
         known: KnownFooters | None,
-        counts_nulls: Callable[[pa.Field], bool],  # noqa: ARG002 - only reading tells of nulls
+        counts_nulls: Callable[[pa.Field], bool],  # noqa: ARG002 - only reading shows nulls
     ) -> Described:
-        """Read each file's beginning, find where to cut it, count its rows if asked to; once."""
+        """Read each file's beginning, cut the file and, if requested, count its rows; once."""
         files = listing.files
         if known is not None:
             footers = [self._known(storage, file, known.footers.get(file.path, b"")) for file in files]
         else:
-            footers = list(_side_by_side(partial(self._read, storage), files, storage))
+            footers = list(read_concurrently(partial(self._read, storage), files, storage))
             if self.counts:
                 footers = self._counted(storage, files, footers)
-        self._require_mixable(storage, files, footers)
+        self._require_shuffleable(storage, files, footers)
         shown = [storage.display(file.location) for file in files]
-        schemas = self.unified([FileSchema(*one) for one in zip(shown, _shared(footers), strict=True)])
+        schemas = self.unified([FileSchema(*named) for named in zip(shown, _shared(footers), strict=True)])
         return Described(
             [
                 Footer(self._data_file(file, footer), schema, (), footer.dump())
@@ -158,15 +150,15 @@ class TextFormat(Format):
             ]
         )
 
-    def codec(self, opened_files: OpenedFiles) -> Codec:
-        """Return the way to the rows for one that reads."""
-        return TextCodec(opened_files, self.parser)
+    def codec(self, files: OpenedFiles, footers: FooterStore) -> Codec:
+        """Return what opens files for one reader."""
+        return TextCodec(files, footers, self.parser)
 
     # What a file is -------------------------------------------------------------------------------------------------
 
     @property
     def _made_by(self) -> str:
-        """Digest of all that a footer depends on."""
+        """Digest of everything that a footer depends on."""
         return hashlib.blake2b(repr((self.name, self.options_digest, self.cutting)).encode(), digest_size=8).hexdigest()
 
     def _known(self, storage: Storage, file: StoredFile, content: bytes) -> TextFooter:
@@ -182,12 +174,28 @@ class TextFormat(Format):
         return footer
 
     def _read(self, storage: Storage, file: StoredFile) -> TextFooter:
-        """Return what is to be known of a file."""
+        """Return the footer of a file."""
         shown = storage.display(file.location)
         if not file.size:
             msg = f"{shown} is empty: it has not even a line of {self.name}"
             raise UnreadableFileError(msg)
         head = storage.read(file, 0, min(file.size, max(DIGEST_BYTES, 2 * self.block_bytes)))
+        try:
+            footer = self._footer(storage, file, head)
+        except UnreadableFileError as error:
+            hint = format_hint(file.path, self.name, begin=head)
+            if not hint:
+                raise
+            msg = f"{error}{hint}"
+            raise UnreadableFileError(msg) from None
+        step = self.cutting.step(footer.row_bytes, counted=self.counts)
+        if footer.compression is not None or file.size <= step or not self.can_cut(storage, file):
+            return footer
+        return replace(footer, starts=tuple(cuts(storage, file, step)))
+
+    def _footer(self, storage: Storage, file: StoredFile, head: bytes) -> TextFooter:
+        """Return what a file's beginning shows, as the footer of a file in one range."""
+        shown = storage.display(file.location)
         compression = compression_of(head, shown)
         is_all = len(head) == file.size
         try:
@@ -201,7 +209,7 @@ class TextFormat(Format):
             raise UnreadableFileError(msg)
         sample = self.sample(Text(shown, pa.py_buffer(text)), is_all=is_all)
         text_bytes = len(text) / max(1, stored)
-        footer = TextFooter(
+        return TextFooter(
             made_by=self._made_by,
             digest=digest_of(storage, file, head),
             size=file.size,
@@ -211,10 +219,6 @@ class TextFormat(Format):
             row_bytes=max(1e-6, sample.bytes / max(1, sample.rows) / text_bytes),
             text_bytes=text_bytes,
         )
-        step = self.cutting.step(footer.row_bytes, counted=self.counts)
-        if compression is not None or file.size <= step or not self.can_cut(storage, file):
-            return footer
-        return replace(footer, starts=tuple(cuts(storage, file, step)))
 
     def _counted(
         self, storage: Storage, files: Sequence[StoredFile], footers: Sequence[TextFooter]
@@ -226,8 +230,8 @@ class TextFormat(Format):
             for number in range(len(footer.ranges))
         ]
 
-        def count(one: tuple[StoredFile, TextFooter, int]) -> int:
-            file, footer, number = one
+        def count(part: tuple[StoredFile, TextFooter, int]) -> int:
+            file, footer, number = part
             shown = storage.display(file.location)
             rows_in = self.counter(footer.schema.names)
             with storage.errors(file.location):
@@ -243,11 +247,13 @@ class TextFormat(Format):
                 local.require_unchanged()
                 return rows
 
-        counted = _side_by_side(count, ranges, storage)
+        counted = read_concurrently(count, ranges, storage)
         return [replace(footer, rows=tuple(next(counted) for _ in footer.ranges)) for footer in footers]
 
-    def _require_mixable(self, storage: Storage, files: Sequence[StoredFile], footers: Sequence[TextFooter]) -> None:
-        """Raise if uncounted rows cannot be mixed: a range is mixed whole, so it has to fit into the buffer."""
+    def _require_shuffleable(
+        self, storage: Storage, files: Sequence[StoredFile], footers: Sequence[TextFooter]
+    ) -> None:
+        """Raise if uncounted rows cannot be shuffled: each range is shuffled whole, so it must fit into the buffer."""
         most = self.cutting.buffer_rows
         if most is None or self.counts:
             return
@@ -258,7 +264,7 @@ class TextFormat(Format):
                     msg = (
                         f"{storage.display(file.location)} has about {rows} rows and cannot be cut (it is compressed, "
                     )
-                    msg += f"or may hold quoted line ends): to mix its rows with shuffle_buffer_size={most} and "
+                    msg += f"or may hold quoted line ends): to shuffle its rows with shuffle_buffer_size={most} and "
                     msg += f"split_bytes={self.cutting.split_bytes}, pass count_rows=True"
                     raise ValueError(msg)
 
@@ -268,7 +274,7 @@ class TextFormat(Format):
         )
 
     def _row_groups(self, footer: TextFooter) -> Iterator[RowGroup]:
-        """Yield the ranges; where rows are not counted each byte that a text can have stands for one."""
+        """Yield the ranges. Where rows are not counted, a range has as many as its text can have bytes."""
         for (start, stop), expected in zip(footer.ranges, footer.expected_rows, strict=True):
             size = max(1, int((stop - start) * footer.text_bytes))
             if footer.rows is not None:
@@ -276,13 +282,13 @@ class TextFormat(Format):
                 continue
             most = MOST_TEXT[footer.compression] * (stop - start)
             rows = min(expected, most)
-            if self.cutting.buffer_rows is not None:  # only rounds could mix more, and they need to know the rows
+            if self.cutting.buffer_rows is not None:  # only rounds could shuffle more, and they need the number of rows
                 rows, size = min(rows, self.cutting.buffer_rows), min(size, self.cutting.split_bytes)
             yield RowGroup(most, size, rows)
 
 
 def _plain(value: Any) -> Any:
-    """Return an option's value as JSON has it."""
+    """Return an option's value as JSON can hold it."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in sorted(value.items())}
     if isinstance(value, pa.Schema):
@@ -293,19 +299,6 @@ def _plain(value: Any) -> Any:
 
 
 def _shared(footers: Iterable[TextFooter]) -> list[pa.Schema]:
-    """Return the files' columns; alike ones are one object."""
+    """Return the files' columns; equal ones are one object."""
     schemas: dict[bytes, pa.Schema] = {}
     return [schemas.setdefault(footer.schema.serialize().to_pybytes(), footer.schema) for footer in footers]
-
-
-def _side_by_side(action: Callable[[T], U], items: Sequence[T], storage: Storage) -> Iterator[U]:
-    """Do something with many files at once: as many as there are processors, or as their storage has room for."""
-    count = min(pa.cpu_count(), FILES_AT_ONCE) if storage.is_local else FILES_AT_ONCE
-    if len(items) <= 1:
-        yield from map(action, items)
-        return
-    with ThreadPoolExecutor(count, thread_name_prefix="footers") as threads:
-        try:
-            yield from threads.map(action, items)
-        finally:
-            threads.shutdown(cancel_futures=True)

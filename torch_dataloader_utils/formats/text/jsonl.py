@@ -1,7 +1,7 @@
-"""JSON Lines by pyarrow.json: an object a line, parsed in blocks that end with a line.
+"""JSON Lines by pyarrow.json: an object in each line, parsed in blocks of whole lines.
 
-pyarrow takes what is no JSON Lines: several values in a line, values that span lines, and, to infer columns, ``null``
-in place of an object, which ends the process. So lines are looked at before they are parsed, and counted afterwards.
+pyarrow accepts what is not JSON Lines: several values in a line, and values that span lines. When it infers columns, a
+``null`` in place of an object crashes the process. So lines are checked before they are parsed, and counted afterwards.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pyarrow import json
 
 from torch_dataloader_utils.columns.arrow import stacked
 from torch_dataloader_utils.errors import UnreadableFileError, nearest
+from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
 from torch_dataloader_utils.formats.text.format import BOM, Sample, TextFormat
 from torch_dataloader_utils.formats.text.lines import Text
@@ -46,7 +47,7 @@ STRING = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
 
 
 UNEXPECTED = "unexpected field"
-"""What pyarrow says of a field that it was not told of."""
+"""pyarrow's message for a field that is not in its schema."""
 
 
 UNEXPECTED_WITHIN = "unexpected field within a column"
@@ -56,14 +57,14 @@ SEVERAL = "this is not one JSON object in a line of its own"
 
 
 LONGEST = 2
-"""How many blocks a line may fill, wherever they begin; pyarrow takes it if they begin in the right places."""
+"""How many blocks a line may fill. Whether pyarrow accepts a longer line depends on where its blocks begin."""
 
 
 DEEPEST = 200
 
 
 PARALLEL = 16
-"""SharedMemoryPool that are parsed with threads together."""
+"""Blocks that are parsed together, with threads."""
 
 
 MOST_SHOWN = 500
@@ -74,17 +75,14 @@ IN_ROW = re.compile(r" in row \d+$")
 
 @dataclass(frozen=True)
 class JsonLines(TextFormat):
-    """An object a line: https://jsonlines.org.
+    """An object in each line: https://jsonlines.org.
 
     Attributes:
-        takes_unknown: Whether fields that no file's beginning showed are passed over: the columns to deliver are named.
+        takes_unknown: Whether fields that no file's beginning has are ignored, because the user named the columns.
     """
 
     name: ClassVar[str] = "jsonl"
-    suffixes: ClassVar[tuple[str, ...]] = tuple(
-        f"{name}{compressed}" for name in (".jsonl", ".ndjson", ".json") for compressed in ("", ".gz", ".zst")
-    )
-
+    suffixes: ClassVar[tuple[str, ...]] = ENDINGS["jsonl"]
     blank: ClassVar[bytes] = b" \t\r\n"
 
     takes_unknown: bool = False
@@ -106,13 +104,13 @@ class JsonLines(TextFormat):
 
     @property
     def _explicit(self) -> pa.Schema:
-        told = self.options.get("explicit_schema")
-        return pa.schema([]) if told is None else pa.schema(told)
+        schema = self.options.get("explicit_schema")
+        return pa.schema([]) if schema is None else pa.schema(schema)
 
     def _parse_options(self, schema: pa.Schema, unexpected: str) -> json.ParseOptions:
-        told = self.options.get("unexpected_field_behavior", "infer")
+        given = self.options.get("unexpected_field_behavior", "infer")
         return json.ParseOptions(
-            explicit_schema=schema, unexpected_field_behavior=unexpected if told == "infer" else told
+            explicit_schema=schema, unexpected_field_behavior=unexpected if given == "infer" else given
         )
 
     def sample(self, text: Text, *, is_all: bool) -> Sample:
@@ -132,45 +130,48 @@ class JsonLines(TextFormat):
         return Sample(table.schema, table.num_rows, len(block))
 
     def can_cut(self, storage: Storage, file: StoredFile) -> bool:  # noqa: ARG002
-        """A row is a line: a string holds no line end but an escaped one."""
+        """Return True: a row is a line, because line ends within strings are escaped."""
         return True
 
     def unified(self, schemas: Sequence[FileSchema]) -> list[pa.Schema]:
-        """Return the columns that files have together: any of them may turn up in any file, later."""
+        """Return the columns of all files together: any file may have any of them after its beginning."""
         whole = unified(schemas)
         if not whole.problems:
             return [whole.schema] * len(schemas)
         made: dict[int, pa.Schema] = {}
         for file in schemas:
-            own = {column.name: column for column in file.schema}
+            columns = {column.name: column for column in file.schema}
             made[id(file.schema)] = pa.schema(
-                [own.get(column.name, column) if column.name in whole.problems else column for column in whole.schema]
+                [
+                    columns.get(column.name, column) if column.name in whole.problems else column
+                    for column in whole.schema
+                ]
             )
         return [made[id(file.schema)] for file in schemas]
 
     def counter(self, names: Sequence[str]) -> Callable[[Text], int]:  # noqa: ARG002
-        """Return what counts rows: every line is parsed, and none of its fields kept."""
+        """Return what counts rows: every line is parsed, and no field is kept."""
         options = json.ParseOptions(explicit_schema=pa.schema([]), unexpected_field_behavior="ignore")
         parser = JsonParser(options, self.block_bytes)
         return lambda text: sum(batch.num_rows for batch in parser.batches(text, use_threads=False))
 
     def parser(self, names: Sequence[str], stored: pa.Schema) -> JsonParser:
-        """Return what makes rows of texts of a file."""
+        """Return the parser of a file's texts."""
         if not self.takes_unknown and len(stored) == len(names):
             unexpected = "error"
-        else:  # pyarrow would pass over unknown fields inside of columns as well
+        else:  # pyarrow would also ignore unknown fields within columns
             unexpected = "infer" if any(_holds_struct(column.type) for column in stored) else "ignore"
         return JsonParser(self._parse_options(stored, unexpected), self.block_bytes, stored.names)
 
 
 class JsonParser:
-    """Makes rows of lines.
+    """Parses lines into rows.
 
     Args:
-        options: What pyarrow's parser is told.
+        options: pyarrow's options.
         block_bytes: How much is parsed at a time.
-        names: The columns to return; None where only their types or the number of rows matter. Then values are not
-            looked at: what pyarrow infers of lists that begin with null is wrong in all but its type.
+        names: The columns to return; None if only types, or the number of rows, are needed. Values are then not
+            validated: pyarrow infers the right type of lists that begin with null, but wrong values.
     """
 
     def __init__(self, options: json.ParseOptions, block_bytes: int, names: list[str] | None = None) -> None:
@@ -193,7 +194,7 @@ class JsonParser:
         """Return the rows of some lines.
 
         Args:
-            text: What they are of.
+            text: The text that they are part of.
             block: The lines.
             line: How many lines of the text are before them.
             use_threads: Whether to parse them with threads.
@@ -207,7 +208,7 @@ class JsonParser:
         return table if self._names is None else table.select(self._names)
 
     def _blocks(self, text: Text, size: int) -> Iterator[tuple[bytes, int]]:
-        """Yield blocks of whole lines, about so long, and how many lines are before each."""
+        """Yield blocks of whole lines, of about a size, and how many lines are before each."""
         rest, line, first = b"", 0, not text.start
         try:
             with text.open() as stream:
@@ -232,7 +233,7 @@ class JsonParser:
             yield rest, line
 
     def _parsed(self, block: bytes, *, use_threads: bool) -> pa.Table | str:
-        """Return the rows of some lines, or what is wrong with them."""
+        """Return the rows of some lines, or what is wrong with them, as a message."""
         lines = self._count(block)
         if isinstance(lines, str):
             return lines
@@ -244,7 +245,7 @@ class JsonParser:
                 pa.BufferReader(block), json.ReadOptions(use_threads=use_threads, block_size=size), self._options
             )
             if self._names is not None:
-                table.validate(full=True)  # texts are not looked at before
+                table.validate(full=True)  # strings are not validated before
         except pa.ArrowException as error:
             return self._parsed(block, use_threads=False) if use_threads else str(error)
         if any(table.schema.field(name).type != self._types[name] for name in self._names or ()):
@@ -252,7 +253,7 @@ class JsonParser:
         return table if table.num_rows == lines else SEVERAL
 
     def _count(self, block: bytes) -> int | str:
-        """Return how many rows lines hold; or what is wrong with them."""
+        """Return how many rows some lines hold, or what is wrong with them, as a message."""
         characters = np.frombuffer(block, dtype=np.uint8)
         starts = np.flatnonzero(characters[:-1] == ord("\n")) + 1
         if np.diff(starts, prepend=0, append=len(block)).max() > LONGEST * self._block_bytes:
@@ -264,8 +265,8 @@ class JsonParser:
         return sum(1 for line in block.split(b"\n") if line.strip(b" \t\r"))
 
     def _error(self, text: Text, block: bytes, line: int, what: str) -> UnreadableFileError:
-        """Return the error of the line that ends the shortest beginning in which something is wrong."""
-        lines = [one + b"\n" for one in block.split(b"\n")] if b"\n" in block else [block]
+        """Return the error of the first wrong line, found by bisection."""
+        lines = [content + b"\n" for content in block.split(b"\n")] if b"\n" in block else [block]
         sound, wrong = 0, len(lines)
         while wrong - sound > 1:
             middle = (sound + wrong) // 2
@@ -280,42 +281,42 @@ class JsonParser:
 def _explained(what: str, line: bytes, known: pa.Schema) -> str:
     """Return what is wrong with a line, and what to do where that is known."""
     what = IN_ROW.sub("", what.removeprefix("JSON parse error: "))
-    told = "format_options={'explicit_schema': ...}"
+    option = "format_options={'explicit_schema': ...}"
     if what in (UNEXPECTED, UNEXPECTED_WITHIN):
         unknown: list[str] = []
         with contextlib.suppress(ValueError, RecursionError):
             unknown = list(_unknown_fields(standard_json.loads(line), pa.struct(list(known))))
-        if what == UNEXPECTED_WITHIN:  # other columns are not asked for
+        if what == UNEXPECTED_WITHIN:  # unknown columns are not requested
             unknown = [name for name in unknown if "." in name]
         what = f"the fields {unknown} were" if unknown else "a field was"
-        what += f" not in the beginning of any file: give their types by {told}"
+        what += f" not in the beginning of any file: give their types by {option}"
         if any("." not in name for name in unknown):
             what += ", or name `columns` without them"
     elif "changed from null" in what:
-        what += f": it had no value in the beginning of any file, so its type is not known; give it by {told}"
+        what += f": it had no value in the beginning of any file, so its type is not known; give it by {option}"
     elif "list offsets" in what:
-        what = "a list holds nothing but null, so the type of what it holds is not known; give it by " + told
+        what = "a list holds nothing but null, so the type of what it holds is not known; give it by " + option
     elif "changed from" in what or "Failed to convert" in what:
-        what += f"; types may be told by {told}"
+        what += f"; types may be set by {option}"
     return what if len(what) <= MOST_SHOWN else f"{what[:MOST_SHOWN]}..."
 
 
-def _unknown_fields(value: object, kind: pa.DataType, within: str = "") -> Iterator[str]:
-    """Yield the fields of a value that its type does not have, at any depth."""
-    if isinstance(value, dict) and pa.types.is_struct(kind):
-        known = {field.name: field.type for field in kind}
+def _unknown_fields(value: object, dtype: pa.DataType, within: str = "") -> Iterator[str]:
+    """Yield the fields, at any depth, that a value has and its type does not."""
+    if isinstance(value, dict) and pa.types.is_struct(dtype):
+        known = {field.name: field.type for field in dtype}
         for name, inner in value.items():
             if name in known:
                 yield from _unknown_fields(inner, known[name], f"{within}{name}.")
             else:
                 yield f"{within}{name}"
-    elif isinstance(value, list) and pa.types.is_list(kind):
+    elif isinstance(value, list) and pa.types.is_list(dtype):
         for inner in value:
-            yield from _unknown_fields(inner, kind.value_type, within)
+            yield from _unknown_fields(inner, dtype.value_type, within)
 
 
-def _holds_struct(kind: pa.DataType) -> bool:
-    return pa.types.is_struct(kind) or (pa.types.is_list(kind) and _holds_struct(kind.value_type))
+def _holds_struct(dtype: pa.DataType) -> bool:
+    return pa.types.is_struct(dtype) or (pa.types.is_list(dtype) and _holds_struct(dtype.value_type))
 
 
 def _is_wrong(line: bytes) -> bool:
@@ -327,28 +328,28 @@ def _is_wrong(line: bytes) -> bool:
 
 
 def _first_block(content: bytes, size: int) -> bytes | None:
-    """Return the first whole lines of a text, about so long; None if there is no line end to be seen."""
+    """Return the first whole lines of a text, of about a size; None if it has no line end."""
     end = content.rfind(b"\n", 0, size) + 1 or content.find(b"\n", size) + 1
     return content[:end] if end else None
 
 
 def _require_text(text: Text, block: bytes) -> None:
-    """Raise unless it is all UTF-8: names of columns are taken from it."""
+    """Raise unless it is UTF-8, because columns are named by it."""
     try:
         block.decode()
     except UnicodeDecodeError as error:
-        raise text.error(block.count(b"\n", 0, error.start) + 1, f"is no valid UTF-8: {error.reason}") from None
+        raise text.error(block.count(b"\n", 0, error.start) + 1, f"is not valid UTF-8: {error.reason}") from None
 
 
 def _require_objects(text: Text, block: bytes) -> None:
-    """Raise if null stands behind an object in its line: pyarrow, which infers columns of it, would end the process."""
+    """Raise if a line has null after an object: pyarrow, inferring columns from it, would crash the process."""
     for number, line in enumerate(block.split(b"\n") if NULL_AFTER.search(block) else (), 1):
         if _is_wrong(line):
             raise text.error(number, SEVERAL)
 
 
 def _require_shallow(text: Text, block: bytes) -> None:
-    """Raise if values are nested so deeply that pyarrow, which infers columns by recursion, would end the process."""
+    """Raise if values are nested so deeply that pyarrow, inferring columns by recursion, would crash the process."""
     if _depth(block) <= DEEPEST:
         return
     for number, line in enumerate(block.split(b"\n"), 1):
@@ -357,7 +358,7 @@ def _require_shallow(text: Text, block: bytes) -> None:
 
 
 def _depth(content: bytes) -> int:
-    """Return how deep values are nested, at most."""
+    """Return how deeply values are nested, at most."""
     steps = np.zeros(256, dtype=np.int8)
     steps[list(b"[{")], steps[list(b"]}")] = 1, -1
     return int(np.cumsum(steps[np.frombuffer(content, dtype=np.uint8)], dtype=np.int64).max(initial=0))

@@ -1,4 +1,4 @@
-"""Text as ranges of whole lines, and errors that name file and line."""
+"""Ranges of whole lines of a text, and errors that name file and line."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Text:
     """A range of lines of a file, or all of it.
 
     Attributes:
-        file: The file, for people.
+        file: The file, as messages name it.
         content: The stored bytes.
         compression: How they are compressed, or None.
         start: Where they begin in the file.
-        before: The bytes before them, where they are at hand: for the numbers of lines in errors.
+        before: The bytes before them, if they are in memory: errors count their lines.
         is_last: Whether nothing follows them in the file.
     """
 
@@ -56,7 +56,7 @@ class Text:
             yield rest
 
     def error(self, line: int | None, what: str) -> UnreadableFileError:
-        """Return the error that says what is wrong with a line, counted from 1 at the beginning of this text."""
+        """Return the error that says what is wrong with a line, counted from 1 at the text's beginning."""
         if line is None:
             return UnreadableFileError(f"{self.file}: {what}")
         if self.start and self.before is None:

@@ -14,7 +14,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import ListType, MapType, NestedField, StructType
 
 from torch_dataloader_utils.errors import ColumnError
-from torch_dataloader_utils.formats.schema import children, plain_type
+from torch_dataloader_utils.formats.schema import children, table_column_type
 
 __all__ = ["TableColumns"]
 
@@ -37,7 +37,7 @@ class TableColumns:
         table = metadata.schema()
         arrow = schema_to_pyarrow(table)
         self._fields = {column.name: column for column in table.fields}
-        self.schema = pa.schema([(column.name, plain_type(column.type)) for column in arrow])
+        self.schema = pa.schema([(column.name, table_column_type(column.type)) for column in arrow])
         mapping = metadata.properties.get(NAME_MAPPING)
         self._mapped = None if mapping is None else tuple(parse_mapping_from_json(mapping))
         ids = {column.field_id: column.name for column in table.fields}

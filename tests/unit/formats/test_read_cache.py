@@ -1,0 +1,97 @@
+"""What readers learn: kept from epoch to epoch in the read cache, and never in the opened files."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support import all_rows_of, open_loader
+
+from torch_dataloader_utils.formats.parquet.footer import FooterReader
+from torch_dataloader_utils.formats.read_cache import FooterStore, ReadCache, SizeEstimates
+
+
+def test_a_footer_is_known_if_it_was_read_when_files_were_opened_or_added_since():
+    opened = {"a": b"1"}
+    store = FooterStore(opened)
+    assert "a" in store
+    assert "b" not in store
+    with pytest.raises(KeyError):
+        store["b"]
+    store.add({"b": b"2", "c": b"3"})
+    assert [store[path] for path in "abc"] == [b"1", b"2", b"3"]
+    assert opened == {"a": b"1"}
+
+
+def test_an_estimate_is_the_most_that_a_row_of_a_column_took():
+    sizes = SizeEstimates()
+    assert sizes.knows([])
+    assert not sizes.knows(["text"])
+    assert sizes.expected("text") == 0
+    sizes.learn(pa.table({"text": ["x" * 100] * 10, "number": range(10)}))
+    sizes.learn(pa.table({"text": ["x"] * 10, "number": range(10)}))
+    sizes.learn(pa.table({"text": pa.array([], pa.string()), "other": pa.array([], pa.string())}))
+    assert sizes.knows(["text"])
+    assert not sizes.knows(["text", "other"])
+    assert 100 <= sizes.expected("text") <= 110
+    assert not sizes.knows(["number"])  # of a fixed width: nothing to learn
+
+
+def test_threads_learn_together():
+    sizes = SizeEstimates()
+    tables = [pa.table({f"text{number}": ["x" * number] * 10}) for number in range(1, 30)]
+    threads = [threading.Thread(target=lambda: [sizes.learn(table) for table in tables]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(sizes.expected(f"text{number}") >= number for number in range(1, 30))
+
+
+def test_a_copy_for_a_process_that_gets_footers_with_assignments_knows_sizes_and_no_footer():
+    cache = ReadCache.of_opened({"a": b"footer of a"})
+    cache.footers.add({"b": b"footer of b"})
+    cache.sizes.learn(pa.table({"text": ["x"] * 10}))
+    sent = pickle.dumps(cache.without_footers())
+    assert b"footer" not in sent.replace(b"footers", b"").replace(b"FooterStore", b"")
+    copy = pickle.loads(sent)
+    assert copy.sizes.knows(["text"])
+    assert "a" not in copy.footers
+    assert cache.footers["a"] == b"footer of a"
+
+
+@pytest.fixture
+def described(tmp_path) -> Path:
+    """Two files that a `_metadata` file describes."""
+    collected: list[pq.FileMetaData] = []
+    table = pa.table({"row": range(100), "name": [f"name {row}" for row in range(100)]})
+    for number in range(2):
+        with (tmp_path / f"{number}.parquet").open("wb") as file:
+            pq.write_table(table, file, row_group_size=10, metadata_collector=collected)
+        collected[-1].set_file_path(f"{number}.parquet")
+    pq.write_metadata(table.schema, tmp_path / "_metadata", collected)
+    return tmp_path
+
+
+@pytest.mark.parametrize("limit", [500, "128MiB"])
+def test_reading_changes_nothing_in_the_opened_files_and_no_footer_is_read_twice(described, monkeypatch, limit):
+    read: list[str] = []
+    content = FooterReader.content
+
+    def record(reader, file):
+        read.append(file.path)
+        return content(reader, file)
+
+    monkeypatch.setattr(FooterReader, "content", record)
+    loader, dataset = open_loader(described, read_ahead_bytes=limit, row_id_column=None)
+    assert read == ["_metadata"]
+    files = pickle.dumps(dataset._opened_files)
+    for _ in range(2):
+        assert sorted(all_rows_of(loader)) == sorted([*range(100)] * 2)
+    assert pickle.dumps(dataset._opened_files) == files
+    assert read == ["_metadata", "0.parquet", "1.parquet"]
+    assert dataset._stream.read_cache.sizes.knows(["name"])

@@ -1,0 +1,83 @@
+"""Every lease that reading an epoch takes is released, however the epoch is read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as pads
+import pytest
+from ranged import ranged
+from support import all_rows_of, open_loader, rows_of, write_dataset
+
+from torch_dataloader_utils.reading.memory_budget import MemoryBudget
+
+pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
+
+ROWS = 3800
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory) -> Path:
+    directory: Path = tmp_path_factory.mktemp("leases")
+    write_dataset(directory, ((3000, 500), (800, 100)))
+    return directory
+
+
+@pytest.fixture
+def budgets(monkeypatch) -> list[MemoryBudget]:
+    """Every budget that is made."""
+    made: list[MemoryBudget] = []
+    make = MemoryBudget.__init__
+
+    def record(budget: MemoryBudget, limit: int) -> None:
+        make(budget, limit)
+        made.append(budget)
+
+    monkeypatch.setattr(MemoryBudget, "__init__", record)
+    return made
+
+
+VIRTUAL = {"virtual_ranks": 1, "virtual_workers": 2, "uneven_ranks": "drop"}
+
+WAYS: dict[str, dict[str, Any]] = {
+    "in file order": {},
+    "without the short last batch": {"drop_last": True, "batch_size": 300},
+    "batches of several row groups": {"batch_size": 1700},
+    "filtered": {"filters": pads.field("value") > 1234},
+    "filtered to nothing in most row groups": {"filters": pads.field("value") == 3},
+    "rows shuffled": {"shuffle": True, "shuffle_buffer_size": 1000},
+    "rows shuffled in rounds": {"shuffle": True, "shuffle_buffer_size": 50},
+    "rows shuffled and filtered": {"shuffle": True, "shuffle_buffer_size": 1000, "filters": pads.field("value") > 1234},
+    "virtual topology": VIRTUAL,
+    "virtual topology with rows shuffled": {**VIRTUAL, "shuffle": True, "shuffle_buffer_size": 200},
+}
+
+
+@pytest.mark.parametrize("limit", [1, 9_000])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("opened", [str, ranged], ids=["local", "remote"])
+def test_every_lease_of_an_epoch_is_released(path, budgets, way, limit, opened):
+    loader, _ = open_loader(opened(path), read_ahead_bytes=limit, **WAYS[way])
+    first, second = all_rows_of(loader), all_rows_of(loader)
+    assert first == second
+    assert first
+    assert len(budgets) == 2 * (3 if "virtual" in way else 1)
+    assert [budget.leased for budget in budgets] == [0] * len(budgets)
+
+
+@pytest.mark.parametrize(
+    "way", ["filtered", "rows shuffled", "rows shuffled in rounds", "batches of several row groups"]
+)
+def test_every_lease_of_a_resumed_epoch_is_released(path, budgets, way):
+    loader, dataset = open_loader(path, read_ahead_bytes=9_000, **WAYS[way])
+    batches = iter(loader)
+    delivered = rows_of(next(batches)) + rows_of(next(batches))
+    state = dataset.state_dict()
+    expected = all_rows_of(batches)
+    budgets.clear()
+    resumed, dataset = open_loader(path, read_ahead_bytes=9_000, **WAYS[way])
+    dataset.load_state_dict(state)
+    assert all_rows_of(resumed) == expected
+    assert not set(delivered).intersection(expected)
+    assert [budget.leased for budget in budgets] == [0]

@@ -1,0 +1,78 @@
+"""How many files are open, and how many are described, at once."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+import pyarrow as pa
+
+from torch_dataloader_utils.storage.filesystem import Storage
+
+__all__ = ["FOOTER_THREADS", "OPEN_FILES", "read_concurrently", "read_each"]
+
+
+T = TypeVar("T")
+
+
+U = TypeVar("U")
+
+
+OPEN_FILES = 16
+"""How many files a reader keeps open."""
+
+
+FOOTER_THREADS = 16
+"""How many files are described at once if their storage is slow to answer."""
+
+
+FOOTERS_IN_A_ROW = 50
+
+
+QUICK_SEC = 0.0005
+"""If the median of some footers takes longer than this, they wait for their storage."""
+
+
+def read_each(read: Callable[[T], U], files: Sequence[T], storage: Storage) -> Iterator[U]:
+    """Read footers one by one as long as a local storage answers at once: threads would only slow one another down.
+
+    Args:
+        read: Reads one footer.
+        files: The files.
+        storage: Where they are.
+    """
+    start = 0
+    in_a_row = storage.is_local
+    while in_a_row and start < len(files):
+        seconds = []
+        for file in files[start : start + FOOTERS_IN_A_ROW]:
+            began = time.perf_counter()
+            yield read(file)
+            seconds.append(time.perf_counter() - began)
+        in_a_row = statistics.median(seconds) < QUICK_SEC
+        start += FOOTERS_IN_A_ROW
+    if start < len(files):
+        with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="footers") as threads:
+            yield from threads.map(read, files[start:])
+
+
+def read_concurrently(action: Callable[[T], U], items: Sequence[T], storage: Storage) -> Iterator[U]:
+    """Do something slow with many files: at once with as many as there are processors, or as a slow storage takes.
+
+    Args:
+        action: What to do.
+        items: With what.
+        storage: Where the files are.
+    """
+    if len(items) <= 1:
+        yield from map(action, items)
+        return
+    count = min(pa.cpu_count(), FOOTER_THREADS) if storage.is_local else FOOTER_THREADS
+    with ThreadPoolExecutor(count, thread_name_prefix="footers") as threads:
+        try:
+            yield from threads.map(action, items)
+        finally:
+            threads.shutdown(cancel_futures=True)

@@ -1,0 +1,82 @@
+"""What readers of the same files learn and keep from epoch to epoch: footers, and how large rows are in memory.
+
+Threads may share both. Each operation is one of a dict, so nothing is locked, and nothing stays locked after a fork.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from torch_dataloader_utils.columns.arrow import width
+
+__all__ = ["FooterStore", "ReadCache", "SizeEstimates"]
+
+
+class FooterStore:
+    """Footers as bytes, by path: those read when the files were opened, and those that were added since.
+
+    Args:
+        opened: The former.
+    """
+
+    def __init__(self, opened: Mapping[str, bytes]) -> None:
+        self._opened = opened
+        self._added: dict[str, bytes] = {}
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._opened or path in self._added
+
+    def __getitem__(self, path: str) -> bytes:
+        content = self._opened.get(path)
+        return self._added[path] if content is None else content
+
+    def add(self, footers: Mapping[str, bytes]) -> None:
+        """Add footers that were read, or that came with an assignment."""
+        self._added.update(footers)
+
+
+class SizeEstimates:
+    """The most that a row has taken in memory, for each column of no fixed width that was decoded."""
+
+    def __init__(self) -> None:
+        self._row_bytes: dict[str, float] = {}
+
+    def knows(self, columns: Iterable[str]) -> bool:
+        """Whether some rows of all these columns were decoded."""
+        return all(name in self._row_bytes for name in columns)
+
+    def expected(self, column: str) -> float:
+        """Return the bytes to expect of a row in a column; 0 where none was decoded."""
+        return self._row_bytes.get(column, 0)
+
+    def learn(self, table: pa.Table) -> None:
+        """Learn from decoded rows. Of two threads at once one may be ignored, which the next rows make up for."""
+        for column in table.schema if len(table) else ():
+            if not width(column.type):
+                row_bytes = table[column.name].nbytes / len(table)
+                self._row_bytes[column.name] = max(self._row_bytes.get(column.name, 0), row_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCache:
+    """What the readers of one dataset share in a process.
+
+    Attributes:
+        footers: The files' footers.
+        sizes: How large rows are in memory.
+    """
+
+    footers: FooterStore
+    sizes: SizeEstimates
+
+    @classmethod
+    def of_opened(cls, footers: Mapping[str, bytes]) -> ReadCache:
+        """Return the cache of a dataset of which nothing was read but these footers, by path."""
+        return cls(FooterStore(footers), SizeEstimates())
+
+    def without_footers(self) -> ReadCache:
+        """Return the cache for a process that gets footers with its assignments."""
+        return ReadCache(FooterStore({}), self.sizes)
