@@ -24,10 +24,8 @@ __all__ = [
     "touched_files",
 ]
 
-
 SHOWN = 5
 """How many paths of each kind a message shows."""
-
 
 TOPOLOGY = ("num_workers", "num_ranks", "rank", "virtual_ranks", "virtual_workers", "uneven_ranks", "global_batch_size")
 """Settings that an elastic load may change."""

@@ -19,10 +19,8 @@ from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_r
 
 __all__ = ["dump_state"]
 
-
 MOST_BYTES = 500_000
 """Above this many bytes of JSON, ranges are recorded as row numbers of the whole manifest, not by path."""
-
 
 BYTES_OF_A_RANGE = 80
 """The most bytes of JSON that a range needs in addition to its path."""

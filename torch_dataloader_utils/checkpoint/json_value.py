@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 
 __all__ = ["JsonValue"]
 
-
 _MISSING = object()
 
 

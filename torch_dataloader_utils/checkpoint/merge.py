@@ -40,9 +40,7 @@ from torch_dataloader_utils.planning.shuffle import delivery_order
 
 __all__ = ["ON_CHANGED_FILES", "Merged", "OnChangedFiles", "merge_states"]
 
-
 OnChangedFiles: TypeAlias = Literal["error", "continue"]
-
 
 ON_CHANGED_FILES: tuple[str, ...] = get_args(OnChangedFiles)
 

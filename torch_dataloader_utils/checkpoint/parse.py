@@ -25,13 +25,10 @@ from torch_dataloader_utils.planning.row_ranges import RowRange, Windows, first_
 
 __all__ = ["parse_state", "parse_states"]
 
-
 MOST_WORKERS = 10_000
 """More workers than any machine runs. A larger number is damage, and planning for it would take hours."""
 
-
 FILE_REQUIRED = ("path", "size", "digest")
-
 
 FILE_OPTIONAL = ("etag", "modified", "rows")
 """What a file's entry holds, in order, after what it must hold."""

@@ -39,7 +39,6 @@ from torch_dataloader_utils.planning.row_ranges import (
 
 __all__ = ["CheckedStates", "check_states", "place_states"]
 
-
 REAL_TOPOLOGY = ("num_workers", "num_ranks", "rank")
 """Settings that may differ where a virtual topology determines which batch has which rows."""
 

@@ -12,10 +12,8 @@ from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, splits
 
 __all__ = ["MOST_FILES", "STATE_VERSION", "SavedBaseline", "SavedFile", "SavedShard", "SavedState", "dump_splits"]
 
-
 STATE_VERSION = 1
 """Version of the layout of a state."""
-
 
 MOST_FILES = 10_000
 """Above this many files a state does not list them: it has only the manifest's fingerprint."""

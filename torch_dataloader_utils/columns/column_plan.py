@@ -18,7 +18,6 @@ from torch_dataloader_utils.errors import ColumnError
 
 __all__ = ["ColumnPlan", "Form", "plan_column", "to_scalar"]
 
-
 Form: TypeAlias = Literal["arrow", "list", "dense", "jagged", "packed"] | Padded
 """What a column is in a batch: left in Arrow, a Python list, one tensor or array, or rows of different lengths."""
 

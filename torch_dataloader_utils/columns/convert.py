@@ -39,7 +39,6 @@ __all__ = [
     "with_offsets",
 ]
 
-
 OutputFormat: TypeAlias = Literal["torch", "numpy", "arrow", "dict"]
 
 OUTPUT_FORMATS: tuple[str, ...] = get_args(OutputFormat)

@@ -13,7 +13,6 @@ from torch_dataloader_utils.columns.nulls import flatten_fixed, where
 
 __all__ = ["dense_array", "numpy_dtype", "read_buffer"]
 
-
 NAT = np.iinfo(np.int64).min
 """The integer that NumPy reads as NaT (not a time)."""
 

@@ -23,7 +23,6 @@ from torch_dataloader_utils.columns.options import Padded
 
 __all__ = ["PackedBytes", "Ragged", "RaggedBatches", "concat", "jagged_parts", "ragged", "split_values"]
 
-
 Values: TypeAlias = torch.Tensor | npt.NDArray[Any]
 
 Offsets: TypeAlias = npt.NDArray[np.int64]

@@ -21,7 +21,6 @@ from torch_dataloader_utils.errors import ColumnError
 
 __all__ = ["ColumnTransform", "null_message", "refuses_announced_nulls"]
 
-
 EXACT_DIGITS = 15
 """A float64 is exact for every integer of this many digits, and for every power of ten up to that."""
 

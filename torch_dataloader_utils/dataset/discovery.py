@@ -37,7 +37,6 @@ from torch_dataloader_utils.storage.listing import Listing
 
 __all__ = ["Annotations", "Request", "check_columns", "open_files"]
 
-
 NO_COLUMNS = pa.schema([])
 
 

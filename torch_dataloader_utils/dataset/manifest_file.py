@@ -15,7 +15,6 @@ from torch_dataloader_utils.storage.listing import GLOB, Listing
 
 __all__ = ["dump_manifest", "load_manifest"]
 
-
 VERSION = 1
 KEY = b"torch_dataloader_utils"
 METADATA_FILE_KEY = b"torch_dataloader_utils:_metadata"

@@ -45,7 +45,6 @@ from torch_dataloader_utils.workers.cpus import default_num_workers
 
 __all__ = ["Filters", "LoaderOptions", "parse_filters"]
 
-
 Condition: TypeAlias = tuple[str, str, Any]
 """A column, an operator and a value, as in ``("x", ">", 3)``."""
 

@@ -22,7 +22,6 @@ from torch_dataloader_utils.errors import ColumnError
 
 __all__ = ["Partitioning", "is_hive", "partition_columns", "require_partitioning"]
 
-
 Partitioning: TypeAlias = Literal["hive"] | pads.Partitioning
 NULL = "__HIVE_DEFAULT_PARTITION__"
 """The value that Hive writes for null."""

@@ -13,7 +13,6 @@ from torch_dataloader_utils.errors import RankMismatchError
 
 __all__ = ["LOG", "Stateful", "current_rank", "gather_states", "own_state", "require_one_of_each_rank"]
 
-
 LOG = logging.getLogger("torch_dataloader_utils")
 SHARED_KEYS = ("plan", "files", "base")
 """Parts of a state that are large, and equal on all ranks."""

@@ -14,23 +14,17 @@ from torch_dataloader_utils.storage.filesystem import Storage
 
 __all__ = ["FOOTER_THREADS", "OPEN_FILES", "read_concurrently", "read_each"]
 
-
 T = TypeVar("T")
 
-
 U = TypeVar("U")
-
 
 OPEN_FILES = 16
 """How many files a reader keeps open."""
 
-
 FOOTER_THREADS = 16
 """How many files are described at once if their storage is slow to answer."""
 
-
 FOOTERS_IN_A_ROW = 50
-
 
 QUICK_SEC = 0.0005
 """If the median of some footers takes longer than this, they wait for their storage."""

@@ -39,18 +39,14 @@ from torch_dataloader_utils.storage.listing import Listing
 
 __all__ = ["Orc"]
 
-
 TAIL_BYTES = 16 * 1024
 """How much of a file's end ORC's reader requests first."""
-
 
 FOOTER_LENGTH, METADATA_LENGTH = 1, 5
 """Fields of the postscript."""
 
-
 FOOTER, STRIPES = 2, 3
 """The footer in the whole tail, and the stripes in the footer."""
-
 
 STRIPE_OFFSET, INDEX_LENGTH, DATA_LENGTH, STRIPE_FOOTER_LENGTH, STRIPE_ROWS = range(1, 6)
 """Fields of a stripe."""

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 __all__ = ["ENDINGS", "ORC_MAGIC", "PARQUET_MAGIC", "format_hint"]
 
-
 PARQUET_MAGIC = b"PAR1"
 """What a Parquet file begins with and ends in."""
-
 
 ORC_MAGIC = b"ORC"
 """What an ORC file begins with, and ends in but for a last byte."""
 
-
 COMPRESSIONS = ("", ".gz", ".zst")
-
 
 ENDINGS: dict[str, tuple[str, ...]] = {
     "parquet": (".parquet", ".parq", ".pq"),

@@ -14,9 +14,7 @@ from torch_dataloader_utils.formats.text.jsonl import JsonLines
 
 __all__ = ["FORMATS", "FormatName", "choose_format", "require_known_rows"]
 
-
 FormatName: TypeAlias = Literal["parquet", "orc", "csv", "json", "jsonl"]
-
 
 FORMATS: tuple[str, ...] = get_args(FormatName)
 

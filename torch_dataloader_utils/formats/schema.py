@@ -216,7 +216,6 @@ def projected(schema: pa.Schema, needed: pa.Schema, name_of: Callable[[str], str
 
 VIEWS = {"string_view": pa.string(), "binary_view": pa.binary()}
 
-
 SMALL = VIEWS | {"large_string": pa.string(), "large_binary": pa.binary()}
 
 

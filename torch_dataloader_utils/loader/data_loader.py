@@ -24,9 +24,7 @@ from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
 
 __all__ = ["ResumableDataset", "StructuredDataLoader"]
 
-
 FORK_ATTEMPTS = 3
-
 
 START_SEC = 20.0
 """How long a forked worker may take to run its first line. It takes milliseconds, unless it hangs for ever."""

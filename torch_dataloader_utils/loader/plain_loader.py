@@ -15,7 +15,6 @@ from torch_dataloader_utils.errors import ProgressUnknownError
 
 __all__ = ["Copies", "is_being_sent_to_a_process"]
 
-
 _GENERATION, _EPOCH, _WAITING, _DELIVERED, _CONSUMER = range(5)
 """Indices of the shared integers.
 

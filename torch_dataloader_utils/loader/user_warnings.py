@@ -18,7 +18,6 @@ __all__ = [
     "warn_of_unknown_lengths",
 ]
 
-
 LOG = logging.getLogger("torch_dataloader_utils")
 
 

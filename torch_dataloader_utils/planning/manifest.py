@@ -11,14 +11,11 @@ from typing import Any
 
 __all__ = ["DESCRIBED", "TEXT", "DataFile", "Manifest", "RowGroup", "SizedSplit", "Split", "root_prefix"]
 
-
 DESCRIBED = "_metadata:"
 """The first characters of the digest of a file whose footer was not read because a `_metadata` file describes it."""
 
-
 TEXT = "text:"
 """The first characters of the digest of a text file. It has no footer, so its first and last bytes are digested."""
-
 
 UNSET = -1
 

@@ -228,5 +228,4 @@ class PlanOptions:
 
 UnevenRanks: TypeAlias = Literal["allow", "drop", "pad"]
 
-
 UNEVEN_RANKS: tuple[str, ...] = get_args(UnevenRanks)

@@ -26,10 +26,8 @@ __all__ = [
     "splits_of_rows",
 ]
 
-
 FileRows: TypeAlias = tuple[str, int]
 """A file's path and its number of rows."""
-
 
 Windows: TypeAlias = tuple[tuple[int, int], ...]
 """Start and stop of each window of rows, in rising order; no two windows touch."""

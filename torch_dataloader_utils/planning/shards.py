@@ -12,7 +12,6 @@ from torch_dataloader_utils.planning.shuffle import shuffled
 
 __all__ = ["balanced_shards", "given_shards", "in_rounds", "join_row_groups", "make_shards"]
 
-
 SHARDS_PER_STREAM = 4
 """Least number of shards of a stream, where there are enough row groups, so that all end at about the same time."""
 

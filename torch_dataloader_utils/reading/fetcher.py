@@ -15,10 +15,8 @@ from torch_dataloader_utils.storage.filesystem import RemoteFile, Storage, Store
 
 __all__ = ["FETCHES", "LARGEST_GAP", "Fetcher"]
 
-
 FETCHES = 32
 """How many ranges are fetched from a storage at once: its latency is high, and so is the network's bandwidth."""
-
 
 LARGEST_GAP = 64 * 1024
 """Bytes between two column chunks that are fetched with them, because a second request would take longer."""

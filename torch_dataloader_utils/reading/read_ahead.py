@@ -13,14 +13,11 @@ from torch_dataloader_utils.reading.memory_budget import BudgetClosedError, Memo
 
 __all__ = ["ReadAhead"]
 
-
 T = TypeVar("T")
-
 
 READING_THREADS = ("read_ahead", "decode", "mix", "fetch", "fsspecIO")
 """Names of the reading thread and of the threads that it waits for. A garbage collection may run in any of them, and
 close an iterator there. None of them may then wait for the reading thread: it would wait for itself."""
-
 
 JOIN_SEC = 5.0
 """How long to wait for the thread's end. Mostly it ends at once. It does not where a storage does not answer, or where

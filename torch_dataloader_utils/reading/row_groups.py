@@ -27,12 +27,9 @@ from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
 
 __all__ = ["Cursor", "FileRowGroup", "RowGroupReader"]
 
-
 NONE_DELETED = np.empty(0, dtype=np.int64)
 
-
 ROW_ID_BYTES = 8
-
 
 MOST_DECODERS = 4
 """Row groups that are decoded at once, if the machine has the processors: a row group of few columns keeps few busy."""

@@ -22,7 +22,6 @@ from torch_dataloader_utils.reading.row_groups import FileRowGroup, RowGroupRead
 
 __all__ = ["ReadOptions", "Scan", "Step"]
 
-
 MOST_IN_PARTS = 2
 """Row groups that are read in parts and requested at once: the one that is read, and the next."""
 

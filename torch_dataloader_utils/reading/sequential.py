@@ -14,15 +14,12 @@ from torch_dataloader_utils.reading.scan import Scan, Step
 
 __all__ = ["SequentialScan"]
 
-
 LARGEST_SHARE = 2
 """A row group that takes more than this part (a half) of the budget is read in parts, so that the next one, or the next
 part, can be read ahead."""
 
-
 FIRST_ROWS = 1024
 """Rows of a part as long as the size of a row is unknown."""
-
 
 SCRATCH_SHARE = 4
 """Decoding takes, as long as it lasts, this part (a quarter) of a table's bytes in addition to the table."""

@@ -21,15 +21,12 @@ from torch_dataloader_utils.reading.scan import ReadOptions, Scan, Step
 
 __all__ = ["ShuffledScan"]
 
-
 MISSING = (1 << 32) - 1
 """Stands for a row of a missing split. It is above the number of any row of a table in memory."""
-
 
 BLOCK_SHARE = 8
 """Rounds are read together, but permuted each for itself, up to this part (an eighth) of the budget: reading a round
 has costs that do not depend on its size."""
-
 
 COLUMNS_OF_A_THREAD = 8
 """A thread for each so many columns permutes one column at a time, so that the copies that are being made stay a small

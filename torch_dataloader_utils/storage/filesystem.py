@@ -25,13 +25,10 @@ from torch_dataloader_utils.storage.redaction import Redactor
 
 __all__ = ["LocalFile", "RemoteFile", "Storage", "StoredFile", "etag_of"]
 
-
 T = TypeVar("T")
-
 
 FINAL = (FileNotFoundError, PermissionError, UnreadableFileError)
 """Errors that another attempt does not help against."""
-
 
 PAUSES_SEC = (0.1, 0.2)
 """Pauses between attempts at a read, in addition to the retries of s3fs and other filesystems."""

@@ -19,10 +19,8 @@ from torch_dataloader_utils.storage.redaction import is_http, without_query
 
 __all__ = ["GLOB", "Listing", "list_files", "list_known"]
 
-
 GLOB = r"[*?\[]"
 """The characters that make a path a pattern."""
-
 
 METADATA_NAME = "_metadata"
 """Name of the file that holds the footers of all files of a directory."""

@@ -13,13 +13,11 @@ from torch_dataloader_utils.errors import UnreadableFileError
 
 __all__ = ["Redactor", "is_http", "without_query"]
 
-
 SECRET_NAMES = re.compile(
     r"secret|token|pass|pwd|credential|auth|cookie|connection_string|sig|private|sas|(^|[_-])p?key|(^|[_-])pat$",
     re.IGNORECASE,
 )
 """Names of storage options and query parameters whose values are secret, however short they are."""
-
 
 PLAIN_NAMES = frozenset(
     {
@@ -47,18 +45,14 @@ PLAIN_NAMES = frozenset(
 )
 """Names of storage options whose values help to understand a message and are not secret."""
 
-
 SECRET_LENGTH = 8
 """The value of an option of any other name is taken for a secret from this length on."""
-
 
 LOGIN = 2
 """A user and a password."""
 
-
 USER_IS_CONTAINER = frozenset({"abfs", "abfss", "wasb", "wasbs"})
 """Protocols in whose URLs the part before the @ names a container, not a user."""
-
 
 _URL = re.compile(r"(?P<protocol>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<host>[^\s'\"<>/]*)(?P<path>[^\s'\"<>]*)")
 

@@ -24,7 +24,6 @@ from torch_dataloader_utils.workers.cpus import usable_cpus
 
 __all__ = ["StartupBarrier", "WorkerSetup"]
 
-
 PARENT_CHECK_SEC = 1.0
 """How often a worker checks that its parent is still the process that started it."""
 

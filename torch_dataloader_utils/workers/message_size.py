@@ -15,7 +15,6 @@ from multiprocessing import sharedctypes
 
 __all__ = ["MessageSizer"]
 
-
 GROWTH = 4
 
 MAX_BATCHES = GROWTH**3

@@ -34,7 +34,6 @@ from torch_dataloader_utils.workers.shared_memory import Bytes, SharedMemoryPool
 
 __all__ = ["MAX_HELD", "Content", "Message", "pinned"]
 
-
 ALIGNMENT = 64
 """A cache line: as much as any dtype or vector instruction wants, and no two tensors share one."""
 

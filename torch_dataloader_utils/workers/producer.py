@@ -25,7 +25,6 @@ from torch_dataloader_utils.workers.seeding import Seeding
 
 __all__ = ["Stream"]
 
-
 Collate: TypeAlias = Callable[[Batch], Batch]
 
 

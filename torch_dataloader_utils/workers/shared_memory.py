@@ -29,7 +29,6 @@ import numpy.typing as npt
 
 __all__ = ["Bytes", "SharedMemoryPool"]
 
-
 Bytes = npt.NDArray[np.uint8]
 """Memory as an array of bytes."""
 

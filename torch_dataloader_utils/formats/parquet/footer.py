@@ -21,10 +21,8 @@ from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
 __all__ = ["Columns", "FooterReader", "NotParquetError", "leaves_of", "parse_footer"]
 
-
 TAIL_BYTES = 64 * 1024
 """How much of a file's end is read first. Most footers are smaller, and then one request is enough."""
-
 
 SHOWN = 3
 """How many files a warning names."""

@@ -12,14 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.base import (
-    Codec,
-    Described,
-    FileCase,
-    Format,
-    KnownFooters,
-    OpenedFiles,
-)
+from torch_dataloader_utils.formats.base import Codec, Described, FileCase, Format, KnownFooters, OpenedFiles
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES, read_each
 from torch_dataloader_utils.formats.parquet.footer import FooterReader, parse_footer
 from torch_dataloader_utils.formats.parquet.footer_cache import FooterCache

@@ -26,7 +26,6 @@ from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
 __all__ = ["MetadataFile", "described_columns", "description_digest", "read_metadata_file"]
 
-
 SHOWN = 3
 
 

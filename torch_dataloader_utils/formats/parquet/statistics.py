@@ -19,7 +19,6 @@ from torch_dataloader_utils.formats.recognition import PARQUET_MAGIC
 
 __all__ = ["select_row_groups"]
 
-
 MOST_NAN_COLUMNS = 3
 """For up to this many columns in which NaN may pass a filter, all combinations of NaN and no NaN are examined."""
 

@@ -35,13 +35,10 @@ class Parser(Protocol):
 MakeParser: TypeAlias = Callable[[Sequence[str], pa.Schema], Parser]
 """From a file's columns, and the needed ones with their types, to its parser."""
 
-
 LARGEST_EXACT = 2**53
 """Every smaller integer is a float64 without loss."""
 
-
 OFFSET_BYTES = 4
-
 
 NESTED_GROWTH = 2
 """Numbers in lists have a few characters each, and take eight bytes."""

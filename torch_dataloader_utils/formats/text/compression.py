@@ -16,16 +16,12 @@ from torch_dataloader_utils.errors import UnreadableFileError
 
 __all__ = ["MOST_TEXT", "Decompressed", "compression_of", "decompressed_head", "opened"]
 
-
 MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-
 
 SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
 
-
 MOST_TEXT: dict[str | None, int] = {None: 1, "gzip": 1032, "zstd": 32768}
 """How many bytes of text a stored byte can hold, at most."""
-
 
 CHUNK = 64 * 1024
 

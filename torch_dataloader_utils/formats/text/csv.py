@@ -32,22 +32,16 @@ from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
 __all__ = ["Csv"]
 
-
 UNCUTTABLE = ("escape_char", "newlines_in_values", "skip_rows", "skip_rows_after_names")
 """Options with which a line end may not end a row, or a file's first line may not be its beginning."""
 
-
 ZERO = "holds a zero byte: the file is damaged, or no text"
-
 
 NOT_CLOSED = "a quoted value is not closed: the file is cut short, or a quote is too many"
 
-
 CHUNK = 1 << 20
 
-
 MOST_SHOWN = 500
-
 
 MESSAGE = re.compile(
     r"(?:In CSV column #(?P<column>\d+): )?(?:CSV parse error: )?(?:Row #(?P<row>\d+): )?(?P<what>.*)", re.DOTALL

@@ -22,7 +22,6 @@ __all__ = [
     "read_options",
 ]
 
-
 READ = (
     "block_size",
     "skip_rows",
@@ -32,9 +31,7 @@ READ = (
     "encoding",
 )
 
-
 PARSE = ("delimiter", "quote_char", "double_quote", "escape_char", "newlines_in_values", "ignore_empty_lines")
-
 
 CONVERT = (
     "check_utf8",
@@ -51,14 +48,12 @@ CONVERT = (
     "timestamp_parsers",
 )
 
-
 OURS = {
     "use_threads": "it is set by how the dataset is read",
     "include_columns": "name them by `columns`",
     "include_missing_columns": "a column that a file lacks is null",
     "invalid_row_handler": "rows are never left out",
 }
-
 
 ISO8601 = "pyarrow.csv.ISO8601"
 """Stands for pyarrow's parser of timestamps, which cannot be pickled."""

@@ -18,18 +18,14 @@ from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
 __all__ = ["DIGEST_BYTES", "Cutting", "TextFooter", "cuts", "digest_of"]
 
-
 DIGEST_BYTES = 64 * 1024
 """How much of a file's beginning, and of its end, identifies its content."""
-
 
 LARGEST_RANGE = 16 << 20
 """Larger files are cut, so that several workers share a file and little is read again after a resume."""
 
-
 SMALLEST_RANGE = 64 * 1024
 """Row-level shuffle cuts files no finer than this, unless the buffer holds fewer rows than such a range."""
-
 
 RANGES_OF_A_BUFFER = 8
 

@@ -31,10 +31,8 @@ from torch_dataloader_utils.storage.listing import Listing
 
 __all__ = ["BLOCK_BYTES", "BOM", "Sample", "TextFormat"]
 
-
 BLOCK_BYTES = 1 << 20
 """How much pyarrow parses at a time by default: columns are inferred from the first of these blocks."""
-
 
 BOM = b"\xef\xbb\xbf"
 """The byte order mark that UTF-8 may begin with."""

@@ -27,48 +27,35 @@ from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
 __all__ = ["JsonLines"]
 
-
 OPTIONS = ("block_size", "explicit_schema", "unexpected_field_behavior")
-
 
 OURS = {
     "use_threads": "it is set by how the dataset is read",
     "newlines_in_values": "a row is a line",
 }
 
-
 NOT_AN_OBJECT = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)
-
 
 NULL_AFTER = re.compile(rb"\}[ \t\r]*null")
 
-
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
-
 
 UNEXPECTED = "unexpected field"
 """pyarrow's message for a field that is not in its schema."""
 
-
 UNEXPECTED_WITHIN = "unexpected field within a column"
 
-
 SEVERAL = "this is not one JSON object in a line of its own"
-
 
 LONGEST = 2
 """How many blocks a line may fill. Whether pyarrow accepts a longer line depends on where its blocks begin."""
 
-
 DEEPEST = 200
-
 
 PARALLEL = 16
 """Blocks that are parsed together, with threads."""
 
-
 MOST_SHOWN = 500
-
 
 IN_ROW = re.compile(r" in row \d+$")
 

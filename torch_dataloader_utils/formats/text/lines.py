@@ -12,7 +12,6 @@ from torch_dataloader_utils.formats.text.compression import opened
 
 __all__ = ["Text"]
 
-
 CHUNK = 1 << 20
 
 

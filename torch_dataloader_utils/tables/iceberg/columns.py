@@ -18,7 +18,6 @@ from torch_dataloader_utils.formats.schema import children, table_column_type
 
 __all__ = ["TableColumns"]
 
-
 FIELD_ID = b"PARQUET:field_id"
 """The key of a field's id in the metadata that pyarrow reads from a Parquet file."""
 

@@ -25,7 +25,6 @@ from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
 __all__ = ["DeleteFile", "Deletions", "read_deletes"]
 
-
 THREADS = 16
 """Number of delete files that are read at the same time."""
 

@@ -55,7 +55,6 @@ from pyiceberg.types import (
 
 __all__ = ["weaker_filter"]
 
-
 METADATA = "\n-- schema metadata --\n"
 LINE = re.compile(r"(call|end|field_ref|nested_field_ref|literal|options): '(.*)'")
 COMPARISONS: dict[str, tuple[Callable[..., BooleanExpression], str]] = {

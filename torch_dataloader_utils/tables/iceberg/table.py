@@ -43,7 +43,6 @@ from torch_dataloader_utils.tables.iceberg.filters import weaker_filter
 
 __all__ = ["IcebergDataset"]
 
-
 SHOWN = 5
 """Number of snapshots that a message shows."""
 
