@@ -18,10 +18,6 @@ SMOKE := import pathlib, torch_dataloader_utils as package; \
 	package.StructuredDataset.create_dataloader; \
 	print("the wheel imports, types included")
 
-# Tests that start no process, or hardly any.
-UNIT := changed_files construction elastic filters listing manifests mismatch pace pairwise partitions planning \
-	progress rank_states shuffle_quality sparse strategies text transport
-
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test quick check format soak floors bench bench-peers bench-check bench-report docs wheel clean
@@ -37,7 +33,7 @@ test: check docs wheel $(STAMP)  ## everything: check, docs, the built wheel, th
 	$(BIN)/python -m pytest -m "alone and not soak"
 
 quick: $(STAMP)  ## the unit tests alone, for who edits
-	$(BIN)/python -m pytest -m "not soak and not alone" -n auto --maxprocesses 4 $(UNIT:%=tests/test_%.py)
+	$(BIN)/python -m pytest -m "not soak and not alone" -n auto --maxprocesses 4 tests/unit
 
 check: $(STAMP)  ## format, lint, types, layers; changes nothing
 	$(BIN)/ruff format --check .

@@ -21,7 +21,7 @@ from jobs.processes import inherited, mark_semaphores, own_children, ownerless, 
 from plain_ids import plain_id
 from xdist.scheduler import LoadScopeScheduling
 
-JOBS = Path(__file__).parent / "jobs"
+JOBS = Path(__file__).parent / "support" / "jobs"
 
 # Nothing that Hypothesis does depends on how fast the machine is, and `make test` tries the same examples every time.
 # `make soak` tries others each time, with --hypothesis-profile=random.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
@@ -22,8 +21,9 @@ from conftest import S3Server
 from hypothesis import given
 from hypothesis import strategies as st
 from support import examples
+from text_files import COMPRESSORS, ROWS, SMALL, WRITERS, csv_of, open_text, replace_file, rows_of, write_text
 
-from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning, StructuredDataset
+from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.formats.text.csv import Csv
 from torch_dataloader_utils.formats.text.footer import Cutting
@@ -33,53 +33,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning"),
 ]
 
-FILES = (40, 3, 61, 26)
-ROWS = sum(FILES)
-SUFFIXES = {"csv": "csv", "jsonl": "jsonl"}
-SMALL = {"split_bytes": 300}
-"""Files of some hundred bytes are cut into ranges of ten or twenty rows."""
-
 KEPT: dict[str, dict[str, Any]] = {"all": {}, "filtered": {"filters": pc.bit_wise_and(pc.field("row"), 8) == 0}}
-
-
-def open_text(path: Any, **options: Any) -> tuple[Any, Any]:
-    return StructuredDataset.create_dataloader(
-        path, **{"batch_size": 8, "num_workers": 0, "output_format": "dict", **options}
-    )
-
-
-def csv_of(rows: Iterable[int]) -> bytes:
-    return b"row,score,name\n" + b"".join(b"%d,%g,row %d\n" % (row, row / 8, row) for row in rows)
-
-
-def jsonl_of(rows: Iterable[int]) -> bytes:
-    lines = [json.dumps({"row": row, "score": row / 8, "name": f"row {row}"}) for row in rows]
-    return "".join(f"{line}\n" for line in lines).encode()
-
-
-WRITERS = {"csv": csv_of, "jsonl": jsonl_of}
-COMPRESSORS = {"": bytes, ".gz": gzip.compress, ".zst": lambda text: pa.compress(text, "zstd", asbytes=True)}
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file anew as writers should: one that still reads the old file reads that."""
-    path.unlink(missing_ok=True)
-    path.write_bytes(content)
-
-
-def write_text(directory: Path, kind: str, files: Iterable[int] = FILES, suffixes: Iterable[str] = ("",) * 4) -> Path:
-    """Write files whose column `row` counts through all of them."""
-    directory.mkdir(exist_ok=True)
-    first = 0
-    for number, (rows, suffix) in enumerate(zip(files, suffixes, strict=False)):
-        text = WRITERS[kind](range(first, first + rows))
-        replace_file(directory / f"part-{number}.{kind}{suffix}", COMPRESSORS[suffix](text))
-        first += rows
-    return directory
-
-
-def rows_of(batches: Iterable[Any]) -> list[int]:
-    return [row for batch in batches for row in batch["row"]]
 
 
 def through_json(state: Any) -> Any:

@@ -27,7 +27,7 @@ from torch_dataloader_utils.columns.transform import ColumnTransform
 IS_OLD = int(pa.__version__.split(".")[0]) < 26
 not_with_old_pyarrow = pytest.mark.skipif(IS_OLD, reason="this pyarrow cannot read such columns back")
 
-GUIDE = Path(__file__).parent.parent / "docs" / "guide" / "types.md"
+GUIDE = Path(__file__).parents[2] / "docs" / "guide" / "types.md"
 FORMATS = ("torch", "numpy", "dict", "arrow")
 ROWS = 13
 

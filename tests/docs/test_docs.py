@@ -15,7 +15,7 @@ import pytest
 from jobs.forked import start
 from jobs.processes import inherited
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 GUIDES = [page for page in PAGES if "```python" in page.read_text(encoding="utf-8")]

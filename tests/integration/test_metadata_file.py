@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from logged import LoggedFileSystem
 from support import all_rows_of, batches_of, open_loader, write_dataset
-from test_resume_everywhere import LoggedFileSystem
 
 from torch_dataloader_utils import CheckpointMismatchError, ColumnError, MetadataFileWarning, UnreadableFileError
 

@@ -30,7 +30,7 @@ from torch_dataloader_utils import (
 )
 from torch_dataloader_utils.distributed import CheckpointEntry, load_rank_state, own_state
 
-sys.path.append(str(Path(__file__).parent / "resources" / "old_states"))
+sys.path.append(str(Path(__file__).parents[1] / "resources" / "old_states"))
 
 import old_states as old
 from old_states import Run, ids_of, open_rank, read_states

@@ -12,8 +12,8 @@ import pytest
 from jobs.processes import inherited
 from plain_ids import plain_id
 
-TESTS = Path(__file__).parent
-COLLECT = TESTS / "jobs" / "collect.py"
+TESTS = Path(__file__).parents[1]
+COLLECT = TESTS / "support" / "jobs" / "collect.py"
 
 TIME_DEPENDENT = """
 import gzip

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from jobs.processes import inherited
-from test_text import COMPRESSORS, WRITERS, csv_of, jsonl_of, open_text, replace_file, rows_of, write_text
+from text_files import COMPRESSORS, WRITERS, csv_of, jsonl_of, open_text, replace_file, rows_of, write_text
 
 from torch_dataloader_utils.errors import UnreadableFileError
 
