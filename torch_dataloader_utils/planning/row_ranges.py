@@ -107,11 +107,9 @@ def merged_row_numbers(manifest: Manifest, splits: Iterable[Split]) -> list[int]
     return list(chain.from_iterable(merged(_numbered(manifest, splits))))
 
 
-def _numbered(manifest: Manifest, splits: Iterable[Split]) -> Iterator[tuple[int, int]]:
+def _numbered(manifest: Manifest, splits: Iterable[Split]) -> list[tuple[int, int]]:
     first = manifest.first_rows
-    for split in splits:
-        start = first[split.path] + split.row_offset
-        yield start, start + split.row_length
+    return [(start := first[split.path] + split.row_offset, start + split.row_length) for split in splits]
 
 
 def splits_of_rows(files: Sequence[FileRows], rows: Sequence[int]) -> Iterator[Split]:

@@ -90,10 +90,8 @@ def arrange(
         ValueError: If they do not fit together.
     """
     if uneven_ranks != "allow" and filtered:
-        msg = (
-            f"uneven_ranks={uneven_ranks!r} needs the number of rows of each rank, and with a filter it is known only "
-        )
-        msg += "after reading: use distributed.in_step(loader), which lets ranks stop together"
+        msg = f"uneven_ranks={uneven_ranks!r} needs the number of rows of each rank, which with a filter only reading "
+        msg += "tells: use distributed.in_step(loader), which lets ranks stop together"
         raise ValueError(msg)
     if (virtual_ranks is None) != (virtual_workers is None):
         msg = f"virtual_ranks={virtual_ranks} and virtual_workers={virtual_workers}: give both or neither"
@@ -101,9 +99,7 @@ def arrange(
     if virtual_ranks is None or virtual_workers is None:
         return Topology(num_ranks, rank, num_workers)
     if uneven_ranks == "allow":
-        msg = (
-            "virtual_ranks needs uneven_ranks='drop' or 'pad': a batch combines batches of virtual ranks, step by step"
-        )
+        msg = "virtual_ranks needs uneven_ranks='drop' or 'pad': a batch combines rows of several virtual ranks"
         raise ValueError(msg)
     if virtual_ranks % num_ranks:
         msg = f"virtual_ranks={virtual_ranks} is not a multiple of the number of ranks, {num_ranks}"
