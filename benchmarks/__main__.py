@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import check, report
-from benchmarks.environments import packages_of, python_of
+from benchmarks.measure.environments import packages_of, python_of
 from benchmarks.paths import RESULTS, ROOT
 from benchmarks.peers import PEER_WORKLOADS, PEERS, PeerMaker, ready_peers
 from benchmarks.results import Session, read

@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from benchmarks.environments import packages_of
+from benchmarks.measure.environments import packages_of
 from benchmarks.paths import ROOT
 
 __all__ = ["code", "machine"]

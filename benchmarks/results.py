@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import code, machine
-from benchmarks.measure import timestamp
+from benchmarks.measure.rounds import timestamp
 from benchmarks.workloads import Settings, run_workload
 
 __all__ = ["Session", "read"]

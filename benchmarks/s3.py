@@ -14,8 +14,8 @@ from typing import IO, Any
 import pyarrow.parquet as pq
 
 from benchmarks.data import Data
-from benchmarks.environments import python_of
-from benchmarks.measure import Hooks
+from benchmarks.measure.environments import python_of
+from benchmarks.measure.rounds import Hooks
 
 __all__ = ["DELAY_MS", "Server", "column_runs", "serve"]
 

@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks import s3
 from benchmarks.contenders.harness import Job
 from benchmarks.data import LABELS, Data, make
-from benchmarks.environments import prepare
-from benchmarks.measure import Contender, Hooks, measure, warm
+from benchmarks.measure.environments import prepare
+from benchmarks.measure.rounds import Contender, Hooks, measure, warm
 from benchmarks.memory import memory_bound
 from benchmarks.paths import SCRATCH
 

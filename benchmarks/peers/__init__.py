@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.data import Data
-from benchmarks.environments import exists, prepare, python_of
-from benchmarks.measure import Contender, Hooks, run_once
+from benchmarks.measure.environments import exists, prepare, python_of
+from benchmarks.measure.rounds import Contender, Hooks, run_once
 from benchmarks.paths import SCRATCH
 from benchmarks.s3 import url_of
 from benchmarks.workloads import job_of
