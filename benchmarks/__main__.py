@@ -7,12 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import check, report
-from benchmarks.measure.environments import packages_of, python_of
+from benchmarks.measure.environments import packages_of
+from benchmarks.measure.peers import PEER_WORKLOADS, PEERS, PeerMaker, environment_of, ready_peers
+from benchmarks.measure.session import Session, read
+from benchmarks.measure.workloads import WORKLOADS, Settings
 from benchmarks.paths import RESULTS, ROOT
-from benchmarks.peers import PEER_WORKLOADS, PEERS, PeerMaker, ready_peers
-from benchmarks.results import Session, read
-from benchmarks.workloads import WORKLOADS, Settings
+from benchmarks.report import claims, page
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def peers(options: argparse.Namespace) -> int:
     path = options.out or RESULTS / "peers.json"
     session = Session("peers", path, Settings(options.rounds, options.scale, maker), add=options.add)
     session.note("missing_peers", missing)
-    session.note("peer_packages", {PEERS[name].title: packages_of(python_of(name)) for name in ready})
+    session.note("peer_packages", {PEERS[name].title: packages_of(environment_of(name).python) for name in ready})
 
     def conversions() -> dict[str, object]:
         made, maker.conversions = maker.conversions, {}
@@ -58,15 +58,15 @@ def judge(options: argparse.Namespace) -> int:
         maker = PeerMaker(ready, workloads=("numeric",))
         settings = Settings(options.rounds, options.scale, maker)
         session = Session("check", options.out or ROOT / "build" / "bench" / "check.json", settings)
-        results = session.measure(options.workloads or list(check.NEEDED))
-    verdicts = check.judge(results)
-    print("\n".join([*check.table(verdicts), *check.aside(results)]))
+        results = session.measure(options.workloads or list(claims.NEEDED))
+    verdicts = claims.judge(results)
+    print("\n".join([*claims.table(verdicts), *claims.aside(results)]))
     return int(any(verdict.passed is False for verdict in verdicts))
 
 
 def write(options: argparse.Namespace) -> int:
     """Write the page and its plots from the raw results."""
-    report.write([read(path) for path in sorted(options.results.glob("*.json"))], options.page)
+    page.write([read(path) for path in sorted(options.results.glob("*.json"))], options.page)
     return 0
 
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.contenders.harness import MARK, Job
+from benchmarks.measure.processes import Memory, MemorySampler, adopt_orphans, end_all
 from benchmarks.paths import CONTENDERS, ROOT, SCRATCH
-from benchmarks.processes import Memory, MemorySampler, adopt_orphans, end_all
 
 __all__ = ["Contender", "Hooks", "Measured", "measure", "run_once", "summary", "timestamp", "warm"]
 
@@ -143,7 +143,8 @@ def run_once(contender: Contender, hooks: Hooks, *, verify: str | None, watch: b
     job = SCRATCH / "job.json"
     described = asdict(contender.job) | {"verify": verify, "scratch": contender.job.scratch or str(SCRATCH)}
     job.write_text(json.dumps(described), encoding="utf-8")
-    command = [contender.python, str(CONTENDERS / contender.script), str(job)]
+    # -P: a script of the name of a package it measures must not be imported in its place.
+    command = [contender.python, "-P", str(CONTENDERS / contender.script), str(job)]
     cpu_before = _cpu_of_children()
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
@@ -216,9 +217,8 @@ def _require_rows(contender: Contender, figures: Mapping[str, Any], verify: str 
 
 def _environment(contender: Contender) -> dict[str, str]:
     """Return a contender's environment: only this project's own interpreter sees the working tree."""
-    own = {"PYTHONPATH": str(ROOT)} if contender.python == sys.executable else {}
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    return kept | OFFLINE | own
+    own = [str(ROOT)] if contender.python == sys.executable else []
+    return dict(os.environ) | OFFLINE | {"PYTHONPATH": os.pathsep.join([*own, str(CONTENDERS)])}
 
 
 def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:

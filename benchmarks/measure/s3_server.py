@@ -4,7 +4,7 @@ It holds the files of the directories, under the directories' names. The server 
 before each answer. What is asked of it is counted here, beneath the pause. It speaks by lines: one of JSON when it is
 ready, then one for each command that it reads: ``delay MILLISECONDS``, ``reset`` and ``log``.
 
-Run by the interpreter of its own environment, peers/s3_server.txt; so it imports nothing of this suite.
+It runs in an environment of its own, made from s3_server.txt, and imports nothing of the suite.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import code, machine
+from benchmarks.measure.machine import code, machine
 from benchmarks.measure.rounds import timestamp
-from benchmarks.workloads import Settings, run_workload
+from benchmarks.measure.workloads import Settings, run_workload
 
 __all__ = ["Session", "read"]
 

@@ -13,13 +13,14 @@ from typing import IO, Any
 
 import pyarrow.parquet as pq
 
-from benchmarks.data import Data
-from benchmarks.measure.environments import python_of
+from benchmarks.data.dataset import Data
+from benchmarks.measure.environments import Environment
 from benchmarks.measure.rounds import Hooks
 
 __all__ = ["DELAY_MS", "Server", "column_runs", "serve"]
 
 BUCKET = "bench"
+ENVIRONMENT = Environment(Path(__file__).with_name("s3_server.txt"))
 DELAY_MS = 20
 MERGED_GAP = 64 * 1024
 """Gaps between wanted columns up to which one request for both is better than two."""
@@ -63,7 +64,8 @@ class Server:
 @contextmanager
 def serve(*datasets: Data) -> Any:
     """Run a server that holds some datasets and answers each request after `DELAY_MS`."""
-    command = [python_of("s3_server"), str(Path(__file__).with_name("s3_server.py")), BUCKET]
+    ENVIRONMENT.prepare()
+    command = [ENVIRONMENT.python, "-P", str(Path(__file__).with_name("s3_server.py")), BUCKET]
     process = subprocess.Popen(
         [*command, *(data.directory for data in datasets)],
         stdin=subprocess.PIPE,

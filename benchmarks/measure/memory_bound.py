@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.contenders.harness import Job
-from benchmarks.data import Data
+from benchmarks.data.dataset import Data
 
 __all__ = ["memory_bound"]
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.json as pa_json
+from baselines.raw_arrow import sum_of
 from harness import Job, deliver, read_job
 from pyarrow import csv, orc
-from raw_arrow import sum_of
 
 
 def tables(job: Job) -> Iterator[pa.Table]:

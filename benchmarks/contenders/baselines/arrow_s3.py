@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from baselines.raw_arrow import sum_of
 from harness import Job, deliver, read_job
 from pyarrow import fs
-from raw_arrow import sum_of
 
 
 def filesystem(job: Job) -> fs.S3FileSystem:

@@ -6,7 +6,7 @@ import time
 
 import numpy as np
 from harness import own_memory, read_job, report
-from loader import loader_of
+from ours.loader import loader_of
 
 LABELS = 50
 

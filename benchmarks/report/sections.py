@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import check
-from benchmarks.peers import PEERS
-from benchmarks.plots import Bar, Point, bars, points
-from benchmarks.workloads import RAW_ARROW
+from benchmarks.measure.peers import PEERS
+from benchmarks.measure.workloads import RAW_ARROW
+from benchmarks.report import claims
+from benchmarks.report.plots import Bar, Point, bars, points
 
 __all__ = ["TITLES", "is_peer", "section", "table"]
 
@@ -199,7 +199,7 @@ def _resume(name: str, workload: Results, plots: Path, kind: str) -> Iterator[st
 def _epochs(_name: str, workload: Results, _plots: Path, _kind_of_session: str) -> Iterator[str]:
     yield from (f"### {workload['facts']['epochs']} epochs in one process", "", *_data(workload))
     yield (
-        f"Growth is that of a line through the memory after each epoch, from the {check.SETTLED + 1}th to the last; "
+        f"Growth is that of a line through the memory after each epoch, from the {claims.SETTLED + 1}th to the last; "
         "least and most are of the same epochs. "
         "The gap is from the last batch of an epoch to the first of the next."
     )
@@ -207,9 +207,9 @@ def _epochs(_name: str, workload: Results, _plots: Path, _kind_of_session: str) 
     rows = []
     for contender, found in workload["contenders"].items():
         for run in found["runs"]:
-            counts = [f"{run[key][check.SETTLED]} to {run[key][-1]}" for key in ("files_by_epoch", "threads_by_epoch")]
-            settled = [size / MIB for size in run["pss_by_epoch"][check.SETTLED :]]
-            memory = [f"{check.memory_growth(run['pss_by_epoch']):.2f} %", f"{min(settled):.0f} to {max(settled):.0f}"]
+            counts = [f"{run[key][claims.SETTLED]} to {run[key][-1]}" for key in ("files_by_epoch", "threads_by_epoch")]
+            settled = [size / MIB for size in run["pss_by_epoch"][claims.SETTLED :]]
+            memory = [f"{claims.memory_growth(run['pss_by_epoch']):.2f} %", f"{min(settled):.0f} to {max(settled):.0f}"]
             gaps = [f"{run[key]:.3f}" for key in ("gap_s", "greatest_gap_s")]
             rows.append([contender, *memory, *counts, *gaps])
     yield from table(["", "growth", "memory, MiB", "open files", "threads", "median gap, s", "greatest gap, s"], rows)

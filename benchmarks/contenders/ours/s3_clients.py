@@ -13,7 +13,7 @@ from typing import Any
 
 from batches import kind_of, rows_of, sum_of
 from harness import Job, deliver, read_job
-from loader import loader_of
+from ours.loader import loader_of
 
 from torch_dataloader_utils.storage import Storage, StoredFile
 

@@ -1,6 +1,6 @@
 """The peers: who they are, what they are asked to do, and their environments.
 
-Each has a script in contenders/ and a file of pinned requirements here.
+Each has a script and a file of pinned requirements in contenders/peers/.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.data import Data
-from benchmarks.measure.environments import exists, prepare, python_of
+from benchmarks.data.dataset import Data
+from benchmarks.measure.environments import Environment
 from benchmarks.measure.rounds import Contender, Hooks, run_once
-from benchmarks.paths import SCRATCH
-from benchmarks.s3 import url_of
-from benchmarks.workloads import job_of
+from benchmarks.measure.s3 import url_of
+from benchmarks.measure.workloads import job_of
+from benchmarks.paths import CONTENDERS, SCRATCH
 
-__all__ = ["PEERS", "PEER_WORKLOADS", "Peer", "PeerMaker", "ready_peers"]
+__all__ = ["PEERS", "PEER_WORKLOADS", "Peer", "PeerMaker", "environment_of", "ready_peers"]
 
 PEER_WORKLOADS = ("numeric", "tokens", "s3")
 STEADY_S = 15.0
@@ -102,9 +102,9 @@ class PeerMaker:
         job = replace(job_of(data, workers), limit_s=STEADY_S, scratch=_scratch(name, data))
         return Contender(
             f"{peer.title}, {f'{workers} workers' if workers else 'in process'}",
-            f"peer_{name}.py",
+            f"peers/{name}.py",
             job,
-            python=python_of(name),
+            python=environment_of(name).python,
             checksum=data.checksum if rows == data.rows else None,
             rows=rows,
             timeout_s=STEADY_S + START_S,
@@ -120,7 +120,9 @@ class PeerMaker:
         self.tell(f"  {name}: converting {data.name}")
         most = CONVERTED_ROWS.get(data.name) if peer.by_row else None
         job = replace(job_of(data, convert=True), scratch=_scratch(name, data), max_rows=most)
-        contender = Contender(f"{name}: conversion", f"peer_{name}.py", job, python_of(name), timeout_s=CONVERT_S)
+        contender = Contender(
+            f"{name}: conversion", f"peers/{name}.py", job, environment_of(name).python, timeout_s=CONVERT_S
+        )
         try:
             figures = run_once(contender, Hooks(), verify=None, watch=False)
         except RuntimeError as error:
@@ -128,6 +130,11 @@ class PeerMaker:
             self.tell(f"  {name}: {str(error).splitlines()[0]}")
         self.conversions[peer.title] = figures
         return figures
+
+
+def environment_of(name: str) -> Environment:
+    """Return a peer's environment."""
+    return Environment(CONTENDERS / "peers" / f"{name}.txt")
 
 
 def ready_peers(names: Sequence[str], *, only_installed: bool = False) -> tuple[list[str], dict[str, str]]:
@@ -139,11 +146,11 @@ def ready_peers(names: Sequence[str], *, only_installed: bool = False) -> tuple[
     """
     ready, missing = [], {}
     for name in names:
-        if only_installed and not exists(name):
+        if only_installed and not environment_of(name).is_ready:
             missing[PEERS[name].title] = "its environment is not there"
             continue
         try:
-            prepare(name)
+            environment_of(name).prepare()
         except (RuntimeError, OSError) as error:
             missing[PEERS[name].title] = str(error)
         else:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks import s3
 from benchmarks.contenders.harness import Job
-from benchmarks.data import LABELS, Data, make
-from benchmarks.measure.environments import prepare
+from benchmarks.data.dataset import Data, make
+from benchmarks.data.recipes import LABELS
+from benchmarks.measure import s3
+from benchmarks.measure.memory_bound import memory_bound
 from benchmarks.measure.rounds import Contender, Hooks, measure, warm
-from benchmarks.memory import memory_bound
 from benchmarks.paths import SCRATCH
 
 __all__ = ["IN_PROCESS", "RAW_ARROW", "TWO_WORKERS", "WORKLOADS", "Settings", "run_workload"]
@@ -32,7 +31,7 @@ BATCH = {"tokens": 256, "labels_small": 250, "labels_large": 250}
 INTERLEAVED = (1, 2, 4, 8, 16)
 SHARES = {"10 %": 0.1, "50 %": 0.5, "99 %": 0.99}
 EPOCHS = 20
-OURS = "loader.py"
+OURS = "ours/loader.py"
 ROWS_MIXED = 100_000
 
 Results = dict[str, Any]
@@ -70,7 +69,7 @@ def job_of(data: Data, workers: int = 0, **options: Any) -> Job:
 
 def raw_arrow(data: Data) -> Contender:
     """Return raw Arrow as a contender."""
-    return Contender(RAW_ARROW, "raw_arrow.py", job_of(data), checksum=data.checksum, rows=data.rows)
+    return Contender(RAW_ARROW, "baselines/raw_arrow.py", job_of(data), checksum=data.checksum, rows=data.rows)
 
 
 def run_workload(name: str, settings: Settings) -> Results:
@@ -128,7 +127,7 @@ def _format(name: str) -> Callable[[Settings], Results]:
     def run(settings: Settings) -> Results:
         data = make(name, settings.scale)
         contenders = [
-            Contender(ARROW_READER, "arrow_files.py", job_of(data), checksum=data.checksum, rows=data.rows),
+            Contender(ARROW_READER, "baselines/arrow_files.py", job_of(data), checksum=data.checksum, rows=data.rows),
             ours(data, 0, format=name),
             ours(data, 2, format=name),
         ]
@@ -185,7 +184,7 @@ def _mixing(name: str, group: int, ways: Sequence[tuple[str, int, int]]) -> Call
 
 def mixing_contender(data: Data, name: str, **options: Any) -> Contender:
     """Return this library's loader, whose labels are looked at."""
-    return Contender(name, "mixing.py", job_of(data, 0, **options), checksum=data.checksum, rows=data.rows)
+    return Contender(name, "ours/mixing.py", job_of(data, 0, **options), checksum=data.checksum, rows=data.rows)
 
 
 def perfect_window(rows: int, group: int, buffer: int) -> float:
@@ -202,7 +201,7 @@ def perfect_window(rows: int, group: int, buffer: int) -> float:
 
 def _steps(settings: Settings) -> Results:
     data = make("numeric", settings.scale)
-    contenders = [Contender("torch_dataloader_utils", "steps.py", job_of(data), timeout_s=400)]
+    contenders = [Contender("torch_dataloader_utils", "ours/steps.py", job_of(data), timeout_s=400)]
     return _compare(replace(settings, rounds=1), data, contenders, baseline=None)
 
 
@@ -230,9 +229,9 @@ def _memory(settings: Settings) -> Results:
 def _many_files(settings: Settings) -> Results:
     data = make("many_files", settings.scale)
     contenders = [
-        Contender("plain loop of pq.read_metadata", "footers.py", job_of(data, threads=0), rows=data.rows),
-        Contender("pq.read_metadata in 16 threads", "footers.py", job_of(data, threads=16), rows=data.rows),
-        Contender("torch_dataloader_utils", "many_files.py", job_of(data), rows=data.rows),
+        Contender("plain loop of pq.read_metadata", "baselines/footers.py", job_of(data, threads=0), rows=data.rows),
+        Contender("pq.read_metadata in 16 threads", "baselines/footers.py", job_of(data, threads=16), rows=data.rows),
+        Contender("torch_dataloader_utils", "ours/many_files.py", job_of(data), rows=data.rows),
     ]
     return _compare(settings, data, contenders, baseline=None)
 
@@ -260,7 +259,7 @@ def _resuming(data: Data, workers: int, way: str, share: float, name: str) -> Co
     kept = SCRATCH / f"state-{workers}-{share:g}.json"
     if way == "save":
         Path(kept).unlink(missing_ok=True)
-    return Contender(name, "resume.py", job_of(data, workers, way=way, share=share, kept=str(kept)))
+    return Contender(name, "ours/resume.py", job_of(data, workers, way=way, share=share, kept=str(kept)))
 
 
 def _epochs(settings: Settings) -> Results:
@@ -273,7 +272,7 @@ def _epochs(settings: Settings) -> Results:
     contenders = [
         Contender(
             name,
-            "epochs.py",
+            "ours/epochs.py",
             job_of(data, workers, epochs=EPOCHS, loader=loader),
             rows=EPOCHS * data.rows,
             timeout_s=400,
@@ -283,24 +282,21 @@ def _epochs(settings: Settings) -> Results:
     return _compare(replace(settings, rounds=1), data, contenders, baseline=None, epochs=EPOCHS)
 
 
-@contextmanager
-def _served(data: Data) -> Iterator[s3.Server]:
-    prepare("s3_server")
-    with s3.serve(data) as server:
-        yield server
-
-
 def _s3(name: str, columns: list[str] | None) -> Callable[[Settings], Results]:
     """Return the workload that reads a dataset from S3, and counts requests and bytes."""
 
     def run(settings: Settings) -> Results:
         data = make(name, settings.scale)
-        with _served(data) as server:
+        with s3.serve(data) as server:
             own = [
                 Contender(
-                    ARROW_FILES, "arrow_s3.py", job_of(data, read="files"), checksum=data.checksum, rows=data.rows
+                    ARROW_FILES,
+                    "baselines/arrow_s3.py",
+                    job_of(data, read="files"),
+                    checksum=data.checksum,
+                    rows=data.rows,
                 ),
-                Contender(ARROW_DIRECTORY, "arrow_s3.py", job_of(data, read="directory"), rows=data.rows),
+                Contender(ARROW_DIRECTORY, "baselines/arrow_s3.py", job_of(data, read="directory"), rows=data.rows),
                 ours(data, 0),
                 ours(data, 2),
             ]
@@ -326,11 +322,11 @@ def _s3(name: str, columns: list[str] | None) -> Callable[[Settings], Results]:
 def _s3_clients(settings: Settings) -> Results:
     """Read by three S3 clients, each in its turn behind the loader, which is what the choice of one rests on."""
     data = make("s3", settings.scale)
-    with _served(data) as server:
+    with s3.serve(data) as server:
         contenders = [
             Contender(
                 f"{client}, {how}",
-                "s3_clients.py",
+                "ours/s3_clients.py",
                 replace(job_of(data, workers, client=client), path=s3.url_of(data), s3=server.access),
                 checksum=data.checksum,
                 rows=data.rows,

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import check
-from benchmarks.s3 import DELAY_MS
-from benchmarks.sections import TITLES, is_peer, section, table
+from benchmarks.measure.s3 import DELAY_MS
+from benchmarks.report import claims
+from benchmarks.report.sections import TITLES, is_peer, section, table
 
 __all__ = ["write"]
 
@@ -39,8 +39,9 @@ not watched, and count rows only. Files lie in the page cache.
 """
 
 PEER_METHOD = """\
-Each peer has a virtual environment of its own, made from the pinned requirements in `benchmarks/peers/`, and runs with
-the fastest settings that its documentation names, each said in a line of its script in `benchmarks/contenders/`. A peer
+Each peer has a virtual environment of its own, made from the pinned requirements beside its script in
+`benchmarks/contenders/peers/`, and runs with the fastest settings that its documentation names, each said in a line of
+that script. A peer
 that is still at it 15 s after its first batch is stopped: its rate is that of the rows until then, as the column says.
 Where a peer reads a format of its own, converting comes first and is no part of its rate. What a peer does beyond
 reading (shuffling, resuming, object stores, clusters) is not measured here.
@@ -97,7 +98,7 @@ def _machine(session: Results) -> Iterator[str]:
 
 def _claims(session: Results) -> Iterator[str]:
     """What `python -m benchmarks check` judges, as far as this session measured it."""
-    judged = [verdict for verdict in check.judge(session) if verdict.passed is not None]
+    judged = [verdict for verdict in claims.judge(session) if verdict.passed is not None]
     yield from ("### What has to hold", "")
     yield from table(
         ["", "measured", "bound", "aim", ""],

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.peers import PEERS
-from benchmarks.workloads import ARROW_DIRECTORY, IN_PROCESS, TWO_WORKERS
+from benchmarks.measure.peers import PEERS
+from benchmarks.measure.workloads import ARROW_DIRECTORY, IN_PROCESS, TWO_WORKERS
 
 __all__ = ["CLAIMS", "NEEDED", "Claim", "Verdict", "judge", "table"]
 
