@@ -1,6 +1,7 @@
-"""This library's loader with another S3 client in the place where it opens remote files: s3fs, Arrow's, or obstore.
+"""This library's loader with another S3 client to read data with: s3fs, Arrow's, or obstore.
 
-Everything else stays: listing and footers by s3fs, the same ranges, as many in flight.
+All else stays the same: s3fs lists and reads footers, and the same ranges are asked for, as many at once. A client is
+put in as fsspec lets anyone do: a filesystem for s3:// URLs, here s3fs with another way to open files.
 """
 
 from __future__ import annotations
@@ -8,20 +9,21 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from functools import cache
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
+import fsspec
 from batches import kind_of, rows_of, sum_of
+from fsspec.spec import AbstractBufferedFile
 from harness import Job, deliver, read_job
 from ours.loader import loader_of
+from s3fs import S3FileSystem
 
-from torch_dataloader_utils.storage import Storage, StoredFile
+Read = Callable[[int, int], bytes]
+"""Reads a range of an object, from a start to a stop."""
 
-Open = Callable[[Storage, StoredFile], Any]
 
-
-def pyarrow_client(access: dict[str, str]) -> Open:
-    """Return what opens files by Arrow's client, which asks for the size of each."""
+def pyarrow_client(access: dict[str, str]) -> Callable[[dict[str, Any]], Read]:
+    """Return what opens objects by Arrow's client, which asks for the size of each."""
     from pyarrow import fs  # noqa: PLC0415 - what it takes to load a client is part of its start
 
     @cache
@@ -34,15 +36,15 @@ def pyarrow_client(access: dict[str, str]) -> Open:
             region=access["region"],
         )
 
-    def opened(_storage: Storage, file: StoredFile) -> Any:
-        remote = client(os.getpid()).open_input_file(file.location)
-        return SimpleNamespace(read=lambda start, stop: remote.read_at(stop - start, start))
+    def opened(info: dict[str, Any]) -> Read:
+        remote = client(os.getpid()).open_input_file(info["name"])
+        return lambda start, stop: bytes(remote.read_at(stop - start, start))
 
     return opened
 
 
-def obstore_client(access: dict[str, str]) -> Open:
-    """Return what opens files by obstore, written in Rust: reads are bound to the listed version, as s3fs's are."""
+def obstore_client(access: dict[str, str]) -> Callable[[dict[str, Any]], Read]:
+    """Return what opens objects by obstore, written in Rust: it reads the listed version only, as s3fs does."""
     import obstore  # noqa: PLC0415
     from obstore.store import S3Store  # noqa: PLC0415
 
@@ -58,14 +60,14 @@ def obstore_client(access: dict[str, str]) -> Open:
             client_options={"allow_http": True},
         )
 
-    def opened(_storage: Storage, file: StoredFile) -> Any:
-        bucket, key = file.location.split("/", 1)
+    def opened(info: dict[str, Any]) -> Read:
+        bucket, key = info["name"].split("/", 1)
 
-        def read(start: int, stop: int) -> Any:
-            options: Any = {"range": (start, stop), "if_match": f'"{file.etag}"'}
-            return obstore.get(store(os.getpid(), bucket), key, options=options).bytes()
+        def read(start: int, stop: int) -> bytes:
+            options: Any = {"range": (start, stop), "if_match": info["ETag"]}
+            return bytes(obstore.get(store(os.getpid(), bucket), key, options=options).bytes())
 
-        return SimpleNamespace(read=read)
+        return read
 
     return opened
 
@@ -73,12 +75,49 @@ def obstore_client(access: dict[str, str]) -> Open:
 CLIENTS = {"pyarrow": pyarrow_client, "obstore": obstore_client}
 
 
+class ClientFile(AbstractBufferedFile):
+    """A file that another client reads.
+
+    Args:
+        fs: Its filesystem.
+        info: What the listing says of it.
+        read: Reads ranges of it.
+    """
+
+    def __init__(self, fs: Any, info: dict[str, Any], read: Read) -> None:
+        super().__init__(fs, info["name"], cache_type="none", size=info["size"])
+        self.details = info
+        self._read = read
+
+    def _fetch_range(self, start: int, end: int) -> bytes:
+        return self._read(start, end)
+
+
+class ClientFileSystem(S3FileSystem):
+    """s3fs, but that another client opens files."""
+
+    client: ClassVar[Callable[[dict[str, Any]], Read]]
+    listed: ClassVar[dict[str, dict[str, Any]]] = {}
+    """What was listed, of the class so that a forked worker has it and need not ask for sizes."""
+
+    def find(self, path: str, **options: Any) -> Any:
+        """List the files below a path, and keep what the listing says of them."""
+        found = super().find(path, **options)
+        self.listed.update(found)
+        return found
+
+    def _open(self, path: str, *_: Any, **_options: Any) -> ClientFile:
+        info = self.listed[path]
+        return ClientFile(self, info, type(self).client(info))
+
+
 def loader_with_client(job: Job) -> Any:
-    """Make the loader, and let it open remote files by the client that the job names."""
+    """Make the loader, and let the client that the job names open files."""
     client = job.options.pop("client")
     if client != "s3fs":
         assert job.s3 is not None
-        Storage.open_remote = CLIENTS[client](job.s3)  # type: ignore[assignment,method-assign]
+        ClientFileSystem.client = CLIENTS[client](job.s3)
+        fsspec.register_implementation("s3", ClientFileSystem, clobber=True)
     return loader_of(job)
 
 

@@ -1,8 +1,9 @@
-"""What a batch costs beside itself: seeding a `collate_fn`, and ranks that agree on every step."""
+"""What a batch costs on top of reading it: a `collate_fn`, and ranks that agree on every step."""
 
 from __future__ import annotations
 
 import json
+import resource
 import statistics
 import tempfile
 import time
@@ -16,43 +17,61 @@ from harness import Job, own_memory, read_job, report
 
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.distributed import in_step
-from torch_dataloader_utils.model import Assignment, Lane, Piece, Receipt, Shard, Split
-from torch_dataloader_utils.seeding import Seeding
 
-BATCHES = 20_000
+ROUNDS = 3
+SMALL_BATCH = 256
+"""Rows of the batches that a `collate_fn` is called with: the fewer, the more of the time is the call's."""
+
 STEPS = 1_000
 STEP_SEC = 0.002
 
 
-def seeding_us(*, keeps: bool) -> float:
-    """Return the microseconds that seeding costs a batch."""
-    shard = Shard((Split("part-0.parquet", 0, BATCHES),))
-    seeding = Seeding(42, 0, Assignment(0, 0, 0, ((Lane(0, (Piece(shard),)),),)), keeps=keeps)
-    began = time.perf_counter()
-    for number in range(BATCHES):
-        with seeding.of(Receipt(0, 0, number, rows=1, last=(0, number))):
-            pass
-    return 1e6 * (time.perf_counter() - began) / BATCHES
+def returned(batch: Any) -> Any:
+    """Return a batch as it is: a `collate_fn` without work of its own."""
+    return batch
+
+
+def cpu_us_per_batch(job: Job, workers: int, collate_fn: Any) -> float:
+    """Return the CPU microseconds a batch of the process that makes the batches: of the worker, if there is one."""
+    who = resource.RUSAGE_CHILDREN if workers else resource.RUSAGE_SELF
+    before = resource.getrusage(who)
+    loader, _ = StructuredDataset.create_dataloader(
+        job.path,
+        batch_size=SMALL_BATCH,
+        columns=["id"],
+        num_workers=workers,
+        collate_fn=collate_fn,
+        **({"persistent_workers": False} if workers else {}),  # its CPU time is known once it has ended
+    )
+    batches = sum(1 for _ in loader)
+    after = resource.getrusage(who)
+    return 1e6 * (after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime) / batches
+
+
+def collate_us(job: Job, workers: int) -> float:
+    """Return the CPU microseconds a batch that a `collate_fn` adds."""
+    rounds = [[cpu_us_per_batch(job, workers, collate_fn) for collate_fn in (None, returned)] for _ in range(ROUNDS)]
+    return statistics.median(with_fn - without for without, with_fn in rounds)
 
 
 def steps_of(batches: Any) -> float:
     """Return the median seconds of a step that waits for its accelerator, as a training step does."""
     seconds = []
-    for number in range(STEPS):
+    for _ in range(STEPS):
         began = time.perf_counter()
         if next(batches, None) is None:
-            raise RuntimeError(f"only {number} batches")
+            break
         time.sleep(STEP_SEC)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
 
 
-def walk(rank: int, job: Job, folder: str) -> None:
+def train(rank: int, job: Job, folder: str) -> None:
     """Make steps of both kinds, in turn, as one of two ranks."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     torch.set_num_threads(1)
     found: dict[str, list[float]] = {"alone": [], "in step": []}
-    for _ in range(3):
+    for _ in range(ROUNDS):
         for name, seconds in found.items():
             loader, _ = StructuredDataset.create_dataloader(
                 job.path, batch_size=job.batch_size, num_workers=0, columns=["id"], uneven_ranks="drop"
@@ -70,13 +89,13 @@ if __name__ == "__main__":
     job = read_job()
     memory = own_memory()
     began = time.perf_counter()
-    worker, process = seeding_us(keeps=False), seeding_us(keeps=True)
+    worker, process = collate_us(job, 1), collate_us(job, 0)
     with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(walk, (job, folder), nprocs=2)
+        mp.spawn(train, (job, folder), nprocs=2)
         steps = json.loads(Path(folder, "found.json").read_text(encoding="utf-8"))
     report(
-        seeding_worker_us=worker,
-        seeding_process_us=process,
+        collate_worker_us=worker,
+        collate_process_us=process,
         step_us=1e6 * steps["alone"],
         in_step_us=1e6 * (steps["in step"] - steps["alone"]),
         whole_s=time.perf_counter() - began,
