@@ -1,4 +1,4 @@
-"""What the figures were taken on: the machine, the versions, the code."""
+"""What figures are measured on: the machine, the installed versions, the commit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 from benchmarks.measure.environments import packages_of
 from benchmarks.paths import ROOT
 
-__all__ = ["code", "machine"]
+__all__ = ["code", "commit", "machine"]
 
 
 def machine() -> dict[str, Any]:
-    """Return what matters of the machine: nothing that names it."""
+    """Return what decides the machine's speed, and nothing that identifies it."""
     cpu = next(
         (line.partition(":")[2].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
         platform.machine(),
@@ -32,13 +32,18 @@ def machine() -> dict[str, Any]:
 
 
 def code(python: str) -> dict[str, Any]:
-    """Return which commit was measured, whether it was changed, and the packages beside it."""
-    changed = _git("status", "--porcelain", "--", "torch_dataloader_utils")
-    return {"commit": _git("rev-parse", "HEAD"), "changed": bool(changed), "packages": packages_of(python)}
+    """Return which commit is measured, whether the package differs from it, and what an interpreter has installed."""
+    return commit(ROOT) | {"packages": packages_of(python)}
 
 
-def _git(*arguments: str) -> str | None:
-    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S607
+def commit(root: Path) -> dict[str, Any]:
+    """Return which commit a checkout is at, None outside of git, and whether the package differs from it."""
+    changed = _git(root, "status", "--porcelain", "--", "torch_dataloader_utils")
+    return {"commit": _git(root, "rev-parse", "HEAD"), "changed": bool(changed)}
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False)  # noqa: S607
     return done.stdout.strip() if done.returncode == 0 else None
 
 

@@ -1,4 +1,4 @@
-"""Processes: their tree, their memory, and their end. Linux only, by /proc."""
+"""Processes: finding those below one, sampling their memory, ending them. Linux only, through /proc."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from pathlib import Path
 
 from typing_extensions import Self
 
+from benchmarks.contenders import harness
+
 __all__ = ["Memory", "MemorySampler", "adopt_orphans", "descendants", "end_all", "memory_of"]
 
 PR_SET_CHILD_SUBREAPER = 36
-KIB = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes of memory, each page counted by its share among the processes that map it.
+    """Bytes of memory; a page that several processes map counts in equal parts for each of them.
 
     Attributes:
-        pss: All of it, the pages of mapped files included.
-        anonymous: What is no file's: the heap and shared memory.
+        pss: All of it, including pages of mapped files.
+        anonymous: Without pages of files: the heap and shared memory.
     """
 
     pss: int = 0
@@ -35,18 +36,18 @@ class Memory:
         return Memory(self.pss + other.pss, self.anonymous + other.anonymous)
 
     def peak(self, other: Memory) -> Memory:
-        """Return the greater of both, figure by figure."""
+        """Return the greater of each figure."""
         return Memory(max(self.pss, other.pss), max(self.anonymous, other.anonymous))
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent ends, so that none gets lost."""
+    """Become the parent of descendants whose parent ends, so that `end_all` finds them."""
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
 def descendants(pid: int) -> list[int]:
-    """Return the processes below one, itself left out."""
+    """Return the processes below a process, without itself."""
     children: dict[int, list[int]] = {}
     for entry in os.scandir("/proc"):
         if entry.name.isdigit():
@@ -62,17 +63,15 @@ def descendants(pid: int) -> list[int]:
 
 
 def memory_of(pid: int) -> Memory:
-    """Return what a process takes now; nothing if it has ended."""
-    figures: dict[str, int] = {}
-    with contextlib.suppress(OSError, ValueError):
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:
-            name, value, *_ = line.split()
-            figures[name] = int(value) * KIB
-    return Memory(figures.get("Pss:", 0), figures.get("Pss_Anon:", 0) + figures.get("Pss_Shmem:", 0))
+    """Return the memory of a process; zero if it has ended."""
+    try:
+        return Memory(*harness.memory_of(pid))
+    except (OSError, KeyError):  # a process that is ending may have a file without lines
+        return Memory()
 
 
 def end_all(keep: frozenset[int] = frozenset()) -> None:
-    """Kill every process below this one, by its id, but those to keep and what is below them."""
+    """Kill every process below this one, except those to keep and the processes below them."""
     kept = set(keep).union(*(descendants(pid) for pid in keep))
     for _ in range(50):
         left = [pid for pid in descendants(os.getpid()) if pid not in kept]
@@ -88,9 +87,9 @@ def end_all(keep: frozenset[int] = frozenset()) -> None:
 
 
 class MemorySampler:
-    """Watches the peak memory of a process and all below it, from a thread, until it is left.
+    """Context manager that samples, in a thread, the peak memory of a process and all below it.
 
-    Reading smaps_rollup halts a process for a moment, so runs that are timed are not watched.
+    Reading smaps_rollup stops a process for a moment, so timed runs are not sampled.
     """
 
     def __init__(self, pid: int, interval_s: float = 0.02) -> None:

@@ -1,4 +1,4 @@
-"""Measuring: contenders take turns, each in a fresh process; medians, extremes and ratios within one run."""
+"""Rounds of runs: contenders take turns, each in a new process; then medians, extremes, and ratios within a round."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.contenders.harness import MARK, Job
 from benchmarks.measure.processes import Memory, MemorySampler, adopt_orphans, end_all
 from benchmarks.paths import CONTENDERS, ROOT, SCRATCH
 
-__all__ = ["Contender", "Hooks", "Measured", "measure", "run_once", "summary", "timestamp", "warm"]
+__all__ = ["Contender", "Hooks", "Measured", "described", "measure", "run_once", "summary", "timestamp", "warm"]
 
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -31,7 +31,7 @@ OFFLINE = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "DO_NOT_TRACK": "1",
 }
-"""Settings that keep contenders from looking for anything outside this machine."""
+"""Environment variables that keep contenders from contacting anything outside this machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +39,13 @@ class Contender:
     """One way to read a workload's data.
 
     Attributes:
-        name: What reports call it.
+        name: Its name in reports.
         script: Its file in contenders/.
-        job: What it is to do.
+        job: What it has to read, and how.
         python: The interpreter of its environment.
-        checksum: What its verifying run must add up to; None where it cannot tell.
-        rows: Rows that it must deliver, unless it is stopped by a limit.
+        checkout: The root of the checkout whose package it measures, if it measures this library.
+        checksum: The sum that its verifying run must report; None if it reports none.
+        rows: The rows that it must deliver, unless a limit stops it.
         timeout_s: Seconds after which it is killed.
     """
 
@@ -52,19 +53,25 @@ class Contender:
     script: str
     job: Job
     python: str = sys.executable
+    checkout: Path = ROOT
     checksum: int | None = None
     rows: int | None = None
     timeout_s: float = 180.0
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it measures this library."""
+        return self.script.startswith("ours/")
+
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What a workload does around each run, to count requests for example.
+    """What a workload does before and after each run, such as counting requests.
 
     Attributes:
         before: Called before a run.
-        after: Called after it; its figures join the run's.
-        keep: Processes that must outlive the runs.
+        after: Called after a run; its figures are added to the run's.
+        keep: Processes that are not ended after a run.
     """
 
     before: Callable[[], None] = lambda: None
@@ -74,12 +81,12 @@ class Hooks:
 
 @dataclass(slots=True)
 class Measured:
-    """What became of a contender.
+    """What was measured of a contender.
 
     Attributes:
         runs: The figures of each timed run.
-        checked: The figures of the run before, which verified the rows and watched the memory.
-        error: Why there are none, or no more.
+        checked: The figures of the first run, which is not timed: it verifies the rows and samples the memory.
+        error: Why runs are missing.
     """
 
     runs: list[dict[str, Any]] = field(default_factory=list)
@@ -96,18 +103,18 @@ def measure(
     verify: str | None = None,
     tell: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Run contenders in turns: one round that verifies and watches memory, then `rounds` that are timed.
+    """Run contenders in turns: a round that verifies rows and samples memory, then `rounds` that are timed.
 
     Args:
-        contenders: Who takes part.
+        contenders: What is measured.
         rounds: Timed rounds.
-        baseline: The contender to which rates are ratios.
-        hooks: What to do around each run.
+        baseline: The contender whose rate others' are divided by.
+        hooks: What to do before and after each run.
         verify: The column to add up in the verifying round.
-        tell: Told what happens.
+        tell: Called with each line of progress.
 
     Returns:
-        For the JSON: each contender's runs, summaries, ratios and errors.
+        Each contender's runs, summary, ratios and error, as they go into the JSON.
     """
     hooks = hooks or Hooks()
     measured = {contender.name: Measured() for contender in contenders}
@@ -128,14 +135,14 @@ def measure(
                 found.runs.append(figures)
                 tell(f"  round {number}/{rounds} {contender.name}: {_brief(figures)}")
     base = measured[baseline].runs if baseline in measured else []
-    return {name: _described(found, base) for name, found in measured.items()}
+    return {name: described(found, base) for name, found in measured.items()}
 
 
 def run_once(contender: Contender, hooks: Hooks, *, verify: str | None, watch: bool) -> dict[str, Any]:
     """Run a contender once.
 
     Raises:
-        RuntimeError: If it fails, takes too long, or delivers other rows than it should.
+        RuntimeError: If it fails, takes too long, delivers wrong rows, or measures another package than its checkout's.
     """
     hooks.before()
     adopt_orphans()
@@ -143,7 +150,7 @@ def run_once(contender: Contender, hooks: Hooks, *, verify: str | None, watch: b
     job = SCRATCH / "job.json"
     described = asdict(contender.job) | {"verify": verify, "scratch": contender.job.scratch or str(SCRATCH)}
     job.write_text(json.dumps(described), encoding="utf-8")
-    # -P: a script of the name of a package it measures must not be imported in its place.
+    # -P: peers/grain.py imports the package grain, not itself.
     command = [contender.python, "-P", str(CONTENDERS / contender.script), str(job)]
     cpu_before = _cpu_of_children()
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -162,13 +169,19 @@ def run_once(contender: Contender, hooks: Hooks, *, verify: str | None, watch: b
     if status is None:
         message = f"no result within {contender.timeout_s:.0f} s, killed"
         raise RuntimeError(message)
-    if status != 0 or result is None:
-        message = "ended with status {}: {}".format(status, " | ".join(said.strip().splitlines()[-3:]))
+    if result is None:
+        last = " | ".join(said.strip().splitlines()[-3:])
+        message = f"ended with status {status}: {last}".replace(
+            f"{contender.checkout}/", ""
+        )  # results name no directory
         raise RuntimeError(message)
     figures: dict[str, Any] = json.loads(result.removeprefix(MARK))
     figures |= {"cpu_s": _cpu_of_children() - cpu_before, **hooks.after()}
     if isinstance(watched, MemorySampler):
         figures |= _memory(watched.peak, figures)
+    if status != 0:  # the figures are complete, but the interpreter did not exit as it should
+        figures["exit_status"] = status
+    _require_package(contender, figures.pop("package"))
     _require_rows(contender, figures, verify)
     if figures.get("steady_s") and figures.get("steady_rows"):
         figures["rate"] = figures["steady_rows"] / figures["steady_s"]
@@ -178,7 +191,7 @@ def run_once(contender: Contender, hooks: Hooks, *, verify: str | None, watch: b
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
-    """Return median, least and greatest of each figure."""
+    """Return the median, least and greatest of each figure."""
     names = [name for name, value in runs[0].items() if isinstance(value, (int, float)) and not isinstance(value, bool)]
     columns = {name: [run[name] for run in runs if run.get(name) is not None] for name in names}
     return {
@@ -187,7 +200,8 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def _described(found: Measured, base: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def described(found: Measured, base: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return what was measured of a contender as it goes into the JSON, with ratios to the baseline's runs."""
     described = asdict(found)
     if found.runs:
         described["summary"] = summary(found.runs)
@@ -204,6 +218,12 @@ def _described(found: Measured, base: Sequence[Mapping[str, Any]]) -> dict[str, 
     return described
 
 
+def _require_package(contender: Contender, package: str | None) -> None:
+    if contender.is_ours and package != str(contender.checkout / "torch_dataloader_utils" / "__init__.py"):
+        message = "imported torch_dataloader_utils from elsewhere than the checkout that is measured"
+        raise RuntimeError(message)
+
+
 def _require_rows(contender: Contender, figures: Mapping[str, Any], verify: str | None) -> None:
     if not figures.get("complete", False):
         return
@@ -216,8 +236,8 @@ def _require_rows(contender: Contender, figures: Mapping[str, Any], verify: str 
 
 
 def _environment(contender: Contender) -> dict[str, str]:
-    """Return a contender's environment: only this project's own interpreter sees the working tree."""
-    own = [str(ROOT)] if contender.python == sys.executable else []
+    """Return the environment variables of a contender: only one that measures this library imports from a checkout."""
+    own = [str(contender.checkout)] if contender.is_ours else []
     return dict(os.environ) | OFFLINE | {"PYTHONPATH": os.pathsep.join([*own, str(CONTENDERS)])}
 
 
@@ -229,7 +249,7 @@ def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
 
 def _read(file: Any) -> str:
     file.seek(0)
-    return str(file.read().decode(errors="replace")).replace(f"{ROOT}/", "")  # results name no place of this machine
+    return str(file.read().decode(errors="replace"))
 
 
 def _memory(peak: Memory, figures: Mapping[str, Any]) -> dict[str, int]:
@@ -251,12 +271,13 @@ def _brief(figures: Mapping[str, Any]) -> str:
         "rate": "{:,.0f} rows/s",
         "first_batch_s": "first batch after {:.3f} s",
         "construction_s": "built in {:.3f} s",
+        "exit_status": "then ended with status {}",
     }
     return ", ".join(text.format(figures[name]) for name, text in shown.items() if figures.get(name) is not None)
 
 
 def warm(files: Sequence[str]) -> None:
-    """Read files once, so that each contender finds them in the page cache."""
+    """Read files once, so that they are in the page cache for every contender."""
     for path in files:
         with Path(path).open("rb", buffering=0) as file:
             while file.read(1 << 24):

@@ -1,4 +1,4 @@
-"""The workloads: which data, who takes part, and beside what."""
+"""The workloads: the data set of each, its contenders, and the baseline that they are compared with."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from benchmarks.measure.memory_bound import memory_bound
 from benchmarks.measure.rounds import Contender, Hooks, measure, warm
 from benchmarks.paths import SCRATCH
 
-__all__ = ["IN_PROCESS", "RAW_ARROW", "TWO_WORKERS", "WORKLOADS", "Settings", "run_workload"]
+__all__ = ["IN_PROCESS", "OTHER", "RAW_ARROW", "TWO_WORKERS", "WORKLOADS", "Settings", "run_workload"]
 
 RAW_ARROW = "raw Arrow"
 IN_PROCESS = "torch_dataloader_utils, in process"
@@ -31,8 +31,11 @@ BATCH = {"tokens": 256, "labels_small": 250, "labels_large": 250}
 INTERLEAVED = (1, 2, 4, 8, 16)
 SHARES = {"10 %": 0.1, "50 %": 0.5, "99 %": 0.99}
 EPOCHS = 20
+OTHER = " (other checkout)"
+"""What the names of another checkout's contenders end with."""
+
 OURS = "ours/loader.py"
-ROWS_MIXED = 100_000
+SHUFFLE_BUFFER = 100_000
 
 Results = dict[str, Any]
 Maker = Callable[[Data, dict[str, str] | None], Sequence[Contender]]
@@ -44,15 +47,27 @@ class Settings:
 
     Attributes:
         rounds: Timed rounds.
-        scale: Shrinks the data.
-        peers: Makes the peers' contenders for a dataset; none in a plain run.
-        tell: Told what happens.
+        scale: The share of the data to read; less than 1 for a trial run.
+        peers: Makes the peers' contenders for a data set; without it, none take part.
+        against: The root of another checkout, whose loader is measured in turn with this one's.
+        tell: Called with each line of progress.
     """
 
     rounds: int = 5
     scale: float = 1.0
     peers: Maker = lambda _data, _s3: ()
+    against: Path | None = None
     tell: Callable[[str], None] = print
+
+    def with_other(self, contenders: Sequence[Contender]) -> list[Contender]:
+        """Return contenders with those of the other checkout, if there is one, each after its counterpart."""
+        found = []
+        for contender in contenders:
+            found.append(contender)
+            if contender.is_ours and self.against is not None:
+                job = replace(contender.job, scratch=str(SCRATCH / "other"))
+                found.append(replace(contender, name=contender.name + OTHER, job=job, checkout=self.against))
+        return found
 
 
 def ours(data: Data, workers: int, name: str | None = None, **options: Any) -> Contender:
@@ -62,7 +77,7 @@ def ours(data: Data, workers: int, name: str | None = None, **options: Any) -> C
 
 
 def job_of(data: Data, workers: int = 0, **options: Any) -> Job:
-    """Return the job to read a dataset once."""
+    """Return the job to read a data set once."""
     batch = BATCH.get(data.name, 1024)
     return Job(data.directory, list(data.files), batch, workers, options=options)
 
@@ -89,9 +104,9 @@ def _compare(
 ) -> Results:
     warm(data.files)
     measured = measure(
-        contenders,
+        settings.with_other(contenders),
         rounds=settings.rounds,
-        baseline=baseline,
+        baseline=None if settings.against else baseline,  # the baseline may be each checkout's own
         hooks=hooks,
         verify=data.verify,
         tell=settings.tell,
@@ -111,7 +126,7 @@ def _described(data: Data) -> dict[str, Any]:
 
 
 def _plain(name: str) -> Callable[[Settings], Results]:
-    """Return the workload that reads a whole dataset: raw Arrow, ours in process and with workers, peers if asked."""
+    """Return the workload that reads a whole data set with raw Arrow, this library, and peers if there are any."""
 
     def run(settings: Settings) -> Results:
         data = make(name, settings.scale)
@@ -122,7 +137,7 @@ def _plain(name: str) -> Callable[[Settings], Results]:
 
 
 def _format(name: str) -> Callable[[Settings], Results]:
-    """Return the workload that reads files of another format beside Arrow's own reader of it."""
+    """Return the workload that compares files of another format with Arrow's own reader of it."""
 
     def run(settings: Settings) -> Results:
         data = make(name, settings.scale)
@@ -150,7 +165,7 @@ def _wide(settings: Settings) -> Results:
 
 def _shuffle(settings: Settings) -> Results:
     data = make("numeric", settings.scale)
-    buffer = max(1024, int(ROWS_MIXED * min(1.0, settings.scale * 4)))
+    buffer = max(1024, int(SHUFFLE_BUFFER * min(1.0, settings.scale * 4)))
     contenders = [
         ours(data, 0, "unshuffled"),
         ours(data, 0, "shards shuffled", shuffle=True),
@@ -160,12 +175,12 @@ def _shuffle(settings: Settings) -> Results:
 
 
 def _mixing(name: str, group: int, ways: Sequence[tuple[str, int, int]]) -> Callable[[Settings], Results]:
-    """Return the workload that mixes rows of files sorted by label, and measures how well.
+    """Return the workload that shuffles rows of files sorted by label, and measures how well they are mixed.
 
     Args:
-        name: The dataset.
+        name: The data set.
         group: Rows of its row groups.
-        ways: For each contender its name, the buffer's rows, and how many row groups are read side by side.
+        ways: For each contender its name, `shuffle_buffer_size` and `shuffle_interleave`.
     """
 
     def run(settings: Settings) -> Results:
@@ -183,12 +198,12 @@ def _mixing(name: str, group: int, ways: Sequence[tuple[str, int, int]]) -> Call
 
 
 def mixing_contender(data: Data, name: str, **options: Any) -> Contender:
-    """Return this library's loader, whose labels are looked at."""
+    """Return this library's loader with a count of the labels in each batch."""
     return Contender(name, "ours/mixing.py", job_of(data, 0, **options), checksum=data.checksum, rows=data.rows)
 
 
 def perfect_window(rows: int, group: int, buffer: int) -> float:
-    """Return the chi-square of row groups in random order, mixed perfectly in windows of a buffer's size."""
+    """Return the chi-square of row groups in random order whose rows are shuffled in windows of a buffer's size."""
     random = np.random.default_rng(0)
     order = random.permutation(rows // group)
     rows_in_order = (order[:, None] * group + np.arange(group)).ravel()
@@ -212,14 +227,14 @@ def _collate(settings: Settings) -> Results:
 
 
 def _memory(settings: Settings) -> Results:
-    """Peak memory, from runs that are watched and not timed."""
+    """Measure peak memory: all runs are sampled, none is timed."""
     data = make("numeric", settings.scale)
     contenders = [
         raw_arrow(data),
         ours(data, 0),
         ours(data, 2),
-        ours(data, 0, "rows shuffled, in process", shuffle=True, shuffle_buffer_size=ROWS_MIXED),
-        ours(data, 2, "rows shuffled, 2 workers", shuffle=True, shuffle_buffer_size=ROWS_MIXED),
+        ours(data, 0, "rows shuffled, in process", shuffle=True, shuffle_buffer_size=SHUFFLE_BUFFER),
+        ours(data, 2, "rows shuffled, 2 workers", shuffle=True, shuffle_buffer_size=SHUFFLE_BUFFER),
     ]
     found = _compare(replace(settings, rounds=0), data, contenders, baseline=None)
     own = [contender for contender in contenders if contender.script == OURS]
@@ -239,15 +254,14 @@ def _many_files(settings: Settings) -> Results:
 def _resume(settings: Settings) -> Results:
     data = make("numeric", settings.scale)
     warm(data.files)
-    SCRATCH.mkdir(parents=True, exist_ok=True)
     contenders = []
     for workers, how in ((0, "in process"), (2, "2 workers")):
         contenders.append(_resuming(data, workers, "fresh", 0.0, f"fresh start, {how}"))
         for percent, share in SHARES.items():
             save = _resuming(data, workers, "save", share, f"save at {percent}, {how}")
-            saved = measure([save], rounds=0, tell=settings.tell)[save.name]
-            if saved["error"]:
-                return {"data": _described(data), "baseline": None, "contenders": {save.name: saved}, "facts": {}}
+            saved = measure(settings.with_other([save]), rounds=0, tell=settings.tell)
+            if any(found["error"] for found in saved.values()):
+                return {"data": _described(data), "baseline": None, "contenders": saved, "facts": {}}
             contenders += [
                 _resuming(data, workers, way, share, f"{words} at {percent}, {how}")
                 for way, words in (("resume", "resume"), ("forward", "fast-forward"))
@@ -256,10 +270,8 @@ def _resume(settings: Settings) -> Results:
 
 
 def _resuming(data: Data, workers: int, way: str, share: float, name: str) -> Contender:
-    kept = SCRATCH / f"state-{workers}-{share:g}.json"
-    if way == "save":
-        Path(kept).unlink(missing_ok=True)
-    return Contender(name, "ours/resume.py", job_of(data, workers, way=way, share=share, kept=str(kept)))
+    saved = f"state-{workers}-{share:g}.json"
+    return Contender(name, "ours/resume.py", job_of(data, workers, way=way, share=share, saved=saved))
 
 
 def _epochs(settings: Settings) -> Results:
@@ -283,7 +295,7 @@ def _epochs(settings: Settings) -> Results:
 
 
 def _s3(name: str, columns: list[str] | None) -> Callable[[Settings], Results]:
-    """Return the workload that reads a dataset from S3, and counts requests and bytes."""
+    """Return the workload that reads a data set from S3, and counts requests and bytes."""
 
     def run(settings: Settings) -> Results:
         data = make(name, settings.scale)
@@ -320,7 +332,7 @@ def _s3(name: str, columns: list[str] | None) -> Callable[[Settings], Results]:
 
 
 def _s3_clients(settings: Settings) -> Results:
-    """Read by three S3 clients, each in its turn behind the loader, which is what the choice of one rests on."""
+    """Read with each of three S3 clients behind the loader: the measurement that the choice of a client is based on."""
     data = make("s3", settings.scale)
     with s3.serve(data) as server:
         contenders = [

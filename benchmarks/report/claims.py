@@ -1,4 +1,4 @@
-"""The ratios that must hold: each with what it must be at least, what it should be, and what it is."""
+"""The promised figures, such as ratios to raw Arrow: each with its bound, its aim, and the verdict on results."""
 
 from __future__ import annotations
 
@@ -10,25 +10,37 @@ from typing import Any
 from benchmarks.measure.peers import PEERS
 from benchmarks.measure.workloads import ARROW_DIRECTORY, IN_PROCESS, TWO_WORKERS
 
-__all__ = ["CLAIMS", "NEEDED", "Claim", "Verdict", "judge", "table"]
+__all__ = [
+    "CLAIMS",
+    "NEEDED",
+    "SETTLED",
+    "Claim",
+    "NotTakenError",
+    "Verdict",
+    "aside",
+    "errors_of",
+    "judge",
+    "memory_growth",
+    "table",
+]
 
 Results = Mapping[str, Any]
 SETTLED = 5
-"""Epochs after which memory has to be flat: allocators and caches fill before."""
+"""Epochs after which memory must not grow; before, allocators and caches fill."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A figure that must hold.
+    """A promised figure.
 
     Attributes:
-        name: What it says.
-        workload: Where it is measured.
-        value: Takes it from the workload's results.
+        name: What is promised.
+        workload: The workload that measures it.
+        value: Computes it from the workload's results.
         least: The bound.
-        aim: What it should be.
-        at_most: Whether the bounds are upper ones.
-        unit: Written behind the figure.
+        aim: What it should be at best.
+        at_most: Whether bound and aim are upper limits.
+        unit: The unit to print after the figure.
     """
 
     name: str
@@ -42,12 +54,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of a claim.
+    """The verdict on a claim.
 
     Attributes:
         claim: The claim.
         value: The figure; None if it was not measured.
-        passed: Whether it holds; None where it could not be measured for want of a peer's environment.
+        passed: Whether it holds; None if it was not measured.
         why: Why there is no figure.
     """
 
@@ -58,16 +70,16 @@ class Verdict:
 
     @property
     def shown(self) -> str:
-        """The figure as people read it."""
+        """The figure with its unit."""
         return "-" if self.value is None else f"{self.value:.3g}{self.claim.unit}"
 
 
 class NotTakenError(LookupError):
-    """A contender did not take part, for want of its environment."""
+    """A contender did not take part, because its environment was not made."""
 
 
 def judge(results: Results) -> list[Verdict]:
-    """Judge all claims by the results of one session."""
+    """Return the verdicts on all claims by the results of one session."""
     verdicts = []
     for claim in CLAIMS:
         workload = results["workloads"].get(claim.workload)
@@ -79,7 +91,7 @@ def judge(results: Results) -> list[Verdict]:
         except NotTakenError as reason:
             verdicts.append(Verdict(claim, None, passed=None, why=str(reason)))
         except (LookupError, ZeroDivisionError) as error:
-            why = _errors(workload)
+            why = errors_of(workload)
             verdicts.append(Verdict(claim, None, passed=False, why=why or f"no figure: {error!r}"))
         else:
             passed = value <= claim.least if claim.at_most else value >= claim.least
@@ -87,8 +99,8 @@ def judge(results: Results) -> list[Verdict]:
     return verdicts
 
 
-def _errors(workload: Results) -> str:
-    """Return the ends of the errors of a workload's contenders, each once."""
+def errors_of(workload: Results) -> str:
+    """Return the last lines of the errors of a workload's contenders, without repetition."""
     ends = [found["error"].rpartition(" | ")[2][:200] for found in workload["contenders"].values() if found["error"]]
     return "; ".join(dict.fromkeys(ends))
 
@@ -110,7 +122,7 @@ def table(verdicts: Sequence[Verdict]) -> list[str]:
 
 
 def _ratio(contender: str, rate: str = "rate") -> Callable[[Results], float]:
-    """Return what takes a contender's ratio to the workload's baseline."""
+    """Return the function that computes a contender's ratio to the workload's baseline."""
     return lambda workload: float(workload["contenders"][contender]["ratio"][rate]["median"])
 
 
@@ -118,12 +130,12 @@ def _median(workload: Results, contender: str, figure: str) -> float:
     return float(workload["contenders"][contender]["summary"][figure]["median"])
 
 
-def _beside(contender: str, other: str, rate: str = "rate") -> Callable[[Results], float]:
-    """Return what takes the ratio of two contenders' rates, round by round."""
+def _versus(contender: str, other: str, rate: str = "rate") -> Callable[[Results], float]:
+    """Return the function that computes the median ratio of two contenders' rates in the same round."""
 
     def value(workload: Results) -> float:
         if other not in workload["contenders"]:
-            message = "the environment of the other is not there: python -m benchmarks peers makes it"
+            message = "the other loader's environment is missing: python -m benchmarks peers makes it"
             raise NotTakenError(message)
         pairs = zip(workload["contenders"][contender]["runs"], workload["contenders"][other]["runs"], strict=False)
         ratios = [run[rate] / against[rate] for run, against in pairs]
@@ -135,17 +147,17 @@ def _beside(contender: str, other: str, rate: str = "rate") -> Callable[[Results
 
 
 def _mixed(way: str) -> Callable[[Results], float]:
-    """Return what takes the chi-square of a way to mix, as a multiple of a perfect window's."""
+    """Return the function that divides the chi-square of a way to shuffle by a perfect window's."""
     return lambda workload: workload["contenders"][way]["checked"]["chi_square"] / workload["facts"]["perfect"][way]
 
 
 def _requests(contender: str) -> Callable[[Results], float]:
-    """Return what takes the data requests, as a multiple of the column runs."""
+    """Return the function that divides the data requests by the column runs."""
     return lambda workload: _median(workload, contender, "data_requests") / workload["facts"]["column_runs"]
 
 
 def _footer_requests(contender: str) -> Callable[[Results], float]:
-    """Return what takes the requests for footers and files' sizes, a file."""
+    """Return the function that computes the requests for the footer and size of a file."""
     return lambda workload: (
         (_median(workload, contender, "footer_requests") + _median(workload, contender, "head_requests"))
         / workload["facts"]["files"]
@@ -164,7 +176,7 @@ def _set_epoch(workload: Results) -> float:
 
 
 def _bounded(contender: str) -> Callable[[Results], float]:
-    """Return what takes the peak above the bare import and above raw Arrow's, as a multiple of the bound."""
+    """Return the function that divides the peak above the bare import by the documented bound."""
     return lambda workload: (
         workload["contenders"][contender]["checked"]["above_import_anonymous"]
         / workload["facts"]["bound_bytes"][contender]
@@ -182,8 +194,8 @@ def memory_growth(by_epoch: Sequence[float]) -> float:
     """Return by how much a line through the settled epochs rises from the first to the last, in % of their mean."""
     settled = by_epoch[SETTLED:]
     mean, middle = sum(settled) / len(settled), (len(settled) - 1) / 2
-    rise = sum((place - middle) * value for place, value in enumerate(settled))
-    slope = rise / sum((place - middle) ** 2 for place in range(len(settled)))
+    rise = sum((number - middle) * value for number, value in enumerate(settled))
+    slope = rise / sum((number - middle) ** 2 for number in range(len(settled)))
     return 100 * slope * (len(settled) - 1) / mean
 
 
@@ -192,7 +204,7 @@ def _growth(contender: str) -> Callable[[Results], float]:
 
 
 def _grown(contender: str, figure: str) -> Callable[[Results], float]:
-    """Return what takes by how many a count grew over the settled epochs."""
+    """Return the function that computes how much a count grew over the settled epochs."""
 
     def value(workload: Results) -> float:
         counts = workload["contenders"][contender]["runs"][0][figure]
@@ -209,7 +221,7 @@ EPOCH_WAYS = ("in process", "2 persistent workers", "2 new workers each epoch")
 CLAIMS: tuple[Claim, ...] = (
     Claim("numeric, in process, of raw Arrow", "numeric", _ratio(IN_PROCESS), 0.6, 0.85),
     Claim("numeric, 2 workers, of raw Arrow", "numeric", _ratio(TWO_WORKERS), 0.3, 0.45),
-    Claim("numeric, 2 workers, of the published package", "numeric", _beside(TWO_WORKERS, PUBLISHED), 60, 60, unit="x"),
+    Claim("numeric, 2 workers, of the published package", "numeric", _versus(TWO_WORKERS, PUBLISHED), 60, 60, unit="x"),
     Claim("tokens, in process, of raw Arrow", "tokens", _ratio(IN_PROCESS), 0.75, 0.95),
     Claim("tokens, 2 workers, of raw Arrow", "tokens", _ratio(TWO_WORKERS), 0.5, 0.75),
     *(
@@ -272,17 +284,17 @@ CLAIMS: tuple[Claim, ...] = (
 
 NEEDED = tuple(dict.fromkeys(claim.workload for claim in CLAIMS))
 ASIDE = (("s3", IN_PROCESS, ARROW_DIRECTORY), ("s3", TWO_WORKERS, ARROW_DIRECTORY))
-"""Shown by `check`, not judged: Arrow reading a whole directory at once, into memory."""
+"""Ratios that `check` prints without a bound, to Arrow reading a whole directory at once into memory."""
 
 
 def aside(results: Results) -> list[str]:
-    """Return lines of what is shown and not judged."""
+    """Return the lines of ratios without a bound."""
     lines = []
     for name, contender, other in ASIDE:
         workload = results["workloads"].get(name)
         if workload is not None:
             try:
-                value = _beside(contender, other, "whole_rate")(workload)
+                value = _versus(contender, other, "whole_rate")(workload)
             except (LookupError, TypeError):
                 continue
             lines.append(f"{name}, {contender}: {value:.3g} of {other}, start included (not judged)")

@@ -9,18 +9,17 @@ import statistics
 import time
 from pathlib import Path
 
-from harness import own_memory, read_job, report
+from harness import memory_of, own_memory, read_job, report
 
 from torch_dataloader_utils import StructuredDataset
 
 
-def memory_of(pid: int | str) -> int:
-    """Return a process's memory in bytes, each page counted by its share."""
-    with contextlib.suppress(OSError):  # the process has ended
-        for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    return 0
+def pss_of(pid: str) -> int:
+    """Return the PSS of a process in bytes; zero if it has ended."""
+    try:
+        return memory_of(pid)[0]
+    except (OSError, KeyError):  # a process that is ending may have a file without lines
+        return 0
 
 
 def children() -> list[str]:
@@ -55,10 +54,10 @@ if __name__ == "__main__":
         del batch, batches
         look = time.perf_counter()
         gc.collect()
-        pss.append(sum(map(memory_of, ["self", *children()])))
-        files.append(len(os.listdir("/proc/self/fd")))  # noqa: PTH208 - of this very process, by its own view
+        pss.append(sum(map(pss_of, ["self", *children()])))
+        files.append(len(os.listdir("/proc/self/fd")))  # noqa: PTH208 - it is /proc of this process
         threads.append(len(os.listdir("/proc/self/task")))  # noqa: PTH208
-        looked = time.perf_counter() - look  # no part of the gap
+        looked = time.perf_counter() - look  # not counted in the gap
     report(
         gap_s=statistics.median(gaps),
         greatest_gap_s=max(gaps),

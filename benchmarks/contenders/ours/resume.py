@@ -1,7 +1,7 @@
-"""This library's loader, stopped within an epoch: what the first batch costs, by each way to come back to it.
+"""This library's loader, stopped within an epoch: the seconds to the first batch, by each way to return there.
 
-`options` names the way: ``save`` iterates to the place and keeps a state beside the batch that comes next; ``fresh``
-begins an epoch; ``resume`` loads the state; ``forward`` iterates to the place and throws all batches away.
+`options` names the way: ``save`` iterates to a position and saves the state and the sum of the next batch; ``fresh``
+begins an epoch; ``resume`` loads the state; ``forward`` iterates to the position and drops the batches before it.
 """
 
 from __future__ import annotations
@@ -17,32 +17,34 @@ from torch_dataloader_utils import StructuredDataset
 
 
 def sum_of(batch: dict[str, Any]) -> int:
-    """Tell a batch from others."""
+    """Return what identifies a batch."""
     return int(batch["id"].long().sum())
 
 
 if __name__ == "__main__":
     job = read_job()
     memory = own_memory()
-    way, kept = job.options["way"], Path(job.options["kept"])
-    known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
+    way, saved = job.options["way"], Path(job.scratch, job.options["saved"])
+    checkpoint = json.loads(saved.read_text(encoding="utf-8")) if way in {"resume", "forward"} else {}
     began = time.perf_counter()
     loader, _ = StructuredDataset.create_dataloader(job.path, batch_size=job.batch_size, num_workers=job.workers)
     built = time.perf_counter()
     if way == "resume":
-        loader.load_state_dict(known["state"])
+        loader.load_state_dict(checkpoint["state"])
     loaded = time.perf_counter()
     skipped = int(len(loader) * job.options["share"]) if way in {"save", "forward"} else 0
     batches = iter(loader)
     for _ in range(skipped):
         next(batches)
     if way == "save":
-        known = {"state": loader.state_dict()}
+        checkpoint = {"state": loader.state_dict()}
     batch = next(batches)
     first = time.perf_counter()
     if way == "save":
-        kept.write_text(json.dumps(known | {"next": sum_of(batch)}), encoding="utf-8")
-    assert way == "fresh" or sum_of(batch) == json.loads(kept.read_text(encoding="utf-8"))["next"]
+        saved.parent.mkdir(parents=True, exist_ok=True)
+        saved.write_text(json.dumps(checkpoint | {"next": sum_of(batch)}), encoding="utf-8")
+    elif way != "fresh":
+        assert sum_of(batch) == checkpoint["next"]
     report(
         construction_s=built - began,
         load_state_s=loaded - built,
