@@ -1,4 +1,4 @@
-"""Where the suite keeps what it reads and writes."""
+"""The directories that the suite reads and writes."""
 
 from __future__ import annotations
 

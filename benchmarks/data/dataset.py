@@ -27,14 +27,14 @@ class Data:
 
     Attributes:
         name: Its name.
-        directory: Where it lies.
+        directory: Its directory.
         files: Its files, in order.
         rows: Its rows.
-        verify: The column whose sum proves that each row came.
+        verify: The column whose sum shows that each row was delivered once.
         checksum: That sum.
         file_bytes: Bytes of all files.
-        row_group_bytes: Bytes in memory of its largest row group, once decoded.
-        note: What it is, in words.
+        row_group_bytes: Bytes of its largest row group in memory, decoded.
+        note: A description for the report.
     """
 
     name: str
@@ -49,11 +49,11 @@ class Data:
 
 
 def make(name: str, scale: float = 1.0) -> Data:
-    """Return a dataset, written now unless it was before.
+    """Return a data set, and write it first unless it is on disk.
 
     Args:
         name: One of `RECIPES`.
-        scale: Shrinks its rows, for trying things out.
+        scale: The share of its rows to write; less than 1 for a trial run.
     """
     recipe = RECIPES[name]
     directory = DATA / f"{name}-{scale:g}"
@@ -67,7 +67,7 @@ def make(name: str, scale: float = 1.0) -> Data:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     rows = checksum = largest = 0
-    files = []
+    written = []
     for file_name, tables in recipe.write(scale):
         path = directory / file_name
         WRITERS[path.suffix](path, tables)
@@ -75,9 +75,9 @@ def make(name: str, scale: float = 1.0) -> Data:
             rows += table.num_rows
             checksum += _sum(table.column(recipe.verify))
             largest = max(largest, table.nbytes)
-        files.append(str(path))
-    size = sum(Path(path).stat().st_size for path in files)
-    data = Data(name, str(directory), tuple(files), rows, recipe.verify, checksum, size, largest, recipe.note)
+        written.append(str(path))
+    size = sum(Path(path).stat().st_size for path in written)
+    data = Data(name, str(directory), tuple(written), rows, recipe.verify, checksum, size, largest, recipe.note)
     described.write_text(json.dumps(asdict(data) | {"version": VERSION}), encoding="utf-8")
     return data
 

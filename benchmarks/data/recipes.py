@@ -20,12 +20,12 @@ Tables = Iterator[tuple[str, list[pa.Table]]]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How a dataset is made.
+    """How a data set is made.
 
     Attributes:
-        note: What it is, in words.
-        write: Given a scale from 0 to 1, gives its files.
-        verify: The column to add up.
+        note: A description for the report.
+        write: Called with the scale, yields its files.
+        verify: The column whose sum shows that each row was delivered once.
     """
 
     note: str
@@ -138,7 +138,7 @@ def _s3_projected(scale: float) -> Tables:
 
 
 def _in_format(numeric: Tables, suffix: str) -> Tables:
-    """Give files the names of another format."""
+    """Rename files so that they are written in another format."""
     for name, tables in numeric:
         yield name.replace(".parquet", suffix), tables
 

@@ -1,4 +1,4 @@
-"""The peers: who they are, what they are asked to do, and their environments.
+"""The peers, other loaders: their workloads, conversions and environments.
 
 Each has a script and a file of pinned requirements in contenders/peers/.
 """
@@ -21,14 +21,14 @@ __all__ = ["PEERS", "PEER_WORKLOADS", "Peer", "PeerMaker", "environment_of", "re
 
 PEER_WORKLOADS = ("numeric", "tokens", "s3")
 STEADY_S = 15.0
-"""Seconds of steady state after which a peer is stopped: its rate until then counts."""
+"""Seconds after its first batch at which a peer is stopped; its rate is that of the rows until then."""
 
 START_S = 105.0
-"""Seconds beyond that until it is killed: for its start and its first batch."""
+"""Seconds that it may take before, for its start and first batch, until it is killed."""
 
 CONVERT_S = 600.0
 CONVERTED_ROWS = {"numeric": 400_000, "tokens": 20_000}
-"""Rows that are converted where that goes row by row."""
+"""Rows to convert where a peer converts row by row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class Peer:
     """A peer.
 
     Attributes:
-        title: What reports call it.
-        workers: The numbers of worker processes that it is measured with.
-        converts: Whether it reads a format or an index of its own, which has to be made first.
-        by_row: Whether it converts row by row; then not all rows are.
-        reads_s3: Whether it takes part where data lie on S3.
+        title: Its name in reports.
+        workers: Numbers of worker processes to measure it with.
+        converts: Whether it needs its own format or index, which is made first.
+        by_row: Whether it converts row by row; then only some rows are converted.
+        reads_s3: Whether it takes part where data is on S3.
     """
 
     title: str
@@ -64,13 +64,13 @@ PEERS = {
 
 @dataclass(slots=True)
 class PeerMaker:
-    """Makes the contenders of some peers for a dataset, and converts it for those that need that.
+    """Makes the contenders of some peers for a data set, and converts it for those that need it.
 
     Attributes:
         names: The peers.
-        tell: Told what happens.
-        workloads: The datasets that they take part in.
-        conversions: What each conversion took; filled as they are made.
+        tell: Called with each line of progress.
+        workloads: The data sets that they read.
+        conversions: The figures of each conversion so far.
     """
 
     names: Sequence[str]
@@ -138,11 +138,11 @@ def environment_of(name: str) -> Environment:
 
 
 def ready_peers(names: Sequence[str], *, only_installed: bool = False) -> tuple[list[str], dict[str, str]]:
-    """Return the peers whose environment is there, and why the others' are not.
+    """Return the peers whose environment is ready, and for each other peer why not.
 
     Args:
-        names: The peers wanted.
-        only_installed: Whether to make no environment.
+        names: The peers.
+        only_installed: Whether to take only environments that are ready, and make none.
     """
     ready, missing = [], {}
     for name in names:

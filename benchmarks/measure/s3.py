@@ -1,4 +1,4 @@
-"""The S3 server from this side: starting it, counting what was asked of it, and what would have been enough."""
+"""The S3 server: starting it, counting the requests of a run, and the fewest requests that would be enough."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUCKET = "bench"
 ENVIRONMENT = Environment(Path(__file__).with_name("s3_server.txt"))
 DELAY_MS = 20
 MERGED_GAP = 64 * 1024
-"""Gaps between wanted columns up to which one request for both is better than two."""
+"""Bytes between two wanted columns up to which one request for both is faster than two."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class Server:
 
     Attributes:
         pid: Its process.
-        access: What a `Job` tells contenders: endpoint, key, secret and region.
+        access: The endpoint, key, secret and region, for contenders.
     """
 
     pid: int
@@ -41,7 +41,7 @@ class Server:
     _output: IO[str]
 
     def ask(self, command: str) -> dict[str, Any]:
-        """Give a command and return the answer."""
+        """Send a command and return the answer."""
         self._input.write(command + "\n")
         self._input.flush()
         answer: dict[str, Any] = json.loads(self._output.readline())
@@ -63,7 +63,7 @@ class Server:
 
 @contextmanager
 def serve(*datasets: Data) -> Any:
-    """Run a server that holds some datasets and answers each request after `DELAY_MS`."""
+    """Run a server that has some data sets and answers each request after `DELAY_MS`."""
     ENVIRONMENT.prepare()
     command = [ENVIRONMENT.python, "-P", str(Path(__file__).with_name("s3_server.py")), BUCKET]
     process = subprocess.Popen(
@@ -93,15 +93,15 @@ def serve(*datasets: Data) -> Any:
 
 
 def url_of(data: Data) -> str:
-    """Return where the server keeps a dataset."""
+    """Return the URL of a data set on the server."""
     return f"s3://{BUCKET}/{Path(data.directory).name}"
 
 
 def column_runs(data: Data, columns: Sequence[str] | None) -> dict[str, int]:
-    """Return how few requests would fetch the columns, told from the footers.
+    """Return the fewest requests that fetch the columns, computed from the footers.
 
-    A row group is the unit of reading. Its wanted column chunks are joined into runs where the gap between two is
-    `MERGED_GAP` at most; each run is one request.
+    A row group is read at a time. Its wanted column chunks form runs, in which the gap between two is at most
+    `MERGED_GAP`; each run is one request.
 
     Returns:
         The runs, and the bytes of the wanted column chunks.
@@ -111,7 +111,7 @@ def column_runs(data: Data, columns: Sequence[str] | None) -> dict[str, int]:
         metadata = pq.read_metadata(path)
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
-            chunks = [group.column(place) for place in range(group.num_columns)]
+            chunks = [group.column(index) for index in range(group.num_columns)]
             chosen = [chunk for chunk in chunks if columns is None or chunk.path_in_schema.split(".")[0] in columns]
             ranges = sorted((_chunk_start(chunk), chunk.total_compressed_size) for chunk in chosen)
             wanted += sum(size for _, size in ranges)
@@ -123,14 +123,14 @@ def column_runs(data: Data, columns: Sequence[str] | None) -> dict[str, int]:
 
 
 def _chunk_start(chunk: Any) -> int:
-    """Return where a column chunk begins: with its dictionary, if it has one."""
+    """Return the offset of a column chunk: of its dictionary page, if it has one."""
     if chunk.has_dictionary_page and chunk.dictionary_page_offset:
         return int(min(chunk.dictionary_page_offset, chunk.data_page_offset))
     return int(chunk.data_page_offset)
 
 
 def _footer_start(path: str) -> tuple[int, int]:
-    """Return where a file's footer begins, and the file's size."""
+    """Return the offset of a file's footer, and the file's size."""
     size = Path(path).stat().st_size
     with Path(path).open("rb") as file:
         file.seek(size - 8)
@@ -138,7 +138,7 @@ def _footer_start(path: str) -> tuple[int, int]:
 
 
 def _counted(entries: Iterable[dict[str, Any]], footers: dict[str, tuple[int, int]]) -> dict[str, int]:
-    """Sort requests by kind: data, footer, HEAD, LIST, and what else there was."""
+    """Count requests and bytes by kind: data, footer, HEAD, LIST, and others."""
     kinds: Counter[str] = Counter()
     down: Counter[str] = Counter()
     for entry in entries:
@@ -169,11 +169,11 @@ def _kind(entry: dict[str, Any], footers: dict[str, tuple[int, int]]) -> str:
     return "footer" if start >= footer or (stop >= size and not whole) else "data"
 
 
-def _range(asked: str | None, size: int) -> tuple[int, int]:
-    """Return what a request asked for. Readers that do not know a footer's length ask for the file's end."""
-    if asked is None:
+def _range(header: str | None, size: int) -> tuple[int, int]:
+    """Return the start and stop of a requested range, which may be given as a length from the file's end."""
+    if header is None:
         return 0, size
-    first, _, last = asked.removeprefix("bytes=").partition("-")
+    first, _, last = header.removeprefix("bytes=").partition("-")
     if not first:
         return size - int(last), size
     return int(first), int(last) + 1 if last else size

@@ -1,8 +1,8 @@
-"""An S3 server with a delay in each answer, in a process of its own: ``s3_server.py BUCKET DIRECTORY...``.
+"""An S3 server that delays each answer, in a process of its own: ``s3_server.py BUCKET DIRECTORY...``.
 
-It holds the files of the directories, under the directories' names. The server is snailmail's: moto's S3, and a pause
-before each answer. What is asked of it is counted here, beneath the pause. It speaks by lines: one of JSON when it is
-ready, then one for each command that it reads: ``delay MILLISECONDS``, ``reset`` and ``log``.
+It has the files of the directories, with the directories' names as prefixes. snailmail provides the server, moto's S3,
+and the delay; this script logs the requests. It prints a line of JSON when it is ready, and then one for each command
+that it reads: ``delay MILLISECONDS``, ``reset`` and ``log``.
 
 It runs in an environment of its own, made from s3_server.txt, and imports nothing of the suite.
 """
@@ -28,7 +28,7 @@ KEY = "bench"
 
 
 class RequestLog:
-    """A WSGI application around another, which notes each request."""
+    """A WSGI application that wraps another and logs each request."""
 
     def __init__(self, app: Callable[..., Iterable[bytes]]) -> None:
         self.entries: list[dict[str, Any]] = []
@@ -36,8 +36,8 @@ class RequestLog:
         self._lock = threading.Lock()
 
     def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        """Answer a request, and note what was asked for and how many bytes went out."""
-        seen: dict[str, Any] = {
+        """Answer a request, and log it with the number of bytes sent."""
+        entry: dict[str, Any] = {
             "method": environ["REQUEST_METHOD"],
             "path": environ["PATH_INFO"],
             "query": environ.get("QUERY_STRING", ""),
@@ -45,19 +45,19 @@ class RequestLog:
             "bytes": 0,
         }
 
-        def noting(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
-            seen["status"] = int(status[:3])
+        def logging_start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:
+            entry["status"] = int(status[:3])
             length = next((value for name, value in headers if name.lower() == "content-length"), "0")
-            seen["bytes"] = 0 if seen["method"] == "HEAD" else int(length)
+            entry["bytes"] = 0 if entry["method"] == "HEAD" else int(length)
             with self._lock:
-                self.entries.append(seen)
+                self.entries.append(entry)
             return start_response(status, headers, exc_info)
 
-        return self._app(environ, noting)
+        return self._app(environ, logging_start)
 
 
 def upload(endpoint: str, bucket: str, directories: list[str]) -> None:
-    """Put the files of some directories into the bucket."""
+    """Upload the files of some directories to the bucket."""
     client = botocore.session.get_session().create_client(
         "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id=KEY, aws_secret_access_key=KEY
     )
@@ -74,7 +74,7 @@ def say(**words: Any) -> None:
 
 def main() -> None:
     """Serve until the commands end."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: never outlive the suite
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: end with the suite
     bucket, *directories = sys.argv[1:]
     WSGIRequestHandler.protocol_version = "HTTP/1.1"  # connections stay open, as those of S3 do
     with ObjectStore(bucket=bucket, max_records=0) as store:
@@ -87,10 +87,10 @@ def main() -> None:
                 store.set_latency(Fixed(float(arguments[0])))
                 say(done=command)
             elif command == "reset":
-                log.entries, store_cpu = [], time.process_time()
+                log.entries, cpu_before = [], time.process_time()
                 say(done=command)
             elif command == "log":
-                say(entries=log.entries, cpu_s=time.process_time() - store_cpu)
+                say(entries=log.entries, cpu_s=time.process_time() - cpu_before)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The raw results: one JSON file a session, written anew after each workload."""
+"""A session of measuring, and its raw results: one JSON file, replaced after each workload."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Results = dict[str, Any]
 
 
 class Session:
-    """One session of measuring: what it was taken on, and what each workload gave.
+    """A session of measuring: the machine, the code, and the results of each workload.
 
     Args:
         kind: The command.
-        path: Where the JSON goes.
+        path: The JSON file.
         settings: How much to measure.
-        add: Whether to keep the workloads of an earlier session that are not measured anew.
+        add: Whether to keep the other workloads of the file that is there.
     """
 
     def __init__(self, kind: str, path: Path, settings: Settings, *, add: bool = False) -> None:
@@ -44,7 +44,7 @@ class Session:
         self._settings = settings
 
     def note(self, name: str, value: Any) -> None:
-        """Add a fact of the session."""
+        """Add a fact about the session."""
         self.results[name] = value
 
     def measure(self, names: Iterable[str], facts: Callable[[], Results] = dict) -> Results:
@@ -52,7 +52,7 @@ class Session:
 
         Args:
             names: The workloads.
-            facts: Called after each; what it returns joins the workload's facts.
+            facts: Called after each workload; what it returns is added to the workload's facts.
         """
         for name in names:
             began = timestamp()
@@ -64,13 +64,15 @@ class Session:
         return self.results
 
     def _keep(self, before: Results) -> None:
-        """Keep an earlier session's workloads, each with what it was measured on."""
-        here, there = ({**one["machine"], "load_before": None, "scale": one["scale"]} for one in (self.results, before))
+        """Keep an earlier session's workloads, each with the code that was measured."""
+        here, there = (
+            {**results["machine"], "load_before": None, "scale": results["scale"]} for results in (self.results, before)
+        )
         if here != there:
-            message = "results of another machine, or of another scale, are not added to: measure all anew"
+            message = "the results there are of another machine or scale: measure all workloads again, without --add"
             raise ValueError(message)
-        said = {"code": before["code"], "rounds": before["rounds"]}
-        self.results["workloads"] = {name: said | found for name, found in before["workloads"].items()}
+        origin = {"code": before["code"], "rounds": before["rounds"]}
+        self.results["workloads"] = {name: origin | found for name, found in before["workloads"].items()}
 
     def _write(self) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The page: what was measured, on what, how; every figure taken from the raw results."""
+"""The page docs/benchmarks.md: method, machine, and every figure, taken from the raw results."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ reading (shuffling, resuming, object stores, clusters) is not measured here.
 
 
 def write(sessions: Sequence[Results], page: Path) -> None:
-    """Write the page, and the plots into a folder of its name beside it.
+    """Write the page, and its plots into a folder of the same name.
 
     Args:
         sessions: The raw results.

@@ -1,4 +1,4 @@
-"""Plots as SVG: the same bytes for the same figures."""
+"""Plots as SVG files, with the same bytes for the same figures."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Bar:
     """A bar.
 
     Attributes:
-        name: What stands beside it.
+        name: Its label.
         value: Its length.
-        low: The least that was measured.
-        high: The greatest.
+        low: The least of all rounds.
+        high: The greatest of all rounds.
         kind: One of `COLOURS`.
     """
 
@@ -36,8 +36,8 @@ class Point:
     """A point.
 
     Attributes:
-        name: What stands beside it.
-        x: Its place.
+        name: Its label.
+        x: Its position.
         y: Its height.
     """
 
@@ -47,7 +47,7 @@ class Point:
 
 
 def points(path: Path, title: str, units: tuple[str, str], shown: Sequence[Point]) -> None:
-    """Draw points, joined in their order, over a logarithmic scale."""
+    """Draw points, joined in order, on a logarithmic scale."""
     import matplotlib as mpl  # noqa: PLC0415 - only the report needs it, and measuring has to work without
 
     mpl.use("svg")
@@ -67,7 +67,7 @@ def points(path: Path, title: str, units: tuple[str, str], shown: Sequence[Point
 
 
 def bars(path: Path, title: str, unit: str, shown: Sequence[Bar], *, logarithmic: bool = False) -> None:
-    """Draw horizontal bars, with the least and the greatest of all rounds as whiskers."""
+    """Draw horizontal bars, with whiskers from the least to the greatest of all rounds."""
     import matplotlib as mpl  # noqa: PLC0415 - only the report needs it, and measuring has to work without
 
     mpl.use("svg")

@@ -1,4 +1,4 @@
-"""The sections of the page: one for each workload, with its tables and its plot."""
+"""The sections of the page, one for each workload, with its tables and its plot."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def section(name: str, workload: Results, plots: Path, kind: str) -> Iterable[st
     Args:
         name: The workload.
         workload: Its raw results.
-        plots: Where the plot goes.
+        plots: The folder for its plot.
         kind: The session's kind, which begins the plot's name.
     """
     return SECTIONS.get(name, _rates)(name, workload, plots, kind)
@@ -67,7 +67,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]
 
 
 def _rates(name: str, workload: Results, plots: Path, kind: str) -> Iterator[str]:
-    """Rates of all contenders, their first batch and their memory; then what S3 was asked for."""
+    """Rates of all contenders, their first batch and their memory; then the requests to S3."""
     yield from (f"### {TITLES.get(name, name)}", "", *_data(workload))
     yield from table(
         ["", "rows/s", "of baseline", "with start", "first batch, s", "memory, MiB", "no file's, MiB", "rows"],
@@ -110,7 +110,7 @@ def _memory_only(found: Results) -> str:
 
 
 def _remarks(workload: Results) -> Iterator[str]:
-    """What failed, what other things than tensors were delivered, and what conversions took."""
+    """List errors, contenders that deliver no tensors, and how long conversions took."""
     remarks = [f"{name}: {found['error']}" for name, found in workload["contenders"].items() if found["error"]]
     for name, found in workload["contenders"].items():
         kind = found["checked"].get("kind") or "Tensor"
@@ -230,9 +230,9 @@ def _mixing(name: str, workload: Results, plots: Path, kind: str) -> Iterator[st
         measured, perfect = found["checked"]["chi_square"], workload["facts"]["perfect"].get(contender)
         ratio = found.get("ratio", {}).get("rate")
         memory = found["checked"]["above_import_anonymous"] / MIB
-        beside = ["-", "-"] if perfect is None else [f"{perfect:.2f}", f"{measured / perfect:.2f}"]
+        window = ["-", "-"] if perfect is None else [f"{perfect:.2f}", f"{measured / perfect:.2f}"]
         rate = "1" if contender == workload["baseline"] else _with_spread(ratio, "{:.2f}")
-        rows.append([contender, f"{measured:.2f}", *beside, rate, f"{memory:,.0f}"])
+        rows.append([contender, f"{measured:.2f}", *window, rate, f"{memory:,.0f}"])
         if perfect is not None:
             shown.append(Point(contender, memory, measured))
     yield from table(["", "chi-square", "perfect window", "of it", "rate of unshuffled", "no file's memory, MiB"], rows)
@@ -298,7 +298,7 @@ def _data(workload: Results) -> Iterator[str]:
 
 
 def _when(workload: Results) -> str:
-    """Say which code was measured, when, and how often."""
+    """Return the commit that was measured, when, and in how many rounds."""
     code, rounds = workload["code"], workload["rounds"]
     commit = f"`{code['commit'][:12]}`{' with changes' if code['changed'] else ''}" if code["commit"] else "unknown"
     return f"Commit {commit}, begun {workload['begun']}, {rounds} {'round' if rounds == 1 else 'rounds'}."

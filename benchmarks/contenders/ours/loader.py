@@ -12,7 +12,7 @@ from torch_dataloader_utils import StructuredDataset
 
 
 def burn_one_millisecond(batch: Any) -> Any:
-    """Take one millisecond of this thread's CPU time, as a collate_fn with work to do."""
+    """Use one millisecond of CPU time, as a `collate_fn` that does some work."""
     until = time.thread_time() + 0.001
     while time.thread_time() < until:
         pass
@@ -20,7 +20,7 @@ def burn_one_millisecond(batch: Any) -> Any:
 
 
 def storage_options(job: Job) -> dict[str, Any] | None:
-    """Return fsspec's options for the S3 server, if there is one."""
+    """Return fsspec's options for the S3 server, if data is read from it."""
     if job.s3 is None:
         return None
     client = {"endpoint_url": job.s3["endpoint"], "region_name": job.s3["region"]}

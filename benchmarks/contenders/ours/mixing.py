@@ -1,4 +1,4 @@
-"""This library's loader over files sorted by label: how fast, and in a run that is not timed, how well mixed."""
+"""This library's loader over files sorted by label: the rate and, in a run that is not timed, how well rows mix."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LABELS = 50
 
 
 def chi_square(labels: list[np.ndarray], size: int) -> float:
-    """Return chi-square per degree of freedom of the labels of full batches: 1 where each row is drawn from all."""
+    """Return chi-square per degree of freedom of the labels of full batches: 1 for a full shuffle."""
     counts = np.stack([np.bincount(batch, minlength=LABELS) for batch in labels if len(batch) == size])
     expected = size / LABELS
     return float((((counts - expected) ** 2) / expected).sum(axis=1).mean() / (LABELS - 1))
@@ -21,7 +21,7 @@ def chi_square(labels: list[np.ndarray], size: int) -> float:
 if __name__ == "__main__":
     job = read_job()
     memory = own_memory()
-    looks = bool(job.verify)
+    verifies = bool(job.verify)
     labels = []
     rows = checksum = 0
     began = time.perf_counter()
@@ -31,7 +31,7 @@ if __name__ == "__main__":
     first_rows = len(batch["id"])
     while batch is not None:
         rows += len(batch["id"])
-        if looks:
+        if verifies:
             checksum += int(batch["id"].sum())
             labels.append(batch["label"].numpy().copy())
         batch = next(batches, None)
@@ -43,8 +43,8 @@ if __name__ == "__main__":
         whole_s=ended - began,
         rows=rows,
         complete=True,
-        checksum=checksum if looks else None,
+        checksum=checksum if verifies else None,
         kind=None,
-        chi_square=chi_square(labels, job.batch_size) if looks else None,
+        chi_square=chi_square(labels, job.batch_size) if verifies else None,
         **memory,
     )

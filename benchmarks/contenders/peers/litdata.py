@@ -34,7 +34,7 @@ def loader_of(job: Job) -> Any:
 
 
 def link_files(job: Job) -> None:
-    """Give LitData a directory of its own with the files: it puts its index beside them."""
+    """Link the files into a new directory: LitData writes its index next to them."""
     shutil.rmtree(job.scratch, ignore_errors=True)
     Path(job.scratch).mkdir(parents=True)
     for path in map(Path, job.files):

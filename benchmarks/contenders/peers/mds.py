@@ -17,7 +17,7 @@ from harness import Job, deliver, read_job, report
 
 
 def stand_in_for_torchvision() -> None:
-    """Let streaming import torchvision, which only its picture datasets need: PyPI's build wants a torch for CUDA."""
+    """Let streaming import torchvision, which only its image datasets need: PyPI's build needs a torch for CUDA."""
     names = ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional")
     for name in names:
         module = types.ModuleType(name)
@@ -73,7 +73,7 @@ def loader_of(job: Job) -> Any:
     dataset = StreamingDataset(
         local=job.scratch,
         shuffle=False,
-        batch_size=job.batch_size,  # its documentation wants the loader's: shares are dealt out by batches
+        batch_size=job.batch_size,  # as its documentation says: the loader's, by which it divides the rows
     )
     return DataLoader(dataset, batch_size=job.batch_size, num_workers=job.workers)
 

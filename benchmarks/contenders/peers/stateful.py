@@ -1,4 +1,4 @@
-"""torchdata's StatefulDataLoader over an IterableDataset of pyarrow's iter_batches: what one would write by hand."""
+"""torchdata's StatefulDataLoader over an IterableDataset of pyarrow's iter_batches, as a user would write it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tensor_of(column: pa.Array) -> torch.Tensor:
 
 
 class RowGroups(IterableDataset[Any]):
-    """Batches of row groups dealt out among the workers; its state is how many batches of its share are done."""
+    """Batches of row groups, which workers take in turns; its state is how many batches of its share are done."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -42,11 +42,11 @@ class RowGroups(IterableDataset[Any]):
                     yield {name: tensor_of(batch.column(name)) for name in batch.schema.names}
 
     def state_dict(self) -> dict[str, int]:
-        """Return the place."""
+        """Return the position."""
         return {"done": self._done}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Go to a place."""
+        """Go to a position."""
         self._done = state["done"]
 
     def _open(self, path: str) -> pq.ParquetFile:
