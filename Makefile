@@ -20,10 +20,10 @@ SMOKE := import pathlib, torch_dataloader_utils as package; \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick check format soak floors bench bench-peers bench-check bench-report docs wheel clean
+.PHONY: help demo test quick check format soak floors bench bench-peers bench-check bench-compare bench-report docs wheel clean
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP)  ## run the flights example
 	$(BIN)/python examples/flights/demo.py
@@ -61,6 +61,9 @@ bench-peers: $(STAMP)  ## measure other loaders too, each in an environment of i
 
 bench-check: $(STAMP)  ## measure, and judge the ratios that are promised
 	$(BIN)/python -m benchmarks check
+
+bench-compare: $(STAMP)  ## measure those ratios in turns with another checkout: AGAINST=../old
+	$(BIN)/python -m benchmarks compare --against "$(AGAINST)"
 
 bench-report: $(STAMP)  ## write docs/benchmarks.md and its plots from the results
 	$(BIN)/python -m benchmarks report

@@ -1,4 +1,4 @@
-"""The benchmarks: ``python -m benchmarks run | peers | check | report``, each with --help."""
+"""The commands: ``python -m benchmarks run | peers | check | compare | report``, each with --help."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks import check, report
-from benchmarks.environments import packages_of, python_of
+from benchmarks.measure.environments import packages_of
+from benchmarks.measure.machine import commit
+from benchmarks.measure.peers import PEER_WORKLOADS, PEERS, PeerMaker, environment_of, ready_peers
+from benchmarks.measure.session import Session, read
+from benchmarks.measure.workloads import WORKLOADS, Settings
 from benchmarks.paths import RESULTS, ROOT
-from benchmarks.peers import PEER_WORKLOADS, PEERS, PeerMaker, ready_peers
-from benchmarks.results import Session, read
-from benchmarks.workloads import WORKLOADS, Settings
+from benchmarks.report import claims, comparison, page
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Measure this library and raw Arrow on all workloads."""
+    """Measure this library and raw Arrow."""
     path = options.out or RESULTS / "run.json"
     session = Session("run", path, Settings(options.rounds, options.scale), add=options.add)
     session.measure(options.workloads or list(WORKLOADS))
@@ -31,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def peers(options: argparse.Namespace) -> int:
-    """Measure peers, each in an environment of its own, in turns with this library and raw Arrow."""
+    """Measure other loaders, each in its own environment, in turns with this library and raw Arrow."""
     ready, missing = ready_peers(options.peers or list(PEERS))
     for name, why in missing.items():
         print(f"{name}: {why}")
@@ -39,7 +40,7 @@ def peers(options: argparse.Namespace) -> int:
     path = options.out or RESULTS / "peers.json"
     session = Session("peers", path, Settings(options.rounds, options.scale, maker), add=options.add)
     session.note("missing_peers", missing)
-    session.note("peer_packages", {PEERS[name].title: packages_of(python_of(name)) for name in ready})
+    session.note("peer_packages", {PEERS[name].title: packages_of(environment_of(name).python) for name in ready})
 
     def conversions() -> dict[str, object]:
         made, maker.conversions = maker.conversions, {}
@@ -50,7 +51,7 @@ def peers(options: argparse.Namespace) -> int:
 
 
 def judge(options: argparse.Namespace) -> int:
-    """Measure what the claims need, and judge them: exit status 1 if one fails."""
+    """Measure the promised figures and compare them with their bounds; exit status 1 if one fails."""
     if options.taken:
         results = read(options.taken)
     else:
@@ -58,44 +59,77 @@ def judge(options: argparse.Namespace) -> int:
         maker = PeerMaker(ready, workloads=("numeric",))
         settings = Settings(options.rounds, options.scale, maker)
         session = Session("check", options.out or ROOT / "build" / "bench" / "check.json", settings)
-        results = session.measure(options.workloads or list(check.NEEDED))
-    verdicts = check.judge(results)
-    print("\n".join([*check.table(verdicts), *check.aside(results)]))
+        results = session.measure(options.workloads or list(claims.NEEDED))
+    verdicts = claims.judge(results)
+    print("\n".join([*claims.table(verdicts), *claims.aside(results)]))
     return int(any(verdict.passed is False for verdict in verdicts))
+
+
+def compare(options: argparse.Namespace) -> int:
+    """Measure the promised figures of this checkout and of another one, in turns, and print both.
+
+    The other checkout's package runs in the environment of this one, from the same data, by the scripts of this one.
+    Compare a checkout with itself to see how large the noise is. Exit status 1 if a figure is missing.
+    """
+    path = options.out or ROOT / "build" / "bench" / "compare.json"
+    session = Session("compare", path, Settings(options.rounds, options.scale, against=options.against))
+    session.note("other", commit(options.against))
+    compared = comparison.compare(session.measure(options.workloads or list(claims.NEEDED)))
+    print("\n".join(comparison.table(compared)))
+    return int(any(one.why for one in compared))
 
 
 def write(options: argparse.Namespace) -> int:
     """Write the page and its plots from the raw results."""
-    report.write([read(path) for path in sorted(options.results.glob("*.json"))], options.page)
+    page.write([read(path) for path in sorted(options.results.glob("*.json"))], options.page)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure this library and its peers.")
     commands = parser.add_subparsers(required=True)
-    for name, command in (("run", run), ("peers", peers), ("check", judge), ("report", write)):
-        own = commands.add_parser(name, help=command.__doc__, description=command.__doc__)
-        own.set_defaults(command=command)
+    for name, command in (("run", run), ("peers", peers), ("check", judge), ("compare", compare), ("report", write)):
+        summary, _, rest = (command.__doc__ or "").partition("\n\n")
+        command_parser = commands.add_parser(name, help=summary, description=f"{summary} {rest}")
+        command_parser.set_defaults(command=command)
         if name == "report":
-            own.add_argument("--results", type=Path, default=RESULTS, help="directory of raw results")
-            own.add_argument("--page", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page to write")
+            command_parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the raw results")
+            command_parser.add_argument(
+                "--page", type=Path, default=ROOT / "docs" / "benchmarks.md", help="the page to write"
+            )
             continue
-        known = PEER_WORKLOADS if name == "peers" else tuple(WORKLOADS)
-        own.add_argument("--workloads", type=_Names(known), help=f"some of {','.join(known)}")
-        own.add_argument("--rounds", type=int, default=3, help="timed rounds")
-        own.add_argument("--scale", type=float, default=1.0, help="shrinks the data, to try things out")
-        own.add_argument("--out", type=Path, help="where the raw results go")
-        if name != "check":
-            own.add_argument("--add", action="store_true", help="keep what is there of other workloads")
+        known = {"peers": PEER_WORKLOADS, "compare": claims.NEEDED}.get(name, tuple(WORKLOADS))
+        command_parser.add_argument("--workloads", type=_Names(known), help=f"some of {','.join(known)}")
+        command_parser.add_argument("--rounds", type=int, default=5 if name == "compare" else 3, help="timed rounds")
+        command_parser.add_argument(
+            "--scale", type=float, default=1.0, help="share of the data; less than 1 for a trial run"
+        )
+        command_parser.add_argument("--out", type=Path, help="file for the raw results")
+        if name in {"run", "peers"}:
+            command_parser.add_argument("--add", action="store_true", help="keep the other workloads of that file")
         if name == "peers":
-            own.add_argument("--peers", type=_Names(tuple(PEERS)), help=f"some of {','.join(PEERS)}")
+            command_parser.add_argument("--peers", type=_Names(tuple(PEERS)), help=f"some of {','.join(PEERS)}")
+        if name == "compare":
+            command_parser.add_argument(
+                "--against", type=_checkout, required=True, metavar="DIR", help="root of the other checkout"
+            )
         if name == "check":
-            own.add_argument("--taken", type=Path, metavar="FILE", help="judge these results, measure nothing")
+            command_parser.add_argument(
+                "--taken", type=Path, metavar="FILE", help="take these results, measure nothing"
+            )
     return parser
 
 
+def _checkout(text: str) -> Path:
+    """Return the root of a checkout."""
+    root = Path(text).resolve()
+    if not text or not (root / "torch_dataloader_utils" / "__init__.py").is_file():
+        raise argparse.ArgumentTypeError(f"{text!r} is not the root of a checkout: it has no torch_dataloader_utils/")
+    return root
+
+
 class _Names:
-    """Turns "a,b" into a list, of known names only."""
+    """Parses "a,b" into a list of known names."""
 
     def __init__(self, known: Sequence[str]) -> None:
         self._known = known

@@ -1,15 +1,14 @@
-"""Where the suite keeps what it reads and writes."""
+"""The directories that the suite reads and writes."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["BUILD", "CONTENDERS", "DATA", "ENVS", "HERE", "RESULTS", "ROOT", "SCRATCH"]
+__all__ = ["BUILD", "CONTENDERS", "DATA", "ENVS", "RESULTS", "ROOT", "SCRATCH"]
 
-HERE = Path(__file__).parent
-ROOT = HERE.parent
-CONTENDERS = HERE / "contenders"
-RESULTS = HERE / "results"
+ROOT = Path(__file__).parent.parent
+CONTENDERS = ROOT / "benchmarks" / "contenders"
+RESULTS = ROOT / "benchmarks" / "results"
 BUILD = ROOT / "build" / "bench"
 DATA = BUILD / "data"
 ENVS = BUILD / "envs"

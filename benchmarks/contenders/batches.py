@@ -1,4 +1,4 @@
-"""Batches as most contenders deliver them: column names to values, or just the values of an only column."""
+"""Batches as most contenders deliver them: columns by name, or the values of a single column."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ __all__ = ["kind_of", "rows_of", "sum_of"]
 
 
 def rows_of(batch: Any) -> int:
-    """Count rows: the length of any column."""
+    """Return the number of rows: the length of any column."""
     return len(next(iter(batch.values())) if isinstance(batch, dict) else batch)
 
 
 def sum_of(batch: Any, column: str) -> int:
-    """Add up a column, of tensors, arrays or lists."""
+    """Add up a column of tensors, arrays or lists."""
     values = batch[column] if isinstance(batch, dict) else batch
     return int(np.asarray(values).sum(dtype=np.int64))
 
 
 def kind_of(batch: Any) -> str:
-    """Say what a batch's first column is."""
+    """Describe the type of a batch's first column."""
     values = next(iter(batch.values())) if isinstance(batch, dict) else batch
     if isinstance(values, list):
         return f"list of {type(values[0]).__name__}"

@@ -1,7 +1,7 @@
-"""What every contender shares: its job, the clock, and the one line of JSON that it prints.
+"""What all contenders share: the job, the clock, and the line of JSON with the figures.
 
-A contender is a script of its own, run in a fresh process by the interpreter of its own environment; so this module
-needs the standard library only. ``python loader.py FILE`` takes a job from a file: see `Job`.
+A contender is a script that runs in a new process, in the interpreter of its own environment, so this module imports
+the standard library only. ``python -P loader.py FILE`` reads the job from a file: see `Job`.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Job", "deliver", "own_memory", "read_job", "report"]
+__all__ = ["Job", "deliver", "memory_of", "own_memory", "read_job", "report"]
 
 MARK = "RESULT "
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a contender is to do.
+    """What a contender has to read, and how.
 
     Attributes:
-        path: The directory, or URL, that holds the data.
+        path: The directory or URL of the data.
         files: Its files.
         batch_size: Rows in a batch.
         workers: Worker processes; 0 reads in the process itself.
         columns: Columns to read; None for all.
-        verify: The column whose sum proves that each row came; None counts rows only, as in runs that are timed.
-        limit_s: Seconds of steady state after which a contender stops; what it delivered until then is its rate.
-        max_rows: Rows after which it stops likewise.
+        verify: The column to add up, which shows that each row was delivered once; None to count rows only.
+        limit_s: Seconds after the first batch at which a contender stops; its rate is that of the rows until then.
+        max_rows: Rows after which a contender stops.
         s3: Endpoint and credentials; None for local files.
-        scratch: Where it may write, to convert data for example.
-        options: What only this contender understands.
+        scratch: A directory to write to, for example converted data.
+        options: Options of this contender alone.
     """
 
     path: str
@@ -56,18 +56,29 @@ def read_job() -> Job:
 
 
 def report(**figures: Any) -> None:
-    """Print the result: the last line that the parent reads."""
+    """Print the figures as the line that the parent reads, with the file of the package that was measured."""
+    figures["package"] = getattr(sys.modules.get("torch_dataloader_utils"), "__file__", None)
     sys.stdout.write(f"\n{MARK}{json.dumps(figures)}\n")
     sys.stdout.flush()
 
 
-def own_memory() -> dict[str, int]:
-    """Return the memory of this process now, in bytes: with its imports done and nothing read, the bare import."""
+def memory_of(pid: int | str) -> tuple[int, int]:
+    """Return the bytes of memory of a process, all of it (PSS) and without pages of files.
+
+    Raises:
+        OSError: If the process has ended.
+    """
     figures = {}
-    for line in Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()[1:]:
         name, value, *_ = line.split()
         figures[name] = int(value) * 1024
-    return {"import_pss": figures["Pss:"], "import_anonymous": figures["Pss_Anon:"] + figures["Pss_Shmem:"]}
+    return figures["Pss:"], figures["Pss_Anon:"] + figures["Pss_Shmem:"]
+
+
+def own_memory() -> dict[str, int]:
+    """Return the memory of this process in bytes. Called after the imports, it is the bare import's."""
+    pss, anonymous = memory_of("self")
+    return {"import_pss": pss, "import_anonymous": anonymous}
 
 
 def deliver(
@@ -77,14 +88,14 @@ def deliver(
     sum_of: Callable[[Any, str], int],
     kind_of: Callable[[Any], str] = lambda batch: type(batch).__name__,
 ) -> None:
-    """Construct, iterate over one epoch, and report.
+    """Construct a loader, iterate over one epoch, and report the figures.
 
     Args:
         job: The job.
-        build: Constructs what is iterated over.
+        build: Constructs the loader.
         rows_of: Counts the rows of a batch.
-        sum_of: Adds up a column of a batch; called only where the job says to verify.
-        kind_of: Says what a batch is, likewise.
+        sum_of: Adds up a column of a batch; called only if the job has a column to verify.
+        kind_of: Describes the type of a batch; called only then, too.
     """
     memory = own_memory()
     kind = None

@@ -234,7 +234,7 @@ class _Projections:
         self._needed = needed
 
     def cases(self, footers: Sequence[Footer], filtering: Sequence[str], annotations: Annotations) -> list[FileCase]:
-        """Return, for each file, what holds for its rows, and whether its statistics are of the filter's columns."""
+        """Return what holds for all rows of each file, and whether its statistics are of the filter's columns."""
         return [self._case(footer, filtering, annotations.constants_of(footer.file.path)) for footer in footers]
 
     def _case(self, footer: Footer, filtering: Sequence[str], values: Mapping[str, Any]) -> FileCase:

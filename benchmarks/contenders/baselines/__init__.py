@@ -1,0 +1,1 @@
+"""Arrow's own readers, to whose figures the others' are ratios."""

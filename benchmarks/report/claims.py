@@ -1,0 +1,301 @@
+"""The promised figures, such as ratios to raw Arrow: each with its bound, its aim, and the verdict on results."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.measure.peers import PEERS
+from benchmarks.measure.workloads import ARROW_DIRECTORY, IN_PROCESS, TWO_WORKERS
+
+__all__ = [
+    "CLAIMS",
+    "NEEDED",
+    "SETTLED",
+    "Claim",
+    "NotTakenError",
+    "Verdict",
+    "aside",
+    "errors_of",
+    "judge",
+    "memory_growth",
+    "table",
+]
+
+Results = Mapping[str, Any]
+SETTLED = 5
+"""Epochs after which memory must not grow; before, allocators and caches fill."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A promised figure.
+
+    Attributes:
+        name: What is promised.
+        workload: The workload that measures it.
+        value: Computes it from the workload's results.
+        least: The bound.
+        aim: What it should be at best.
+        at_most: Whether bound and aim are upper limits.
+        unit: The unit to print after the figure.
+    """
+
+    name: str
+    workload: str
+    value: Callable[[Results], float]
+    least: float
+    aim: float
+    at_most: bool = False
+    unit: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The verdict on a claim.
+
+    Attributes:
+        claim: The claim.
+        value: The figure; None if it was not measured.
+        passed: Whether it holds; None if it was not measured.
+        why: Why there is no figure.
+    """
+
+    claim: Claim
+    value: float | None
+    passed: bool | None
+    why: str = ""
+
+    @property
+    def shown(self) -> str:
+        """The figure with its unit."""
+        return "-" if self.value is None else f"{self.value:.3g}{self.claim.unit}"
+
+
+class NotTakenError(LookupError):
+    """A contender did not take part, because its environment was not made."""
+
+
+def judge(results: Results) -> list[Verdict]:
+    """Return the verdicts on all claims by the results of one session."""
+    verdicts = []
+    for claim in CLAIMS:
+        workload = results["workloads"].get(claim.workload)
+        if workload is None:
+            verdicts.append(Verdict(claim, None, passed=None, why="not measured"))
+            continue
+        try:
+            value = claim.value(workload)
+        except NotTakenError as reason:
+            verdicts.append(Verdict(claim, None, passed=None, why=str(reason)))
+        except (LookupError, ZeroDivisionError) as error:
+            why = errors_of(workload)
+            verdicts.append(Verdict(claim, None, passed=False, why=why or f"no figure: {error!r}"))
+        else:
+            passed = value <= claim.least if claim.at_most else value >= claim.least
+            verdicts.append(Verdict(claim, value, passed=passed))
+    return verdicts
+
+
+def errors_of(workload: Results) -> str:
+    """Return the last lines of the errors of a workload's contenders, without repetition."""
+    ends = [found["error"].rpartition(" | ")[2][:200] for found in workload["contenders"].values() if found["error"]]
+    return "; ".join(dict.fromkeys(ends))
+
+
+def table(verdicts: Sequence[Verdict]) -> list[str]:
+    """Return the lines that `check` prints."""
+    lines = [f"{'':72} {'measured':>10} {'bound':>10} {'aim':>10}"]
+    for verdict in verdicts:
+        claim = verdict.claim
+        sign = "<=" if claim.at_most else ">="
+        word = {True: "PASS", False: "FAIL", None: "SKIP"}[verdict.passed]
+        reached = verdict.value is not None and (
+            verdict.value <= claim.aim if claim.at_most else verdict.value >= claim.aim
+        )
+        word += ", aim reached" if reached and verdict.passed else ""
+        bound, aim = f"{sign} {claim.least:g}{claim.unit}", f"{sign} {claim.aim:g}{claim.unit}"
+        lines.append(f"{claim.name:72} {verdict.shown:>10} {bound:>10} {aim:>10}  {word} {verdict.why}".rstrip())
+    return lines
+
+
+def _ratio(contender: str, rate: str = "rate") -> Callable[[Results], float]:
+    """Return the function that computes a contender's ratio to the workload's baseline."""
+    return lambda workload: float(workload["contenders"][contender]["ratio"][rate]["median"])
+
+
+def _median(workload: Results, contender: str, figure: str) -> float:
+    return float(workload["contenders"][contender]["summary"][figure]["median"])
+
+
+def _versus(contender: str, other: str, rate: str = "rate") -> Callable[[Results], float]:
+    """Return the function that computes the median ratio of two contenders' rates in the same round."""
+
+    def value(workload: Results) -> float:
+        if other not in workload["contenders"]:
+            message = "the other loader's environment is missing: python -m benchmarks peers makes it"
+            raise NotTakenError(message)
+        pairs = zip(workload["contenders"][contender]["runs"], workload["contenders"][other]["runs"], strict=False)
+        ratios = [run[rate] / against[rate] for run, against in pairs]
+        if not ratios:
+            raise LookupError("no runs of both")
+        return float(statistics.median(ratios))
+
+    return value
+
+
+def _mixed(way: str) -> Callable[[Results], float]:
+    """Return the function that divides the chi-square of a way to shuffle by a perfect window's."""
+    return lambda workload: workload["contenders"][way]["checked"]["chi_square"] / workload["facts"]["perfect"][way]
+
+
+def _requests(contender: str) -> Callable[[Results], float]:
+    """Return the function that divides the data requests by the column runs."""
+    return lambda workload: _median(workload, contender, "data_requests") / workload["facts"]["column_runs"]
+
+
+def _footer_requests(contender: str) -> Callable[[Results], float]:
+    """Return the function that computes the requests for the footer and size of a file."""
+    return lambda workload: (
+        (_median(workload, contender, "footer_requests") + _median(workload, contender, "head_requests"))
+        / workload["facts"]["files"]
+    )
+
+
+def _footers(workload: Results) -> float:
+    others = ("plain loop of pq.read_metadata", "pq.read_metadata in 16 threads")
+    fastest = min(_median(workload, other, "construction_s") for other in others)
+    return _median(workload, "torch_dataloader_utils", "construction_s") / fastest
+
+
+def _set_epoch(workload: Results) -> float:
+    cost = _median(workload, "torch_dataloader_utils", "set_epoch_and_plan_s")
+    return 100 * cost / _median(workload, "torch_dataloader_utils", "construction_s")
+
+
+def _bounded(contender: str) -> Callable[[Results], float]:
+    """Return the function that divides the peak above the bare import by the documented bound."""
+    return lambda workload: (
+        workload["contenders"][contender]["checked"]["above_import_anonymous"]
+        / workload["facts"]["bound_bytes"][contender]
+    )
+
+
+def _resume(how: str) -> Callable[[Results], float]:
+    return lambda workload: (
+        _median(workload, f"resume at 99 %, {how}", "first_batch_s")
+        / _median(workload, f"fresh start, {how}", "first_batch_s")
+    )
+
+
+def memory_growth(by_epoch: Sequence[float]) -> float:
+    """Return by how much a line through the settled epochs rises from the first to the last, in % of their mean."""
+    settled = by_epoch[SETTLED:]
+    mean, middle = sum(settled) / len(settled), (len(settled) - 1) / 2
+    rise = sum((number - middle) * value for number, value in enumerate(settled))
+    slope = rise / sum((number - middle) ** 2 for number in range(len(settled)))
+    return 100 * slope * (len(settled) - 1) / mean
+
+
+def _growth(contender: str) -> Callable[[Results], float]:
+    return lambda workload: memory_growth(workload["contenders"][contender]["runs"][0]["pss_by_epoch"])
+
+
+def _grown(contender: str, figure: str) -> Callable[[Results], float]:
+    """Return the function that computes how much a count grew over the settled epochs."""
+
+    def value(workload: Results) -> float:
+        counts = workload["contenders"][contender]["runs"][0][figure]
+        return float(max(counts[SETTLED:]) - counts[SETTLED])
+
+    return value
+
+
+HOWS = ("in process", "2 workers")
+LOADERS = {"in process": IN_PROCESS, "2 workers": TWO_WORKERS}
+PUBLISHED = f"{PEERS['published'].title}, 2 workers"
+EPOCH_WAYS = ("in process", "2 persistent workers", "2 new workers each epoch")
+
+CLAIMS: tuple[Claim, ...] = (
+    Claim("numeric, in process, of raw Arrow", "numeric", _ratio(IN_PROCESS), 0.6, 0.85),
+    Claim("numeric, 2 workers, of raw Arrow", "numeric", _ratio(TWO_WORKERS), 0.3, 0.45),
+    Claim("numeric, 2 workers, of the published package", "numeric", _versus(TWO_WORKERS, PUBLISHED), 60, 60, unit="x"),
+    Claim("tokens, in process, of raw Arrow", "tokens", _ratio(IN_PROCESS), 0.75, 0.95),
+    Claim("tokens, 2 workers, of raw Arrow", "tokens", _ratio(TWO_WORKERS), 0.5, 0.75),
+    *(
+        Claim(f"{name}, {how}, of Arrow's S3 reader file by file", name, _ratio(LOADERS[how]), 1.0, 1.0)
+        for name in ("s3", "s3_projected")
+        for how in HOWS
+    ),
+    *(
+        Claim(f"{name}, {how}: data requests of column runs", name, _requests(LOADERS[how]), 1.2, 1.0, at_most=True)
+        for name in ("s3", "s3_projected")
+        for how in HOWS
+    ),
+    *(
+        Claim(f"{name}, {how}: requests a footer", name, _footer_requests(LOADERS[how]), 2.0, 1.0, at_most=True)
+        for name in ("s3", "s3_projected")
+        for how in HOWS
+    ),
+    Claim("numeric, rows shuffled, of unshuffled", "shuffle", _ratio("rows shuffled"), 0.5, 0.6),
+    *(
+        Claim(f"{name}, {way}: chi-square, of a perfect window's", name, _mixed(way), 1.15, 1.0, at_most=True)
+        for name, way in (
+            ("mixing_small", "buffer of 5,000 rows"),
+            ("mixing_small", "buffer of 50,000 rows"),
+            ("mixing_large", "8 side by side"),
+        )
+    ),
+    Claim("10,000 local files: construction, of reading footers", "many_files", _footers, 1.1, 1.0, at_most=True),
+    Claim("10,000 local files: set_epoch, of construction", "many_files", _set_epoch, 5, 5, at_most=True, unit=" %"),
+    Claim(
+        "10,000 local files: state_dict late in an epoch",
+        "many_files",
+        lambda workload: 1000 * _median(workload, "torch_dataloader_utils", "state_dict_s"),
+        5,
+        5,
+        at_most=True,
+        unit=" ms",
+    ),
+    *(
+        Claim(f"memory, {how}: of the documented bound", "memory", _bounded(name), 1.1, 1.0, at_most=True)
+        for how, name in (
+            *LOADERS.items(),
+            ("rows shuffled, in process", "rows shuffled, in process"),
+            ("rows shuffled, 2 workers", "rows shuffled, 2 workers"),
+        )
+    ),
+    *(
+        Claim(f"resume at 99 %, {how}: first batch, of a fresh start's", "resume", _resume(how), 2.0, 1.0, at_most=True)
+        for how in HOWS
+    ),
+    *(
+        Claim(f"20 epochs, {way}: growth of memory", "epochs", _growth(way), 1.0, 0.0, at_most=True, unit=" %")
+        for way in EPOCH_WAYS
+    ),
+    *(
+        Claim(f"20 epochs, {way}: {word} more", "epochs", _grown(way, figure), 0, 0, at_most=True)
+        for way in EPOCH_WAYS
+        for word, figure in (("open files", "files_by_epoch"), ("threads", "threads_by_epoch"))
+    ),
+)
+
+NEEDED = tuple(dict.fromkeys(claim.workload for claim in CLAIMS))
+ASIDE = (("s3", IN_PROCESS, ARROW_DIRECTORY), ("s3", TWO_WORKERS, ARROW_DIRECTORY))
+"""Ratios that `check` prints without a bound, to Arrow reading a whole directory at once into memory."""
+
+
+def aside(results: Results) -> list[str]:
+    """Return the lines of ratios without a bound."""
+    lines = []
+    for name, contender, other in ASIDE:
+        workload = results["workloads"].get(name)
+        if workload is not None:
+            try:
+                value = _versus(contender, other, "whole_rate")(workload)
+            except (LookupError, TypeError):
+                continue
+            lines.append(f"{name}, {contender}: {value:.3g} of {other}, start included (not judged)")
+    return lines
