@@ -82,7 +82,10 @@ def batch_of(data: Any) -> Batch:
     return Batch(data, RECEIPT, BytesRead())
 
 
-WORKERS = pytest.mark.parametrize(("workers", "start"), [(0, None), (1, "fork"), (2, "fork"), (1, "spawn")])
+WORKERS = pytest.mark.parametrize(
+    ("workers", "start"),
+    [(0, None), (1, "fork"), (2, "fork"), (1, "forkserver"), pytest.param(1, "spawn", marks=pytest.mark.soak)],
+)
 KINDS = pytest.mark.parametrize("options", [{}, {"output_format": "numpy"}, {"collate_fn": nested}])
 
 

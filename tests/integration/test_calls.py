@@ -59,8 +59,12 @@ class Workers:
         return options
 
 
-EVERY_KIND = [Workers(0), *(Workers(count, persistent) for count in (1, 2, 3) for persistent in (False, True))]
-PERSISTENT = [kind for kind in EVERY_KIND if kind.persistent]
+KINDS = [Workers(0), *(Workers(count, persistent) for count in (1, 2, 3) for persistent in (False, True))]
+SOME_KINDS = [Workers(0), Workers(1), Workers(2, persistent=True), Workers(3)]
+EVERY_KIND = [kind if kind in SOME_KINDS else pytest.param(kind, marks=pytest.mark.soak) for kind in KINDS]
+"""Each number of workers, persistent or not; `make soak` has each number both ways."""
+
+PERSISTENT = [kind for kind in KINDS if kind.persistent]
 SLOW_STARTERS = [
     Workers(2, persistent=False, start="forkserver"),
     Workers(2, persistent=True, start="forkserver"),
@@ -1082,7 +1086,7 @@ def test_len_is_a_type_error_where_a_filter_makes_it_unknowable(path: Path):
         _ = dataset.num_batches
 
 
-@pairwise(workers=EVERY_KIND, output_format=["torch", "numpy"], shuffle_buffer_size=[None, 100])
+@pairwise(workers=KINDS, output_format=["torch", "numpy"], shuffle_buffer_size=[None, 100])
 def test_batches_belong_to_the_user(path: Path, workers: Workers, output_format: Any, shuffle_buffer_size: int | None):
     loader, dataset = open_loader(
         path,

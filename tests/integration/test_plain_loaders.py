@@ -38,7 +38,16 @@ SHUFFLE_IDS = ["in-order", "shards-shuffled", "rows-mixed"]
 
 FORK = {"multiprocessing_context": "fork"}
 SPAWN = {"multiprocessing_context": "spawn"}
+SERVED = {"multiprocessing_context": "forkserver"}
 KEPT = {"persistent_workers": True}
+
+
+STARTS = [
+    pytest.param(FORK, id="fork"),
+    pytest.param({**FORK, **KEPT}, id="fork-kept"),
+    pytest.param({**SERVED, **KEPT}, id="forkserver"),
+    pytest.param({**SPAWN, **KEPT}, id="spawn", marks=pytest.mark.soak),
+]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +86,8 @@ def take(batches: Any, count: int) -> list[list[int]]:
         (2, {**FORK, **KEPT}, 2),
         (3, {**FORK, **KEPT}, 0),
         (1, SPAWN, 0),
-        (2, {**SPAWN, **KEPT}, 0),
+        (2, {**SERVED, **KEPT}, 0),
+        pytest.param(2, {**SPAWN, **KEPT}, 0, marks=pytest.mark.soak),
     ],
 )
 def test_a_plain_loader_delivers_each_row_of_every_epoch_once(data, num_workers, options, made_with):
@@ -125,7 +135,7 @@ def known_again_by_own_iteration(dataset: StructuredDataset, state: dict[str, An
     next(iter(dataset))
 
 
-@pytest.mark.parametrize("options", [FORK, {**FORK, **KEPT}, {**SPAWN, **KEPT}], ids=["fork", "fork-kept", "spawn"])
+@pytest.mark.parametrize("options", STARTS)
 def test_the_state_is_unknown_once_plain_workers_have_delivered_and_not_before(data, options):
     dataset = open_dataset(data, num_workers=2)
     loader = plain(dataset, 2, **options)
@@ -222,8 +232,14 @@ def test_a_second_iterator_ends_the_first_with_a_clear_error(data):
 
 @pytest.mark.parametrize(
     ("options", "made_with"),
-    [(FORK, 0), (FORK, 2), ({**FORK, **KEPT}, 0), ({**FORK, **KEPT}, 2), ({**SPAWN, **KEPT}, 0)],
-    ids=["fork-0", "fork-2", "fork-kept-0", "fork-kept-2", "spawn-kept-0"],
+    [
+        pytest.param(FORK, 0, id="fork-0"),
+        pytest.param(FORK, 2, id="fork-2"),
+        pytest.param({**FORK, **KEPT}, 0, id="fork-kept-0"),
+        pytest.param({**FORK, **KEPT}, 2, id="fork-kept-2"),
+        pytest.param({**SERVED, **KEPT}, 0, id="forkserver-kept-0"),
+        pytest.param({**SPAWN, **KEPT}, 0, id="spawn-kept-0", marks=pytest.mark.soak),
+    ],
 )
 def test_set_epoch_reaches_plain_workers(data, options, made_with):
     dataset = open_dataset(data, num_workers=made_with, **ROWS_MIXED)
@@ -239,7 +255,7 @@ def test_set_epoch_reaches_plain_workers(data, options, made_with):
     assert all(sorted(itertools.chain(*order)) == list(range(ROWS)) for order in orders)
 
 
-@pytest.mark.parametrize("options", [FORK, {**FORK, **KEPT}, {**SPAWN, **KEPT}], ids=["fork", "fork-kept", "spawn"])
+@pytest.mark.parametrize("options", STARTS)
 def test_a_state_loaded_before_a_plain_loader_starts_is_continued_once(data, options):
     own, saved_from = open_loader(data, batch_size=8, num_workers=2, **ROWS_MIXED)
     saved_from.set_epoch(2)

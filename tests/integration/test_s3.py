@@ -35,7 +35,8 @@ SMALL_FILES = ((37, 10), (5, 5), (29, 8))
 WORKERS = [
     pytest.param({"num_workers": 0}, id="in-process"),
     pytest.param({"num_workers": 2, "multiprocessing_context": "fork"}, id="fork"),
-    pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, id="spawn"),
+    pytest.param({"num_workers": 2, "multiprocessing_context": "forkserver"}, id="forkserver"),
+    pytest.param({"num_workers": 2, "multiprocessing_context": "spawn"}, id="spawn", marks=pytest.mark.soak),
 ]
 MIXED = {"shuffle": True, "shuffle_buffer_size": 30}
 
