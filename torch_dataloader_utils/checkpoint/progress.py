@@ -126,7 +126,7 @@ class Progress:
 
     def _at(self, receipt: Receipt) -> tuple[StreamProgress, ...]:
         streams = list(self.streams)
-        for part in (receipt, *receipt.beside):
+        for part in (receipt, *receipt.others):
             streams[part.stream] = streams[part.stream].advanced(part)
         return tuple(streams)
 

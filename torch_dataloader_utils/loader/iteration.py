@@ -80,7 +80,7 @@ class Iteration:
         """Note that a stream has ended."""
         self.progress = self.progress.ended(end.receipt)
         self.metrics.rows_dropped += end.receipt.rows_dropped
-        self._ended.update(receipt.stream for receipt in (end.receipt, *end.receipt.beside))
+        self._ended.update(receipt.stream for receipt in (end.receipt, *end.receipt.others))
         self._count_bytes(end)
         if self._line and self.finished():
             self._line.update(self.epoch, self.progress.batches_delivered, self.metrics, last=True)

@@ -23,7 +23,7 @@ class Receipt:
         rows_delivered: Rows of that slice's shard delivered so far, including those before the slice's start.
         rows: Rows in this batch.
         rows_dropped: Rows left out because the last batch of the stream would have been short.
-        beside: The receipts of the other streams that have rows in this batch.
+        others: The receipts of the other streams that have rows in this batch.
         last: Index of the slice of the batch's last row, and that row's number among the shard's delivered rows, from
             1. It is the same whether or not the reader knew that the slice ends there.
     """
@@ -33,7 +33,7 @@ class Receipt:
     rows_delivered: int
     rows: int
     rows_dropped: int = 0
-    beside: tuple[Receipt, ...] = ()
+    others: tuple[Receipt, ...] = ()
     last: tuple[int, int] = (0, 0)
 
 

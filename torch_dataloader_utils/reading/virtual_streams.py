@@ -169,7 +169,7 @@ def _joined(receipts: list[Receipt]) -> Receipt:
         first,
         rows=sum(receipt.rows for receipt in receipts),
         rows_dropped=sum(receipt.rows_dropped for receipt in receipts),
-        beside=tuple(others),
+        others=tuple(others),
     )
 
 
