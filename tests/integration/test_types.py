@@ -193,7 +193,7 @@ def example(kind: pa.DataType, *, nulls: bool) -> pa.Array:
 # What is delivered, and what is to be ---------------------------------------------------------------------------------
 
 
-class OpenedFiles:
+class WrittenFiles:
     """A column `x` in a file of several row groups, or in memory where Parquet cannot store its type."""
 
     def __init__(self, directory: Path, column: pa.Array) -> None:
@@ -336,12 +336,12 @@ def test_the_table_has_a_row_for_each_type_that_is_tested_here():
 def test_a_type_is_delivered_as_the_table_says_with_the_values_that_pyarrow_reads(
     tmp_path, row, replacements, kind, output_format
 ):
-    source = OpenedFiles(tmp_path, example(kind, nulls=False))
+    source = WrittenFiles(tmp_path, example(kind, nulls=False))
     batches = source.batches(output_format=output_format)
     cell = cell_for(row, replacements, output_format)
     for batch in batches:
         values = batch["x"]
-        if cell == "as it is":
+        if cell == "unchanged":
             assert values.type == kind
         elif isinstance(values, list):  # lists may be empty
             assert described([row for batch in batches for row in batch["x"]]) == cell
@@ -404,10 +404,10 @@ def can_be_filled(kind: pa.DataType) -> bool:
 def test_nulls_are_what_the_table_says_and_what_is_chosen(tmp_path, row, replacements, kind, output_format):
     if IS_OLD and pa.types.is_union(kind):
         pytest.skip("this pyarrow does not tell nulls in unions")
-    source = OpenedFiles(tmp_path, example(kind, nulls=True))
+    source = WrittenFiles(tmp_path, example(kind, nulls=True))
     says = TABLE[row][-1].split(" / ")
     without_a_choice = "`None`" if output_format in ("dict", "arrow") else says[-1 if output_format == "numpy" else 0]
-    if without_a_choice == "a choice":
+    if without_a_choice == "choose":
         with pytest.raises(ColumnError, match=r"column 'x' holds \d+ nulls.*fill_nulls=\{'x'.*mask_nulls=\['x'\]"):
             source.batches(output_format=output_format)
     else:
@@ -421,10 +421,10 @@ def test_nulls_are_what_the_table_says_and_what_is_chosen(tmp_path, row, replace
             correct = [filled(one, kind, None) for one in correct]
         assert rows == correct
     _check_fill(source, kind, output_format)
-    _check_mask(source, kind, output_format, refuses=without_a_choice == "a choice")
+    _check_mask(source, kind, output_format, refuses=without_a_choice == "choose")
 
 
-def _check_fill(source: OpenedFiles, kind: pa.DataType, output_format: str) -> None:
+def _check_fill(source: WrittenFiles, kind: pa.DataType, output_format: str) -> None:
     leaf = innermost(kind)
     chosen = value(leaf, 5)
     options = {"output_format": output_format, "fill_nulls": {"x": chosen}}
@@ -437,7 +437,7 @@ def _check_fill(source: OpenedFiles, kind: pa.DataType, output_format: str) -> N
     assert rows == [filled(one, kind, as_read) for one in source.correct(listed=listed)]
 
 
-def _check_mask(source: OpenedFiles, kind: pa.DataType, output_format: str, *, refuses: bool) -> None:
+def _check_mask(source: WrittenFiles, kind: pa.DataType, output_format: str, *, refuses: bool) -> None:
     """Lists of integers with nulls in them need a value for these, too."""
     options: dict[str, Any] = {"output_format": output_format, "mask_nulls": ["x"]}
     zero: Any = None
@@ -507,7 +507,7 @@ def test_a_column_is_delivered_as_it_was_asked_for(tmp_path, cells, output_forma
     name, asked = cells[0].strip("`"), eval(cells[1].strip("`"), NAMES)  # noqa: S307 - the guide's own words
     kind = KINDS[name] if name in KINDS else EXAMPLES[name][0][1]
     cell = cells[2 + FORMATS.index(output_format)]
-    source = OpenedFiles(tmp_path, example(kind, nulls=False))
+    source = WrittenFiles(tmp_path, example(kind, nulls=False))
     options = {"output_format": output_format, "column_formats": {"x": asked}}
     if cell == "an error":
         with pytest.raises(ColumnError, match=r"needs output_format='torch' or 'numpy'|is for|not 'arrow'"):
@@ -533,7 +533,7 @@ def test_a_column_is_delivered_as_it_was_asked_for(tmp_path, cells, output_forma
     ],
 )
 def test_nulls_of_a_column_that_was_asked_for_otherwise_need_a_choice_too(tmp_path, kind, asked, output_format):
-    source = OpenedFiles(tmp_path, example(kind, nulls=True))
+    source = WrittenFiles(tmp_path, example(kind, nulls=True))
     options: dict[str, Any] = {"output_format": output_format, "column_formats": {"x": asked}}
     with pytest.raises(ColumnError, match=r"column 'x' holds \d+ nulls.*a\.parquet"):
         source.batches(**options)
@@ -559,7 +559,7 @@ def test_nulls_of_a_column_that_was_asked_for_otherwise_need_a_choice_too(tmp_pa
 
 
 def test_floats_that_are_null_may_be_filled_too_and_nan_stays(tmp_path):
-    source = OpenedFiles(tmp_path, pa.array([1.5, None, float("nan")]))
+    source = WrittenFiles(tmp_path, pa.array([1.5, None, float("nan")]))
     (batch,) = source.batches(output_format="torch", fill_nulls={"x": 9})
     assert repr(batch["x"].tolist()) == "[1.5, 9.0, nan]"
     (batch,) = source.batches(output_format="torch", mask_nulls=["x"])
@@ -586,14 +586,14 @@ def test_a_mask_follows_its_column_and_the_schema_says_so(tmp_path):
 def test_a_tensor_whose_dimensions_are_stored_in_another_order_has_its_logical_shape(tmp_path):
     kind = pa.fixed_shape_tensor(pa.int32(), [2, 3], permutation=[1, 0])
     column = pa.ExtensionArray.from_storage(kind, pa.array([list(range(6)), None], kind.storage_type))
-    source = OpenedFiles(tmp_path, column)
+    source = WrittenFiles(tmp_path, column)
     (batch,) = source.batches(output_format="torch", fill_nulls={"x": -1})
     assert batch["x"].tolist() == [[[0, 3], [1, 4], [2, 5]], [[-1] * 2] * 3]
 
 
 def test_lists_of_no_places_have_as_many_rows_as_there_are(tmp_path):
     """Parquet does not store them; other formats may."""
-    source = OpenedFiles(
+    source = WrittenFiles(
         tmp_path,
         pa.FixedSizeListArray.from_buffers(pa.list_(pa.int32(), 0), 6, [None], children=[pa.nulls(0, pa.int32())]),
     )
@@ -611,7 +611,7 @@ def test_decimals_become_the_nearest_floats(tmp_path):
     for precision, scale in ((10, 2), (15, 15), (18, 4), (38, 37)):
         numbers = [int(str(7**number)[:precision].rjust(precision, "3")) for number in range(500)]
         values = [decimal.Decimal(number).scaleb(-scale, decimal.Context(prec=50)) for number in numbers]
-        source = OpenedFiles(tmp_path, pa.array(values, pa.decimal128(precision, scale)))
+        source = WrittenFiles(tmp_path, pa.array(values, pa.decimal128(precision, scale)))
         rows, _ = together(source.batches(output_format="torch", column_formats={"x": "float64"}))
         assert rows == [float(one) for one in values]
 

@@ -139,7 +139,7 @@ def test_a_wrong_scan_filter_is_reported_before_the_catalog_is_loaded(filters, m
 
 
 def test_a_scan_filter_makes_lengths_unknown_before_the_catalog_is_loaded():
-    with pytest.raises(ValueError, match="uneven_ranks='drop' has to know"):
+    with pytest.raises(ValueError, match="uneven_ranks='drop' needs the number of rows"):
         IcebergDataset.create_dataloader(
             "db.t", catalog_config={"type": "no such"}, scan_filter="x > 3", uneven_ranks="drop"
         )
