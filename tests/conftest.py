@@ -165,9 +165,11 @@ BEGIN_FIRST = (
     "test_docs.py",
     "test_node_ids.py",
     "test_state_machine.py",
-    "test_transport.py",
+    "test_orphans.py",
     "test_leftovers.py",
     "test_workers.py",
+    "test_pace_of_workers.py",
+    "test_readahead.py",
     "test_plain_loaders.py",
     "test_elastic_resume.py",
     "test_resume_everywhere.py",
@@ -189,8 +191,10 @@ class InOrder(LoadScopeScheduling):
         return path if Path(path).name in SET_UP_ONCE else nodeid
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> InOrder:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> InOrder | None:
     """Deal tests out so that nothing is set up twice that takes long, and nothing long begins last."""
+    if config.getvalue("dist") != "load":
+        return None
     config.option.loadscopereorder = False
     return InOrder(config, log)
 

@@ -228,6 +228,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.hypothesis
 def test_any_sequence_of_calls_in_this_process(path: Path):
     class InProcess(LoaderMachine):
         data = path
@@ -237,6 +238,7 @@ def test_any_sequence_of_calls_in_this_process(path: Path):
     run(InProcess, most=100, steps=30)
 
 
+@pytest.mark.hypothesis
 def test_any_sequence_of_calls_with_worker_processes(path: Path):
     class WithWorkers(LoaderMachine):
         data = path
