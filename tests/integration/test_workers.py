@@ -7,6 +7,7 @@ import pickle
 import time
 from collections import deque
 
+import pyarrow as pa
 import pytest
 import torch
 from support import all_rows_of, batches_of, open_loader, write_dataset
@@ -24,12 +25,15 @@ class HangingForks:
 
     def __init__(self) -> None:
         self.left = 0
+        self.forks = 0
         self.is_used = False
+        self.hangs_in_threads = False
         self._hangs = False
         self._latest: deque[bool] = deque(maxlen=2)
         os.register_at_fork(before=self._count, after_in_child=self._hang)
 
     def _count(self) -> None:
+        self.forks += 1
         self._hangs = self.left > 0
         self.left -= self._hangs
         self._latest.append(self._hangs)
@@ -37,6 +41,11 @@ class HangingForks:
             loader_module.START_SEC = 0.5 if any(self._latest) else 120
 
     def _hang(self) -> None:
+        if self._hangs and not self.hangs_in_threads:
+            time.sleep(3600)
+
+    def allocate(self, _size: int) -> None:
+        """Stand for Arrow's allocator, whose lock another thread held at the fork."""
         if self._hangs:
             time.sleep(3600)
 
@@ -49,6 +58,7 @@ def hanging(monkeypatch):
     monkeypatch.setattr(loader_module, "START_SEC", loader_module.START_SEC)
     monkeypatch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.2)  # how long torch waits for the hung
     HANGING.is_used = True
+    HANGING.forks = 0
     yield HANGING
     HANGING.is_used = False
     HANGING.left = 0
@@ -72,6 +82,17 @@ def test_workers_that_hang_at_their_fork_are_started_again(tmp_path, hanging, pe
     assert first + all_rows_of(loader) == whole
     assert sorted(whole) == list(range(rows))
     assert hanging.left == 0
+
+
+def test_a_worker_whose_new_threads_hang_in_arrows_allocator_is_started_again(tmp_path, hanging, monkeypatch):
+    rows = write_dataset(tmp_path)
+    monkeypatch.setattr(hanging, "hangs_in_threads", True)
+    monkeypatch.setattr(pa, "allocate_buffer", hanging.allocate)
+    loader, _ = open_loader(tmp_path, num_workers=2, multiprocessing_context="fork")
+    hanging.left = 1
+    batches = iter(loader)
+    assert hanging.forks == 4  # two workers, of which one hung, and then both again
+    assert sorted(all_rows_of(batches)) == list(range(rows))
 
 
 def test_workers_that_always_hang_are_an_error_that_says_what_to_do(tmp_path, hanging):

@@ -32,12 +32,15 @@ ALIVE_CHECK_SEC = 0.1
 
 
 class StartupBarrier:
-    """Workers report here as soon as they run, and the training process waits until all have.
+    """Workers report here as soon as they can read, and the training process waits until all have.
 
     A process that is forked while another thread holds a lock may wait for that lock forever, before its first line of
     Python. ``pthread_atfork`` protects most locks, but not all: CPython up to 3.11 takes the lock of its list of
     threads in the child before it resets it, and threads of torch.distributed's backends take it whenever they call
     back into Python. torch's loader would wait for such a worker forever.
+
+    Arrow's allocator (mimalloc) has such a lock, too, and takes it when a thread allocates for the first time. A worker
+    would hang there once it decodes. So it tries that, in a thread of its own, before it reports.
 
     Args:
         context: The multiprocessing context that starts the workers, or a module with the same functions.
@@ -47,7 +50,7 @@ class StartupBarrier:
         self._reports = context.Semaphore(0)
 
     def report(self) -> None:
-        """Report, in a worker, that it runs."""
+        """Report, in a worker, that it can read."""
         self._reports.release()
 
     def wait_for(self, workers: Sequence[BaseProcess], seconds: float) -> bool:
@@ -83,6 +86,7 @@ class WorkerSetup:
 
     def __call__(self, worker: int) -> None:
         """Set up the worker with this number."""
+        _allocate_in_new_thread()
         self._startup.report()
         pa.set_cpu_count(self._decoding_threads)
         end_with_training_process()
@@ -90,6 +94,13 @@ class WorkerSetup:
         dataset.attach_channel(self._channels[worker])
         if self._user_worker_init_fn is not None:
             self._user_worker_init_fn(worker)
+
+
+def _allocate_in_new_thread() -> None:
+    """Allocate Arrow memory as a decoding thread will. Hangs if the allocator's lock was held at the fork."""
+    thread = threading.Thread(target=pa.allocate_buffer, args=(1,), name="allocate", daemon=True)
+    thread.start()
+    thread.join()
 
 
 def end_with_training_process() -> None:
