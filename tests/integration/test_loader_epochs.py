@@ -114,6 +114,38 @@ def test_set_epoch_of_an_epoch_that_has_ended_begins_it_again(path, workers):
     assert batches_of(loader) == whole
 
 
+def fail(batch):
+    raise ValueError(batch)
+
+
+@any_workers
+def test_set_epoch_of_an_epoch_whose_iterator_failed_begins_it_again(path, workers):
+    whole = epochs(path, 1, **workers)[0]
+    saved = opened(path, **workers)
+    take(iter(saved), 1)
+    loader = opened(path, collate_fn=fail, **workers)
+    loader.load_state_dict(saved.state_dict())
+    with pytest.raises(ValueError, match="row"):
+        next(iter(loader))
+    assert loader.state_dict()["batches_delivered"] == 1
+    loader.set_epoch(0)
+    assert loader.state_dict()["batches_delivered"] == 0
+    saved.set_epoch(0)
+    assert batches_of(saved) == whole
+
+
+def test_set_epoch_after_a_plain_loader_read_what_a_state_left_begins_the_epoch_again(path):
+    whole = epochs(path, 1, num_workers=1)[0]
+    saved = opened(path, num_workers=1)
+    take(iter(saved), 2)
+    loader = opened(path, num_workers=1)
+    loader.load_state_dict(saved.state_dict())
+    assert batches_of(DataLoader(loader.dataset, batch_size=None, num_workers=1)) == whole[2:]
+    loader.set_epoch(0)
+    assert loader.state_dict()["batches_delivered"] == 0
+    assert batches_of(loader) == whole
+
+
 @pytest.mark.parametrize("persistent", [False, True])
 def test_set_epoch_of_the_current_epoch_leaves_workers_of_plain_loaders_as_they_are(path, persistent):
     whole = epochs(path, 2, num_workers=2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 from abc import ABC, abstractmethod
@@ -71,7 +70,7 @@ class PathSet(FileSet):
             listing, known = load_manifest(self.manifest, storage, locations)
         paths = {file.path: file.path for file in listing.files}
         if is_hive(self.partitioning):
-            given = _GivenPaths(dict(zip(locations, self.urls, strict=True)), is_local=storage.is_local)
+            given = _GivenPaths(dict(zip(locations, self.urls, strict=True)), listing.files, is_local=storage.is_local)
             paths = {file.path: given.path_of(file) for file in listing.files}
         annotations = partition_columns(paths, self.partitioning, listing.root)
         return open_files(storage, listing, self.format, request, annotations=annotations, known=known)
@@ -85,27 +84,53 @@ class _GivenPaths:
     https://arrow.apache.org/docs/python/generated/pyarrow.dataset.dataset.html,
     https://docs.pola.rs/user-guide/io/hive.
 
+    In a list of files or globs and directories, all follow the rule of files, so that alike paths have alike columns.
+
     Args:
         urls: What the user gave, by what the storage calls it.
-        is_local: Whether the files are local.
+        files: The files that were found.
+        is_local: Whether they are local.
     """
 
-    def __init__(self, urls: Mapping[str, str], *, is_local: bool) -> None:
+    def __init__(self, urls: Mapping[str, str], files: Sequence[StoredFile], *, is_local: bool) -> None:
         normal = posixpath.normpath if is_local else str  # as local files are listed
-        self._urls = {normal(location).rstrip("/"): url for location, url in urls.items()}
-        self._globs = [location for location in self._urls if re.search(GLOB, location)]
-        self._is_local = is_local
+        given = {normal(location).rstrip("/"): url for location, url in urls.items()}
+        self._first_segments = {location: _first_given(location, url) for location, url in given.items()}
+        # A name may have a wildcard in it and be a directory all the same.
+        directories = {
+            location for location in given if any(file.location.startswith(f"{location}/") for file in files)
+        }
+        self._globs = [location for location in given if location not in directories and re.search(GLOB, location)]
+        self._has_files = bool(self._globs) or any(file.location in given for file in files)
+        self._of_directories: dict[str, int] = {}
 
     def path_of(self, file: StoredFile) -> str:
         """Return a file's path, starting with the first directory that can become a column."""
-        parts = file.location.split("/")
-        if any("/".join(parts[:depth]) in self._urls for depth in range(1, len(parts))):
-            return file.path  # below a given directory
-        url = self._urls.get(file.location)
-        if url is None:
-            plain = ((location, re.split(GLOB, location, maxsplit=1)[0]) for location in self._globs)
-            url = next((self._urls[glob] for glob, prefix in plain if file.location.startswith(prefix)), "/")
-        if not self._is_local:
-            return without_query(file.location) if is_http(file.location) else file.location
-        is_relative = "://" not in url and not url.startswith(("/", "~"))
-        return os.path.relpath(file.location) if is_relative else file.location
+        if not self._has_files:
+            return file.path  # from below the given directories
+        directory = posixpath.dirname(file.location)
+        first = self._first_segments.get(file.location)
+        if first is None:
+            if directory not in self._of_directories:
+                self._of_directories[directory] = self._first_segment_of(directory)
+            first = self._of_directories[directory]
+        location = without_query(file.location) if is_http(file.location) else file.location
+        return location if not first else "/".join(location.split("/")[first:])
+
+    def _first_segment_of(self, directory: str) -> int:
+        """Return the first given segment of the path of a directory that a given directory or glob contains."""
+        segments = directory.split("/")
+        for depth in range(len(segments), 0, -1):
+            first = self._first_segments.get("/".join(segments[:depth]))
+            if first is not None:
+                return first
+        containing = (glob for glob in self._globs if directory.startswith(posixpath.dirname(re.split(GLOB, glob)[0])))
+        return self._first_segments.get(next(containing, ""), 0)
+
+
+def _first_given(location: str, url: str) -> int:
+    """Return the first segment of a location that the user wrote: a relative path leaves out those before it."""
+    if "://" in url or url.startswith(("/", "~")):
+        return 0
+    written = [segment for segment in posixpath.normpath(url).split("/") if segment not in {".", ".."}]
+    return len(location.split("/")) - len(written)

@@ -235,7 +235,7 @@ def _parse_format(given: Mapping[str, Any]) -> Format:
         names_columns=given["columns"] is not None,
     )
     needing = {name: given[name] for name in ("row_id_column", "uneven_ranks", "virtual_ranks", "virtual_workers")}
-    if given["uneven_ranks"] == "allow":
+    if require_choice(given["uneven_ranks"], "uneven_ranks", UNEVEN_RANKS) == "allow":
         del needing["uneven_ranks"]
     if given["split_strategy"] is not None:
         needing["split_strategy with shuffle_buffer_size"] = buffer_rows

@@ -33,6 +33,7 @@ class Iteration:
         self.epoch = epoch
         self.progress = progress.rebased()
         self.metrics = Metrics()
+        self.failed = False
         self._processes = processes
         self._line = line
         self._ended: set[int] = set()
@@ -165,6 +166,7 @@ class BatchIterator(Iterator[Any]):
 
     def _fail(self, error: BaseException) -> None:
         """Keep the error's message, not the error: its traceback would keep worker processes alive."""
+        self._iteration.failed = True
         self._error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         self.close()
         if self._on_error is not None:

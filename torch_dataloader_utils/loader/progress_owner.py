@@ -41,13 +41,12 @@ class ProgressOwner:
         """Whether no batch was delivered since the dataset changed last, so that a call need not begin the epoch again.
 
         A loaded state that waits for its iteration counts as untouched, and so does an iterator that has begun to
-        continue from it. An iteration that has come to its end does not: the epoch is over.
+        continue from it. An iteration that has ended, or failed, does not: no iterator can continue it.
         """
-        if self.loaded is not None:
-            return True
         if self.iteration is None:
             return not self.copies.have_delivered
-        return self.iteration.metrics.batches_delivered == 0 and not self.iteration.finished()
+        is_over = self.iteration.failed or self.iteration.finished()
+        return self.iteration.metrics.batches_delivered == 0 and not is_over
 
     def begin(self, progress: Progress, processes: int, line: ProgressLine | None) -> Iteration:
         """Begin an iteration. It owns the progress from now on.

@@ -116,6 +116,9 @@ class MemoryLease:
     def merge(self, other: MemoryLease) -> None:
         """Take over another lease's bytes, which counts as released then."""
         self._require_held()
+        if other._budget is not self._budget:
+            msg = "leases of two budgets cannot be merged"
+            raise ValueError(msg)
         other._end()
         self._size += other._size
         kept = other._size * (self._is_kept - other._is_kept)

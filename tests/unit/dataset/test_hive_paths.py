@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
 import pyarrow as pa
@@ -74,7 +75,7 @@ def test_a_glob_takes_columns_from_all_directories_of_its_path(root, pattern):
     assert_same_rows(f"{root}/{pattern}", files)
 
 
-def test_directories_and_globs_of_a_list_take_what_each_alone_does(root):
+def test_directories_beside_files_or_globs_of_a_list_follow_their_rule(root):
     directories = [str(root / "year=2020"), str(root / "year=2021")]
     assert rows_of_loader(directories).column_names == ["x", "year", "region"]  # below their common directory
     mixed = rows_of_loader([str(root / "year=2020"), str(root / DIRECTORIES[1] / "*.parquet")])
@@ -82,8 +83,22 @@ def test_directories_and_globs_of_a_list_take_what_each_alone_does(root):
         "x": [0, 1, 2, 3],
         "year": [2020, 2020, 2021, 2021],
         "region": ["us", "us", "eu", "eu"],
-        "run": [None, None, 7, 7],
+        "run": [7, 7, 7, 7],
     }
+    parts = [str(root / DIRECTORIES[0] / "part.parquet"), str(root / DIRECTORIES[1])]
+    assert rows_of_loader(parts).to_pydict()["region"] == ["us", "us", "eu", "eu"]
+    within = [str(root / DIRECTORIES[0] / "part.parquet"), str(root / DIRECTORIES[0] / "more")]
+    (root / DIRECTORIES[0] / "more").mkdir()
+    pq.write_table(pa.table({"x": [9]}), root / DIRECTORIES[0] / "more" / "part.parquet")
+    assert sorted(rows_of_loader(within).to_pydict()["region"]) == ["us"] * 3
+    shutil.rmtree(root / DIRECTORIES[0] / "more")
+
+
+def test_a_relative_path_above_the_working_directory_keeps_the_directories_that_were_written(root, monkeypatch):
+    (root / DIRECTORIES[0] / "sub").mkdir()
+    monkeypatch.chdir(root / DIRECTORIES[0] / "sub")
+    assert rows_of_loader("../../region=us/part.parquet").to_pydict() == {"x": [0, 1], "region": ["us"] * 2}
+    (root / DIRECTORIES[0] / "sub").rmdir()
 
 
 @pytest.mark.parametrize(

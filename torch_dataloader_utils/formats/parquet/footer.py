@@ -88,7 +88,7 @@ class FooterReader:
         the thread that opens the dataset, for a warning shows the line that did so.
         """
         if self._mismatches:
-            shown = "; ".join(self._mismatches[:SHOWN])
+            shown = "; ".join(sorted(self._mismatches)[:SHOWN])  # threads read the footers, in any order
             others = f"; and {len(self._mismatches) - SHOWN} more files" if len(self._mismatches) > SHOWN else ""
             message = (
                 f"the total of rows in a footer disagrees with its row groups, by which it is read: {shown}{others}"
