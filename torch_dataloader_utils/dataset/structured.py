@@ -127,7 +127,7 @@ class StructuredDataset(BatchDataset):
                 the rows within each shard are shuffled.
             read_ahead_bytes: Decoded bytes that a stream (each worker, or this process) holds, at most, including the
                 batches that it is delivering: an integer or a string. A row group of more than half as many bytes is
-                read in slices. A shard of shuffled rows may be larger; then the next one is not read ahead.
+                read in parts. A shard of shuffled rows may be larger; then the next one is not read ahead.
             num_workers: Number of worker processes; 0 reads in this process. None uses this rank's share of the CPUs
                 less one, and adopts the number of a loaded state.
             num_ranks: Number of ranks; None uses the process group's, else ``WORLD_SIZE``, else 1.

@@ -51,7 +51,7 @@ class Decoder:
         """Decode a row group as one table, after those before it."""
         return self.thread.submit(self._storage.attempt, partial(self._decode, path, number))
 
-    def slices(self, path: str, number: int, rows: int) -> Iterator[pa.Table]:
+    def in_parts(self, path: str, number: int, rows: int) -> Iterator[pa.Table]:
         """Yield a row group in tables of some rows; each is decoded when it is requested."""
         tables: Iterator[pa.Table] | None = None
         done = 0

@@ -15,7 +15,7 @@ __all__ = ["ReadAhead"]
 
 T = TypeVar("T")
 
-READING_THREADS = ("read_ahead", "decode", "mix", "fetch", "fsspecIO")
+READING_THREADS = ("read_ahead", "decode", "shuffle", "fetch", "fsspecIO")
 """Names of the reading thread and of the threads that it waits for. A garbage collection may run in any of them, and
 close an iterator there. None of them may then wait for the reading thread: it would wait for itself."""
 

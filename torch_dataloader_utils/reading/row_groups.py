@@ -198,7 +198,7 @@ class RowGroupReader:
         """
         with self._errors(group):
             done = 0
-            for table in self._next_decoder().slices(group.path, group.number, rows):
+            for table in self._next_decoder().in_parts(group.path, group.number, rows):
                 finished, count = self._finished(group, table, done)
                 yield finished, count if self._counts else 0
                 done += table.num_rows

@@ -74,7 +74,7 @@ class ShuffledScan(Scan):
         super().__init__(reader, slices, options, budget)
         self._epoch = epoch
         threads = max(1, min(pa.cpu_count(), reader.columns // COLUMNS_OF_A_THREAD))
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="mix")
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="shuffle")
 
     def close(self) -> None:
         """End the threads."""
