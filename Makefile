@@ -18,6 +18,9 @@ SMOKE := import pathlib, torch_dataloader_utils as package; \
 	package.StructuredDataset.create_dataloader; \
 	print("the wheel imports, types included")
 
+# Of the tests: one more than there are CPUs, at most five. A third of their time they wait for processes and deadlines.
+PROCESSES := $(shell echo $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 5 )))
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help demo test quick check format soak floors bench bench-peers bench-check bench-compare bench-report docs wheel clean
@@ -29,11 +32,11 @@ demo: $(STAMP)  ## run the flights example
 	$(BIN)/python examples/flights/demo.py
 
 test: check docs wheel $(STAMP)  ## everything: check, docs, the built wheel, the tests
-	$(BIN)/python -m pytest -m "not soak and not alone" -n auto --maxprocesses 4
+	$(BIN)/python -m pytest -m "not soak and not alone" -n $(PROCESSES)
 	$(BIN)/python -m pytest -m "alone and not soak"
 
 quick: $(STAMP)  ## the unit tests alone, for who edits
-	$(BIN)/python -m pytest -m "not soak and not alone" -n auto --maxprocesses 4 tests/unit
+	$(BIN)/python -m pytest -m "not soak and not alone" -n $(PROCESSES) tests/unit
 
 check: $(STAMP)  ## format, lint, types, layers; changes nothing
 	$(BIN)/ruff format --check .
