@@ -18,7 +18,8 @@ from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.planning.assignment import Receipt
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, Shard, ShardSlice
+from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, Shard, ShardSlice
 from torch_dataloader_utils.planning.planner import make_plan
 from torch_dataloader_utils.planning.shuffle import delivery_order, permutation, round_bounds
 from torch_dataloader_utils.planning.topology import Topology
@@ -27,7 +28,7 @@ Scan: TypeAlias = Iterator[tuple[list[int] | None, Receipt]]
 
 
 @dataclass(frozen=True)
-class ColumnTransform:
+class Delivery:
     """Delivers an epoch as a loader does, by receipts, without files.
 
     Attributes:
@@ -147,7 +148,7 @@ class ColumnTransform:
 
 
 @st.composite
-def deliveries(draw: st.DrawFn) -> ColumnTransform:
+def deliveries(draw: st.DrawFn) -> Delivery:
     num_ranks = draw(st.integers(1, 3))
     rank = draw(st.integers(0, num_ranks - 1))
     run = Run(
@@ -157,7 +158,7 @@ def deliveries(draw: st.DrawFn) -> ColumnTransform:
         topology=Topology(num_ranks, rank, num_workers=draw(st.integers(0, 4))),
     )
     takes_every = draw(st.sampled_from([0, 0, 1, 2, 3, 7]))
-    return ColumnTransform(
+    return Delivery(
         run=run if not takes_every else replace(run, filter_digest=f"every {takes_every}"),
         epoch=draw(st.one_of(st.integers(0, 3), st.just(2**60))),
         takes_every=takes_every,
@@ -171,7 +172,7 @@ stops = st.integers(0, 60)
 """After how many batches and ends of streams to stop."""
 
 
-def stopped(delivery: ColumnTransform, progress: Progress, after: int) -> tuple[list[list[int]], Progress]:
+def stopped(delivery: Delivery, progress: Progress, after: int) -> tuple[list[list[int]], Progress]:
     """Deliver until the stop, or to the end: what was delivered, and the progress then."""
     batches = []
     for _, (batch, now) in zip(range(after), delivery.go_on(progress), strict=False):
@@ -183,3 +184,9 @@ def stopped(delivery: ColumnTransform, progress: Progress, after: int) -> tuple[
 
 def through_json(state: dict[str, Any]) -> dict[str, Any]:
     return json.loads(json.dumps(state, allow_nan=False))
+
+
+def plain_delivery(manifest: Manifest, options: PlanOptions | None = None, num_ranks: int = 1) -> Delivery:
+    options = options or PlanOptions(2**27)
+    run = Run(manifest, options, filter_digest=None, topology=Topology(num_ranks, 0, 0))
+    return Delivery(run, epoch=0, takes_every=0, batch_size=7, drop_last=False, tells_ends_late=False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
-from deliveries import ColumnTransform, stopped, through_json
+from deliveries import Delivery, stopped, through_json
 from hypothesis import given
 from hypothesis import strategies as st
 from support import examples, manifest_of, manifests, plan_options
@@ -30,7 +30,7 @@ class Team:
         ranks: What each of them delivers.
     """
 
-    ranks: tuple[ColumnTransform, ...]
+    ranks: tuple[Delivery, ...]
 
     @classmethod
     def of(
@@ -54,7 +54,7 @@ class Team:
             balanced = replace(options, uneven_ranks=uneven, batch_size=None if uneven == "allow" else batch_size)
             run = Run(manifest, balanced, f"every {takes_every}" if takes_every else None, topology)
             size = batch_size * topology.streams_per_turn
-            ranks.append(ColumnTransform(run, epoch, takes_every, size, drop_last=False, tells_ends_late=False))
+            ranks.append(Delivery(run, epoch, takes_every, size, drop_last=False, tells_ends_late=False))
         return cls(tuple(ranks))
 
     @property
@@ -193,7 +193,7 @@ def test_a_grid_delivers_the_same_global_batches_under_all_its_topologies_and_wh
         states = [through_json(rank.state(progress)) for rank, (_, progress) in zip(now.ranks, parts, strict=True)]
 
 
-def stopped_after(delivery: ColumnTransform, progress: Any, steps: int) -> tuple[list[list[int]], Any]:
+def stopped_after(delivery: Delivery, progress: Any, steps: int) -> tuple[list[list[int]], Any]:
     """Deliver so many batches, or to the last."""
     batches = []
     for batch, now in delivery.go_on(progress):

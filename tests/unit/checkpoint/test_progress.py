@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import io
-import json
 import pickle
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from deliveries import ColumnTransform, deliveries, stopped, stops, through_json
+from deliveries import Delivery, deliveries, plain_delivery, stopped, stops, through_json
 from hypothesis import given
 from hypothesis import strategies as st
 from support import examples, manifest_of, row_ids
@@ -22,12 +21,8 @@ from support import examples, manifest_of, row_ids
 from torch_dataloader_utils import CheckpointMismatchError
 from torch_dataloader_utils.checkpoint import dump as state_module
 from torch_dataloader_utils.checkpoint.parse import parse_state
-from torch_dataloader_utils.checkpoint.progress import Progress
-from torch_dataloader_utils.checkpoint.run import Run
-from torch_dataloader_utils.planning.assignment import Receipt
-from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup
-from torch_dataloader_utils.planning.plan import PlanOptions, Shard
-from torch_dataloader_utils.planning.topology import Topology
+from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.plan import Shard
 
 PLAIN = (dict, list, str, int, float, bool, type(None))
 
@@ -151,7 +146,7 @@ def rows_in(numbers: list[int]) -> list[int]:
     return [row for start, stop in zip(numbers[::2], numbers[1::2], strict=True) for row in range(start, stop)]
 
 
-def rows_of_all(delivery: ColumnTransform, shards: list[Shard]) -> list[int]:
+def rows_of_all(delivery: Delivery, shards: list[Shard]) -> list[int]:
     return [row for shard in shards for row in row_ids(delivery.run.manifest, shard)]
 
 
@@ -168,7 +163,7 @@ def test_more_files_than_are_listed_are_left_out_and_the_state_loads_all_the_sam
 
 @pytest.mark.parametrize("change", ["size", "digest", "path", "removed"])
 def test_a_changed_file_is_refused_also_where_files_are_not_listed(change):
-    delivery = _plain_delivery(manifest_of([(10, 100)] * 3, [(10, 100)] * 3))
+    delivery = plain_delivery(manifest_of([(10, 100)] * 3, [(10, 100)] * 3))
     first, second = delivery.run.manifest.files
     changed = {
         "size": (first, replace(second, size=second.size + 1)),
@@ -223,7 +218,7 @@ def test_changing_a_state_changes_neither_the_progress_nor_the_next_state(delive
 
 
 def test_the_state_has_the_documented_keys():
-    delivery = _plain_delivery(manifest_of([(10, 100)] * 8))
+    delivery = plain_delivery(manifest_of([(10, 100)] * 8))
     _, progress = stopped(delivery, delivery.fresh(), 5)
     state = delivery.state(progress)
     path = "/data/a.parquet"
@@ -241,65 +236,3 @@ def test_the_state_has_the_documented_keys():
     assert state["plan"]["rows"] == 80
     assert state["plan"]["fingerprint"] == delivery.run.manifest.fingerprint
     assert state["base"] is None
-
-
-def _plain_delivery(manifest: Manifest, options: PlanOptions | None = None, num_ranks: int = 1) -> ColumnTransform:
-    options = options or PlanOptions(2**27)
-    run = Run(manifest, options, filter_digest=None, topology=Topology(num_ranks, 0, 0))
-    return ColumnTransform(run, epoch=0, takes_every=0, batch_size=7, drop_last=False, tells_ends_late=False)
-
-
-# How large a state is ----------------------------------------------------------------------------------------------
-
-
-def _many_row_groups(files: int, groups: int, rows: int, root: str = "s3://bucket/data") -> Manifest:
-    row_groups = (RowGroup(rows, 1000),) * groups
-    return Manifest(
-        root, tuple(DataFile(f"part-{number:05d}.parquet", 10**8, "0" * 16, row_groups) for number in range(files))
-    )
-
-
-def _size(state: dict[str, Any]) -> int:
-    """Bytes of a state in JSON, the file table apart."""
-    return len(json.dumps({**state, "files": None}))
-
-
-def _delivered(delivery: ColumnTransform, shards: int) -> Progress:
-    """The progress once a stream's first shards are done."""
-    return delivery.fresh().advanced(Receipt(0, shards, 0, rows=1))
-
-
-@pytest.mark.parametrize("ranges", [40_000, pytest.param(100_000, marks=pytest.mark.soak)])
-def test_completed_ranges_that_cannot_be_merged_take_at_most_1_mb_and_32_bytes_each(ranges):
-    """Every second row group is another rank's, so no two ranges are neighbours; row numbers are long."""
-    manifest = _many_row_groups(files=100, groups=ranges // 50, rows=10_000_019)
-    delivery = _plain_delivery(manifest, PlanOptions(1), num_ranks=2)
-    progress = _delivered(delivery, ranges - 1)
-    state = delivery.state(progress)
-    assert _size(state) <= 10**6 + 32 * ranges
-    restored = delivery.restored(through_json(state))
-    assert [stream.left for stream in restored.streams] == [stream.left for stream in progress.streams]
-
-
-def test_100_000_completed_ranges_that_can_be_merged_take_next_to_nothing():
-    delivery = _plain_delivery(_many_row_groups(files=10, groups=20_000, rows=10), PlanOptions(1))
-    assert _size(delivery.state(_delivered(delivery, 100_000))) < 2000
-
-
-@pytest.mark.timeout(120)  # loading it once took time quadratic in the row groups of a file
-def test_a_shard_of_100_000_ranges_in_progress_takes_at_most_1_mb_and_32_bytes_each():
-    """Rows are mixed from row groups of one row: a single shard has as many ranges as the buffer has rows."""
-    options = PlanOptions(2**40, shuffle=True, shuffle_buffer_size=100_000)
-    delivery = _plain_delivery(_many_row_groups(files=1, groups=100_000, rows=1), options)
-    progress = delivery.fresh().advanced(Receipt(0, 0, 5, rows=5))
-    state = delivery.state(progress)
-    assert _size(state) <= 10**6 + 32 * 100_000
-    restored = delivery.restored(through_json(state))
-    assert [stream.left for stream in restored.streams] == [stream.left for stream in progress.streams]
-
-
-@pytest.mark.parametrize("completed", [100, 2000, 2048, 2049])
-def test_long_paths_do_not_take_a_state_over_its_limit(completed):
-    manifest = _many_row_groups(files=3, groups=2000, rows=10, root="s3://bucket/" + "long/" * 190)
-    delivery = _plain_delivery(manifest, PlanOptions(1), num_ranks=2)
-    assert _size(delivery.state(_delivered(delivery, completed))) <= 10**6 + 32 * completed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from deliveries import ColumnTransform, deliveries, through_json
+from deliveries import Delivery, deliveries, through_json
 from hypothesis import HealthCheck, given, settings
 from support import manifest_of
 
@@ -19,9 +19,9 @@ from torch_dataloader_utils.planning.topology import Topology
 MANIFEST = manifest_of([(10, 100)] * 3, [(10, 100)] * 4)
 
 
-def delivery_of(topology: Topology, **options: object) -> ColumnTransform:
+def delivery_of(topology: Topology, **options: object) -> Delivery:
     run = Run(MANIFEST, PlanOptions(200, **options), filter_digest=None, topology=topology)
-    return ColumnTransform(run, epoch=1, takes_every=0, batch_size=4, drop_last=False, tells_ends_late=False)
+    return Delivery(run, epoch=1, takes_every=0, batch_size=4, drop_last=False, tells_ends_late=False)
 
 
 @given(deliveries())
