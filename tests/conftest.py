@@ -88,7 +88,7 @@ class S3Server:
 
 
 def start_s3_server() -> S3Server:
-    """Start a server of its own process and wait until it serves. Whoever starts it ends it."""
+    """Start a server of its own process and wait until it serves. The caller ends it."""
     process = subprocess.Popen(
         [sys.executable, str(JOBS / "s3_server.py"), str(os.getpid())],
         stdin=subprocess.DEVNULL,
@@ -153,14 +153,14 @@ def pytest_collection_finish() -> None:
 
 
 # What takes long to set up, once: all tests of such a file run in the same pytest-xdist worker.
-SET_UP_ONCE = ("test_two_runs.py", "test_teams.py", "test_s3.py")
+SET_UP_ONCE = ("test_two_runs.py", "test_changing_ranks.py", "test_s3.py", "test_node_ids.py")
 
 # Files that begin first, for their tests take longest: when they end, short ones fill up what is left of the time.
 BEGIN_FIRST = (
     "test_killed_jobs.py",
     "test_two_hosts.py",
     "test_two_runs.py",
-    "test_teams.py",
+    "test_changing_ranks.py",
     "test_s3.py",
     "test_docs.py",
     "test_node_ids.py",
@@ -168,8 +168,8 @@ BEGIN_FIRST = (
     "test_orphans.py",
     "test_leftovers.py",
     "test_workers.py",
-    "test_pace_of_workers.py",
-    "test_readahead.py",
+    "test_message_sizes.py",
+    "test_read_ahead.py",
     "test_plain_loaders.py",
     "test_elastic_resume.py",
     "test_resume_everywhere.py",

@@ -63,11 +63,10 @@ _TABLES = {"DeltaDataset": "tables.delta", "IcebergDataset": "tables.iceberg"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs another package when it is asked for."""
+    """Import what needs another package when it is requested."""
     if name in _TABLES:
         return getattr(import_module(f"{__name__}.{_TABLES[name]}"), name)
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

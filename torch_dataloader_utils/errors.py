@@ -26,29 +26,12 @@ A malformed argument or a malformed state is a plain ``ValueError`` or ``TypeErr
 from __future__ import annotations
 
 import difflib
+import reprlib
 import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
-
-__all__ = [
-    "ChangedFilesWarning",
-    "CheckpointMismatchError",
-    "ColumnError",
-    "DatasetError",
-    "Difference",
-    "FooterMismatchWarning",
-    "IterationEndedError",
-    "LostRowsWarning",
-    "MetadataFileWarning",
-    "ProgressUnknownError",
-    "RankMismatchError",
-    "UnevenRanksWarning",
-    "UnreadableFileError",
-    "nearest",
-    "warn_user",
-]
 
 
 class DatasetError(Exception):
@@ -106,7 +89,7 @@ class Difference:
     current: Any
 
     def __str__(self) -> str:
-        return f"{self.name} changed: checkpoint={self.checkpoint!r}, current={self.current!r}"
+        return f"{self.name} changed: checkpoint={shown(self.checkpoint)}, current={shown(self.current)}"
 
 
 class CheckpointMismatchError(DatasetError, ValueError):
@@ -146,6 +129,26 @@ class MetadataFileWarning(UserWarning):
     """A `_metadata` file does not describe the files of its directory, and is not used."""
 
 
+SHOWN = reprlib.Repr()
+SHOWN.maxstring = SHOWN.maxother = 300
+SHOWN.maxlist = SHOWN.maxtuple = SHOWN.maxdict = 20
+SHOWN.maxlevel = 3
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: as Python writes it, without what would make the message long."""
+    try:
+        return SHOWN.repr(value)
+    except ValueError:  # Python writes no integer of thousands of digits
+        return f"a {type(value).__name__} that is too long to show"
+
+
+def cut(text: str) -> str:
+    """Return a text as a message shows it: both ends if it is long."""
+    half = SHOWN.maxstring // 2
+    return text if len(text) <= SHOWN.maxstring else f"{text[:half]}...{text[-half:]}"
+
+
 def warn_user(message: str, category: type[UserWarning]) -> None:
     """Warn at the line of the user's code that called this package, however deep in the package the cause was found."""
     package = __name__.partition(".")[0]
@@ -158,10 +161,7 @@ def warn_user(message: str, category: type[UserWarning]) -> None:
 def nearest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:
     """Return the end of a message about an unknown name: the known name that it is most like, or all known names.
 
-    Args:
-        name: The unknown name.
-        known: The known names.
-        cutoff: How similar two names have to be, from 0 to 1; a name that differs only in case is always similar.
+    `cutoff` is how similar two names have to be, from 0 to 1; a name that differs only in case is always similar.
     """
     names = list(known)
     same = [other for other in names if other.lower() == str(name).lower()]

@@ -39,7 +39,7 @@ not watched, and count rows only. Files lie in the page cache.
 """
 
 PEER_METHOD = """\
-Each peer has a virtual environment of its own, made from the pinned requirements beside its script in
+Each peer has a virtual environment of its own, made from the pinned requirements next to its script in
 `benchmarks/contenders/peers/`, and runs with the fastest settings that its documentation names, each said in a line of
 that script. A peer
 that is still at it 15 s after its first batch is stopped: its rate is that of the rows until then, as the column says.

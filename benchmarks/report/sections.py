@@ -243,14 +243,14 @@ def _mixing(name: str, workload: Results, plots: Path, kind: str) -> Iterator[st
 
 
 def _steps(_name: str, workload: Results, _plots: Path, _kind_of_session: str) -> Iterator[str]:
-    yield from ("### What a step costs beside its batch", "", *_data(workload))
+    yield from ("### What a step costs apart from its batch", "", *_data(workload))
     labels = {
         "collate_worker_us": "a `collate_fn` that does nothing, in a worker (CPU): seeding, and a copy of the batch",
         "collate_process_us": "the same in the training process: seeding, and putting the generators back",
         # Of results that were taken when seeding was measured alone.
         "seeding_worker_us": "seeding the generators for a `collate_fn`, in a worker",
         "seeding_process_us": "the same in the training process, where they are put back",
-        "in_step_us": "`in_step` of two ranks, beside a step of about 2 ms without it",
+        "in_step_us": "`in_step` of two ranks, on top of a step of about 2 ms without it",
     }
     runs = [run for found in workload["contenders"].values() for run in found["runs"]]
     yield from table(

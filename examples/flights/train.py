@@ -34,7 +34,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 from torch.nn.parallel import DistributedDataParallel
 
 from torch_dataloader_utils import StructuredDataLoader, StructuredDataset
-from torch_dataloader_utils.distributed import gather_states, own_state
+from torch_dataloader_utils.distributed import gather_states, own_state, require_same_plan
 
 NUMBERS = ("dep_delay", "distance", "hour", "minute", "month")
 SCALES = (60.0, 1000.0, 24.0, 60.0, 12.0)  # divide by these to bring each column near 1
@@ -193,6 +193,7 @@ def train(arguments: argparse.Namespace) -> None:
     loader, dataset = make_loader(arguments.data, arguments.batch_size)
     training = Training(model, optimizer, loader)
     training.resume(arguments.run_dir / "checkpoint.pt")
+    require_same_plan(dataset)  # all ranks see the same files and have the same options
     resumed_at, waited = training.step, None
 
     while training.epoch < arguments.epochs:

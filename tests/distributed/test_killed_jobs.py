@@ -1,4 +1,4 @@
-"""SIGKILL at any moment, under real torchrun: nothing that was committed is lost, and nobody is left behind."""
+"""SIGKILL at any moment: nothing that was committed is lost, and no process is left behind."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pytest
 import torch
 from jobs.processes import ownerless, shared_memory, wait_until_none
+from jobs.ranks import RanksJob, running_ranks
 from jobs.torchrun import Job, running
 from support import batches_of, open_loader, write_dataset
 
@@ -25,8 +26,9 @@ pytestmark = [
 
 IN_ORDER: dict[str, Any] = {}
 SHARDS_SHUFFLED = {"shuffle": True, "shuffle_seed": 7}
-ROWS_MIXED = {"shuffle": True, "shuffle_seed": 7, "shuffle_buffer_size": 60}
+ROWS_SHUFFLED = {"shuffle": True, "shuffle_seed": 7, "shuffle_buffer_size": 60}
 
+AnyJob: TypeAlias = Job | RanksJob
 
 KILL_FILES = ((900, 40), (33, 33), (1100, 50), (700, 25))
 KILL_ROWS = 2733
@@ -45,16 +47,14 @@ def kill_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def ranks_or_workers(job: Job) -> tuple[list[int], list[int]]:
-    """Return the ids of the job's rank processes and of their data workers."""
-    ranks, workers = [], []
+def workers_of(job: AnyJob) -> list[int]:
+    """Return the ids of the data workers of all ranks."""
+    found = []
     for pid in job.processes():
         with contextlib.suppress(OSError):
             if Path(f"/proc/{pid}/comm").read_text().startswith("pt_data_worker"):
-                workers.append(pid)
-            elif b"killed_job.py" in Path(f"/proc/{pid}/cmdline").read_bytes() and pid != job.torchrun:
-                ranks.append(pid)
-    return ranks, workers
+                found.append(pid)
+    return found
 
 
 def kill(pids: list[int]) -> None:
@@ -63,28 +63,28 @@ def kill(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-def kill_everything(job: Job, choice: random.Random) -> None:
-    """Take down torchrun and all that it started, as a machine that goes off would."""
+def kill_everything(job: AnyJob, choice: random.Random) -> None:
+    """Take down the whole job, as a machine that goes off would."""
     job.end()
 
 
-def kill_all_but_workers(job: Job, choice: random.Random) -> None:
-    """Take down torchrun and the ranks; their workers have to notice by themselves."""
-    kill([job.torchrun, *ranks_or_workers(job)[0]])
+def kill_all_but_workers(job: AnyJob, choice: random.Random) -> None:
+    """Take down the ranks and their launcher; their workers have to notice by themselves."""
+    kill(job.main_processes())
 
 
-def kill_one_rank(job: Job, choice: random.Random) -> None:
+def kill_one_rank(job: AnyJob, choice: random.Random) -> None:
     """Take down one rank; torchrun has to end the other, and the workers have to notice."""
-    kill([choice.choice(ranks_or_workers(job)[0] or [job.torchrun])])
+    kill([choice.choice(job.ranks() or job.main_processes())])
 
 
-def kill_one_worker(job: Job, choice: random.Random) -> None:
+def kill_one_worker(job: AnyJob, choice: random.Random) -> None:
     """Take down one worker; its rank has to fail, not to wait for it."""
-    ranks, workers = ranks_or_workers(job)
-    kill([choice.choice(workers or ranks or [job.torchrun])])
+    kill([choice.choice(workers_of(job) or job.main_processes())])
 
 
-Way: TypeAlias = Callable[[Job, random.Random], None]
+Launch: TypeAlias = Callable[..., contextlib.AbstractContextManager[AnyJob]]
+Way: TypeAlias = Callable[[AnyJob, random.Random], None]
 WAYS: tuple[Way, ...] = (kill_everything, kill_one_rank, kill_all_but_workers, kill_one_worker)
 
 
@@ -97,6 +97,7 @@ class Epoch:
         directory: Where its checkpoint is.
         options: Those of the loader.
         choice: Decides when and whom to kill.
+        launch: Starts its ranks: `running`, under torchrun, or `running_ranks`, which starts at once.
         kills: How often its training was killed.
     """
 
@@ -104,6 +105,7 @@ class Epoch:
     directory: Path
     options: dict[str, Any]
     choice: random.Random
+    launch: Launch = running
     kills: int = 0
 
     def checkpoint(self) -> dict[str, Any]:
@@ -115,7 +117,7 @@ class Epoch:
         return saved
 
     def killed(self, way: Way, seconds: float, *, when: str = "committed", pause: float = PAUSE_SEC) -> None:
-        """Train, kill it some time after that, and see that what was committed stays and nobody is left.
+        """Train, kill it some time after that, and see that what was committed stays and no process is left.
 
         Args:
             way: Whom to kill.
@@ -148,7 +150,7 @@ class Epoch:
             job.finish()
 
     def expected(self) -> list[list[list[int]]]:
-        """Return the batches of each rank in an epoch that nobody disturbs."""
+        """Return the batches of each rank in an uninterrupted epoch."""
         options = dict(self.options)
         if "least" in options:
             options["filters"] = pc.field("value") >= options.pop("least")
@@ -159,11 +161,13 @@ class Epoch:
             whole.append(batches_of(loader))
         return whole
 
-    def _training(self, pause: float) -> contextlib.AbstractContextManager[Job]:
+    def _training(self, pause: float) -> contextlib.AbstractContextManager[AnyJob]:
         for mark in self.directory.glob("begun-*"):
             mark.unlink()
         arguments = {"data": str(self.data), "directory": str(self.directory), "options": self.options}
-        return running("killed_job.py", 2, {**arguments, "every": EVERY, "pause": pause, "epoch": 3}, self.directory)
+        return self.launch(
+            "killed_job.py", 2, {**arguments, "every": EVERY, "pause": pause, "epoch": 3}, self.directory
+        )
 
 
 def check_rows(epoch: Epoch) -> None:
@@ -177,24 +181,18 @@ def check_rows(epoch: Epoch) -> None:
     assert checkpoint["trained"] == epoch.expected()
 
 
-def test_an_epoch_killed_three_times_commits_each_row_once_and_leaves_nobody_behind(kill_data, tmp_path):
-    options = {"num_workers": 2, **ROWS_MIXED, "shuffle_buffer_size": 200}
+def test_an_epoch_killed_in_every_way_commits_each_row_once_and_leaves_no_process_behind(kill_data, tmp_path):
+    options = {"num_workers": 2, **ROWS_SHUFFLED, "shuffle_buffer_size": 200}
     epoch = Epoch(kill_data, tmp_path, options, random.Random(5))
-    committed = []
-    for way in (kill_everything, kill_one_rank, kill_all_but_workers):
+    committed = [0]
+    for way in (kill_everything, kill_one_rank, kill_all_but_workers, kill_one_worker):
+        epoch.launch = running if way is kill_one_rank else running_ranks
         epoch.killed(way, epoch.choice.uniform(0, 0.3), pause=LONG_PAUSE_SEC)
+        assert not epoch.checkpoint()["ended"]
         committed.append(sum(map(len, epoch.checkpoint()["trained"])))
-    assert epoch.kills == 3
-    assert 0 < committed[0] < committed[1] < committed[2] < KILL_ROWS // 8, "the kills must fall into the epoch"
-    epoch.finished()
-    check_rows(epoch)
-
-
-def test_a_killed_worker_fails_its_rank_which_can_be_resumed(kill_data, tmp_path):
-    epoch = Epoch(kill_data, tmp_path, {"num_workers": 2}, random.Random(6))
-    epoch.killed(kill_one_worker, 0.2, pause=LONG_PAUSE_SEC)
-    assert epoch.kills == 1
-    assert not epoch.checkpoint()["ended"]
+    assert epoch.kills == len(WAYS)
+    assert committed == sorted(set(committed))
+    assert committed[-1] < KILL_ROWS // 8, "the kills must fall into the epoch"
     epoch.finished()
     check_rows(epoch)
 
@@ -207,11 +205,11 @@ def test_a_killed_worker_fails_its_rank_which_can_be_resumed(kill_data, tmp_path
     [
         IN_ORDER,
         SHARDS_SHUFFLED,
-        {**ROWS_MIXED, "shuffle_buffer_size": 200},
+        {**ROWS_SHUFFLED, "shuffle_buffer_size": 200},
         {**SHARDS_SHUFFLED, "least": 1000},
-        {**ROWS_MIXED, "shuffle_buffer_size": 200, "least": 1000},
+        {**ROWS_SHUFFLED, "shuffle_buffer_size": 200, "least": 1000},
     ],
-    ids=["in-order", "shards-shuffled", "rows-mixed", "filtered", "rows-mixed-and-filtered"],
+    ids=["in-order", "shards-shuffled", "rows-shuffled", "filtered", "rows-shuffled-and-filtered"],
 )
 def test_epochs_killed_at_random_moments_commit_each_row_once(kill_data, tmp_path, options, num_workers):
     kills = 0

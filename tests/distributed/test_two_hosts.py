@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from jobs.hosts import INTERFACE, reason_against, two_hosts
+from jobs.hosts import INTERFACE, Host, reason_against, two_hosts
+from jobs.ranks import run_ranks
 from jobs.torchrun import running
 from support import write_dataset
 
@@ -34,23 +35,19 @@ def test_a_job_on_two_hosts_goes_on_alone_when_one_of_them_is_killed(tmp_path, l
     arguments = {"data": str(tmp_path / "data"), "directory": str(tmp_path)}
     with two_hosts() as (first, second):
 
-        def start(node: int, nodes: int, run: str, *, load: bool, pause_sec: float):
-            host = (first, second)[node]
+        def start(number: int, host: Host):
             return running(
                 "host_job.py",
                 2,
-                {**arguments, "run": run, "load": load, "pause_sec": pause_sec},
+                {**arguments, "run": "together", "load": False, "pause_sec": 0.05},
                 tmp_path,
                 entry=host.entry,
-                nodes=[f"--nnodes={nodes}", f"--node-rank={node}", f"--master-addr={first.address}"],
-                port=PORT + nodes,
-                interface=INTERFACE if nodes > 1 else "lo",
+                nodes=["--nnodes=2", f"--node-rank={number}", f"--master-addr={first.address}"],
+                port=PORT,
+                interface=INTERFACE,
             )
 
-        with (
-            start(0, 2, "together", load=False, pause_sec=0.05) as staying,
-            start(1, 2, "together", load=False, pause_sec=0.05) as taken_away,
-        ):
+        with start(0, first) as staying, start(1, second) as taken_away:
             deadline = time.monotonic() + 180
             while sum(step > 12 for step, _ in read_ledgers(tmp_path, "together")) < 4:
                 assert time.monotonic() < deadline, staying.output() + taken_away.output()
@@ -59,10 +56,9 @@ def test_a_job_on_two_hosts_goes_on_alone_when_one_of_them_is_killed(tmp_path, l
             taken_away.end()
             assert staying.wait(240) != 0
 
-        step = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"]
-        assert step >= 10
-        with start(0, 1, "alone", load=True, pause_sec=0) as alone:
-            alone.finish()
+    step = torch.load(tmp_path / "checkpoint.pt", weights_only=True)["step"]
+    assert step >= 10
+    run_ranks("host_job.py", 2, {**arguments, "run": "alone", "load": True, "pause_sec": 0}, tmp_path)
 
     together = read_ledgers(tmp_path, "together")
     assert {rank.name for rank in tmp_path.glob("together-*.jsonl")} == {f"together-{rank}.jsonl" for rank in range(4)}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import json
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,19 +29,27 @@ STOP = 5
 
 IN_ORDER: dict[str, Any] = {}
 SHARDS_SHUFFLED = {"shuffle": True, "shuffle_seed": 7}
-ROWS_MIXED = {"shuffle": True, "shuffle_seed": 7, "shuffle_buffer_size": 60}
+ROWS_SHUFFLED = {"shuffle": True, "shuffle_seed": 7, "shuffle_buffer_size": 60}
 
-SHUFFLES = {"in_order": IN_ORDER, "shards_shuffled": SHARDS_SHUFFLED, "rows_mixed": ROWS_MIXED}
-CASES = [
-    {
-        "name": f"{how}-{shuffle}-{num_workers}",
+SHUFFLES = {"in_order": IN_ORDER, "shards_shuffled": SHARDS_SHUFFLED, "rows_shuffled": ROWS_SHUFFLED}
+CASES = {
+    f"{how}-{shuffle}-{num_workers}": {
         "how": how,
         "epoch": 2,
         "options": {"num_workers": num_workers, **SHUFFLES[shuffle]},
     }
-    for how, shuffle in [*itertools.product(("gathered", "files"), SHUFFLES), ("checkpoint", "rows_mixed")]
+    for how, shuffle in [*itertools.product(("gathered", "files"), SHUFFLES), ("checkpoint", "rows_shuffled")]
     for num_workers in (0, 2)
-]
+}
+SOME_CASES = (
+    "gathered-in_order-0",
+    "gathered-shards_shuffled-2",
+    "gathered-rows_shuffled-2",
+    "files-in_order-0",
+    "files-shards_shuffled-0",
+    "files-rows_shuffled-2",
+    "checkpoint-rows_shuffled-2",
+)
 
 
 @pytest.fixture(scope="module")
@@ -69,27 +79,56 @@ class TwoRuns:
         return batches
 
 
-STARTS = [
-    pytest.param((run_torchrun, 2), id="2 ranks of torchrun"),
-    pytest.param((run_ranks, 3), id="3 ranks"),
-    pytest.param((run_torchrun, 3), id="3 ranks of torchrun", marks=pytest.mark.soak),
-]
+STARTS: dict[str, tuple[Any, int, Sequence[str]]] = {
+    "2 ranks, the first time of torchrun": ((run_torchrun, run_ranks), 2, SOME_CASES),
+    "3 ranks": ((run_ranks, run_ranks), 3, SOME_CASES),
+    "3 ranks of torchrun": ((run_torchrun, run_torchrun), 3, tuple(CASES)),
+}
+"""How the ranks of both runs are started, how many there are, and their cases."""
+
+SOAK = "3 ranks of torchrun"
 
 
-@pytest.fixture(scope="module", params=STARTS)
-def two_runs(request: pytest.FixtureRequest, data: Path, tmp_path_factory: pytest.TempPathFactory) -> TwoRuns:
-    """Run all cases up to `STOP` steps, and in a second run the rest of them."""
-    run_job, num_ranks = request.param
-    directory = tmp_path_factory.mktemp("runs")
-    reports = []
-    for run, stop in enumerate((STOP, None)):
-        arguments = {"data": str(data), "directory": str(directory), "cases": CASES, "stop": stop, "run": run}
-        run_job("resume_job.py", num_ranks, arguments, directory)
-        files = [directory / f"run-{run}-rank-{rank}.json" for rank in range(num_ranks)]
-        reports.append([json.loads(file.read_text()) for file in files])
-        if run == 0:
-            keep_states(directory)
-    return TwoRuns(num_ranks, directory, reports)
+def for_soak(start: str) -> Any:
+    return [pytest.mark.soak] if start == SOAK else []
+
+
+each_start = pytest.mark.parametrize(
+    "two_runs", [pytest.param(start, marks=for_soak(start)) for start in STARTS], indirect=True
+)
+each_case = pytest.mark.parametrize(
+    ("two_runs", "case"),
+    [pytest.param(start, case, marks=for_soak(start)) for start, (_, _, cases) in STARTS.items() for case in cases],
+    indirect=["two_runs"],
+)
+
+
+@pytest.fixture(scope="module")
+def run_twice(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], TwoRuns]:
+    """Run all cases up to `STOP` steps, and in a second run the rest of them: once for each start."""
+
+    @functools.cache
+    def run_twice(start: str) -> TwoRuns:
+        run_jobs, num_ranks, names = STARTS[start]
+        cases = [{"name": name, **CASES[name]} for name in names]
+        directory = tmp_path_factory.mktemp("runs")
+        reports = []
+        for run, (run_job, stop) in enumerate(zip(run_jobs, (STOP, None), strict=True)):
+            arguments = {"data": str(data), "directory": str(directory), "cases": cases, "stop": stop, "run": run}
+            run_job("resume_job.py", num_ranks, arguments, directory)
+            files = [directory / f"run-{run}-rank-{rank}.json" for rank in range(num_ranks)]
+            reports.append([json.loads(file.read_text()) for file in files])
+            if run == 0:
+                keep_states(directory)
+        return TwoRuns(num_ranks, directory, reports)
+
+    return run_twice
+
+
+@pytest.fixture
+def two_runs(request: pytest.FixtureRequest, run_twice: Callable[[str], TwoRuns]) -> TwoRuns:
+    """What the ranks of two runs delivered."""
+    return run_twice(request.param)
 
 
 def keep_states(directory: Path) -> None:
@@ -98,7 +137,7 @@ def keep_states(directory: Path) -> None:
         file.with_name("states-of-run-0.pt").write_bytes(file.read_bytes())
 
 
-@pytest.mark.parametrize("case", [case["name"] for case in CASES])
+@each_case
 def test_two_runs_of_all_ranks_deliver_each_row_once(two_runs, case):
     runs = itertools.product(range(2), range(two_runs.num_ranks))
     rows = [row for run, rank in runs for batch in two_runs.delivered(case, run, rank) for row in batch]
@@ -107,18 +146,19 @@ def test_two_runs_of_all_ranks_deliver_each_row_once(two_runs, case):
     assert all(two_runs.delivered(case, 1, rank) for rank in range(two_runs.num_ranks))
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_two_runs_deliver_the_very_batches_of_an_uninterrupted_one(two_runs, case, data):
+@each_case
+def test_two_runs_deliver_the_same_batches_as_an_uninterrupted_one(two_runs, case, data):
     for rank in range(two_runs.num_ranks):
-        options = {**case["options"], "num_ranks": two_runs.num_ranks, "rank": rank}
-        loader, dataset = open_loader(data, batch_size=8, **options)
-        dataset.set_epoch(case["epoch"])
-        both = [two_runs.delivered(case["name"], run, rank) for run in range(2)]
-        assert both[0] + both[1] == batches_of(loader)
+        options = {**CASES[case]["options"], "num_ranks": two_runs.num_ranks, "rank": rank}
+        _, dataset = open_loader(data, batch_size=8, **options)
+        dataset.set_epoch(CASES[case]["epoch"])
+        both = [two_runs.delivered(case, run, rank) for run in range(2)]
+        assert both[0] + both[1] == batches_of(dataset)  # read in this process, which takes less time
 
 
+@each_start
 def test_a_gathered_list_keeps_once_what_is_equal_on_all_ranks(two_runs):
-    file = two_runs.directory / "gathered-rows_mixed-2" / "states-of-run-0.pt"
+    file = two_runs.directory / "gathered-rows_shuffled-2" / "states-of-run-0.pt"
     states = torch.load(file, weights_only=True)["loaders"]
     assert [state["rank"] for state in states] == list(range(two_runs.num_ranks))
     assert all(state["files"] is states[0]["files"] for state in states)
@@ -130,6 +170,7 @@ def test_a_gathered_list_keeps_once_what_is_equal_on_all_ranks(two_runs):
     assert saved < len(apart.getvalue()) - 200 * (two_runs.num_ranks - 1)
 
 
+@each_start
 def test_states_of_ranks_are_plain_and_name_their_rank(two_runs):
     n = two_runs.num_ranks
     directory = two_runs.directory / "files-in_order-0"
@@ -141,12 +182,27 @@ def test_states_of_ranks_are_plain_and_name_their_rank(two_runs):
         assert (state["rank"], state["num_ranks"]) == (rank, n)
 
 
+@each_start
 def test_require_same_plan_passes_where_ranks_planned_alike(two_runs):
     assert [report["refusals"]["nothing"] for report in two_runs.reports[0]] == [None] * two_runs.num_ranks
 
 
-@pytest.mark.parametrize("difference", ["seed", "files", "workers", "batch_size", "drop_last", "filters"])
-def test_require_same_plan_raises_on_every_rank_and_names_the_ranks(two_runs, difference):
+@each_start
+@pytest.mark.parametrize(
+    "difference",
+    [
+        "seed",
+        "files",
+        "workers",
+        "batch_size",
+        "drop_last",
+        "filters",
+        "gather_states of other plans",
+        "in_step of other plans",
+        "CheckpointEntry of other plans",
+    ],
+)
+def test_ranks_that_planned_different_epochs_are_refused_on_every_rank_with_the_ranks(two_runs, difference):
     said = [report["refusals"][difference] for report in two_runs.reports[0]]
     last = two_runs.num_ranks - 1
     apart = [[0], list(range(1, two_runs.num_ranks))] if difference == "files" else [list(range(last)), [last]]
@@ -156,6 +212,15 @@ def test_require_same_plan_raises_on_every_rank_and_names_the_ranks(two_runs, di
         assert sorted(named) == apart
 
 
+@each_start
+def test_a_batch_of_none_is_not_taken_for_the_end(two_runs):
+    counts = [report["without values"] for report in two_runs.reports[0]]
+    batches = [count["batches"] for count in counts]
+    assert min(batches) < max(batches)
+    assert [count["steps"] for count in counts] == [max(batches)] * two_runs.num_ranks
+
+
+@each_start
 def test_gathering_states_that_are_not_one_of_each_rank_is_refused_on_every_rank(two_runs):
     for report in two_runs.reports[0]:
         assert "each rank's state once; this one holds ranks [0, " in report["refusals"]["gather"]

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from jobs.forked import start
+from jobs.forked import run_forked
 from jobs.processes import inherited
 
 ROOT = Path(__file__).parents[2]
@@ -53,14 +53,8 @@ def directory_with_data(tmp_path):
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)
 def test_the_python_blocks_of_a_guide_run_in_order(page, directory_with_data, monkeypatch):
-    program, output = directory_with_data / "page.py", directory_with_data / "output.txt"
-    program.write_text("\n".join([READERS_OWN, *blocks_of(page)]), encoding="utf-8")
     monkeypatch.chdir(directory_with_data)
-    reader = start(program, output=output, environment={})
-    reader.join(240)
-    reader.kill()
-    reader.join()
-    assert reader.exitcode == 0, output.read_text()
+    run_forked("\n".join([READERS_OWN, *blocks_of(page)]), directory_with_data)
 
 
 def test_the_python_blocks_of_the_readme_run_in_order_as_a_program(directory_with_data):

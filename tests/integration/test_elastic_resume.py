@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pairwise import pairwise
-from support import batches_of, open_loader, rows_of, write_dataset
+from support import batches_of, edited, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning, RankMismatchError
 
@@ -50,14 +50,14 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def numbers(path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same without texts, of which nobody knows how large they are: row groups are read whole from the first on."""
+    """The same without strings, whose size is unknown ahead: row groups are read whole from the first on."""
     directory: Path = tmp_path_factory.mktemp("numbers")
     for file, (_, group) in zip(sorted(path.iterdir()), FILES, strict=True):
         pq.write_table(pq.read_table(file, columns=["value", "score"]), directory / file.name, row_group_size=group)
     return directory
 
 
-def team(path: Path, num_ranks: int, num_workers: int, **options: Any) -> list[Any]:
+def all_ranks(path: Path, num_ranks: int, num_workers: int, **options: Any) -> list[Any]:
     """Open the loaders of all ranks."""
     ranks = [{"num_ranks": num_ranks, "rank": rank, "num_workers": num_workers} for rank in range(num_ranks)]
     return [open_loader(path, **{"batch_size": 7, **options, **rank})[0] for rank in ranks]
@@ -81,6 +81,7 @@ def rest(loaders: Sequence[Any]) -> list[int]:
 
 
 @pairwise(
+    most=12,
     topologies=[((1, 0), (3, 0)), ((3, 0), (2, 2)), ((2, 2), (1, 0)), ((2, 1), (1, 3)), ((4, 0), (4, 1))],
     order=ORDERS,
     kept=FILTERS,
@@ -93,20 +94,20 @@ def test_other_ranks_and_workers_deliver_what_is_left(path, topologies, order, k
     options["batch_size"] = 12
     longest = len(wanted) // 12 // before[0] + 3
     for stop in range(0, longest, 1 if before[1] + after[1] == 0 else 4):
-        rows, states = take(team(path, *before, **options), [max(0, stop - rank) for rank in range(before[0])])
-        others = team(path, *after, **options)
+        rows, states = take(all_ranks(path, *before, **options), [max(0, stop - rank) for rank in range(before[0])])
+        others = all_ranks(path, *after, **options)
         load(others, states[::-1], strict=False)
         assert sorted(rows + rest(others)) == wanted, stop
 
 
-@pairwise(order=ORDERS, uneven=["allow", "drop", "pad"], columns=["texts", "numbers"])
+@pairwise(most=8, order=ORDERS, uneven=["allow", "drop", "pad"], columns=["texts", "numbers"])
 def test_an_epoch_goes_through_many_hands(path, numbers, order, uneven, columns):
     path = path if columns == "texts" else numbers
     rows: list[int] = []
     states: list[Any] = []
     sizes = [(2, 0), (3, 1), (1, 2), (4, 0), (1, 0), (2, 2)]
     for number, (num_ranks, num_workers) in enumerate(sizes):
-        loaders = team(path, num_ranks, num_workers, **ORDERS[order], uneven_ranks=uneven)
+        loaders = all_ranks(path, num_ranks, num_workers, **ORDERS[order], uneven_ranks=uneven)
         if states:
             load(loaders, states, strict=False)
         if number == len(sizes) - 1:
@@ -121,25 +122,25 @@ def test_an_epoch_goes_through_many_hands(path, numbers, order, uneven, columns)
 
 
 @pairwise(num_workers=[0, 2], order=ORDERS, kept=FILTERS)
-def test_after_an_elastic_resume_strict_ones_deliver_the_very_batches_again(path, num_workers, order, kept):
+def test_after_an_elastic_resume_strict_ones_deliver_the_same_batches_again(path, num_workers, order, kept):
     options = {**ORDERS[order], "filters": FILTERS[kept]}
-    _, states = take(team(path, 3, 0, **options), [3, 2, 1])
-    loader = team(path, 1, num_workers, **options)[0]
+    _, states = take(all_ranks(path, 3, 0, **options), [3, 2, 1])
+    loader = all_ranks(path, 1, num_workers, **options)[0]
     loader.load_state_dict(states, strict=False)
     seen, saved = [], [loader.state_dict()]
     for batch in loader:
         seen.append(rows_of(batch))
         saved.append(json.loads(json.dumps(loader.state_dict())))
     for number, state in list(enumerate(saved))[:: 1 if num_workers == 0 else 5]:
-        again = team(path, 1, num_workers, **options)[0]
+        again = all_ranks(path, 1, num_workers, **options)[0]
         again.load_state_dict(state)
         assert batches_of(again) == seen[number:]
         assert again.state_dict() == saved[-1]
 
 
 def test_the_length_counts_what_was_delivered_before(path):
-    _, states = take(team(path, 2, 0), [3, 5])
-    loader = team(path, 1, 0)[0]
+    _, states = take(all_ranks(path, 2, 0), [3, 5])
+    loader = all_ranks(path, 1, 0)[0]
     loader.load_state_dict(states, strict=False)
     left = len(loader) - 5
     assert len(batches_of(loader)) == left
@@ -147,8 +148,8 @@ def test_the_length_counts_what_was_delivered_before(path):
 
 
 def test_the_next_epoch_and_a_new_iteration_are_whole(path):
-    _, states = take(team(path, 2, 0), [3, 5])
-    loader = team(path, 1, 0)[0]
+    _, states = take(all_ranks(path, 2, 0), [3, 5])
+    loader = all_ranks(path, 1, 0)[0]
     loader.load_state_dict(states, strict=False)
     loader.dataset.set_epoch(0)
     assert len(rest([loader])) < ROWS
@@ -159,17 +160,33 @@ def test_the_next_epoch_and_a_new_iteration_are_whole(path):
 
 
 def test_a_list_of_all_ranks_states_loads_strictly_where_nothing_changed(path):
-    loaders = team(path, 2, 0)
+    loaders = all_ranks(path, 2, 0)
     _, states = take(loaders, [3, 5])
-    expected = [batches_of(iter(loader)) for loader in team(path, 2, 0)]
-    again = team(path, 2, 0)
+    expected = [batches_of(iter(loader)) for loader in all_ranks(path, 2, 0)]
+    again = all_ranks(path, 2, 0)
     load(again, states[::-1])
     assert [batches_of(loader) for loader in again] == [expected[0][3:], expected[1][5:]]
 
 
+@pytest.mark.parametrize("options", [{}, {"virtual_ranks": 2, "virtual_workers": 1, "uneven_ranks": "drop"}])
+@pytest.mark.parametrize("strict", [True, False])
+def test_states_of_two_epochs_are_refused(path, options, strict):
+    options = {"batch_size": 8, **options}
+    loaders = all_ranks(path, 2, 0, **options)
+    states = [loader.state_dict() for loader in loaders]
+    loaders[1].set_epoch(1)
+    states[1] = loaders[1].state_dict()
+    loader = all_ranks(path, 2, 0, **options)[0]
+    before = loader.state_dict()
+    for given in (states, states[::-1]):
+        with pytest.raises(RankMismatchError, match="epoch"):
+            loader.load_state_dict(given, strict=strict)
+    assert loader.state_dict() == before
+
+
 def test_a_refused_elastic_load_changes_nothing(path):
-    _, states = take(team(path, 2, 0), [3, 5])
-    loader = team(path, 1, 0)[0]
+    _, states = take(all_ranks(path, 2, 0), [3, 5])
+    loader = all_ranks(path, 1, 0)[0]
     iterator = iter(loader)
     next(iterator)
     before = loader.state_dict()
@@ -181,7 +198,7 @@ def test_a_refused_elastic_load_changes_nothing(path):
 
 
 def test_changed_files_are_no_business_of_a_strict_load(path):
-    loader = team(path, 1, 0)[0]
+    loader = all_ranks(path, 1, 0)[0]
     with pytest.raises(ValueError, match="on_changed_files='continue' needs strict=False"):
         loader.load_state_dict(loader.state_dict(), on_changed_files="continue")
     with pytest.raises(ValueError, match="on_changed_files='ignore' is not one of 'error', 'continue'"):
@@ -191,9 +208,9 @@ def test_changed_files_are_no_business_of_a_strict_load(path):
 @pairwise(
     order=["shards shuffled", "rows shuffled", "rows shuffled in rounds"], uneven=["drop", "pad"], num_workers=[0, 2]
 )
-def test_evened_ranks_resume_with_the_very_batches_at_every_step(numbers, order, uneven, num_workers):
+def test_balanced_ranks_resume_with_the_same_batches_at_every_step(numbers, order, uneven, num_workers):
     options = {**ORDERS[order], "uneven_ranks": uneven, "batch_size": 9}
-    for number, loader in enumerate(team(numbers, 5, num_workers, **options)):
+    for number, loader in enumerate(all_ranks(numbers, 5, num_workers, **options)):
         seen, states = [], [loader.state_dict()]
         for batch in loader:
             seen.append(rows_of(batch))
@@ -207,12 +224,13 @@ def test_evened_ranks_resume_with_the_very_batches_at_every_step(numbers, order,
 # A grid --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("uneven", ["drop", "pad"])
-def test_a_grid_delivers_the_same_global_batches_under_all_topologies_and_goes_on_under_others(path, order, uneven):
+@pairwise(most=4, order=ORDERS, uneven=["drop", "pad"])
+def test_a_virtual_topology_delivers_the_same_global_batches_under_all_topologies_and_goes_on_under_others(
+    path, order, uneven
+):
     def grid(num_ranks: int, num_workers: int) -> list[Any]:
         options = {"virtual_ranks": 4, "virtual_workers": 2, "uneven_ranks": uneven, "batch_size": 12 // num_ranks}
-        return team(path, num_ranks, num_workers, **ORDERS[order], **options)
+        return all_ranks(path, num_ranks, num_workers, **ORDERS[order], **options)
 
     def global_batches(loaders: list[Any], stop: int | None = None) -> list[list[int]]:
         parts = [batches_of(itertools.islice(loader, stop)) for loader in loaders]
@@ -235,18 +253,18 @@ def test_a_grid_delivers_the_same_global_batches_under_all_topologies_and_goes_o
     assert seen + global_batches(loaders) == whole
 
 
-def test_states_of_a_grid_are_of_one_step(path):
-    loaders = team(path, 2, 0, virtual_ranks=4, virtual_workers=2, uneven_ranks="drop", batch_size=6)
+def test_states_of_a_virtual_topology_are_of_one_step(path):
+    loaders = all_ranks(path, 2, 0, virtual_ranks=4, virtual_workers=2, uneven_ranks="drop", batch_size=6)
     _, states = take(loaders, [2, 3])
-    other = team(path, 1, 0, virtual_ranks=4, virtual_workers=2, uneven_ranks="drop", batch_size=12)[0]
+    other = all_ranks(path, 1, 0, virtual_ranks=4, virtual_workers=2, uneven_ranks="drop", batch_size=12)[0]
     with pytest.raises(RankMismatchError, match="rank 0 epoch 0 step 2, rank 1 epoch 0 step 3"):
         other.load_state_dict(states)
 
 
-def test_a_grid_of_another_global_batch_size_is_refused(path):
-    loaders = team(path, 2, 0, virtual_ranks=4, virtual_workers=2, uneven_ranks="drop", batch_size=6)
+def test_a_virtual_topology_of_another_global_batch_size_is_refused(path):
+    loaders = all_ranks(path, 2, 0, virtual_ranks=4, virtual_workers=2, uneven_ranks="drop", batch_size=6)
     _, states = take(loaders, [2, 2])
-    other = team(path, 1, 0, virtual_ranks=4, virtual_workers=2, uneven_ranks="drop", batch_size=16)[0]
+    other = all_ranks(path, 1, 0, virtual_ranks=4, virtual_workers=2, uneven_ranks="drop", batch_size=16)[0]
     with pytest.raises(CheckpointMismatchError, match="global_batch_size changed: checkpoint=12, current=16"):
         other.load_state_dict(states)
 
@@ -277,8 +295,8 @@ def test_what_does_not_fit_together_is_refused_at_construction(path, options, me
         open_loader(path, **options)
 
 
-def test_workers_that_nobody_asked_for_are_lowered_to_what_divides_the_grid(path, monkeypatch):
-    monkeypatch.setattr("torch_dataloader_utils.dataset.options.default_num_workers", lambda: 5)
+def test_workers_that_were_not_requested_are_lowered_to_what_divides_the_virtual_topology(path, monkeypatch):
+    monkeypatch.setattr("torch_dataloader_utils.dataset.options.default_num_workers", lambda _: 5)
     options = {"virtual_ranks": 2, "virtual_workers": 6, "uneven_ranks": "drop"}
     assert open_loader(path, num_workers=None, **options)[1].num_workers == 3
 
@@ -304,7 +322,7 @@ def write_new(path: Path, first: int, rows: int) -> None:
 
 
 def begun(path: Path, stops: Sequence[int], **options: Any) -> tuple[list[int], list[Any]]:
-    loaders = team(path, len(stops), 0, **options)
+    loaders = all_ranks(path, len(stops), 0, **options)
     values = []
     for loader, stop in zip(loaders, stops, strict=True):
         values += [int(value) for batch in itertools.islice(loader, stop) for value in batch["value"]]
@@ -314,8 +332,7 @@ def begun(path: Path, stops: Sequence[int], **options: Any) -> tuple[list[int], 
 FIRST = list(itertools.accumulate((rows for rows, _ in FILES), initial=0))
 
 
-@pytest.mark.parametrize("stops", [(0, 0), (2, 1), (6, 9), (20, 30)])
-@pytest.mark.parametrize("order", ORDERS)
+@pairwise(most=8, stops=[(0, 0), (2, 1), (6, 9), (20, 30)], order=ORDERS)
 def test_files_may_come_go_and_change_in_the_middle_of_an_epoch(own, order, stops):
     before, states = begun(own, stops, **ORDERS[order])
     (own / "part-000.parquet").unlink()
@@ -325,7 +342,7 @@ def test_files_may_come_go_and_change_in_the_middle_of_an_epoch(own, order, stop
     lost = len(gone - set(before))
 
     for num_ranks, num_workers in ((1, 0), (3, 1)):
-        loaders = team(own, num_ranks, num_workers, **ORDERS[order])
+        loaders = all_ranks(own, num_ranks, num_workers, **ORDERS[order])
         with pytest.warns(LostRowsWarning, match=f"^{lost} rows can no longer be delivered") as warned:
             load(loaders, states, strict=False, on_changed_files="continue")
         for name, start in (("part-000", 0), ("part-002", 2)):
@@ -340,20 +357,20 @@ def test_files_may_come_go_and_change_in_the_middle_of_an_epoch(own, order, stop
 def test_files_that_changed_twice_and_a_strict_resume_between(own, order):
     before, states = begun(own, (4, 5), **ORDERS[order])
     (own / "part-003.parquet").unlink()
-    loader = team(own, 1, 0, **ORDERS[order])[0]
+    loader = all_ranks(own, 1, 0, **ORDERS[order])[0]
     with pytest.warns(LostRowsWarning):
         loader.load_state_dict(states, strict=False, on_changed_files="continue")
     iterator = iter(loader)
     before += [int(value) for batch in itertools.islice(iterator, 5) for value in batch["value"]]
     state = json.loads(json.dumps(loader.state_dict()))
     expected = batches_of(iterator)
-    again = team(own, 1, 0, **ORDERS[order])[0]
+    again = all_ranks(own, 1, 0, **ORDERS[order])[0]
     again.load_state_dict(state)
     assert batches_of(again) == expected
 
     (own / "part-004.parquet").unlink()
     write_new(own / "part-008.parquet", 9000, 12)
-    loaders = team(own, 2, 0, **ORDERS[order], uneven_ranks="pad")
+    loaders = all_ranks(own, 2, 0, **ORDERS[order], uneven_ranks="pad")
     with pytest.warns(LostRowsWarning):
         load(loaders, [state], strict=False, on_changed_files="continue")
     after = Counter(ids_of(loaders))
@@ -367,24 +384,24 @@ def test_changed_files_are_an_error_unless_they_are_allowed(own):
     (own / "part-003.parquet").unlink()
     write_new(own / "part-008.parquet", 9000, 12)
     with pytest.raises(CheckpointMismatchError, match="on_changed_files='continue'") as raised:
-        team(own, 1, 0)[0].load_state_dict(states, strict=False)
+        all_ranks(own, 1, 0)[0].load_state_dict(states, strict=False)
     assert raised.value.files_removed == ("part-003.parquet",)
     assert raised.value.files_added == ("part-008.parquet",)
 
 
-def test_what_was_delivered_through_a_filter_of_a_shard_that_changed_cannot_be_told(own):
+def test_what_was_delivered_through_a_filter_of_a_shard_that_changed_is_not_known(own):
     options = {"filters": FILTERS["filtered"], **ORDERS["rows shuffled"]}
     _, states = begun(own, (2, 3), **options)
     (own / "part-000.parquet").unlink()
     with pytest.raises(CheckpointMismatchError, match=r"\['part-000.parquet'\] changed while .* through a filter"):
-        team(own, 1, 0, **options)[0].load_state_dict(states, strict=False, on_changed_files="continue")
+        all_ranks(own, 1, 0, **options)[0].load_state_dict(states, strict=False, on_changed_files="continue")
 
 
 def test_new_files_are_read_with_a_filter_too(own):
     options = {"filters": FILTERS["filtered"], **ORDERS["rows shuffled"]}
     before, states = begun(own, (2, 3), **options)
     write_new(own / "part-007.parquet", 128, 20)
-    loader = team(own, 1, 0, **options)[0]
+    loader = all_ranks(own, 1, 0, **options)[0]
     loader.load_state_dict(states, strict=False, on_changed_files="continue")
     assert sorted(before + ids_of([loader])) == sorted([*KEPT, *range(128, 148)])
 
@@ -393,12 +410,12 @@ def test_new_files_are_read_with_a_filter_too(own):
 def test_one_row_group_is_shared_by_ranks_and_by_what_is_left_of_it(tmp_path, uneven, num_workers, num_ranks, buffer):
     pq.write_table(pa.table({"value": range(40)}), tmp_path / "a.parquet")
     options = {"uneven_ranks": uneven, "shuffle": buffer is not None, "shuffle_buffer_size": buffer, "batch_size": 2}
-    loaders = team(tmp_path, num_ranks, num_workers, **options)
+    loaders = all_ranks(tmp_path, num_ranks, num_workers, **options)
     rows = Counter(rest(loaders))
     assert 40 - len(rows) <= (num_ranks - 1 if uneven == "drop" else 0)
     assert rows.total() - len(rows) <= (num_ranks - 1 if uneven == "pad" else 0)
-    seen, states = take(team(tmp_path, num_ranks, num_workers, **options), [2] * num_ranks)
-    loader = team(tmp_path, 1, num_workers, **options)[0]
+    seen, states = take(all_ranks(tmp_path, num_ranks, num_workers, **options), [2] * num_ranks)
+    loader = all_ranks(tmp_path, 1, num_workers, **options)[0]
     loader.load_state_dict(states, strict=False)
     both = Counter(seen + rest([loader]))
     assert set(both) == set(range(40))
@@ -408,13 +425,13 @@ def test_one_row_group_is_shared_by_ranks_and_by_what_is_left_of_it(tmp_path, un
 def test_a_file_that_went_and_came_back_is_not_delivered_again(own, tmp_path):
     before, states = begun(own, (4, 5))
     (own / "part-000.parquet").rename(tmp_path / "kept")
-    loader = team(own, 1, 0)[0]
+    loader = all_ranks(own, 1, 0)[0]
     with pytest.warns(LostRowsWarning):
         loader.load_state_dict(states, strict=False, on_changed_files="continue")
     before += [int(value) for batch in itertools.islice(loader, 2) for value in batch["value"]]
     state = loader.state_dict()
     (tmp_path / "kept").rename(own / "part-000.parquet")
-    again = team(own, 1, 0)[0]
+    again = all_ranks(own, 1, 0)[0]
     again.load_state_dict(state, strict=False, on_changed_files="continue")
     after = ids_of([again])
     assert not set(after) & set(before)
@@ -442,15 +459,15 @@ def test_files_that_a_metadata_file_describes_now_cannot_be_compared(own):
         metadata[0].append_row_groups(one)
     metadata[0].write_metadata_file(own / "_metadata")
     with pytest.raises(CheckpointMismatchError, match="cannot be compared") as raised:
-        team(own, 1, 0)[0].load_state_dict(states, strict=False, on_changed_files="continue")
+        all_ranks(own, 1, 0)[0].load_state_dict(states, strict=False, on_changed_files="continue")
     assert "continue" not in str(raised.value)
 
 
 def test_a_damaged_base_is_refused(path):
-    _, states = take(team(path, 2, 0), [3, 5])
-    loader = team(path, 1, 0)[0]
+    _, states = take(all_ranks(path, 2, 0), [3, 5])
+    loader = all_ranks(path, 1, 0)[0]
     loader.load_state_dict(states, strict=False)
-    state = loader.state_dict()
+    state = edited(loader.state_dict())
     state["base"]["completed_rows"] = [0, 5]
     with pytest.raises(CheckpointMismatchError, match="rows 0 to 5"):
-        team(path, 1, 0)[0].load_state_dict(state)
+        all_ranks(path, 1, 0)[0].load_state_dict(state)

@@ -240,7 +240,7 @@ def test_row_ids_count_the_rows_that_are_left_however_they_are_read(pitted, read
 
 @pytest.mark.parametrize("reading", READING)
 @pytest.mark.parametrize("expression", [None, FIELD("id") > 33], ids=["all", "some"])
-def test_a_resume_at_every_batch_goes_on_with_the_very_next_one(pitted, reading, expression):
+def test_a_resume_at_every_batch_goes_on_with_the_next_one(pitted, reading, expression):
     options = {"filters": expression, "batch_size": 9, **READING[reading]}
     loader, dataset = open_table(pitted, "db.numbers", **options)
     states, batches = [dataset.state_dict()], []
@@ -459,6 +459,27 @@ def test_files_without_ids_are_read_by_the_tables_names(small):
         transaction.remove_properties("schema.name-mapping.default")
     with pytest.raises(ColumnError, match=r"added.parquet: .*no field ids .*schema\.name-mapping\.default"):
         open_table(small, "db.small")
+
+
+def test_a_state_is_refused_where_columns_of_the_filter_have_exchanged_their_names(tmp_path):
+    schema = Schema(NestedField(1, "a", LongType()), NestedField(2, "b", LongType()))
+    table = new_catalog(tmp_path).create_table("db.exchanged", schema)
+    append_rows(table, pa.table({"a": range(100), "b": range(99, -1, -1)}))
+    options = {"filters": FIELD("a") < 60, "batch_size": 7, "columns": ["a"]}
+    loader, _ = open_table(tmp_path, "db.exchanged", **options)
+    next(iter(loader))
+    state = loader.state_dict()
+    open_table(tmp_path, "db.exchanged", **options)[0].load_state_dict(state)
+    with table.update_schema() as change:
+        change.rename_column("a", "c")
+    with table.update_schema() as change:
+        change.rename_column("b", "a")
+    with table.update_schema() as change:
+        change.rename_column("c", "b")
+    again, dataset = open_table(tmp_path, "db.exchanged", **options)
+    assert dataset.state_dict()["plan"]["snapshot_id"] == state["plan"]["snapshot_id"]
+    with pytest.raises(CheckpointMismatchError, match="filter_binding"):
+        again.load_state_dict(state)
 
 
 def test_fields_within_columns_that_changed_are_refused_by_name(small):

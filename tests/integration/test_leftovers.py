@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from jobs.processes import inherited, wait_until_none
+from pairwise import pairwise
 from support import all_rows_of, open_loader, rows_of, write_dataset
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -81,8 +82,7 @@ def lose_a_worker(loader: Any) -> None:
     assert rows_of(kept[0]) == list(range(16))
 
 
-@pytest.mark.parametrize("end", [leave, take_all, fail, lose_a_worker])
-@pytest.mark.parametrize("persistent", [True, False])
+@pairwise(most=6, end=[leave, take_all, fail, lose_a_worker], persistent=[True, False])
 def test_no_file_stays_open_however_an_iteration_ends(path, end, persistent):
     options = {"num_workers": 2, "persistent_workers": persistent, "collate_fn": fails if end is fail else None}
     before: Counter[str] = Counter()

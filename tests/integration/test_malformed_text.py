@@ -67,7 +67,7 @@ def test_what_is_wrong_with_a_line_is_an_error_that_names_file_and_line(
     text = WRITERS[kind](range(60))
     blank = b"\n" * 7
     path.write_bytes(COMPRESSORS[suffix](blank + middle(text, line - 7, new)))
-    # What its beginning shows is told, so that nothing is wrong with the beginning.
+    # What the beginning shows is given as an option, so that the beginning itself is not an error.
     schema = {"row": pa.int64(), "score": pa.float64(), "name": pa.string()}
     told: dict[str, Any] = {"column_types": schema}
     if kind == "jsonl":
@@ -201,7 +201,7 @@ def test_a_line_longer_than_a_block_says_how_to_read_it(tmp_path: Path, kind: st
     assert read_all(path, kind, format_options={"block_size": 10_000}) == [1]
 
 
-@pytest.mark.parametrize("change", ["gone", "a directory", "shorter", "anew"])
+@pytest.mark.parametrize("change", ["gone", "a directory", "shorter", "rewritten"])
 @pytest.mark.parametrize("kind", WRITERS)
 def test_a_file_that_changes_between_planning_and_reading_is_an_error(tmp_path: Path, kind: str, change: str):
     write_text(tmp_path, kind, [50, 50])
@@ -212,7 +212,7 @@ def test_a_file_that_changes_between_planning_and_reading_is_an_error(tmp_path: 
     if change == "a directory":
         path.mkdir()
     elif change != "gone":
-        path.write_bytes(content if change == "anew" else content[:-9])
+        path.write_bytes(content if change == "rewritten" else content[:-9])
         os.utime(path, (1, 1))  # a clock may stand still for so short a time
 
     with pytest.raises(OSError, match=f"part-1.{kind}"):

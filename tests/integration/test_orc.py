@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ranged import ranged
-from support import all_rows_of, batches_of, examples, open_loader
+from support import all_rows_of, batches_of, edited, examples, open_loader
 
 from torch_dataloader_utils import (
     CheckpointMismatchError,
@@ -234,7 +234,7 @@ def test_files_without_rows_and_without_stripes_are_part_of_the_dataset(data):
     assert all_rows_of(loader) == list(range(2 * sum(STRIPES)))
 
 
-def test_a_file_that_is_gone_or_written_anew_when_it_is_read_is_an_error_that_names_it(data):
+def test_a_file_that_is_gone_or_written_again_when_it_is_read_is_an_error_that_names_it(data):
     loader, _ = open_loader(data, format="orc")
     write_stripes(data / "b.orc", [rows_table(0, 9)])
     with pytest.raises(UnreadableFileError, match=r"b\.orc"):
@@ -252,7 +252,7 @@ def test_a_manifest_of_orc_files_keeps_their_tails_from_being_read_again(data):
 
 def test_a_state_of_another_format_is_refused_by_name(data):
     loader, _ = open_loader(data, format="orc")
-    state = loader.state_dict()
+    state = edited(loader.state_dict())
     state["plan"]["format"] = "parquet"
     with pytest.raises(CheckpointMismatchError, match="format changed: checkpoint='parquet', current='orc'"):
         loader.load_state_dict(state)

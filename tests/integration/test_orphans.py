@@ -21,9 +21,9 @@ def kill(pids: list[int]) -> None:
             os.kill(pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("start", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_workers_with_full_queues_end_with_a_killed_training_process(tmp_path, start):
-    """A pipe holds 64 KiB; whoever writes more to it waits for somebody to read."""
+    """A pipe holds 64 KiB; a process that writes more waits until another one reads."""
     write_dataset(tmp_path / "data", ((80_000, 4_000),))
     command = [sys.executable, str(JOBS / "stalled_job.py"), str(tmp_path / "data"), start]
     with subprocess.Popen(command, env=inherited(), stdout=subprocess.PIPE, start_new_session=True) as process:

@@ -25,9 +25,10 @@ import pytest
 from conftest import ACCESS_KEY, SECRET_KEY, S3Server
 from fsspec.implementations.memory import MemoryFileSystem
 from jobs.processes import own_children, wait_until_none
-from support import all_rows_of, batches_of, open_loader, write_dataset
+from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError, UnreadableFileError
+from torch_dataloader_utils.distributed import load_rank_state, save_rank_state
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -83,7 +84,7 @@ def test_a_private_bucket_is_delivered_each_row_once(s3, bucket, workers):
 
 
 @pytest.mark.parametrize("workers", WORKERS[:2])
-def test_resuming_at_every_batch_goes_on_with_the_very_batches(s3, bucket, workers):
+def test_resuming_at_every_batch_goes_on_with_the_same_batches(s3, bucket, workers):
     def fresh() -> Any:
         return open_loader(f"s3://{bucket}/data", storage_options=s3.storage_options(), **workers, **MIXED)[0]
 
@@ -580,3 +581,19 @@ def test_a_state_is_resumed_under_a_newly_signed_url(web):
     today, _ = open_loader(new)
     today.load_state_dict(state)
     assert batches_of(today) == whole[1:]
+
+
+def test_states_of_ranks_are_kept_in_a_bucket(s3, bucket):
+    options = s3.storage_options()
+    loaders = [
+        open_loader(f"s3://{bucket}/data", storage_options=options, num_ranks=2, rank=rank)[0] for rank in range(2)
+    ]
+    rows = [row for loader in loaders for row in rows_of(next(iter(loader)))]
+    directory = f"s3://{bucket}/checkpoints/step-1"
+    written = [save_rank_state(loader, directory, storage_options=options) for loader in loaders]
+    assert written == [f"{directory}/loader-{rank:05d}-of-00002.json" for rank in range(2)]
+    fresh, _ = open_loader(f"s3://{bucket}/data", storage_options=options, num_ranks=1, rank=0)
+    load_rank_state(fresh, directory, strict=False, storage_options=options)
+    assert sorted(rows + all_rows_of(fresh)) == list(range(71))
+    with pytest.raises(OSError, match=rf"s3://{bucket}-gone/step-1/loader-00000-of-00002\.json"):
+        save_rank_state(loaders[0], f"s3://{bucket}-gone/step-1", storage_options=options)

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.compute as pc
 import pytest
 import torch
+from pairwise import pairwise
 from support import open_loader, write_dataset
 from torch.utils.data import DataLoader
 
@@ -42,10 +43,12 @@ def opened(path: Path, **options: Any) -> Any:
     return open_loader(path, collate_fn=draw, **options)[0]
 
 
-@pytest.mark.parametrize("options", [{}, MIXED, {**MIXED, "filters": FILTER}], ids=["in order", "mixed", "filtered"])
-@pytest.mark.parametrize("num_workers", [0, 1, 2])
-def test_a_resume_at_any_batch_draws_what_was_to_be_drawn(path, num_workers, options):
-    options = {**options, "num_workers": num_workers}
+ORDERS: dict[str, dict[str, Any]] = {"in order": {}, "mixed": MIXED, "filtered": {**MIXED, "filters": FILTER}}
+
+
+@pairwise(most=5, order=ORDERS, num_workers=[0, 1, 2])
+def test_a_resume_at_any_batch_draws_what_was_to_be_drawn(path, num_workers, order):
+    options = {**ORDERS[order], "num_workers": num_workers}
     loader = opened(path, **options)
     loader.dataset.set_epoch(2)
     whole, states = [], [loader.state_dict()]
@@ -74,7 +77,7 @@ def test_the_workers_of_a_rank_draw_differently(path):
     assert len(set(draws)) == len(draws)
 
 
-def test_in_the_training_process_the_generators_go_on_as_if_nobody_had_drawn(path):
+def test_in_the_training_process_the_generators_go_on_as_if_nothing_had_been_drawn(path):
     def numbers() -> tuple[float, float, float]:
         return random.random(), np.random.rand(), torch.rand(()).item()  # noqa: NPY002 - what is under test
 

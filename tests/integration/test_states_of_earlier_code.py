@@ -40,7 +40,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning"),
 ]
 
-TEAMS = (1, 3)
+GROUPS = (1, 3)
 """Numbers of ranks that load what was saved under others."""
 
 
@@ -56,7 +56,7 @@ def batches_of(loader: Any) -> list[list[int]]:
     return [ids_of(batch) for batch in loader]
 
 
-def team(run: Run, folder: Path, num_ranks: int, **changed: Any) -> list[Any]:
+def group(run: Run, folder: Path, num_ranks: int, **changed: Any) -> list[Any]:
     """Open the loaders of so many ranks."""
     return [open_rank(run, folder, rank, num_ranks=num_ranks, **changed)[0] for rank in range(num_ranks)]
 
@@ -168,9 +168,9 @@ def test_each_rank_finds_its_own_state(folder, way):
 
 def test_other_ranks_share_what_all_ranks_left(folder):
     left = read_states("other", "gathered")["left"]
-    for num_ranks in TEAMS:
-        assert left_to(team(old.GATHERED, folder, num_ranks), gathered_by_torch()) == left
-    [loader] = team(old.GATHERED, folder, 1)
+    for num_ranks in GROUPS:
+        assert left_to(group(old.GATHERED, folder, num_ranks), gathered_by_torch()) == left
+    [loader] = group(old.GATHERED, folder, 1)
     load_rank_state(loader, old.STATES / "rank_files", strict=False)
     assert sorted(flat([batches_of(loader)])) == left
 
@@ -184,8 +184,8 @@ def test_runs_of_other_ranks_go_on_with_what_is_left(folder, name):
     stages = old.ELASTIC[name]
     old.prepare_memory(stage.run for stage in stages)
     for stage, kept in zip(stages, read_states("elastic", name), strict=True):
-        for num_ranks in TEAMS:
-            assert left_to(team(stage.run, folder, num_ranks, **old.UNBALANCED), kept["states"]) == kept["left"]
+        for num_ranks in GROUPS:
+            assert left_to(group(stage.run, folder, num_ranks, **old.UNBALANCED), kept["states"]) == kept["left"]
         for rank, later in enumerate(kept["later"]):
             loader, _ = open_rank(stage.run, folder, rank)
             loader.load_state_dict(kept["states"][rank])
@@ -199,8 +199,8 @@ def test_files_that_went_and_came_in_between(folder, name):
     for number, stage in enumerate(stages):
         old.fill_changing(*stage.files)
         states = kept[number]["states"]
-        for num_ranks in TEAMS:
-            assert left_to(team(stage.run, folder, num_ranks), states) == kept[number]["left"]
+        for num_ranks in GROUPS:
+            assert left_to(group(stage.run, folder, num_ranks), states) == kept[number]["left"]
         for rank, later in enumerate(kept[number]["later"]):
             loader, _ = open_rank(stage.run, folder, rank)
             loader.load_state_dict(states)
@@ -212,15 +212,15 @@ def test_files_change_after_the_states_were_saved(folder, name):
     before, after, last = read_states("changing", name)
     stages = old.CHANGING[name]
     old.fill_changing(*stages[1].files)
-    for num_ranks in TEAMS:
+    for num_ranks in GROUPS:
         with pytest.warns(LostRowsWarning) as warned:
-            left = left_to(team(stages[1].run, folder, num_ranks), before["states"], on_changed_files="continue")
+            left = left_to(group(stages[1].run, folder, num_ranks), before["states"], on_changed_files="continue")
         assert left == sorted(flat(after["delivered"]) + after["left"])
         warnings = {str(one.message) for one in warned if one.category is LostRowsWarning}
         assert {tuple(lost_of(one)) for one in warnings} == {tuple(lost_of(after["lost"]))}
     old.fill_changing(*stages[2].files)
-    for num_ranks in TEAMS:
-        left = left_to(team(stages[2].run, folder, num_ranks), after["states"], on_changed_files="continue")
+    for num_ranks in GROUPS:
+        left = left_to(group(stages[2].run, folder, num_ranks), after["states"], on_changed_files="continue")
         assert left == sorted(flat(last["delivered"]) + last["left"])
 
 
@@ -237,25 +237,25 @@ GLOBAL_BATCH = 32
 
 
 @pytest.mark.parametrize("name", old.GRIDS)
-def test_a_grid_makes_the_steps_that_were_to_come(folder, name):
+def test_a_virtual_topology_makes_the_steps_that_were_to_come(folder, name):
     kept = read_states("grids", name)
     for delivered, states, left in kept["saved"]:
         for num_ranks in (1, 4):
-            loaders = team(old.GRIDS[name], folder, num_ranks, batch_size=GLOBAL_BATCH // num_ranks)
+            loaders = group(old.GRIDS[name], folder, num_ranks, batch_size=GLOBAL_BATCH // num_ranks)
             for loader in loaders:
                 loader.load_state_dict(states)
             assert steps_of(loaders) == kept["steps"][delivered:]
-        loaders = team(old.GRIDS[name], folder, 2)
+        loaders = group(old.GRIDS[name], folder, 2)
         for loader, state in zip(loaders, states, strict=True):
             loader.load_state_dict(state)
         assert steps_of(loaders) == kept["steps"][delivered:]
-        assert left_to(team(old.GRIDS[name], folder, 1, **old.UNBALANCED), states) == left
+        assert left_to(group(old.GRIDS[name], folder, 1, **old.UNBALANCED), states) == left
 
 
-def test_a_grid_makes_the_steps_that_were_to_come_by_workers(folder):
+def test_a_virtual_topology_makes_the_steps_that_were_to_come_by_workers(folder):
     name = "dropping, rows shuffled"
     kept = read_states("grids", name)
-    [loader] = team(old.GRIDS[name], folder, 1, batch_size=GLOBAL_BATCH, num_workers=2)
+    [loader] = group(old.GRIDS[name], folder, 1, batch_size=GLOBAL_BATCH, num_workers=2)
     for delivered, states, _ in kept["saved"]:
         loader.load_state_dict(states)
         assert steps_of([loader]) == kept["steps"][delivered:]

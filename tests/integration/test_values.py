@@ -573,7 +573,7 @@ def test_the_row_id_is_the_place_in_the_manifest(data, order):
 
 @pytest.mark.parametrize("filters", [None, pc.field("keep")], ids=["all rows", "filtered"])
 @pytest.mark.parametrize("epoch", [0, 3])
-def test_mixed_rows_come_in_the_order_of_their_shards_permutation(data, filters, epoch):
+def test_shuffled_rows_come_in_the_order_of_their_shards_permutation(data, filters, epoch):
     """The permutation is of the rows that the filter leaves, taken in the order of the shard's row groups."""
     options = {"shuffle": True, "shuffle_seed": 5, "shuffle_buffer_size": 20, "filters": filters}
     loader, dataset = open_loader(data, columns=["one int64"], batch_size=3, **options)

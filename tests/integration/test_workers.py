@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
 
 class HangingForks:
-    """Makes forked processes hang before their first line, as one does that waits for a lock nobody holds any more."""
+    """Makes forked processes hang before their first line, as one does that waits for a lock whose owner is gone."""
 
     def __init__(self) -> None:
         self.left = 0
@@ -37,7 +37,7 @@ class HangingForks:
         self._hangs = self.left > 0
         self.left -= self._hangs
         self._latest.append(self._hangs)
-        if self.is_used:  # nobody waits long for forks that hang, and for others as long as they need
+        if self.is_used:  # forks that hang are not waited for long, others as long as they need
             loader_module.START_SEC = 0.5 if any(self._latest) else 120
 
     def _hang(self) -> None:
@@ -118,7 +118,7 @@ def test_an_iterator_that_was_replaced_says_so_though_the_new_one_failed(tmp_pat
 
 
 def test_a_worker_that_dies_at_its_start_is_torchs_error_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(loader_module, "START_SEC", 1e6)  # whoever waited for it would wait too long
+    monkeypatch.setattr(loader_module, "START_SEC", 1e6)  # a wait for it would take too long
     write_dataset(tmp_path)
     loader, _ = open_loader(tmp_path, num_workers=2, multiprocessing_context="fork", worker_init_fn=die)
     with pytest.raises(RuntimeError, match="exited unexpectedly"):

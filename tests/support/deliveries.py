@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Any, TypeAlias
 
 from hypothesis import strategies as st
-from support import manifests, plan_options, row_ids
+from support import edited, manifests, plan_options, row_ids
 
 from torch_dataloader_utils.checkpoint.dump import dump_state
 from torch_dataloader_utils.checkpoint.parse import parse_state
@@ -137,7 +137,7 @@ class Delivery:
         yield None, Receipt(stream, len(slices), 0, rows=0, rows_dropped=dropped)
 
     def state(self, progress: Progress) -> dict[str, Any]:
-        return dump_state(self.run, self.epoch, progress)
+        return edited(dump_state(self.run, self.epoch, progress))
 
     def restored(self, state: dict[str, Any]) -> Progress:
         return self.restored_from([state])

@@ -50,6 +50,11 @@ def rows_of(batch: Any) -> list[int]:
     return [int(row) for row in batch["row"]]
 
 
+def edited(state: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """Return a state with other values, and without the checksum, by which a change would be noticed."""
+    return {key: value for key, value in state.items() if key != "checksum"} | changes
+
+
 def batches_of(iterable: Any) -> list[list[int]]:
     """Return the row ids of every batch."""
     return [rows_of(batch) for batch in iterable]

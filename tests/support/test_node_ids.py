@@ -16,17 +16,21 @@ TESTS = Path(__file__).parents[1]
 COLLECT = TESTS / "support" / "jobs" / "collect.py"
 
 TIME_DEPENDENT = """
-import gzip
+import time
 import pytest
 
-@pytest.mark.parametrize("content", [gzip.compress(b"")])
-def test_what_holds_the_time(content):
+@pytest.mark.parametrize("seconds", [int(time.time())])
+def test_an_id_that_holds_the_time(seconds):
     pass
 """
 
 
-def collected_twice(tests: Path, directory: Path) -> list[list[str]]:
-    """Return what two processes collect that have nothing in common but the files."""
+@pytest.fixture(scope="module")
+def collected_twice(tmp_path_factory: pytest.TempPathFactory) -> list[dict[bool, list[str]]]:
+    """What two processes collect that have nothing in common but the files: of the suite, and of a test beside it."""
+    directory = tmp_path_factory.mktemp("ids")
+    beside = directory / "test_time.py"
+    beside.write_text(TIME_DEPENDENT)
     surroundings = [
         {"PYTHONHASHSEED": "1", "LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0", "TZ": "UTC"},
         {"PYTHONHASHSEED": "2", "LC_ALL": "C.UTF-8", "TZ": "Asia/Tokyo"},
@@ -35,7 +39,7 @@ def collected_twice(tests: Path, directory: Path) -> list[list[str]]:
     for number, environment in enumerate(surroundings):
         out, scratch = directory / f"ids-{number}.json", directory / f"scratch-{number}"
         scratch.mkdir()
-        command = [sys.executable, str(COLLECT), str(1000 * number), str(out), str(tests)]
+        command = [sys.executable, str(COLLECT), str(1000 * number), str(out), str(TESTS), str(beside)]
         run = subprocess.Popen(
             command,
             cwd=TESTS.parent,
@@ -46,20 +50,28 @@ def collected_twice(tests: Path, directory: Path) -> list[list[str]]:
         runs.append((run, out))
     said = [run.communicate()[0].decode(errors="replace") for run, _ in runs]
     assert [run.returncode for run, _ in runs] == [0, 0], "\n".join(said)
-    return [json.loads(out.read_text()) for _, out in runs]
+    collected = [json.loads(out.read_text()) for _, out in runs]
+    return [
+        {
+            of_suite: [node for node in nodes if ("holds_the_time[" not in node) == of_suite]
+            for of_suite in (True, False)
+        }
+        for nodes in collected
+    ]
 
 
-def test_processes_of_other_clocks_hash_seeds_and_locales_collect_the_same_tests_with_ids_in_plain_words(tmp_path):
-    one, other = collected_twice(TESTS, tmp_path)
+def test_processes_of_other_clocks_hash_seeds_and_locales_collect_the_same_tests_with_ids_in_plain_words(
+    collected_twice,
+):
+    one, other = (nodes[True] for nodes in collected_twice)
     assert len(one) > 1000
     assert one == other
     assert [node for node in one if re.search(r"0x[0-9a-f]{6}|<(class|function|lambda)| at 0x|[\\{}`]", node)] == []
     assert [node for node in one if not node.isprintable() or str(Path.cwd()) in node] == []
 
 
-def test_that_comparison_finds_an_id_that_holds_the_time(tmp_path):
-    (tmp_path / "test_time.py").write_text(TIME_DEPENDENT)
-    one, other = collected_twice(tmp_path / "test_time.py", tmp_path)
+def test_that_comparison_finds_an_id_that_holds_the_time(collected_twice):
+    one, other = (nodes[False] for nodes in collected_twice)
     assert len(one) == len(other) == 1
     assert one != other
 

@@ -26,3 +26,11 @@ def test_all_combinations_are_there_and_those_that_are_not_chosen_are_for_the_so
     soaked = [cell for cell in cells if pytest.mark.soak in cell.marks]
     assert len(cells) - len(soaked) == 6
     assert all(not cell.marks for cell in cells if cell not in soaked)
+
+
+def test_fewer_combinations_are_the_first_ones_and_have_each_value_where_they_can():
+    parameters = {"one": range(5), "other": "abcd", "third": [True, False]}
+    cells = pairwise(**parameters, most=8).mark.args[1]
+    taken = [cell.values for cell in cells if not cell.marks]
+    assert len(taken) == 8
+    assert [set(values) for values in zip(*taken, strict=True)] == [set(values) for values in parameters.values()]

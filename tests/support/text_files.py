@@ -39,7 +39,7 @@ COMPRESSORS = {"": bytes, ".gz": gzip.compress, ".zst": lambda text: pa.compress
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Write a file anew as writers should: one that still reads the old file reads that."""
+    """Replace a file as writers should: a process that has the old file open goes on reading that."""
     path.unlink(missing_ok=True)
     path.write_bytes(content)
 

@@ -111,7 +111,7 @@ def use_many_ranks(loader: StructuredDataLoader, dataset: StructuredDataset, dir
     states = gather_states(loader)
     assert_type(states, list[dict[str, Any]])
     loader.load_state_dict(own_state(states))
-    assert_type(save_rank_state(loader, directory), Path)
+    assert_type(save_rank_state(loader, directory), Path | str)
     load_rank_state(dataset, directory)
     require_same_plan(dataset)
     assert_type(CheckpointEntry(loader).state_dict(), dict[str, str])

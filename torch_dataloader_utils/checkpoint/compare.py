@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, islice
+from typing import Any
 
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedFile, SavedState, dump_splits
-from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, RankMismatchError
+from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, RankMismatchError, cut, shown
 from torch_dataloader_utils.planning.manifest import DESCRIBED, TEXT, DataFile, Manifest, Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline
 
-__all__ = [
-    "TOPOLOGY",
-    "FileChanges",
-    "compare_files",
-    "compare_settings",
-    "mismatch",
-    "require_each_rank",
-    "require_row_groups",
-    "shorten",
-    "touched_files",
-]
-
 SHOWN = 5
 """How many paths of each kind a message shows."""
+
+MOST_RANKS = 100
+"""How many missing ranks are looked for."""
 
 TOPOLOGY = ("num_workers", "num_ranks", "rank", "virtual_ranks", "virtual_workers", "uneven_ranks", "global_batch_size")
 """Settings that an elastic load may change."""
 
 
-def compare_settings(saved: SavedState, run: Run, may_differ: Collection[str]) -> list[Difference]:
-    """Return the settings that differ between a state and the run, but for those that may."""
+def compare_settings(saved: SavedState, run: Run, may_differ: Collection[str], files: FileChanges) -> list[Difference]:
+    """Return the settings that differ between a state and the run, but for those that may.
+
+    What the filter's columns are in the files is only compared where the files and the filter are the same.
+    """
     settings = run.settings()
+    if files or saved.settings["filters"] != settings["filters"]:
+        may_differ = (*may_differ, "filter_binding")
     return [
         Difference(name, value, settings[name])
         for name, value in saved.settings.items()
@@ -48,12 +46,8 @@ def compare_settings(saved: SavedState, run: Run, may_differ: Collection[str]) -
 class FileChanges:
     """How the data files differ from those of a checkpoint, by relative path.
 
-    Attributes:
-        added: Files that the checkpoint does not list.
-        removed: Files that the checkpoint lists and that do not exist any more.
-        changed: Files with another size, digest or etag.
-        fingerprints: The manifest's fingerprint in the checkpoint and now, where they differ.
-        described: Whether a `_metadata` file described the files at the checkpoint, and whether one does now.
+    Changed files have another size, digest or etag. `fingerprints` are the manifest's in the checkpoint and now, where
+    they differ. `described` says whether a `_metadata` file described the files then, and whether one does now.
     """
 
     added: tuple[str, ...] = ()
@@ -68,9 +62,7 @@ class FileChanges:
 
 def compare_files(saved: SavedState, manifest: Manifest) -> FileChanges:
     """Return how the files differ from those of a state."""
-    fingerprints = None
-    if saved.fingerprint != manifest.fingerprint:
-        fingerprints = (saved.fingerprint, manifest.fingerprint)
+    fingerprints = None if saved.fingerprint == manifest.fingerprint else (saved.fingerprint, manifest.fingerprint)
     if saved.files is None:
         return FileChanges(fingerprints=fingerprints)
     before = {file.path: file for file in saved.files}
@@ -87,12 +79,8 @@ def compare_files(saved: SavedState, manifest: Manifest) -> FileChanges:
 def touched_files(saved: SavedState, manifest: Manifest) -> list[str]:
     """Return the files of which only the modification time differs from the state's."""
     before = {file.path: file for file in saved.files or ()}
-
-    def is_touched(file: DataFile) -> bool:
-        then = before.get(file.path)
-        return then is not None and _is_modified(then, file) and not _differs(then, file)
-
-    return [file.path for file in manifest.files if is_touched(file)]
+    both = [(before[file.path], file) for file in manifest.files if file.path in before]
+    return [now.path for then, now in both if _is_modified(then, now) and not _differs(then, now)]
 
 
 def _is_described(file: SavedFile | DataFile) -> bool:
@@ -117,26 +105,36 @@ def _is_modified(before: SavedFile, now: DataFile) -> bool:
 
 
 def require_each_rank(states: Sequence[SavedState]) -> None:
-    """Raise unless there is one state of each rank.
-
-    Raises:
-        RankMismatchError: If there is not; the message names the ranks.
-    """
-    counts = sorted({state.num_ranks for state in states})
+    """Raise a RankMismatchError unless there is one state of each rank, and all are of one epoch."""
+    counts = {state.num_ranks for state in states}
     if len(counts) > 1:
-        saved = ", ".join(f"rank {state.rank} of {state.num_ranks}" for state in states)
-        msg = f"the states were saved under different numbers of ranks: {saved}"
-        raise RankMismatchError(msg)
+        saved = shorten([f"rank {state.rank} of {state.num_ranks}" for state in states])
+        raise RankMismatchError(f"the states were saved under different numbers of ranks: {saved}")
+    [count] = counts
     ranks = [state.rank for state in states]
-    missing = sorted(set(range(counts[0])).difference(ranks))
-    twice = sorted({rank for rank in ranks if ranks.count(rank) > 1})
+    given = set(ranks)
+    twice = sorted(rank for rank, times in Counter(ranks).items() if times > 1)
     if twice:
-        msg = f"the states of ranks {twice} are given more than once: give the state of each of the {counts[0]} ranks "
+        msg = (
+            f"the states of ranks {shown(twice)} are given more than once: give the state of each of the {count} ranks "
+        )
         msg += "once"
         raise RankMismatchError(msg)
-    if missing:
-        msg = f"the states of ranks {missing} are missing: all {counts[0]} ranks' states are needed, and {ranks} given"
-        raise RankMismatchError(msg)
+    if len(given) < count:
+        missing = list(islice((rank for rank in range(count) if rank not in given), MOST_RANKS))
+        msg = f"the states of ranks {shown(missing)} are missing: all {count} ranks' states are needed, and "
+        raise RankMismatchError(msg + f"{shown(ranks)} given")
+    require_alike(states, {"epochs": lambda state: state.epoch, "plans": lambda state: state.plan_digest})
+
+
+def require_alike(states: Sequence[SavedState], parts: Mapping[str, Callable[[SavedState], Any]]) -> None:
+    """Raise a RankMismatchError that names the ranks unless states of several ranks have equal parts."""
+    for name, part in parts.items():
+        different = [state.rank for state in states if part(state) != part(states[0])]
+        if different:
+            msg = f"the states do not fit together: ranks {shown(different)} were saved under other {name} than "
+            msg += f"rank {states[0].rank}; give the states that all ranks saved at one checkpoint"
+            raise RankMismatchError(msg)
 
 
 def require_row_groups(baseline: DeliveredBaseline, manifest: Manifest) -> None:
@@ -152,13 +150,13 @@ def require_row_groups(baseline: DeliveredBaseline, manifest: Manifest) -> None:
 
 # The error ---------------------------------------------------------------------------------------------------------
 
-
 ADVICE = {
     "rank": "load the state that this rank saved (distributed.own_state picks it from a gathered list)",
     "plan_algorithm": "finish the epoch with the release that saved the checkpoint",
     "split_strategy": "use the split strategy that the checkpoint was saved with: it has to return the same shards",
     "format_options": "use the format_options and count_rows that the checkpoint was saved with",
     "filters": "use the filter that the checkpoint was saved with (a new pyarrow may also write it differently)",
+    "filter_binding": "open the table or the partitions as they were then: the filter's columns are other ones now",
     "global_batch_size": "use the batch_size that, times the number of ranks, gives the checkpoint's",
 }
 
@@ -168,20 +166,17 @@ def mismatch(
 ) -> CheckpointMismatchError:
     """Return the error that names every difference and says what to do.
 
-    Args:
-        differences: Settings that differ.
-        files: Files that differ.
-        lost: Row ranges that the checkpoint records and this run's plan does not have, or None.
-        manifest: The files of this run.
+    `lost` are row ranges that the checkpoint records and this run's plan does not have, or None.
     """
     lines = ["the checkpoint was saved under another plan than this run's; nothing was changed:"]
     lines += [f"  - {line}" for line in (*map(str, differences), *_file_lines(files))]
     if lost is not None:
         unit = "rows" if manifest.counts_rows else "bytes"
-        shown = "; ".join(
-            f"{manifest.full_path(s.path)} {unit} {s.row_offset} to {s.row_offset + s.row_length}" for s in lost[:SHOWN]
+        ranges = "; ".join(
+            f"{cut(manifest.full_path(s.path))} {unit} {s.row_offset} to {s.row_offset + s.row_length}"
+            for s in lost[:SHOWN]
         )
-        lines.append(f"  the shard [{shown}] of the checkpoint is not in this rank's plan of today")
+        lines.append(f"  the shard [{ranges}] of the checkpoint is not in this rank's plan of today")
     advice = "; or ".join([*_advice(differences, files), "start the epoch from its beginning, without a state"])
     lines.append(f"What to do: {advice}")
     return CheckpointMismatchError(
@@ -197,7 +192,7 @@ def mismatch(
 def shorten(paths: Sequence[str]) -> str:
     """Return a list of paths as a message shows it: the first few, and how many more."""
     more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
-    return ", ".join(paths[:SHOWN]) + more
+    return ", ".join(map(cut, paths[:SHOWN])) + more
 
 
 def _file_lines(files: FileChanges) -> Iterator[str]:
@@ -210,13 +205,13 @@ def _file_lines(files: FileChanges) -> Iterator[str]:
         yield "`_metadata` describes the files now and did not then, so that they cannot be compared"
     if files.fingerprints and not (files.added or files.removed or files.changed):
         before, now = files.fingerprints
-        yield f"the file list changed: checkpoint={before!r}, current={now!r} (fingerprints)"
+        yield f"the file list changed: checkpoint={shown(before)}, current={shown(now)} (fingerprints)"
 
 
 def _advice(differences: Sequence[Difference], files: FileChanges) -> Iterator[str]:
     settings = [difference for difference in differences if difference.name not in (*ADVICE, "rows")]
     if settings:
-        wanted = ", ".join(f"{difference.name}={difference.checkpoint!r}" for difference in settings)
+        wanted = ", ".join(f"{difference.name}={shown(difference.checkpoint)}" for difference in settings)
         yield f"create the loader with {wanted}"
     yield from (ADVICE[difference.name] for difference in differences if difference.name in ADVICE)
     if files:
@@ -226,5 +221,5 @@ def _advice(differences: Sequence[Difference], files: FileChanges) -> Iterator[s
         yield "load_state_dict(states, strict=False, on_changed_files='continue') with the states of all ranks"
     elif not files and any(difference.name in TOPOLOGY for difference in differences):
         others = [difference for difference in differences if difference.name not in TOPOLOGY]
-        under = "".join(f", {difference.name}={difference.checkpoint!r}" for difference in others)
+        under = "".join(f", {difference.name}={shown(difference.checkpoint)}" for difference in others)
         yield f"load_state_dict(states, strict=False) with the states of all ranks{under}: it plans the rest again"

@@ -6,18 +6,17 @@ still has what the state records.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from torch_dataloader_utils.checkpoint.checksum import checksum_of
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import MOST_FILES, STATE_VERSION, dump_splits
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, DeliveredBaseline, Shard, ShardSlice
+from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, DeliveredBaseline, Shard
 from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_row_numbers, row_numbers, size_of
-
-__all__ = ["dump_state"]
 
 MOST_BYTES = 500_000
 """Above this many bytes of JSON, ranges are recorded as row numbers of the whole manifest, not by path."""
@@ -26,29 +25,23 @@ BYTES_OF_A_RANGE = 80
 """The most bytes of JSON that a range needs in addition to its path."""
 
 
-def dump_state(run: Run, epoch: int, progress: Progress) -> dict[str, Any]:
-    """Return the progress as a state: dictionaries, lists, strings, integers, booleans and None.
+def dump_state(run: Run, epoch: int, progress: Progress, plan_digest: str | None = None) -> dict[str, Any]:
+    """Return this rank's progress as a state: dictionaries, lists, strings, integers, booleans and None.
 
-    Args:
-        run: The run that saves it.
-        epoch: The epoch.
-        progress: This rank's progress in it.
-
-    Returns:
-        A new state, which shares no object with other states. It has no credentials, and survives JSON and
-        ``torch.load(..., weights_only=True)``.
+    The plan's digest is there to compare the states of several ranks. The state shares no object with other states. It
+    has no credentials, and survives JSON and ``torch.load(..., weights_only=True)``.
     """
     manifest = run.manifest
-    delivered = _Delivered.of(progress)
-    by_number = _is_long(manifest, [*delivered.done, *delivered.partial])
+    done, partial, repeated = _delivered(progress)
+    by_number = _is_long(manifest, [*done, *partial])
     done_ranges: dict[str, Any] = {"completed_shards": []}
     if by_number:
-        done_ranges["completed_rows"] = merged_row_numbers(manifest, _splits(delivered.done))
+        done_ranges["completed_rows"] = merged_row_numbers(manifest, _splits(done))
     else:
-        done_ranges["completed_shards"] = [{"splits": dump_splits(manifest, shard.splits)} for shard in delivered.done]
-    in_progress = [_dump_partial(manifest, *shard, by_number) for shard in delivered.partial.items()]
-    repeated = [_dump_partial(manifest, *shard, by_number) for shard in delivered.repeated.items()]
-    return {
+        done_ranges["completed_shards"] = [{"splits": dump_splits(manifest, shard.splits)} for shard in done]
+    in_progress = [_dump_partial(manifest, *shard, by_number) for shard in partial.items()]
+    in_progress += [_dump_partial(manifest, *shard, by_number) | {"repeats": True} for shard in repeated.items()]
+    state = {
         "version": STATE_VERSION,
         "plan_algorithm": PLAN_ALGORITHM,
         "epoch": epoch,
@@ -59,51 +52,38 @@ def dump_state(run: Run, epoch: int, progress: Progress) -> dict[str, Any]:
         "num_ranks": run.topology.num_ranks,
         "rank": run.topology.rank,
         "plan": run.plan(),
+        "plan_digest": plan_digest,
         "files": [entry.copy() for entry in manifest.entries] if len(manifest.files) <= MOST_FILES else None,
         **done_ranges,
-        "in_progress": [*in_progress, *(shard | {"repeats": True} for shard in repeated)],
+        "in_progress": in_progress,
         "base": None if progress.baseline is None else _dump_baseline(manifest, progress.baseline),
     }
+    return state | {"checksum": checksum_of(state, None if state["files"] is None else manifest.entries_digest)}
 
 
-@dataclass(frozen=True, slots=True)
-class _Delivered:
-    """What a rank has delivered, by shard.
+def _delivered(progress: Progress) -> tuple[list[Shard], dict[Shard, Windows], dict[Shard, Windows]]:
+    """Return what a rank has delivered: whole shards, windows of other shards, and windows of repeated rows.
 
-    Attributes:
-        done: Shards of which it has delivered all rows.
-        partial: Its delivered windows of other shards.
-        repeated: Its delivered windows of rows that another slice delivers as well, and that count there.
+    Another slice delivers the repeated rows as well, and they count there.
     """
-
-    done: list[Shard]
-    partial: Mapping[Shard, Windows]
-    repeated: Mapping[Shard, Windows]
-
-    @classmethod
-    def of(cls, progress: Progress) -> _Delivered:
-        done: list[Shard] = []
-        parts: dict[Shard, list[tuple[int, int]]] = {}
-        repeated: dict[Shard, list[tuple[int, int]]] = {}
-        for stream in progress.streams:
-            for shard_slice in stream.done:
-                shard = shard_slice.shard
-                if shard_slice.repeats:
-                    repeated.setdefault(shard, []).append((shard_slice.start, shard_slice.stop))
-                elif _is_whole(shard_slice):
-                    done.append(shard)
-                else:
-                    parts.setdefault(shard, []).append((shard_slice.start, shard_slice.stop))
-        partial = {shard: merged(windows) for shard, windows in parts.items()}
-        for shard, windows in list(partial.items()):
-            if windows == ((0, shard.rows),) and not shard.missing:
-                done.append(shard)
-                del partial[shard]
-        return cls(done, partial, {shard: merged(windows) for shard, windows in repeated.items()})
+    done: list[Shard] = []
+    parts: dict[Shard, list[tuple[int, int]]] = defaultdict(list)
+    repeated: dict[Shard, list[tuple[int, int]]] = defaultdict(list)
+    for part in (part for stream in progress.streams for part in stream.done):
+        if part.repeats:
+            repeated[part.shard].append((part.start, part.stop))
+        elif _is_whole(part.shard, ((part.start, part.stop),)):
+            done.append(part.shard)
+        else:
+            parts[part.shard].append((part.start, part.stop))
+    partial = {shard: merged(windows) for shard, windows in parts.items()}
+    done += [shard for shard, windows in partial.items() if _is_whole(shard, windows)]
+    partial = {shard: windows for shard, windows in partial.items() if not _is_whole(shard, windows)}
+    return done, partial, {shard: merged(windows) for shard, windows in repeated.items()}
 
 
-def _is_whole(shard_slice: ShardSlice) -> bool:
-    return shard_slice.start == 0 and shard_slice.stop == shard_slice.shard.rows and not shard_slice.shard.missing
+def _is_whole(shard: Shard, windows: Windows) -> bool:
+    return windows == ((0, shard.rows),) and not shard.missing
 
 
 def _splits(shards: Iterable[Shard]) -> list[Split]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-__all__ = ["JsonValue"]
+from torch_dataloader_utils.errors import shown
 
 _MISSING = object()
 
@@ -22,13 +23,17 @@ class JsonValue:
 
     def fail(self, wanted: str) -> ValueError:
         """Return the error that names the value, its path, and what was expected."""
-        shown = "is missing" if self.missing else f"is {type(self.value).__name__} {self.value!r:.80}"
-        return ValueError(f"not a state of this package: {self.path} {shown}, expected {wanted}")
+        found = "is missing" if self.missing else f"is {type(self.value).__name__} {shown(self.value)}"
+        return ValueError(f"not a state of this package: {self.path} {found}, expected {wanted}")
 
     def __getitem__(self, key: str) -> JsonValue:
+        return JsonValue(self.mapping().get(key, _MISSING), f"{self.path}[{key!r}]")
+
+    def mapping(self) -> Mapping[str, Any]:
+        """Return a dictionary."""
         if not isinstance(self.value, Mapping):
             raise self.fail("a dictionary")
-        return JsonValue(self.value.get(key, _MISSING), f"{self.path}[{key!r}]")
+        return self.value
 
     def items(self) -> list[JsonValue]:
         """Return the values of a list."""

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
@@ -19,12 +18,13 @@ from torch_dataloader_utils.checkpoint.compare import (
     compare_files,
     compare_settings,
     mismatch,
+    require_alike,
     require_each_rank,
     require_row_groups,
 )
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedShard, SavedState
-from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError
+from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError, shown
 from torch_dataloader_utils.planning.manifest import Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, Shard, ShardSlice
 from torch_dataloader_utils.planning.row_ranges import (
@@ -38,41 +38,34 @@ from torch_dataloader_utils.planning.row_ranges import (
 )
 from torch_dataloader_utils.planning.shuffle import delivery_order
 
-__all__ = ["ON_CHANGED_FILES", "Merged", "OnChangedFiles", "merge_states"]
-
 OnChangedFiles: TypeAlias = Literal["error", "continue"]
 
 ON_CHANGED_FILES: tuple[str, ...] = get_args(OnChangedFiles)
 
+ALIKE: dict[str, Callable[[SavedState], Any]] = {
+    "datasets": lambda state: (state.fingerprint, state.settings["rows"]),
+    "settings": lambda state: {key: value for key, value in state.settings.items() if key != "rank"},
+    "earlier progress": lambda state: state.baseline,
+}
+"""What the states of all ranks have in common, apart from the epoch."""
 
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """The states of all ranks, merged.
 
-    Attributes:
-        epoch: Their epoch.
-        baseline: What was delivered of it.
-        added: Files that are new since, by relative path.
-        lost_rows: For each file that was removed or rewritten, the number of rows that can no longer be delivered;
-            where rows are not counted, of bytes.
+class Merged(NamedTuple):
+    """What all ranks have delivered of an epoch.
+
+    `lost_rows` has for each file that was removed or rewritten the number of rows that can no longer be delivered;
+    where rows are not counted, of bytes.
     """
 
-    epoch: int
     baseline: DeliveredBaseline
-    added: tuple[str, ...] = ()
-    lost_rows: dict[str, int] = field(default_factory=dict)
+    lost_rows: dict[str, int]
 
 
 def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: OnChangedFiles = "error") -> Merged:
     """Merge the states of all ranks.
 
-    Args:
-        states: One state of each rank, in any order.
-        run: The run that loads them. Its ranks, workers and balancing of ranks may differ from theirs.
-        on_changed_files: Whether files that have changed are an error, or are left out.
-
-    Returns:
-        What was delivered.
+    They may come in any order, and the run may have other ranks, workers and balancing of ranks than theirs.
+    `on_changed_files` says whether files that have changed are an error, or are left out.
 
     Raises:
         RankMismatchError: If states are missing, or contradict one another; the message names the ranks.
@@ -80,39 +73,21 @@ def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: On
         ValueError: If a state cannot have been saved by any run.
     """
     require_each_rank(states)
-    _require_together(states)
+    require_alike(states, ALIKE)
     first = states[0]
     files = _require_equal(first, run, on_changed_files)
     layout = _layout(first, run, files)
-    claims = _Claims(first, layout)
-    for state in states:
-        claims.add(state)
+    claims = _Claims(states, layout)
     claims.require_apart()
     baseline = claims.baseline(states)
     lost: dict[str, int] = {}
     if files:
         baseline, lost = _without_changed(baseline, first, run, {*files.removed, *files.changed}, layout)
     require_row_groups(baseline, run.manifest)
-    return Merged(first.epoch, baseline, files.added, lost)
+    return Merged(baseline, lost)
 
 
 # What must be equal ------------------------------------------------------------------------------------------------
-
-
-def _require_together(states: Sequence[SavedState]) -> None:
-    """Raise unless states of several ranks are of one dataset, one epoch and one plan."""
-    parts: dict[str, Callable[[SavedState], Any]] = {
-        "epochs": lambda state: state.epoch,
-        "datasets": lambda state: (state.fingerprint, state.settings["rows"]),
-        "settings": lambda state: {key: value for key, value in state.settings.items() if key != "rank"},
-        "earlier progress": lambda state: state.baseline,
-    }
-    for name, part in parts.items():
-        different = [state.rank for state in states if part(state) != part(states[0])]
-        if different:
-            msg = f"the states do not fit together: ranks {different} were saved under other {name} than "
-            msg += f"rank {states[0].rank}; give the states that all ranks saved at one checkpoint"
-            raise RankMismatchError(msg)
 
 
 def _require_equal(saved: SavedState, run: Run, on_changed_files: OnChangedFiles) -> FileChanges:
@@ -121,12 +96,14 @@ def _require_equal(saved: SavedState, run: Run, on_changed_files: OnChangedFiles
     may_differ: tuple[str, ...] = TOPOLOGY
     if files and on_changed_files == "continue":
         may_differ = (*TOPOLOGY, "rows", "split_strategy")  # a strategy's digest covers the shards, and so the files
-    differences = compare_settings(saved, run, may_differ)
+    differences = compare_settings(saved, run, may_differ, files)
     if differences or (files and on_changed_files == "error"):
         raise mismatch(differences, files, None, run.manifest)
     if files and saved.root != run.manifest.root:
-        msg = f"files have changed, and so has the directory that contains all of them: {saved.root!r} then, "
-        msg += f"{run.manifest.root!r} now. Their relative paths cannot be compared: open the same directory as then"
+        msg = f"files have changed, and so has the directory that contains all of them: {shown(saved.root)} then, "
+        msg += (
+            f"{shown(run.manifest.root)} now. Their relative paths cannot be compared: open the same directory as then"
+        )
         raise CheckpointMismatchError(msg)
     if files.described[0] != files.described[1]:
         raise mismatch((), files, None, run.manifest)
@@ -150,23 +127,19 @@ def _layout(saved: SavedState, run: Run, files: FileChanges) -> list[FileRows]:
 class _Claims:
     """What each rank, and the baseline that all of them share, record as delivered.
 
-    Args:
-        first: Any of the states.
-        layout: The files to which row numbers refer.
+    Row numbers in the states refer to the files of the layout.
     """
 
-    def __init__(self, first: SavedState, layout: Sequence[FileRows]) -> None:
+    def __init__(self, states: Sequence[SavedState], layout: Sequence[FileRows]) -> None:
         self._layout = layout
         self._done: list[tuple[Split, str]] = []
         self._shards: dict[tuple[Split, ...], Shard] = {}
         self._windows: dict[tuple[Split, ...], list[tuple[int, int, str]]] = defaultdict(list)
-        saved = first.baseline
+        saved = states[0].baseline
         if saved is not None:
             self._claim("an earlier resume", splits_of_rows(layout, saved.completed_rows), saved.in_progress)
-
-    def add(self, state: SavedState) -> None:
-        """Add what a rank has delivered."""
-        self._claim(f"rank {state.rank}", state.done(self._layout), state.in_progress)
+        for state in states:
+            self._claim(f"rank {state.rank}", state.done(layout), state.in_progress)
 
     def _claim(self, claimant: str, done: Iterable[Split], partial: Iterable[SavedShard]) -> None:
         self._done += [(split, claimant) for split in done]
@@ -236,13 +209,9 @@ def _without_changed(
         kept = _without_splits(shard, missing, run, saved.epoch, lost)
         if kept is not None:
             partial.append(kept)
-    kept_baseline = DeliveredBaseline(
-        done=tuple(split for split in baseline.done if split.path not in changed),
-        partial=tuple(partial),
-        left_out=tuple(sorted({*baseline.left_out, *changed})),  # also if the same files return later in the epoch
-        batches=baseline.batches,
-    )
-    return kept_baseline, lost
+    done = tuple(split for split in baseline.done if split.path not in changed)
+    left_out = tuple(sorted({*baseline.left_out, *changed}))  # also if the same files return later in the epoch
+    return DeliveredBaseline(done, tuple(partial), left_out, baseline.batches), lost
 
 
 def _require_known_rows(partial: PartialShard, missing: set[int], run: Run) -> None:

@@ -7,10 +7,10 @@ never a ``KeyError`` further on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
+from torch_dataloader_utils.checkpoint.checksum import checksum_of
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
 from torch_dataloader_utils.checkpoint.saved_state import (
     STATE_VERSION,
@@ -19,11 +19,10 @@ from torch_dataloader_utils.checkpoint.saved_state import (
     SavedShard,
     SavedState,
 )
+from torch_dataloader_utils.errors import shown
 from torch_dataloader_utils.planning.manifest import Split, root_prefix
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS
 from torch_dataloader_utils.planning.row_ranges import RowRange, Windows, first_overlap, size_of
-
-__all__ = ["parse_state", "parse_states"]
 
 MOST_WORKERS = 10_000
 """More workers than any machine runs. A larger number is damage, and planning for it would take hours."""
@@ -40,31 +39,23 @@ def parse_states(raw: object) -> list[SavedState]:
     if not states:
         msg = "not a state of this package: state is an empty list, expected this rank's state or those of all ranks"
         raise ValueError(msg)
-    first = parse_state(states[0])
-    return [first, *(parse_state(state, (states[0], first)) for state in states[1:])]
+    try:
+        first = parse_state(states[0])
+        return [first, *(parse_state(state, (states[0], first)) for state in states[1:])]
+    except RecursionError:
+        raise ValueError("not a state of this package: it is nested too deeply") from None
 
 
 def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> SavedState:
-    """Check a state and return it as frozen values.
+    """Check a state and return it as frozen values, or raise a ValueError that names the wrong value.
 
-    Args:
-        raw: What ``state_dict()`` returned, possibly through JSON or ``torch.save``.
-        known: Another raw state and what it was parsed to. An equal file table is taken from it, not checked again.
-
-    Returns:
-        The state.
-
-    Raises:
-        ValueError: If it is not such a state; the message names the wrong value.
+    `known` is another raw state and what it was parsed to. An equal file table is taken from it, not checked again.
     """
     state = JsonValue(raw, "state")
     version = state["version"].integer()
     if version != STATE_VERSION:
-        msg = (
-            f"the state has version {version}, this release reads version {STATE_VERSION}: "
-            "load it with the release that saved it"
-        )
-        raise ValueError(msg)
+        msg = f"the state has version {version}, this release reads version {STATE_VERSION}: "
+        raise ValueError(msg + "load it with the release that saved it")
     plan = state["plan"]
     root = plan["root"].string()
     settings = _settings(state, plan)
@@ -77,12 +68,11 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         files = None if state["files"].is_null else _files(state["files"])
     tree = _Tree(root, {file.path: file.rows for file in files or ()})
     completed = tuple(SavedShard(_splits(shard, tree)) for shard in state["completed_shards"].items())
-    in_progress = _partial_shards(state["in_progress"], tree, settings["rows"])
-    _refuse_shared_rows([*completed, *in_progress])
+    in_progress = _partial_shards(state["in_progress"], tree, settings["rows"], completed)
     completed_rows = _rising_numbers(state["completed_rows"], settings["rows"])
     if completed and completed_rows:
         raise state["completed_rows"].fail("an empty list together with completed_shards")
-    return SavedState(
+    saved = SavedState(
         settings=settings,
         epoch=state["epoch"].integer(),
         batches_delivered=state["batches_delivered"].integer(),
@@ -94,16 +84,31 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         completed_rows=completed_rows,
         in_progress=in_progress,
         baseline=None if state["base"].is_null else _baseline(state["base"], tree, settings["rows"]),
+        plan_digest=None if state["plan_digest"].missing else state["plan_digest"].optional_string(),
     )
+    _require_checksum(state)  # last: an error that names a wrong value says more
+    return saved
+
+
+def _require_checksum(state: JsonValue) -> None:
+    """Raise if a state has a checksum that is not its own. States of earlier releases have none."""
+    if state["checksum"].missing:
+        return
+    saved = state["checksum"].string()
+    try:
+        found = checksum_of(state.mapping())
+    except TypeError as error:
+        raise ValueError(f"not a state of this package: {error}") from None
+    if saved != found:
+        msg = f"not a state of this package: its checksum is {shown(saved)}, and that of what it holds {found}: it was "
+        raise ValueError(msg + "damaged or edited after it was saved")
 
 
 def _baseline(base: JsonValue, tree: _Tree, dataset_rows: int) -> SavedBaseline:
-    in_progress = _partial_shards(base["in_progress"], tree, dataset_rows)
-    _refuse_shared_rows(in_progress)
     return SavedBaseline(
         batches_delivered=base["batches_delivered"].integer(),
         completed_rows=_rising_numbers(base["completed_rows"], dataset_rows),
-        in_progress=in_progress,
+        in_progress=_partial_shards(base["in_progress"], tree, dataset_rows),
         left_out=tuple(path.string() for path in base["left_out"].items()),
     )
 
@@ -115,7 +120,7 @@ def _settings(state: JsonValue, plan: JsonValue) -> dict[str, Any]:
     num_ranks, rank = state["num_ranks"].integer(1), state["rank"].integer()
     if rank >= num_ranks:
         raise state["rank"].fail(f"less than the number of ranks, {num_ranks}")
-    return {
+    settings = {
         "num_workers": num_workers,
         "num_ranks": num_ranks,
         "rank": rank,
@@ -138,6 +143,9 @@ def _settings(state: JsonValue, plan: JsonValue) -> dict[str, Any]:
         "filters": plan["filter"].optional_string(),
         "plan_algorithm": state["plan_algorithm"].integer(),
     }
+    binding = plan["filter_binding"]
+    # Earlier releases did not record it. Then the filter alone is compared.
+    return settings if binding.missing else settings | {"filter_binding": binding.optional_string()}
 
 
 def _files(table: JsonValue) -> tuple[SavedFile, ...]:
@@ -148,23 +156,15 @@ def _files(table: JsonValue) -> tuple[SavedFile, ...]:
             raise entry.fail(f"a list of {', '.join(FILE_REQUIRED)} and perhaps {', '.join(FILE_OPTIONAL)}")
         path, size, digest, *extra = values
         etag, modified, rows = [*extra, *[JsonValue(None, "")] * len(FILE_OPTIONAL)][: len(FILE_OPTIONAL)]
-        files.append(
-            SavedFile(
-                path=path.string(),
-                size=size.integer(),
-                digest=digest.string(),
-                etag=etag.optional_string(),
-                modified=None if modified.is_null else modified.number(),
-                rows=rows.optional_integer(),
-            )
-        )
+        seconds = None if modified.is_null else modified.number()
+        file = path.string(), size.integer(), digest.string(), etag.optional_string(), seconds, rows.optional_integer()
+        files.append(SavedFile(*file))
     if len({file.path for file in files}) != len(files):
         raise table.fail("each path once")
     return tuple(files)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tree:
+class _Tree(NamedTuple):
     """The root directory of a state's files, and the rows of each listed file by relative path."""
 
     root: str
@@ -182,7 +182,7 @@ def _split(split: JsonValue, tree: _Tree) -> Split:
     path = split["path"].string()
     prefix = root_prefix(tree.root)
     if not path.startswith(prefix):
-        raise split["path"].fail(f"a path under the root {tree.root!r}")
+        raise split["path"].fail(f"a path under the root {shown(tree.root)}")
     path = path.removeprefix(prefix)
     if not split["row_offset"].is_null:
         return Split(path, split["row_offset"].integer(), split["row_length"].integer(1))
@@ -196,10 +196,14 @@ def _split(split: JsonValue, tree: _Tree) -> Split:
     return Split(path, 0, whole)
 
 
-def _partial_shards(in_progress: JsonValue, tree: _Tree, dataset_rows: int) -> tuple[SavedShard, ...]:
+def _partial_shards(
+    in_progress: JsonValue, tree: _Tree, dataset_rows: int, completed: Sequence[SavedShard] = ()
+) -> tuple[SavedShard, ...]:
+    """Return shards in progress, or raise if a row is in two of them or completed."""
     shards = tuple(_partial_shard(shard, tree, dataset_rows) for shard in in_progress.items())
-    counted = [shard for shard in shards if not shard.repeats]
+    counted = [shard for shard in shards if not shard.repeats]  # repeated rows are in another rank's shard as well
     _refuse_overlap(RowRange("the dataset", *pair) for shard in counted for pair in _pairs(shard.rows))
+    _refuse_overlap(RowRange.of(split) for shard in (*completed, *counted) for split in shard.splits)
     return shards
 
 
@@ -248,20 +252,12 @@ def _pairs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
     return zip(rows[::2], rows[1::2], strict=True)
 
 
-def _refuse_shared_rows(shards: Iterable[SavedShard]) -> None:
-    """Raise if a row is in two shards. Repeated rows are left out: they are in another rank's shard as well."""
-    _refuse_overlap(RowRange.of(split) for shard in shards if not shard.repeats for split in shard.splits)
-
-
 def _refuse_overlap(ranges: Iterable[RowRange]) -> None:
     overlap = first_overlap(ranges)
     if overlap is not None:
-        _, second = overlap
-        msg = (
-            f"not a state of this package: it records rows of {second.path} twice, from {second.start} on; two states "
-            "were mixed up, or a state was edited"
-        )
-        raise ValueError(msg)
+        path, start, *_ = overlap[1]
+        msg = f"not a state of this package: it records rows of {path} twice, from {start} on; two states were mixed "
+        raise ValueError(msg + "up, or a state was edited")
 
 
 def _rising_numbers(numbers: JsonValue, dataset_rows: int) -> tuple[int, ...]:

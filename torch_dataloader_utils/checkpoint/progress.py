@@ -12,8 +12,6 @@ from dataclasses import dataclass, replace
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, ShardSlice
 
-__all__ = ["Progress", "StreamProgress"]
-
 
 @dataclass(frozen=True, slots=True)
 class StreamProgress:
@@ -31,11 +29,6 @@ class StreamProgress:
     position: int = 0
     rows_delivered: int = 0
 
-    @classmethod
-    def fresh(cls, slices: tuple[ShardSlice, ...]) -> StreamProgress:
-        """Return the progress of a stream of which nothing is delivered."""
-        return cls(slices, slices)
-
     @property
     def left(self) -> tuple[ShardSlice, ...]:
         """The slices that are not done. The current slice begins with its first undelivered row."""
@@ -51,23 +44,14 @@ class StreamProgress:
         """The slices that are done: the stream's first ones. The current slice ends with its last delivered row."""
         left = self.left
         count = len(self.planned) - len(left)
-        done = self.planned[:count]
-        if left and left[0].start > (shard_slice := self.planned[count]).start:
-            return (*done, replace(shard_slice, stop=left[0].start))
-        return done
+        if left and left[0].start > (current := self.planned[count]).start:
+            return (*self.planned[:count], replace(current, stop=left[0].start))
+        return self.planned[:count]
 
     @property
     def rows_left(self) -> int:
         """Rows that are not delivered yet, where no filter drops any."""
         return sum(shard_slice.rows for shard_slice in self.left)
-
-    def rebased(self) -> StreamProgress:
-        """Return the same progress for an iteration that begins here."""
-        return StreamProgress(self.planned, self.left)
-
-    def advanced(self, receipt: Receipt) -> StreamProgress:
-        """Return the progress after the receipt's batch was delivered."""
-        return StreamProgress(self.planned, self.slices, receipt.position, receipt.rows_delivered)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,17 +81,16 @@ class Progress:
     ) -> Progress:
         """Return the progress at the beginning of an epoch, or of the rest that a baseline leaves of it."""
         batches = 0 if baseline is None else baseline.batches
-        return cls(tuple(map(StreamProgress.fresh, streams)), 0, batches, streams_per_turn, baseline)
+        return cls(tuple(StreamProgress(part, part) for part in streams), 0, batches, streams_per_turn, baseline)
 
     def rebased(self) -> Progress:
         """Return the same progress for an iteration that begins here."""
-        return replace(self, streams=tuple(stream.rebased() for stream in self.streams))
+        return replace(self, streams=tuple(StreamProgress(stream.planned, stream.left) for stream in self.streams))
 
     def advanced(self, receipt: Receipt) -> Progress:
         """Return the progress after a batch was delivered."""
         turn = (receipt.stream // self.streams_per_turn + 1) % self.count_of_turns
-        streams = self._at(receipt)
-        return Progress(streams, turn, self.batches_delivered + 1, self.streams_per_turn, self.baseline)
+        return Progress(self._at(receipt), turn, self.batches_delivered + 1, self.streams_per_turn, self.baseline)
 
     def ended(self, receipt: Receipt) -> Progress:
         """Return the progress after a stream, or the streams of a worker turn, have ended."""
@@ -117,9 +100,7 @@ class Progress:
         """Return the progress for a loader which itself remembers the worker whose batch is next.
 
         StatefulDataLoader does: it loads states in its workers, and begins with the worker that it remembers.
-
-        Args:
-            processes: Number of its workers.
+        `processes` is the number of its workers.
         """
         before = 0 if self.baseline is None else self.baseline.batches
         return replace(self, next_turn=(self.batches_delivered - before) * processes % self.count_of_turns)
@@ -127,7 +108,8 @@ class Progress:
     def _at(self, receipt: Receipt) -> tuple[StreamProgress, ...]:
         streams = list(self.streams)
         for part in (receipt, *receipt.others):
-            streams[part.stream] = streams[part.stream].advanced(part)
+            before = streams[part.stream]
+            streams[part.stream] = StreamProgress(before.planned, before.slices, part.position, part.rows_delivered)
         return tuple(streams)
 
     @property

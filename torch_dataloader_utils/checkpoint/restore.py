@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from torch_dataloader_utils.checkpoint.compare import (
     FileChanges,
@@ -37,23 +36,15 @@ from torch_dataloader_utils.planning.row_ranges import (
     splits_of_rows,
 )
 
-__all__ = ["CheckedStates", "check_states", "place_states"]
-
 REAL_TOPOLOGY = ("num_workers", "num_ranks", "rank")
 """Settings that may differ where a virtual topology determines which batch has which rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedStates:
-    """States that were compared with a run, and what to plan so that they can be placed.
+    """States that were compared with a run, how they differ from it, and what to plan so that they can be placed.
 
-    Attributes:
-        run: The run.
-        states: The states that count: this rank's, or those of all ranks.
-        of_all_ranks: Whether they are those of all ranks, saved at one step under a virtual topology.
-        baseline: What was delivered before the epoch was planned again, or None.
-        differences: Settings that differ.
-        files: Files that differ.
+    They are this rank's state, or those of all ranks, saved at one step under a virtual topology.
     """
 
     run: Run
@@ -73,25 +64,18 @@ class CheckedStates:
 
 
 def check_states(states: Sequence[SavedState], run: Run) -> CheckedStates:
-    """Compare states with the run.
-
-    Args:
-        states: This rank's state, or those of all ranks.
-        run: The run that loads them.
-
-    Returns:
-        What is needed to plan, and to place the states in the plan.
+    """Compare this rank's state, or those of all ranks, with the run that loads them.
 
     Raises:
         CheckpointMismatchError: If what was delivered before is no longer whole row groups.
-        RankMismatchError: If some rank's state is missing or given twice, or if states of a virtual topology are
-            not one of each rank, saved at one step.
+        RankMismatchError: If some rank's state is missing or given twice, if states are of several epochs, or if those
+            of a virtual topology were not saved at one step.
     """
     of_all_ranks = run.topology.virtual_ranks is not None and not _is_of_this_rank(states, run)
     states = tuple(states) if of_all_ranks else (_state_of_this_rank(states, run),)
     may_differ = () if run.topology.virtual_ranks is None else REAL_TOPOLOGY
-    differences = dict.fromkeys(found for state in states for found in compare_settings(state, run, may_differ))
     files = compare_files(states[0], run.manifest)
+    differences = dict.fromkeys(found for state in states for found in compare_settings(state, run, may_differ, files))
     if of_all_ranks and not differences:
         require_each_rank(states)
         _require_one_step(states)
@@ -117,39 +101,25 @@ def _state_of_this_rank(states: Sequence[SavedState], run: Run) -> SavedState:
 
 
 def _require_one_step(states: Sequence[SavedState]) -> None:
-    for state, other in pairwise(states):
-        if (state.epoch, state.batches_delivered, state.baseline) != (
-            other.epoch,
-            other.batches_delivered,
-            other.baseline,
-        ):
-            steps = ", ".join(f"rank {s.rank} epoch {s.epoch} step {s.batches_delivered}" for s in states)
-            msg = f"all ranks of a virtual topology have to save their states at one step; these differ: {steps}"
-            raise RankMismatchError(msg)
+    reached = [(state.epoch, state.batches_delivered, state.baseline) for state in states]
+    if any(other != reached[0] for other in reached):
+        steps = ", ".join(f"rank {s.rank} epoch {s.epoch} step {s.batches_delivered}" for s in states)
+        msg = f"all ranks of a virtual topology have to save their states at one step; these differ: {steps}"
+        raise RankMismatchError(msg)
 
 
 def _load_baseline(saved: SavedBaseline, manifest: Manifest) -> DeliveredBaseline:
     """Return a saved baseline by ranges of files."""
-    return DeliveredBaseline(
-        done=tuple(splits_of_rows(manifest.rows_by_file, saved.completed_rows)),
-        partial=tuple(shard.partial(manifest.rows_by_file) for shard in saved.in_progress),
-        left_out=saved.left_out,
-        batches=saved.batches_delivered,
-    )
+    done = tuple(splits_of_rows(manifest.rows_by_file, saved.completed_rows))
+    partial = tuple(shard.partial(manifest.rows_by_file) for shard in saved.in_progress)
+    return DeliveredBaseline(done, partial, saved.left_out, saved.batches_delivered)
 
 
 # Place -------------------------------------------------------------------------------------------------------------
 
 
 def place_states(checked: CheckedStates, plan: Plan) -> Progress:
-    """Return the progress that checked states record.
-
-    Args:
-        checked: The states.
-        plan: The run's plan of their epoch and baseline.
-
-    Returns:
-        The progress, ready for an iteration that continues.
+    """Return the progress that checked states record in the run's plan of their epoch and baseline.
 
     Raises:
         CheckpointMismatchError: If settings or files differ, or the plan does not have what a state records.
@@ -165,13 +135,8 @@ def place_states(checked: CheckedStates, plan: Plan) -> Progress:
     placed = {key: StreamProgress(stream, tuple(_left(stream, recorded))) for key, stream in streams.items()}
     recorded.require_matched(placed.values(), manifest)
     first = checked.states[0]
-    progress = Progress(
-        streams=tuple(placed[rank, worker] for worker in range(plan.streams) for rank in topology.own_ranks),
-        next_turn=first.next_worker,
-        batches_delivered=first.batches_delivered,
-        streams_per_turn=topology.streams_per_turn,
-        baseline=checked.baseline,
-    )
+    own = tuple(placed[rank, worker] for worker in range(plan.streams) for rank in topology.own_ranks)
+    progress = Progress(own, first.next_worker, first.batches_delivered, topology.streams_per_turn, checked.baseline)
     _require_possible(progress)
     return progress
 
@@ -195,8 +160,7 @@ class _Recorded:
             if not shard.repeats:
                 self._rows += size_of(shard.windows)
                 if size_of(held[splits]) != size_of(windows):
-                    msg = "not a state of this package: it records a shard in progress twice"
-                    raise ValueError(msg)
+                    raise ValueError("not a state of this package: it records a shard in progress twice")
 
     def windows(self, shard_slice: ShardSlice) -> Windows:
         """Return the rows of a slice's shard that were delivered."""
@@ -227,8 +191,8 @@ class _Recorded:
     def require_matched(self, placed: Iterable[StreamProgress], manifest: Manifest) -> None:
         """Raise if more is recorded than these streams have delivered."""
         matched = Counter[tuple[Split, ...]]()
-        for shard_slice in (shard_slice for stream in placed for shard_slice in stream.done if not shard_slice.repeats):
-            matched[shard_slice.shard.splits] += shard_slice.rows
+        for part in (part for stream in placed for part in stream.done if not part.repeats):
+            matched[part.shard.splits] += part.rows
         if matched.total() == self._rows:
             return
         partial = {splits: size_of(windows) for splits, windows in self._partial.items()}
@@ -257,7 +221,6 @@ def _require_possible(progress: Progress) -> None:
     """Raise if there were more batches than rows."""
     planned = sum(shard_slice.rows for stream in progress.streams for shard_slice in stream.planned)
     rows = planned - progress.rows_left
-    before = 0 if progress.baseline is None else progress.baseline.batches
-    if progress.batches_delivered - before > rows:
-        msg = f"not a state of this package: it records {progress.batches_delivered - before} batches of {rows} rows"
-        raise ValueError(msg)
+    batches = progress.batches_delivered - (0 if progress.baseline is None else progress.baseline.batches)
+    if batches > rows:
+        raise ValueError(f"not a state of this package: it records {batches} batches of {rows} rows")

@@ -9,29 +9,21 @@ from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, PlanOptions
 from torch_dataloader_utils.planning.topology import Topology
 
-__all__ = ["Run"]
-
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """Everything that a plan depends on, except the epoch. A state of a run records it.
 
-    Attributes:
-        manifest: The data files.
-        options: The plan's options.
-        filter_digest: Digest of the serialised filter, or None.
-        topology: The ranks and workers.
-        format: The files' format.
-        format_options: Digest of the options that determine the rows of a file, or None.
-        snapshot_id: The snapshot of an Iceberg table, or None.
-        version: The version of a Delta Lake table, or None.
-        split_strategy: Name and digest of the split strategy, or None.
+    There is a digest of the filter, of what the filter's columns are in the files, and of the format options that
+    determine the rows of a file; of the split strategy its name and a digest. Iceberg tables have a snapshot, Delta
+    Lake tables a version.
     """
 
     manifest: Manifest
     options: PlanOptions
     filter_digest: str | None
     topology: Topology
+    filter_binding: str | None = None
     format: str = "parquet"
     format_options: str | None = None
     snapshot_id: int | None = None
@@ -48,6 +40,7 @@ class Run:
             **self._plan_settings(),
             "rows": self.manifest.rows,
             "filters": self.filter_digest,
+            "filter_binding": self.filter_binding,
             "plan_algorithm": PLAN_ALGORITHM,
         }
 
@@ -60,6 +53,7 @@ class Run:
             "rows": self.manifest.rows,
             **self._plan_settings(),
             "filter": self.filter_digest,
+            "filter_binding": self.filter_binding,
         }
 
     def _plan_settings(self) -> dict[str, Any]:

@@ -10,8 +10,6 @@ from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import PartialShard, Shard
 from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, splits_of_rows
 
-__all__ = ["MOST_FILES", "STATE_VERSION", "SavedBaseline", "SavedFile", "SavedShard", "SavedState", "dump_splits"]
-
 STATE_VERSION = 1
 """Version of the layout of a state."""
 
@@ -59,13 +57,9 @@ class SavedShard:
 
 @dataclass(frozen=True, slots=True)
 class SavedBaseline:
-    """What a state records of the epoch before an elastic load planned the rest again.
+    """What a state records of the epoch before an elastic load planned the rest again: see `DeliveredBaseline`.
 
-    Attributes:
-        batches_delivered: Largest number of batches that a rank had delivered.
-        completed_rows: Ranges of the manifest's rows that are done: start, stop, start, stop, ...
-        in_progress: Shards that were partly delivered.
-        left_out: Files that had been removed or rewritten.
+    The completed rows are row numbers of the whole manifest: start, stop, start, stop, ...
     """
 
     batches_delivered: int
@@ -78,18 +72,11 @@ class SavedBaseline:
 class SavedState:
     """A state whose every value has the right type and range.
 
-    Attributes:
-        settings: What must be equal in the run that loads it, by the names that users know.
-        epoch: The epoch.
-        batches_delivered: Batches delivered in this epoch.
-        next_worker: The worker, or virtual worker, of the next batch.
-        fingerprint: The manifest's fingerprint.
-        root: The directory of all files.
-        files: The data files, or None where there were too many to list.
-        completed: Shards that are done.
-        completed_rows: Ranges of the manifest's rows that are done: start, stop, start, stop, ...
-        in_progress: Shards that are partly delivered.
-        baseline: What was delivered before the rest of the epoch was planned again, or None.
+    Its settings must be equal in the run that loads it; they have the names that users know. The next worker may be a
+    virtual one. The files are None where there were too many to list. What is done is recorded by `completed` shards,
+    or by `completed_rows`: row numbers of the whole manifest, start, stop, start, stop, ... The baseline is what was
+    delivered before the rest of the epoch was planned again. The plan's digest is None in states of one rank, and of
+    releases that did not record it.
     """
 
     settings: dict[str, Any]
@@ -103,6 +90,7 @@ class SavedState:
     completed_rows: tuple[int, ...]
     in_progress: tuple[SavedShard, ...]
     baseline: SavedBaseline | None
+    plan_digest: str | None = None
 
     def done(self, files: Sequence[FileRows]) -> list[Split]:
         """Return the ranges of files that are done. `files` are those to which row numbers refer."""

@@ -8,8 +8,6 @@ import pyarrow as pa
 
 from torch_dataloader_utils.errors import ColumnError, nearest
 
-__all__ = ["copied", "fixed_shape", "is_list", "leaf_type", "require_column", "stacked", "takeable", "width"]
-
 
 def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a copy that keeps no other rows in memory."""
@@ -82,12 +80,11 @@ def width(dtype: pa.DataType) -> float:
 
 def require_column(name: str, schema: pa.Schema, where: str) -> None:
     """Raise a ColumnError, with the most similar name, unless the schema has exactly one column of this name."""
-    count = schema.names.count(name)
+    count = len(schema.get_all_field_indices(name))  # by a hash table, unlike `schema.names`
     if count == 1:
         return
     if count > 1:
         msg = f"column {name!r}{where} appears {count} times in the file's schema, so it cannot be delivered by name"
         raise ColumnError(msg)
     hint = nearest(name, schema.names, cutoff=0.0) if schema.names else ""
-    msg = f"there is no column {name!r}{where}{hint} (columns: {', '.join(schema.names[:50])})"
-    raise ColumnError(msg)
+    raise ColumnError(f"there is no column {name!r}{where}{hint} (columns: {', '.join(schema.names[:50])})")

@@ -16,8 +16,6 @@ from torch_dataloader_utils.columns.decode import decoded_type, is_bytes_view
 from torch_dataloader_utils.columns.options import Codes, ColumnOptions, Padded
 from torch_dataloader_utils.errors import ColumnError
 
-__all__ = ["ColumnPlan", "Form", "plan_column", "to_scalar"]
-
 Form: TypeAlias = Literal["arrow", "list", "dense", "jagged", "packed"] | Padded
 """What a column is in a batch: left in Arrow, a Python list, one tensor or array, or rows of different lengths."""
 
@@ -27,12 +25,9 @@ class ColumnPlan:
     """How one column is transformed, and what it is in a batch.
 
     Attributes:
-        name: The column's name.
         dtype: Its Arrow type after the transform.
-        form: What it is in a batch.
         decodes: Whether Arrow's encodings are undone.
         converts_to: What decimals or coded values become, or None.
-        vocabulary: The values that have codes, or None.
         filling: The value that replaces null, as an array of one value of the leaf type. An empty array fills null
             lists alone; None fills nothing.
         has_mask: Whether a mask of its nulls is delivered, too.
@@ -123,9 +118,8 @@ def _form(field: pa.Field, dtype: pa.DataType, column_format: Any, output_format
 
 
 def _misfit(field: pa.Field, column_format: Any, why: str) -> ColumnError:
-    return ColumnError(
-        f"column_formats={{{field.name!r}: {column_format!r}}} {why}; the column is of type {field.type}"
-    )
+    msg = f"column_formats={{{field.name!r}: {column_format!r}}} {why}; the column is of type {field.type}"
+    return ColumnError(msg)
 
 
 def _vocabulary(field: pa.Field, dtype: pa.DataType, codes: Codes) -> pa.Array:

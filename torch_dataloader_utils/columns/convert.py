@@ -19,28 +19,12 @@ import torch
 from torch_dataloader_utils.columns.arrow import copied, takeable
 from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.dense import dense_array
-from torch_dataloader_utils.columns.lists import to_pylist
 from torch_dataloader_utils.columns.options import Padded
 from torch_dataloader_utils.columns.ragged import Ragged, RaggedBatches, concat, ragged, split_values
 from torch_dataloader_utils.columns.transform import ColumnTransform
-
-__all__ = [
-    "OUTPUT_FORMATS",
-    "ColumnSlice",
-    "Columns",
-    "OutputFormat",
-    "convert",
-    "copy_rows",
-    "interleave",
-    "join",
-    "size_of",
-    "split",
-    "with_lists",
-    "with_offsets",
-]
+from torch_dataloader_utils.errors import ColumnError
 
 OutputFormat: TypeAlias = Literal["torch", "numpy", "arrow", "dict"]
-
 OUTPUT_FORMATS: tuple[str, ...] = get_args(OutputFormat)
 
 Columns: TypeAlias = Mapping[str, Any] | pa.Table
@@ -129,7 +113,7 @@ def _split_column(name: str, values: Any, sizes: Sequence[int]) -> Iterable[Any]
     if isinstance(values, Ragged):
         return values.batches(sizes)
     if isinstance(values, pa.ChunkedArray):
-        return (to_pylist(name, part) for part in _slices(values, sizes))
+        return (_to_pylist(name, part) for part in _slices(values, sizes))
     return split_values(values, sizes)
 
 
@@ -194,9 +178,9 @@ def _interleave_column(streams: list[Any], count: int) -> Any:
         return concat([values.slice(n * size, (n + 1) * size) for n in range(count) for values, size in sized])
     # Of shape (batches, rows of a batch, ...), stacked by stream and flattened again.
     shape = (count, -1, *streams[0].shape[1:])
-    if isinstance(streams[0], torch.Tensor):
-        return torch.stack([values.reshape(shape) for values in streams], dim=1).reshape(-1, *shape[2:])
-    return np.stack([values.reshape(shape) for values in streams], axis=1).reshape(-1, *shape[2:])
+    shaped = [values.reshape(shape) for values in streams]
+    stacked = torch.stack(shaped, 1) if isinstance(streams[0], torch.Tensor) else np.stack(shaped, 1)
+    return stacked.reshape(-1, *shape[2:])
 
 
 def _interleaved_rows(lengths: Sequence[int], count: int) -> pa.Array:
@@ -209,3 +193,48 @@ def _interleaved_rows(lengths: Sequence[int], count: int) -> pa.Array:
 def size_of(columns: Columns) -> int:
     """Return the bytes that converted columns take."""
     return int(columns.nbytes if isinstance(columns, pa.Table) else sum(values.nbytes for values in columns.values()))
+
+
+# Python lists ---------------------------------------------------------------------------------------------------------
+
+
+def _to_pylist(name: str, column: pa.ChunkedArray) -> list[Any]:
+    """Return a column as a list of Python objects.
+
+    Raises:
+        ColumnError: If Python's types cannot hold a value.
+    """
+    try:
+        # Python's times have microseconds. pyarrow's own conversion of nanoseconds depends on whether pandas is
+        # installed; this cast fails where it would lose digits.
+        dtype = _in_microseconds(column.type)
+        return (column if dtype == column.type else column.cast(dtype)).to_pylist()  # type: ignore[no-any-return]
+    except (pa.ArrowException, ValueError, OverflowError) as error:
+        msg = f"column {name!r} of type {column.type} holds a value that Python's types cannot hold: {error}; "
+        msg += "use output_format='arrow', or leave the column out"
+        raise ColumnError(msg) from None
+
+
+def _in_microseconds(dtype: pa.DataType) -> pa.DataType:
+    """Return a type with microseconds in place of nanoseconds, at any depth."""
+    if pa.types.is_nested(dtype):
+        return _nested_in_microseconds(dtype)
+    if getattr(dtype, "unit", None) != "ns":
+        return dtype
+    if pa.types.is_timestamp(dtype):
+        return pa.timestamp("us", dtype.tz)
+    return pa.duration("us") if pa.types.is_duration(dtype) else pa.time64("us")
+
+
+def _nested_in_microseconds(dtype: pa.DataType) -> pa.DataType:
+    fields = [dtype.field(index) for index in range(dtype.num_fields)]
+    inner = [field.with_type(_in_microseconds(field.type)) for field in fields]
+    if pa.types.is_struct(dtype):
+        return pa.struct(inner)
+    if pa.types.is_map(dtype):
+        return pa.map_(_in_microseconds(dtype.key_type), _in_microseconds(dtype.item_type))
+    if pa.types.is_fixed_size_list(dtype):
+        return pa.list_(inner[0], dtype.list_size)
+    if pa.types.is_list(dtype):
+        return pa.list_(inner[0])
+    return pa.large_list(inner[0]) if pa.types.is_large_list(dtype) else dtype

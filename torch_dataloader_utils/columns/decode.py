@@ -11,8 +11,6 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils.columns.nulls import make_lists, nest_fixed
 
-__all__ = ["decode", "decoded_type", "is_bytes_view"]
-
 
 def is_bytes_view(dtype: pa.DataType) -> bool:
     """Whether it is a string view or binary view, on which pyarrow has neither `take` nor `filter`."""

@@ -11,8 +11,6 @@ import pyarrow as pa
 from torch_dataloader_utils.columns.arrow import fixed_shape, leaf_type
 from torch_dataloader_utils.columns.nulls import flatten_fixed, where
 
-__all__ = ["dense_array", "numpy_dtype", "read_buffer"]
-
 NAT = np.iinfo(np.int64).min
 """The integer that NumPy reads as NaT (not a time)."""
 

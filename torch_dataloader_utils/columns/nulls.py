@@ -11,17 +11,6 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils.columns.arrow import is_list
 
-__all__ = [
-    "count_nulls",
-    "fill_nulls",
-    "flatten_fixed",
-    "make_lists",
-    "mask_type",
-    "nest_fixed",
-    "null_mask",
-    "where",
-]
-
 
 def flatten_fixed(values: pa.Array) -> tuple[pa.Array, npt.NDArray[np.bool_] | None]:
     """Return the values of fixed-size lists at any depth, one after the other.

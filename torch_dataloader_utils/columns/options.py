@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, get_args
 
-__all__ = ["Codes", "ColumnFormat", "ColumnOptions", "Padded", "parse_column_options"]
-
 
 @dataclass(frozen=True, slots=True)
 class Padded:
@@ -39,16 +37,14 @@ class Codes:
 
     def __post_init__(self) -> None:
         if isinstance(self.vocabulary, (str, bytes)):  # a sequence too, but of characters
-            msg = f"Codes({self.vocabulary!r}): expected a list of values"
-            raise TypeError(msg)
+            raise TypeError(f"Codes({self.vocabulary!r}): expected a list of values")
         object.__setattr__(self, "vocabulary", tuple(self.vocabulary))
         if None in self.vocabulary:
             msg = "Codes([..., None]): a null has no code; choose with fill_nulls or mask_nulls how it is delivered"
             raise ValueError(msg)
         if len(set(self.vocabulary)) < len(self.vocabulary):
             twice = next(value for index, value in enumerate(self.vocabulary) if value in self.vocabulary[:index])
-            msg = f"Codes([...]): {twice!r} appears in the vocabulary more than once"
-            raise ValueError(msg)
+            raise ValueError(f"Codes([...]): {twice!r} appears in the vocabulary more than once")
 
 
 NamedFormat: TypeAlias = Literal["list", "padded", "packed", "float64", "int64"]
@@ -59,14 +55,7 @@ ColumnFormat: TypeAlias = NamedFormat | Padded | Codes
 
 @dataclass(frozen=True, slots=True)
 class ColumnOptions:
-    """What the user chose for columns, by column name.
-
-    Attributes:
-        output_format: What a batch is made of.
-        formats: The formats of columns.
-        fills: The values that replace nulls.
-        masks: The columns for which a mask of their nulls is delivered, too.
-    """
+    """What the user chose for columns: their formats, the values that fill nulls, and which get a mask of nulls."""
 
     output_format: str
     formats: Mapping[str, ColumnFormat] = field(default_factory=dict)
@@ -89,19 +78,13 @@ def parse_column_options(
     fills = _by_column(fill_nulls, "fill_nulls", "{'age': -1}")
     for name, value in fills.items():
         if value is None:
-            msg = f"fill_nulls={{{name!r}: None}}: expected a value that replaces null"
-            raise ValueError(msg)
-    masks = () if mask_nulls is None else mask_nulls
-    if (
-        not isinstance(masks, Sequence)
-        or isinstance(masks, (str, bytes))
-        or any(type(name) is not str for name in masks)
-    ):
-        msg = f"mask_nulls={mask_nulls!r}: expected a list of column names"
-        raise TypeError(msg)
+            raise ValueError(f"fill_nulls={{{name!r}: None}}: expected a value that replaces null")
+    masks: Any = () if mask_nulls is None else mask_nulls
+    is_list = isinstance(masks, Sequence) and not isinstance(masks, (str, bytes))
+    if not is_list or any(type(name) is not str for name in masks):
+        raise TypeError(f"mask_nulls={mask_nulls!r}: expected a list of column names")
     if len(set(masks)) < len(masks):
-        msg = f"mask_nulls={mask_nulls!r} names a column twice"
-        raise ValueError(msg)
+        raise ValueError(f"mask_nulls={mask_nulls!r} names a column twice")
     return ColumnOptions(output_format, formats, fills, tuple(masks))
 
 
@@ -109,8 +92,7 @@ def _by_column(value: object, name: str, example: str) -> dict[str, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(type(key) is str for key in value):
-        msg = f"{name}={value!r}: expected a dictionary by column name such as {example}"
-        raise TypeError(msg)
+        raise TypeError(f"{name}={value!r}: expected a dictionary by column name such as {example}")
     return dict(value)
 
 

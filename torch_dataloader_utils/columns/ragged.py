@@ -21,10 +21,7 @@ from torch_dataloader_utils.columns.column_plan import Form, to_scalar
 from torch_dataloader_utils.columns.dense import dense_array, read_buffer
 from torch_dataloader_utils.columns.options import Padded
 
-__all__ = ["PackedBytes", "Ragged", "RaggedBatches", "concat", "jagged_parts", "ragged", "split_values"]
-
 Values: TypeAlias = torch.Tensor | npt.NDArray[Any]
-
 Offsets: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -45,9 +42,7 @@ class Ragged:
     """Rows of different lengths, not yet split into batches.
 
     Attributes:
-        values: The values of all rows.
         offsets: Where each row begins, and where the last one ends. The first need not be 0: the values begin there.
-        form: What they become in a batch.
         padding: The value that shorter rows are filled up with where they are padded, as an array of one value.
     """
 
@@ -98,13 +93,12 @@ class Ragged:
         padded: Values
         if isinstance(self.values, torch.Tensor):
             padded = torch.empty(shape, dtype=self.values.dtype, pin_memory=self.values.is_pinned())
-            array, values = padded.numpy(), self.values.numpy()
         else:
-            padded, values = np.empty(shape, self.values.dtype), self.values
-            array = padded
+            padded = np.empty(shape, self.values.dtype)
+        array = np.asarray(padded)
         array[...] = self.padding
         # A boolean mask selects the places row by row, which is the order of the values.
-        array[np.arange(width) < lengths[:, None]] = values
+        array[np.arange(width) < lengths[:, None]] = np.asarray(self.values)
         return padded
 
 
@@ -113,11 +107,9 @@ class RaggedBatches:
     """Batches of rows of different lengths, whose memory is ready: delivering one makes views and copies nothing.
 
     Attributes:
-        values: The values of all batches.
         offsets: For each batch where its rows begin and the last one ends, from 0; one batch after the other.
         lengths: Number of values of each batch.
         sizes: Number of rows of each batch.
-        form: What they become in a batch.
     """
 
     values: Values
@@ -141,8 +133,7 @@ class RaggedBatches:
             elif isinstance(values, torch.Tensor) and isinstance(offsets, torch.Tensor):
                 yield torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
             else:
-                bounds = offsets.tolist()
-                yield [values[start:stop] for start, stop in pairwise(bounds)]
+                yield [values[start:stop] for start, stop in pairwise(offsets.tolist())]
 
 
 def split_values(values: Values, sizes: Sequence[int]) -> Sequence[Values]:

@@ -19,8 +19,6 @@ from torch_dataloader_utils.columns.nulls import count_nulls, fill_nulls, mask_t
 from torch_dataloader_utils.columns.options import ColumnOptions, Padded
 from torch_dataloader_utils.errors import ColumnError
 
-__all__ = ["ColumnTransform", "null_message", "refuses_announced_nulls"]
-
 EXACT_DIGITS = 15
 """A float64 is exact for every integer of this many digits, and for every power of ten up to that."""
 
@@ -29,10 +27,8 @@ EXACT_DIGITS = 15
 class ColumnTransform:
     """Turns tables as they are read into tables as they are delivered.
 
-    Attributes:
-        output_format: What a batch is made of.
-        columns: Plans of the columns that are read, in order, the row ids included.
-        schema: The columns that are delivered, row ids not included.
+    `columns` are the plans of the columns that are read, in order, the row ids included. `schema` has the columns that
+    are delivered, row ids not included.
     """
 
     output_format: str

@@ -22,18 +22,11 @@ from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.messages import Message
 from torch_dataloader_utils.workers.producer import Stream
 
-__all__ = ["BatchDataset"]
-
 
 class BatchDataset(IterableDataset[Any]):
     """Batches of one rank, delivered in this process or packed in a worker.
 
-    Args:
-        opened_files: The data files.
-        epoch_state: The rank's epoch, plan and progress.
-        read_options: How rows become batches.
-        collate_fn: Called with each batch, or None.
-        seed: Seed of the random numbers that `collate_fn` draws.
+    The seed is that of the random numbers that `collate_fn` draws.
     """
 
     def __init__(
@@ -90,7 +83,7 @@ class BatchDataset(IterableDataset[Any]):
     @property
     def batch_size(self) -> int:
         """Rows in a batch."""
-        return self._epoch_state.batch_size
+        return self._stream.options.batch_size
 
     def begin_iteration(self) -> Iteration:
         """Begin an iteration: of the whole epoch, or of the rest that a state loaded since the last one left."""
@@ -114,12 +107,7 @@ class BatchDataset(IterableDataset[Any]):
             self._leaves_footers_out = False
 
     def with_footers(self, assignment: Assignment, known: Collection[str]) -> Assignment:
-        """Add to an assignment the footers that a copy without footers needs for it and does not know.
-
-        Args:
-            assignment: The assignment.
-            known: The paths of files whose footers the copy knows.
-        """
+        """Add to an assignment the footers that a copy without footers needs for it, but for files that it knows."""
         footers = self._opened_files.footers
         slices = (part for stream in assignment.stream_assignments for part in stream.slices)
         needed = {split.path for part in slices for split in part.shard.present}

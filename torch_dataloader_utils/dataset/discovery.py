@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial, reduce
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,38 +16,20 @@ import pyarrow.compute as pc
 from torch_dataloader_utils.columns.arrow import require_column
 from torch_dataloader_utils.columns.transform import null_message
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
-from torch_dataloader_utils.formats.base import (
-    AnnouncedNulls,
-    Deletes,
-    Described,
-    FileCase,
-    Footer,
-    Format,
-    KnownFooters,
-    NullCount,
-    OpenedFiles,
-)
-from torch_dataloader_utils.formats.filters import filter_columns, rules_out, takes_nulls
+from torch_dataloader_utils.formats.base import Deletes, Described, FileCase, Footer, Format, KnownFooters, OpenedFiles
+from torch_dataloader_utils.formats.filters import all_of, filter_columns, rules_out
 from torch_dataloader_utils.formats.schema import FileSchema, Projection, Unified, grew_out_of, projected, unified
-from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, root_prefix
+from torch_dataloader_utils.planning.manifest import Manifest, RowGroup, root_prefix
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import Listing
-
-__all__ = ["Annotations", "Request", "check_columns", "open_files"]
 
 NO_COLUMNS = pa.schema([])
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to deliver of the files.
-
-    Attributes:
-        columns: The columns to deliver; None for all.
-        filters: Which rows to deliver; None for all.
-        refuses_nulls: Whether a column cannot be delivered with nulls.
-    """
+    """What to deliver of the files: columns and rows, None for all, and whether a column refuses nulls."""
 
     columns: Sequence[str] | None
     filters: pc.Expression | None
@@ -80,11 +61,7 @@ class Annotations:
         """Return a file's name of a column; None if the file does not have the column."""
         if self.name_in_file is not None:
             return self.name_in_file(schema, column)
-        return column if column in schema.names else None
-
-    def constants_of(self, path: str) -> dict[str, Any]:
-        """Return the columns that have one value in all rows of a file, with their values."""
-        return dict(zip(self.constant_schema.names, self.constants.get(path, ()), strict=False))
+        return column if schema.get_all_field_indices(column) else None
 
 
 def open_files(
@@ -96,63 +73,50 @@ def open_files(
     annotations: Annotations,
     known: KnownFooters | None = None,
 ) -> OpenedFiles:
-    """Read the footer of every file, once, and check columns and filter against them.
-
-    Args:
-        storage: The files' storage.
-        listing: The files.
-        file_format: Their format.
-        request: What to deliver of them.
-        annotations: What the files themselves do not hold.
-        known: Footers that were read before, so that none has to be read; or None.
+    """Read the footer of every file, once, or take those that are known, and check columns and filter against them.
 
     Raises:
         UnreadableFileError: If a file cannot be read or its footer is not valid; the message names the file.
         ColumnError: If a column is missing, its types cannot be unified, or the filter does not fit the columns.
     """
     columns, filters = request.columns, request.filters
+    wanted = None if columns is None else frozenset(columns)
 
     def counts_nulls(column: pa.Field) -> bool:
-        is_wanted = columns is None or column.name in columns or annotations.schema is not None
+        is_wanted = wanted is None or column.name in wanted or annotations.schema is not None
         return is_wanted and request.refuses_nulls(column)
 
     described = file_format.describe(storage, listing, known, counts_nulls)
     deletes, footers = _without_deleted(described.footers, annotations, listing.root)
     manifest = Manifest(listing.root, tuple(footer.file for footer in footers), file_format.unknown_rows is None)
     whole = _whole_schema(manifest, footers, annotations)
-    filtering = () if filters is None else filter_columns(filters, whole.schema)
+    filtering = NO_COLUMNS if filters is None else filter_columns(filters, whole.schema)
     delivered = whole.schema.names if columns is None else list(columns)
-    needed = _needed(whole, delivered, filtering)
-    projections = _Projections(manifest, footers, needed, annotations)
-    selection = None
-    if filters is not None:
-        cases = projections.cases(footers, filtering, annotations)
-        described = replace(described, footers=footers)
-        selection = _Pruning(filters, whole.schema, filtering).selection(file_format, described, cases)
-    opened_files = OpenedFiles(
+    needed = _needed(whole, delivered, filtering.names)
+    projections, projected_by = _projections(manifest, footers, needed, annotations)
+    files = OpenedFiles(
         storage=storage,
         format=file_format,
         manifest=manifest,
         schema=pa.schema([whole.schema.field(name) for name in delivered]),
         needed=needed,
         filter=filters,
-        filter_columns=filtering,
-        selection=selection,
-        announced_nulls=(),
+        filter_columns=tuple(filtering.names),
         files={file.path: file for file in listing.files},
         footers={footer.file.path: footer.content for footer in footers if footer.content is not None},
         metadata_file=described.metadata_file,
-        projections=tuple(projections.distinct),
-        projected=projections.numbers,
+        projections=projections,
+        projected=projected_by,
         constants=annotations.constants,
         constant_columns=tuple(annotations.constant_schema.names),
         deletes=deletes,
         pin=annotations.pin,
     )
-    announced_nulls = tuple(_announced_nulls(opened_files, footers, request.refuses_nulls))
-    opened_files = replace(opened_files, announced_nulls=announced_nulls)
-    file_format.verify(opened_files)
-    return opened_files
+    if filters is not None:
+        files = replace(files, selection=_selection(files, filtering, replace(described, footers=footers)))
+    files = replace(files, announced_nulls=next(_announced_nulls(files, footers, request.refuses_nulls), None))
+    file_format.verify(files)
+    return files
 
 
 def _whole_schema(manifest: Manifest, footers: Sequence[Footer], annotations: Annotations) -> Unified:
@@ -179,8 +143,7 @@ def _needed(whole: Unified, delivered: Sequence[str], filtering: Sequence[str]) 
         require_column(name, whole.schema, "")
     for name in [*delivered, *filtering]:
         if name in whole.problems:
-            msg = f"column {name!r} {whole.problems[name]}"
-            raise ColumnError(msg)
+            raise ColumnError(f"column {name!r} {whole.problems[name]}")
     return pa.schema([whole.schema.field(name) for name in dict.fromkeys([*delivered, *filtering])])
 
 
@@ -199,8 +162,7 @@ def _without_deleted(
             continue
         if positions[0] < 0 or positions[-1] >= file.rows:
             path = f"{root_prefix(root)}{file.path}"
-            msg = f"the table deletes row {positions[-1]} of {path}, which has {file.rows} rows"
-            raise UnreadableFileError(msg)
+            raise UnreadableFileError(f"the table deletes row {positions[-1]} of {path}, which has {file.rows} rows")
         deletes[file.path] = deleted = Deletes(positions, tuple(group.rows for group in file.row_groups))
         groups = tuple(
             RowGroup(group.rows - len(deleted.within(number)), group.bytes)
@@ -208,50 +170,31 @@ def _without_deleted(
         )
         # The digest covers the deletes: a state must not load where other rows of the same file are deleted.
         digest = hashlib.blake2b(positions.tobytes(), key=file.digest.encode()[:64], digest_size=8).hexdigest()
-        reduced = DataFile(file.path, file.size, digest, groups, file.etag, file.modified)
+        reduced = replace(file, digest=digest, row_groups=groups)
         left.append(replace(footer, file=reduced, nulls=()))  # the announced nulls may be in deleted rows
     return deletes, left
 
 
-class _Projections:
-    """How the columns of each file become the needed ones. Files with equal schemas share a projection."""
+def _projections(
+    manifest: Manifest, footers: Sequence[Footer], needed: pa.Schema, annotations: Annotations
+) -> tuple[tuple[Projection, ...], dict[str, int]]:
+    """Return the projections of files' columns to the needed ones, and the index of each file's projection, by path.
 
-    def __init__(
-        self, manifest: Manifest, footers: Sequence[Footer], needed: pa.Schema, annotations: Annotations
-    ) -> None:
-        self.distinct: list[Projection] = []
-        self.numbers: dict[str, int] = {}
-        by_schema: dict[int, int] = {}
-        for footer in footers:
-            schema = footer.schema
-            if id(schema) not in by_schema:
-                projection = _projected(schema, needed, annotations, manifest.full_path(footer.file.path))
-                if projection not in self.distinct:
-                    self.distinct.append(projection)
-                by_schema[id(schema)] = self.distinct.index(projection)
-            if by_schema[id(schema)]:
-                self.numbers[footer.file.path] = by_schema[id(schema)]
-        self._needed = needed
-
-    def cases(self, footers: Sequence[Footer], filtering: Sequence[str], annotations: Annotations) -> list[FileCase]:
-        """Return what holds for all rows of each file, and whether its statistics are of the filter's columns."""
-        return [self._case(footer, filtering, annotations.constants_of(footer.file.path)) for footer in footers]
-
-    def _case(self, footer: Footer, filtering: Sequence[str], values: Mapping[str, Any]) -> FileCase:
-        projection = self.distinct[self.numbers.get(footer.file.path, 0)]
-        guarantees = []
-        comparable = True
-        for name in filtering:
-            dtype = self._needed.field(name).type
-            source = projection.sources[self._needed.get_field_index(name)]
-            if source is None:
-                comparable &= name not in footer.schema.names
-                value = values.get(name)
-                column = pc.field(name)
-                guarantees.append(column.is_null() if value is None else column == pa.scalar(value, dtype))
-            else:
-                comparable &= source == name and footer.schema.field(source).type == dtype
-        return FileCase(reduce(operator.and_, guarantees) if guarantees else None, comparable)
+    Files with equal schemas share a projection. Files with the first one, which are most, are left out of the indices.
+    """
+    distinct: list[Projection] = []
+    numbers: dict[str, int] = {}
+    by_schema: dict[int, int] = {}
+    for footer in footers:
+        schema = footer.schema
+        if id(schema) not in by_schema:
+            projection = _projected(schema, needed, annotations, manifest.full_path(footer.file.path))
+            if projection not in distinct:
+                distinct.append(projection)
+            by_schema[id(schema)] = distinct.index(projection)
+        if by_schema[id(schema)]:
+            numbers[footer.file.path] = by_schema[id(schema)]
+    return tuple(distinct), numbers
 
 
 def _projected(schema: pa.Schema, needed: pa.Schema, annotations: Annotations, path: str) -> Projection:
@@ -259,8 +202,7 @@ def _projected(schema: pa.Schema, needed: pa.Schema, annotations: Annotations, p
     try:
         projection = projected(schema, needed, partial(annotations.name_of, schema))
     except ColumnError as error:
-        msg = f"{path}: {error}"
-        raise ColumnError(msg) from None
+        raise ColumnError(f"{path}: {error}") from None
     for column, source in zip(needed, projection.sources, strict=True):
         if annotations.schema is None or source is None:
             continue
@@ -272,81 +214,87 @@ def _projected(schema: pa.Schema, needed: pa.Schema, annotations: Annotations, p
     return projection
 
 
-@dataclass(frozen=True, slots=True)
-class _Pruning:
-    """Rules out row groups by statistics and files by what holds for all of their rows.
+def _selection(files: OpenedFiles, filtering: pa.Schema, described: Described) -> tuple[tuple[int, ...], ...] | None:
+    """Return the row groups of each file that may hold a row that the filter keeps; None for all.
 
-    Attributes:
-        filters: The filter.
-        schema: The dataset's columns.
-        columns: Those that the filter needs.
+    Statistics rule out row groups; what holds for all rows of a file rules out the file.
     """
+    cases = [_case(files, footer) for footer in described.footers]
+    groups = files.format.select(described, files.filter, filtering, cases)
+    if groups is None and all(case.guarantee is None for case in cases):
+        return None
+    if groups is None:
+        groups = [range(len(footer.file.row_groups)) for footer in described.footers]
+    guarantees = {str(case.guarantee): case.guarantee for case in cases}  # many files share a partition
+    ruled_out = {
+        shown: guarantee is not None and rules_out(files.filter, filtering, guarantee)
+        for shown, guarantee in guarantees.items()
+    }
+    return tuple(
+        () if ruled_out[str(case.guarantee)] else tuple(numbers) for numbers, case in zip(groups, cases, strict=True)
+    )
 
-    filters: pc.Expression
-    schema: pa.Schema
-    columns: Sequence[str]
 
-    def selection(
-        self, file_format: Format, described: Described, cases: Sequence[FileCase]
-    ) -> tuple[tuple[int, ...], ...] | None:
-        """Return the row groups of each file that may hold a row that the filter keeps; None for all."""
-        by_statistics = file_format.select(described, self.filters, self.schema, self.columns, cases)
-        if by_statistics is None and all(case.guarantee is None for case in cases):
-            return None
-        ruled_out: dict[str, bool] = {str(None): False}
-        for case in cases:
-            if str(case.guarantee) not in ruled_out:  # many files share a partition
-                ruled_out[str(case.guarantee)] = rules_out(self.filters, self.schema, self.columns, case.guarantee)
-        groups = by_statistics
-        if groups is None:
-            groups = [range(len(footer.file.row_groups)) for footer in described.footers]
-        return tuple(
-            () if ruled_out[str(case.guarantee)] else tuple(numbers)
-            for numbers, case in zip(groups, cases, strict=True)
-        )
+def _case(files: OpenedFiles, footer: Footer) -> FileCase:
+    """Return what holds for all rows of a file, and whether its statistics are of the filter's columns."""
+    sources, values = files.projection(footer.file.path).sources, files.constants_of(footer.file.path)
+    guarantees = []
+    comparable = True
+    for name in files.filter_columns:
+        dtype, source = files.needed.field(name).type, sources[files.needed.get_field_index(name)]
+        if source is None:
+            comparable &= name not in footer.schema.names
+            value, column = values.get(name), pc.field(name)
+            guarantees.append(column.is_null() if value is None else column == pa.scalar(value, dtype))
+        else:
+            comparable &= source == name and footer.schema.field(source).type == dtype
+    return FileCase(all_of(guarantees), comparable)
 
 
 def _announced_nulls(
-    opened_files: OpenedFiles, footers: Sequence[Footer], refuses_nulls: Callable[[pa.Field], bool]
-) -> Iterator[AnnouncedNulls]:
-    """Yield the nulls that footers announce in columns that cannot be delivered with them.
+    files: OpenedFiles, footers: Sequence[Footer], refuses_nulls: Callable[[pa.Field], bool]
+) -> Iterator[str]:
+    """Yield messages about the nulls that footers announce in columns that cannot be delivered with them.
 
     Columns of which the filter removes every null are left out.
     """
-    filters, filtering = opened_files.filter, opened_files.filter_columns
-    removed = {name for name in filtering if takes_nulls(filters, opened_files.needed, filtering, name)}
-    refused = {column.name for column in opened_files.schema if column.name not in removed and refuses_nulls(column)}
-    needed = opened_files.needed.names
-    names = [dict(zip(projection.sources, needed, strict=True)) for projection in opened_files.projections]
+    filtering = pa.schema([files.needed.field(name) for name in files.filter_columns])
+    removed = {name for name in filtering.names if rules_out(files.filter, filtering, pc.field(name).is_null())}
+    refused = {column.name for column in files.schema if column.name not in removed and refuses_nulls(column)}
+    needed = files.needed.names
+    names = [dict(zip(projection.sources, needed, strict=True)) for projection in files.projections]
     missing = [
         [name for name, source in zip(needed, projection.sources, strict=True) if source is None and name in refused]
-        for projection in opened_files.projections
+        for projection in files.projections
     ]
     for number, footer in enumerate(footers):
         file = footer.file
-        projection = opened_files.projected.get(file.path, 0)
+        projection = files.projected.get(file.path, 0)
         if not footer.nulls and not missing[projection]:
             continue
-        path = opened_files.manifest.full_path(file.path)
-        selected = range(len(file.row_groups)) if opened_files.selection is None else opened_files.selection[number]
+        path = files.manifest.full_path(file.path)
+        selected = range(len(file.row_groups)) if files.selection is None else files.selection[number]
         for found in footer.nulls:
             name = names[projection].get(found.column, "")
             if name in refused and found.row_group in selected:
-                yield AnnouncedNulls(path, replace(found, column=name))
-        values = opened_files.constants_of(file.path)
+                yield f"{null_message(name, found.nulls)} (row group {found.row_group} of {path})"
+        values = files.constants_of(file.path)
         first = next((group for group in selected if file.row_groups[group].rows), None)
         for name in missing[projection]:
             if values.get(name) is None and first is not None:
-                announced = NullCount(name, first, file.row_groups[first].rows)
-                yield AnnouncedNulls(path, announced, None if name in values else _home(opened_files, footers, name))
+                message = f"{null_message(name, file.row_groups[first].rows)} (row group {first} of {path})"
+                home = None if name in values else _home(files, footers, name)
+                if home is not None:
+                    message = f"column {name!r} is in {home} but not in {path}, where it is null: {message}"
+                yield message
 
 
-def _home(opened_files: OpenedFiles, footers: Sequence[Footer], column: str) -> str | None:
+def _home(files: OpenedFiles, footers: Sequence[Footer], column: str) -> str | None:
     """Return a file that has a column."""
-    index = opened_files.needed.get_field_index(column)
+    index = files.needed.get_field_index(column)
     paths = (footer.file.path for footer in footers)
-    home = next((path for path in paths if opened_files.projection(path).sources[index] is not None), None)
-    return None if home is None else opened_files.manifest.full_path(home)
+    home = next((path for path in paths if files.projection(path).sources[index] is not None), None)
+    return None if home is None else files.manifest.full_path(home)
 
 
 def check_columns(opened_files: OpenedFiles, options: ReadOptions) -> None:
@@ -359,12 +307,8 @@ def check_columns(opened_files: OpenedFiles, options: ReadOptions) -> None:
     if options.row_id_column in (*opened_files.schema.names, *opened_files.filter_columns):
         msg = f"row_id_column={options.row_id_column!r} is the name of a column of the files: choose another"
         raise ColumnError(msg)
-    for announced in opened_files.announced_nulls:
-        found = announced.found
-        msg = f"{null_message(found.column, found.nulls)} (row group {found.row_group} of {announced.path})"
-        if announced.home is not None:
-            msg = f"column {found.column!r} is in {announced.home} but not in {announced.path}, where it is null: {msg}"
-        raise ColumnError(msg)
+    if opened_files.announced_nulls is not None:
+        raise ColumnError(opened_files.announced_nulls)
     if opened_files.filter is not None or options.row_shuffle_seed is not None:
         for column in opened_files.schema:
             _require_selectable(column)
@@ -376,5 +320,4 @@ def _require_selectable(column: pa.Field) -> None:
         row.take(pa.array([0]))
         row.filter(pa.array([True]))
     except pa.ArrowException as error:
-        msg = f"rows of column {column.name!r} can be neither filtered nor shuffled: {error}"
-        raise ColumnError(msg) from None
+        raise ColumnError(f"rows of column {column.name!r} can be neither filtered nor shuffled: {error}") from None

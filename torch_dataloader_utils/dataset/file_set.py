@@ -20,8 +20,6 @@ from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 from torch_dataloader_utils.storage.listing import GLOB, list_files
 from torch_dataloader_utils.storage.redaction import is_http, without_query
 
-__all__ = ["FileSet", "PathSet"]
-
 
 class FileSet(ABC):
     """The files of a dataset. Nothing is accessed before `open`."""
@@ -38,15 +36,7 @@ class FileSet(ABC):
 
 @dataclass(frozen=True, slots=True)
 class PathSet(FileSet):
-    """Files given by path.
-
-    Attributes:
-        urls: Files, directories and globs.
-        format: Their format.
-        storage_options: fsspec's options.
-        partitioning: Which directories become columns, or None.
-        manifest: The files and footers that an earlier dataset dumped, or None.
-    """
+    """Files, directories and globs, given by path; or their files and footers, which an earlier dataset dumped."""
 
     urls: Sequence[str]
     format: Format
@@ -85,11 +75,7 @@ class _GivenPaths:
     https://docs.pola.rs/user-guide/io/hive.
 
     In a list of files or globs and directories, all follow the rule of files, so that alike paths have alike columns.
-
-    Args:
-        urls: What the user gave, by what the storage calls it.
-        files: The files that were found.
-        is_local: Whether they are local.
+    `urls` is what the user gave, by what the storage calls it.
     """
 
     def __init__(self, urls: Mapping[str, str], files: Sequence[StoredFile], *, is_local: bool) -> None:
@@ -97,25 +83,24 @@ class _GivenPaths:
         given = {normal(location).rstrip("/"): url for location, url in urls.items()}
         self._first_segments = {location: _first_given(location, url) for location, url in given.items()}
         # A name may have a wildcard in it and be a directory all the same.
-        directories = {
-            location for location in given if any(file.location.startswith(f"{location}/") for file in files)
-        }
+        found = [file.location for file in files]
+        directories = {location for location in given if any(path.startswith(f"{location}/") for path in found)}
         self._globs = [location for location in given if location not in directories and re.search(GLOB, location)]
-        self._has_files = bool(self._globs) or any(file.location in given for file in files)
+        self._has_files = bool(self._globs) or any(path in given for path in found)
         self._of_directories: dict[str, int] = {}
 
     def path_of(self, file: StoredFile) -> str:
         """Return a file's path, starting with the first directory that can become a column."""
         if not self._has_files:
             return file.path  # from below the given directories
-        directory = posixpath.dirname(file.location)
         first = self._first_segments.get(file.location)
         if first is None:
+            directory = posixpath.dirname(file.location)
             if directory not in self._of_directories:
                 self._of_directories[directory] = self._first_segment_of(directory)
             first = self._of_directories[directory]
         location = without_query(file.location) if is_http(file.location) else file.location
-        return location if not first else "/".join(location.split("/")[first:])
+        return "/".join(location.split("/")[first:])
 
     def _first_segment_of(self, directory: str) -> int:
         """Return the first given segment of the path of a directory that a given directory or glob contains."""

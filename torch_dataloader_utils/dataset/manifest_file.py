@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
 from urllib.parse import urlsplit
 
 import pyarrow as pa
 
+from torch_dataloader_utils.errors import cut
 from torch_dataloader_utils.formats.base import KnownFooters
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 from torch_dataloader_utils.storage.listing import GLOB, Listing
-
-__all__ = ["dump_manifest", "load_manifest"]
+from torch_dataloader_utils.storage.redaction import REDACTED
 
 VERSION = 1
 KEY = b"torch_dataloader_utils"
@@ -30,30 +32,19 @@ SCHEMA = pa.schema(
 )
 
 
-def dump_manifest(root: str, files: Sequence[StoredFile], known: KnownFooters) -> bytes:
-    """Return files and footers as an Arrow IPC stream, compressed.
-
-    Args:
-        root: The directory that the files' paths are relative to, without credentials.
-        files: The files.
-        known: Their footers.
+def dump_manifest(root: str, files: Sequence[StoredFile], known: KnownFooters, storage: Storage) -> bytes:
+    """Return files and their footers as an Arrow IPC stream, compressed.
 
     Raises:
-        ValueError: If a URL has a query or a user name: these may be secret, and the file cannot be found without
-            them.
+        ValueError: If a URL has a query or a user name that may be secret: the file cannot be found without it.
     """
     for file in files:
-        if "://" in file.location and ("?" in file.location or "@" in urlsplit(file.location).netloc):
+        is_url = "://" in file.location and ("?" in file.location or "@" in urlsplit(file.location).netloc)
+        if is_url or REDACTED in storage.display(file.location):
             msg = f"a manifest cannot hold {file.path!r}: its URL has a query or a user name, which may be secret"
             raise ValueError(msg)
-    columns = {
-        "path": [file.path for file in files],
-        "location": [file.location for file in files],
-        "size": [file.size for file in files],
-        "etag": [file.etag for file in files],
-        "modified": [file.modified for file in files],
-        "footer": [None if known.metadata_file else known.footers[file.path] for file in files],
-    }
+    columns = {name: [getattr(file, name) for file in files] for name in SCHEMA.names[:-1]}
+    columns["footer"] = [None if known.metadata_file else known.footers[file.path] for file in files]
     about = {KEY: json.dumps({"version": VERSION, "root": root}).encode()}
     if known.metadata_file:
         about[METADATA_FILE_KEY] = known.metadata_file
@@ -65,12 +56,9 @@ def dump_manifest(root: str, files: Sequence[StoredFile], known: KnownFooters) -
 
 
 def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) -> tuple[Listing, KnownFooters]:
-    """Return the files and footers that a manifest holds. The storage is not accessed.
+    """Return the files and footers that a result of `dump_manifest` holds. The storage is not accessed.
 
-    Args:
-        content: A result of `dump_manifest`.
-        storage: The files' storage.
-        locations: The paths of the dataset, as the storage calls them.
+    `locations` are the paths of the dataset, as the storage calls them.
 
     Raises:
         ValueError: If it is not a manifest, or belongs to other paths.
@@ -79,12 +67,12 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
         with pa.ipc.open_stream(pa.py_buffer(content)) as stream:
             table = stream.read_all()
         about = json.loads(table.schema.metadata[KEY])
-        is_valid = about["version"] == VERSION and table.schema.remove_metadata() == SCHEMA and table.num_rows > 0
-    except (pa.ArrowException, OSError, TypeError, KeyError, ValueError):
+        table.validate(full=True)
+        is_valid = _is_valid(about, table)
+    except (pa.ArrowException, OSError, TypeError, KeyError, ValueError, RecursionError):
         is_valid = False
     if not is_valid:
-        msg = f"the manifest is not a result of dataset.dump_manifest() of this release (version {VERSION})"
-        raise ValueError(msg)
+        raise ValueError(f"the manifest is not a result of dataset.dump_manifest() of this release (version {VERSION})")
     files, footers = [], {}
     for row in table.to_pylist():
         footer = row.pop("footer")
@@ -92,17 +80,28 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
             footers[row["path"]] = footer
         files.append(StoredFile(**row))
         if not any(_is_at(row["location"], location) for location in locations):
-            shown = " and ".join(map(storage.display, locations))
-            msg = f"the manifest holds {storage.display(row['location'])}, which is not at {shown}"
-            raise ValueError(msg)
+            shown = cut(" and ".join(map(storage.display, locations)))
+            raise ValueError(f"the manifest holds {cut(storage.display(row['location']))}, which is not at {shown}")
     metadata_file = table.schema.metadata.get(METADATA_FILE_KEY)
     if metadata_file is None and len(footers) < len(files):
-        msg = "the manifest lacks footers"
-        raise ValueError(msg)
+        raise ValueError("the manifest lacks footers")
     return Listing(about["root"], tuple(files)), KnownFooters(footers, metadata_file)
+
+
+def _is_valid(about: dict[str, Any], table: pa.Table) -> bool:
+    """Whether the values are such that `dump_manifest` can have written them."""
+    if about["version"] != VERSION or not isinstance(about["root"], str):
+        return False
+    if table.schema.remove_metadata() != SCHEMA or not table.num_rows:
+        return False
+    paths, sizes = table["path"].to_pylist(), table["size"].to_pylist()
+    is_complete = not any(table[name].null_count for name in ("path", "location", "size"))
+    return is_complete and min(sizes) >= 0 and all(path < following for path, following in pairwise(paths))
 
 
 def _is_at(location: str, given: str) -> bool:
     """Whether a file may be the given file, in the given directory, or match the given glob."""
+    if ".." in location.split("/"):  # it would lead out of the directory
+        return location == given
     plain = re.split(GLOB, given, maxsplit=1)[0]
     return location == given or location.startswith(plain if plain != given else f"{given.rstrip('/')}/")

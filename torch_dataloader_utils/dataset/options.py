@@ -22,28 +22,12 @@ from torch_dataloader_utils.dataset.file_set import FileSet, PathSet
 from torch_dataloader_utils.formats.base import Format, OpenedFiles
 from torch_dataloader_utils.formats.registry import FORMATS, choose_format, require_known_rows
 from torch_dataloader_utils.formats.text.footer import Cutting
-from torch_dataloader_utils.loader.arguments import (
-    TORCH_OPTIONS,
-    optional_count,
-    parse_bytes,
-    parse_columns,
-    refuse_torch_options,
-    require_callable,
-    require_choice,
-    require_count,
-    require_flag,
-    require_known_names,
-    require_options,
-    require_seconds,
-    resolve_rank,
-)
+from torch_dataloader_utils.loader import arguments
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS, PlanOptions
 from torch_dataloader_utils.planning.strategy import SplitStrategy, require_strategy
 from torch_dataloader_utils.planning.topology import Topology, arrange
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.cpus import default_num_workers
-
-__all__ = ["Filters", "LoaderOptions", "parse_filters"]
 
 Condition: TypeAlias = tuple[str, str, Any]
 """A column, an operator and a value, as in ``("x", ">", 3)``."""
@@ -66,18 +50,10 @@ class LoaderOptions:
 
     Attributes:
         files: What to open: `path`, with `format`, `storage_options`, `partitioning` and `manifest`; or a table.
-        columns: The columns to deliver; None for all.
         column_options: `output_format`, `column_formats`, `fill_nulls` and `mask_nulls`.
-        filters: Which rows to deliver, as an expression; None for all.
         topology: The ranks and workers, and the virtual topology.
         adopts_num_workers: Whether the number of workers of a loaded state replaces this run's.
         plan: What the plan depends on: the sizes of shards, shuffling, balancing.
-        strategy: `split_strategy`.
-        batch_size: Rows in a batch.
-        drop_last: Whether a stream's short last batch is left out.
-        row_id_column: Name of the row id column, or None.
-        read_ahead_bytes: Decoded bytes that a stream holds, at most.
-        collate_fn: Called with each batch, or None.
         progress_interval_sec: Seconds between two lines about the progress; None for no such lines.
         torch_options: `dataloader_kwargs`, for ``torch.utils.data.DataLoader``.
     """
@@ -100,21 +76,19 @@ class LoaderOptions:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], parameters: Iterable[str]) -> LoaderOptions:
-        """Check all arguments. No storage, catalog or table is accessed.
+        """Check all arguments, by parameter of `create_dataloader`. No storage, catalog or table is accessed.
 
-        Args:
-            given: Each parameter of `create_dataloader` with its argument.
-            parameters: The names that a misspelt one is compared with.
+        `parameters` are the names that a misspelt one is compared with.
 
         Raises:
             TypeError: If there is no such parameter, or an argument has the wrong type.
             ValueError: If an argument's value makes no sense, alone or with another's.
         """
         torch_options = given["dataloader_kwargs"]
-        require_known_names(torch_options, {*parameters, *TORCH_OPTIONS})
-        columns = parse_columns(given["columns"], given["row_id_column"])
-        require_callable(given["collate_fn"], "collate_fn")
-        require_options(given["storage_options"], "storage_options")
+        arguments.require_known_names(torch_options, {*parameters, *arguments.TORCH_OPTIONS})
+        columns = arguments.parse_columns(given["columns"], given["row_id_column"])
+        arguments.require_callable(given["collate_fn"], "collate_fn")
+        arguments.require_options(given["storage_options"], "storage_options")
         file_format = _parse_format(given)
         files = given["path"] if isinstance(given["path"], FileSet) else PathSet.parse(given, file_format)
         filters = parse_filters(given["filters"])
@@ -122,13 +96,13 @@ class LoaderOptions:
         plan = _parse_plan(given, topology)
         if given["split_strategy"] is not None:
             require_strategy(given["split_strategy"], plan)
-        interval = require_seconds(given["progress_interval_sec"], "progress_interval_sec")
+        interval = arguments.require_seconds(given["progress_interval_sec"], "progress_interval_sec")
         _try_torch_options(torch_options, topology.num_workers)
         return cls(
             files=files,
             columns=columns,
             column_options=parse_column_options(
-                require_choice(given["output_format"], "output_format", OUTPUT_FORMATS),
+                arguments.require_choice(given["output_format"], "output_format", OUTPUT_FORMATS),
                 *(given[name] for name in ("column_formats", "fill_nulls", "mask_nulls")),
             ),
             filters=filters,
@@ -136,12 +110,12 @@ class LoaderOptions:
             adopts_num_workers=given["num_workers"] is None,
             plan=plan,
             strategy=given["split_strategy"],
-            batch_size=require_count(given["batch_size"], "batch_size"),
-            drop_last=require_flag(given["drop_last"], "drop_last"),
+            batch_size=arguments.require_count(given["batch_size"], "batch_size"),
+            drop_last=arguments.require_flag(given["drop_last"], "drop_last"),
             row_id_column=given["row_id_column"],
-            read_ahead_bytes=parse_bytes(given["read_ahead_bytes"], "read_ahead_bytes"),
+            read_ahead_bytes=arguments.parse_bytes(given["read_ahead_bytes"], "read_ahead_bytes"),
             collate_fn=given["collate_fn"],
-            progress_interval_sec=interval if require_flag(given["show_progress"], "show_progress") else None,
+            progress_interval_sec=interval if arguments.require_flag(given["show_progress"], "show_progress") else None,
             torch_options=torch_options,
         )
 
@@ -151,14 +125,7 @@ class LoaderOptions:
         return self.files.open(Request(self.columns, self.filters, refuses_nulls))
 
     def read_options(self, schema: pa.Schema) -> ReadOptions:
-        """Return how rows become batches.
-
-        Args:
-            schema: The columns to deliver.
-
-        Raises:
-            ColumnError: If what was chosen for a column does not fit its type.
-        """
+        """Return how rows of these columns become batches, or raise a ColumnError if what was chosen does not fit."""
         return ReadOptions(
             batch_size=self.batch_size,
             drop_last=self.drop_last,
@@ -179,19 +146,16 @@ def parse_filters(filters: Any) -> pc.Expression | None:
     if filters is None or isinstance(filters, pc.Expression):
         return filters
     if not _is_list(filters) or not all(map(_is_list, filters)):
-        msg = f"filters={filters!r}: {FILTERS_EXPECTED}"
-        raise TypeError(msg)
+        raise TypeError(f"filters={filters!r}: {FILTERS_EXPECTED}")
     is_flat = any(isinstance(inner[0], str) for inner in filters if inner)
     alternatives = [filters] if is_flat else filters
     if not filters or not all(alternatives):
-        msg = f"filters={filters!r} has an empty list: {FILTERS_EXPECTED}"
-        raise ValueError(msg)
+        raise ValueError(f"filters={filters!r} has an empty list: {FILTERS_EXPECTED}")
     checked = [[_parse_condition(condition) for condition in conditions] for conditions in alternatives]
     try:
         return pq.filters_to_expression(checked)
     except (TypeError, pa.ArrowException) as error:
-        msg = f"filters={filters!r}: {error}"
-        raise ValueError(msg) from None
+        raise ValueError(f"filters={filters!r}: {error}") from None
 
 
 def _parse_condition(condition: Any) -> Condition:
@@ -199,15 +163,12 @@ def _parse_condition(condition: Any) -> Condition:
         case [str(column), operator, value]:
             pass
         case _:
-            msg = f"filters holds {condition!r}: {FILTERS_EXPECTED}"
-            raise TypeError(msg)
+            raise TypeError(f"filters holds {condition!r}: {FILTERS_EXPECTED}")
     if operator not in OPERATORS:
-        msg = f"filters holds {condition!r}: expected one of the operators {', '.join(OPERATORS)}"
-        raise ValueError(msg)
+        raise ValueError(f"filters holds {condition!r}: expected one of the operators {', '.join(OPERATORS)}")
     if operator.endswith("in"):
         if isinstance(value, (str, bytes)) or not isinstance(value, Iterable):
-            msg = f"filters holds {condition!r}: {operator!r} needs a list of values"
-            raise TypeError(msg)
+            raise TypeError(f"filters holds {condition!r}: {operator!r} needs a list of values")
         value = _sorted(value) if isinstance(value, AbstractSet) else value
     return column, operator, value
 
@@ -226,16 +187,16 @@ def _is_list(value: Any) -> bool:
 
 def _parse_format(given: Mapping[str, Any]) -> Format:
     """Return the files' format, if it can do what other arguments need."""
-    buffer_rows = optional_count(given["shuffle_buffer_size"], "shuffle_buffer_size")
+    buffer_rows = arguments.optional_count(given["shuffle_buffer_size"], "shuffle_buffer_size")
     file_format = choose_format(
-        require_choice(given["format"], "format", FORMATS),
+        arguments.require_choice(given["format"], "format", FORMATS),
         given["format_options"],
-        count_rows=require_flag(given["count_rows"], "count_rows"),
-        cutting=Cutting(parse_bytes(given["split_bytes"], "split_bytes"), buffer_rows),
+        count_rows=arguments.require_flag(given["count_rows"], "count_rows"),
+        cutting=Cutting(arguments.parse_bytes(given["split_bytes"], "split_bytes"), buffer_rows),
         names_columns=given["columns"] is not None,
     )
     needing = {name: given[name] for name in ("row_id_column", "uneven_ranks", "virtual_ranks", "virtual_workers")}
-    if require_choice(given["uneven_ranks"], "uneven_ranks", UNEVEN_RANKS) == "allow":
+    if arguments.require_choice(given["uneven_ranks"], "uneven_ranks", UNEVEN_RANKS) == "allow":
         del needing["uneven_ranks"]
     if given["split_strategy"] is not None:
         needing["split_strategy with shuffle_buffer_size"] = buffer_rows
@@ -247,31 +208,33 @@ def _parse_topology(given: Mapping[str, Any], *, is_filtered: bool) -> Topology:
     process_group = None
     if dist.is_available() and dist.is_initialized():
         process_group = dist.get_world_size(), dist.get_rank()
-    num_ranks, rank = resolve_rank(given["num_ranks"], given["rank"], process_group)
+    num_ranks, rank = arguments.resolve_rank(given["num_ranks"], given["rank"], process_group)
     workers = given["num_workers"]
     return arrange(
         num_ranks=num_ranks,
         rank=rank,
-        num_workers=default_num_workers() if workers is None else require_count(workers, "num_workers", least=0),
+        num_workers=default_num_workers(num_ranks)
+        if workers is None
+        else arguments.require_count(workers, "num_workers", least=0),
         adopts_num_workers=workers is None,
-        virtual_ranks=optional_count(given["virtual_ranks"], "virtual_ranks"),
-        virtual_workers=optional_count(given["virtual_workers"], "virtual_workers"),
-        batch_size=require_count(given["batch_size"], "batch_size"),
-        uneven_ranks=require_choice(given["uneven_ranks"], "uneven_ranks", UNEVEN_RANKS),
+        virtual_ranks=arguments.optional_count(given["virtual_ranks"], "virtual_ranks"),
+        virtual_workers=arguments.optional_count(given["virtual_workers"], "virtual_workers"),
+        batch_size=arguments.require_count(given["batch_size"], "batch_size"),
+        uneven_ranks=arguments.require_choice(given["uneven_ranks"], "uneven_ranks", UNEVEN_RANKS),
         filtered=is_filtered,
     )
 
 
 def _parse_plan(given: Mapping[str, Any], topology: Topology) -> PlanOptions:
     """Return what the plan depends on; it depends on the batch size only where ranks are balanced."""
-    uneven_ranks, batch_size = given["uneven_ranks"], require_count(given["batch_size"], "batch_size")
+    uneven_ranks, batch_size = given["uneven_ranks"], arguments.require_count(given["batch_size"], "batch_size")
     return PlanOptions(
-        split_bytes=parse_bytes(given["split_bytes"], "split_bytes"),
-        split_rows=optional_count(given["split_rows"], "split_rows"),
-        shuffle=require_flag(given["shuffle"], "shuffle"),
-        shuffle_seed=require_count(given["shuffle_seed"], "shuffle_seed", least=None),
-        shuffle_buffer_size=optional_count(given["shuffle_buffer_size"], "shuffle_buffer_size"),
-        shuffle_interleave=require_count(given["shuffle_interleave"], "shuffle_interleave"),
+        split_bytes=arguments.parse_bytes(given["split_bytes"], "split_bytes"),
+        split_rows=arguments.optional_count(given["split_rows"], "split_rows"),
+        shuffle=arguments.require_flag(given["shuffle"], "shuffle"),
+        shuffle_seed=arguments.require_count(given["shuffle_seed"], "shuffle_seed", least=None),
+        shuffle_buffer_size=arguments.optional_count(given["shuffle_buffer_size"], "shuffle_buffer_size"),
+        shuffle_interleave=arguments.require_count(given["shuffle_interleave"], "shuffle_interleave"),
         uneven_ranks=uneven_ranks,
         batch_size=None if uneven_ranks == "allow" else batch_size // topology.streams_per_turn,
     )
@@ -279,6 +242,6 @@ def _parse_plan(given: Mapping[str, Any], topology: Topology) -> PlanOptions:
 
 def _try_torch_options(options: Mapping[str, Any], num_workers: int) -> None:
     """Let torch check its own options. A DataLoader of no data starts no process; one worker is enough to check."""
-    refuse_torch_options(options, num_workers)
-    require_callable(options.get("worker_init_fn"), "worker_init_fn")
+    arguments.refuse_torch_options(options, num_workers)
+    arguments.require_callable(options.get("worker_init_fn"), "worker_init_fn")
     DataLoader((), batch_size=None, num_workers=min(1, num_workers), **options)  # type: ignore[arg-type]

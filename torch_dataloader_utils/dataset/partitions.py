@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import date
 from typing import Any, Literal, TypeAlias
 from urllib.parse import unquote
@@ -19,8 +19,6 @@ import pyarrow.dataset as pads
 
 from torch_dataloader_utils.dataset.discovery import Annotations
 from torch_dataloader_utils.errors import ColumnError
-
-__all__ = ["Partitioning", "is_hive", "partition_columns", "require_partitioning"]
 
 Partitioning: TypeAlias = Literal["hive"] | pads.Partitioning
 NULL = "__HIVE_DEFAULT_PARTITION__"
@@ -47,10 +45,7 @@ def is_hive(partitioning: Partitioning | None) -> bool:
 def partition_columns(paths: Mapping[str, str], partitioning: Partitioning | None, root: str) -> Annotations:
     """Return the partition columns of files and their values.
 
-    Args:
-        paths: For each file, by its path relative to the dataset's root, the path whose directories become columns.
-        partitioning: How directories become columns; None if they do not.
-        root: The root, for messages.
+    `paths` has for each file, by its path relative to the dataset's root, the path whose directories become columns.
 
     Raises:
         ColumnError: If a directory's value does not fit its column's type; the message names the file.
@@ -91,24 +86,21 @@ def _inferred(directories: Iterable[str]) -> pa.Schema:
     """Return the columns that Hive's directories become, each with the narrowest type that all its values fit."""
     values: dict[str, dict[str, None]] = {}
     for directory in directories:
-        for name, value in _segments(directory):
+        for name, value in _segments(directory).items():
             values.setdefault(name, {})[value] = None
     return pa.schema([(name, _narrowest_type(found.keys() - {NULL})) for name, found in values.items()])
 
 
-def _segments(directory: str) -> Iterator[tuple[str, str]]:
-    """Yield the keys and values of a directory, URL-decoded, in order."""
-    seen = set()
+def _segments(directory: str) -> dict[str, str]:
+    """Return the keys and values of a directory, URL-decoded, in order."""
+    values: dict[str, str] = {}
     for segment in directory.split("/"):
-        name, equals, value = segment.partition("=")
-        if not equals:
-            continue
-        name = unquote(name)
-        if name in seen:
-            msg = f"the directory {directory} has two values of the partition column {name!r}"
-            raise ColumnError(msg)
-        seen.add(name)
-        yield name, unquote(value)
+        name, equals, value = map(unquote, segment.partition("="))
+        if equals and name in values:
+            raise ColumnError(f"the directory {directory} has two values of the partition column {name!r}")
+        if equals:
+            values[name] = value
+    return values
 
 
 def _narrowest_type(values: Collection[str]) -> pa.DataType:

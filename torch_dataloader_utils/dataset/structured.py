@@ -29,8 +29,6 @@ from torch_dataloader_utils.loader.metrics import Metrics
 from torch_dataloader_utils.planning.plan import UnevenRanks
 from torch_dataloader_utils.planning.strategy import SplitStrategy
 
-__all__ = ["StructuredDataset"]
-
 
 class StructuredDataset(BatchDataset):
     """Batches of a dataset's rows, for one rank. Its progress is exact to the row.
@@ -98,7 +96,8 @@ class StructuredDataset(BatchDataset):
             format_options: Options of pyarrow's parser, by pyarrow's names. For ``"csv"``: those of
                 ``pyarrow.csv.ReadOptions``, ``ParseOptions`` and ``ConvertOptions``, such as ``delimiter`` or
                 ``column_types``. For ``"jsonl"``: those of ``pyarrow.json.ReadOptions`` and ``ParseOptions``, such as
-                ``explicit_schema``.
+                ``explicit_schema``. For ``"parquet"``: ``page_checksum_verification``, True by default; pages that have
+                no checksum are not verified.
             count_rows: Whether to read all text files once, in this call, and count their rows: text has no footer
                 with that number. Without it ``len(loader)``, `row_id_column`, `uneven_ranks` and `virtual_ranks` are
                 refused, and a resumed run reads an unfinished shard again from its beginning.
@@ -128,8 +127,8 @@ class StructuredDataset(BatchDataset):
             read_ahead_bytes: Decoded bytes that a stream (each worker, or this process) holds, at most, including the
                 batches that it is delivering: an integer or a string. A row group of more than half as many bytes is
                 read in parts. A shard of shuffled rows may be larger; then the next one is not read ahead.
-            num_workers: Number of worker processes; 0 reads in this process. None uses this rank's share of the CPUs
-                less one, and adopts the number of a loaded state.
+            num_workers: Number of worker processes; 0 reads in this process. None uses the CPUs less one on a single
+                rank, and 1 on several, whose machines may differ; it adopts the number of a loaded state.
             num_ranks: Number of ranks; None uses the process group's, else ``WORLD_SIZE``, else 1.
             rank: This rank; None uses the process group's, else ``RANK``, else 0.
             output_format: What a batch is. ``"torch"`` or ``"numpy"``: a dictionary of column names to tensors or
@@ -268,7 +267,7 @@ class StructuredDataset(BatchDataset):
         Raises:
             ProgressUnknownError: If workers of a plain DataLoader delivered batches: this process cannot count them.
         """
-        if get_worker_info() is None and self._epoch_state.copies.have_delivered:
+        if get_worker_info() is None and self._epoch_state.owner.copies.have_delivered:
             msg = (
                 "the progress is not known: worker processes of a plain DataLoader deliver batches, which this process "
                 "cannot count; use the loader that create_dataloader returns, or num_workers=0"
@@ -314,10 +313,11 @@ class StructuredDataset(BatchDataset):
         opened_files = self._opened_files
         if opened_files.pin:
             pinned = ", ".join(f"{name}={value}" for name, value in opened_files.pin.items())
-            msg = f"a manifest cannot describe a table: open the table with {pinned} instead"
-            raise ValueError(msg)
+            raise ValueError(f"a manifest cannot describe a table: open the table with {pinned} instead")
         known = KnownFooters(opened_files.footers, opened_files.metadata_file)
-        return dump_manifest(opened_files.manifest.root, tuple(opened_files.files.values()), known)
+        return dump_manifest(
+            opened_files.manifest.root, tuple(opened_files.files.values()), known, opened_files.storage
+        )
 
     def get_metrics(self) -> dict[str, Any]:
         """Return counters of the newest iteration in this process.
@@ -330,7 +330,7 @@ class StructuredDataset(BatchDataset):
             delivered before a resume. With `uneven_ranks` also ``uneven_rows_dropped`` and ``uneven_rows_repeated``, of
             all ranks: a list of rows, each as its file's path relative to the root and its number there, from 0.
         """
-        iteration = self._epoch_state.iteration
+        iteration = self._epoch_state.owner.iteration
         counters: dict[str, Any] = {"epoch": self.epoch, **asdict(iteration.metrics if iteration else Metrics())}
         counters |= dict(zip(("row_groups_pruned", "bytes_pruned"), self._opened_files.pruned, strict=True))
         return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._epoch_state.balanced_rows().items()}

@@ -1,4 +1,4 @@
-"""Gathers the states of all ranks into one list, and takes a rank's state out of it."""
+"""Gathers what all ranks have: their states into one list, and their plans to compare them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from typing import Any, Literal, Protocol
 import torch.distributed as dist
 
 from torch_dataloader_utils.errors import RankMismatchError
-
-__all__ = ["LOG", "Stateful", "current_rank", "gather_states", "own_state", "require_one_of_each_rank"]
 
 LOG = logging.getLogger("torch_dataloader_utils")
 SHARED_KEYS = ("plan", "files", "base")
@@ -45,14 +43,15 @@ def gather_states(source: Stateful, group: dist.ProcessGroup | None = None) -> l
         The states, by rank, on every rank.
 
     Raises:
-        RankMismatchError: If a rank's state is missing or there twice: no run could resume from such a list.
+        RankMismatchError: On every rank, if ranks planned different epochs, or a rank's state is missing or there
+            twice: no run could resume from such a list.
     """
     state = source.state_dict()
     if not dist.is_initialized():
         return [state]
-    gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, state, group=group)
+    gathered = all_gather(state, group)
     require_one_of_each_rank([(state["rank"], state["num_ranks"]) for state in gathered])
+    require_equal_digests([state.get("plan_digest") for state in gathered])
     for state in gathered[1:]:
         for key in SHARED_KEYS:
             if state[key] == gathered[0][key]:
@@ -74,19 +73,21 @@ def own_state(
         The state that this rank saved.
 
     Raises:
-        RankMismatchError: If the list does not hold each rank's state once, or not this rank's.
+        RankMismatchError: If the list does not hold each rank's state once, or not this rank's, or if the ranks planned
+            different epochs.
         ValueError: If it is not a list of states.
     """
-    rank = current_rank(group) if rank is None else rank
+    if rank is None:
+        rank = dist.get_rank(group) if dist.is_initialized() else int(os.environ.get("RANK", "0"))
     try:
         saved = [(state["rank"], state["num_ranks"]) for state in states]
     except (KeyError, TypeError) as error:
-        msg = f"not a list of loader states: {error!r}"
-        raise ValueError(msg) from None
+        raise ValueError(f"not a list of loader states: {error!r}") from None
     ranks = require_one_of_each_rank(saved)
     if not 0 <= rank < len(saved):
-        msg = f"rank {rank} has no state: the list was saved by {len(saved)} ranks"
-        raise RankMismatchError(msg)
+        raise RankMismatchError(f"rank {rank} has no state: the list was saved by {len(saved)} ranks")
+    digests = {state["rank"]: state.get("plan_digest") for state in states}
+    require_equal_digests([digests[number] for number in range(len(saved))])
     return states[ranks.index(rank)]
 
 
@@ -100,6 +101,44 @@ def require_one_of_each_rank(saved: Sequence[tuple[int, int]]) -> list[int]:
     return ranks
 
 
-def current_rank(group: dist.ProcessGroup | None) -> int:
-    """Return this rank: the process group's, else torchrun's, else 0."""
-    return dist.get_rank(group) if dist.is_initialized() else int(os.environ.get("RANK", "0"))
+class Planned(Protocol):
+    """An object with a plan, such as a dataset."""
+
+    @property
+    def plan_digest(self) -> str:
+        """Digest of the plan."""
+        ...
+
+
+def require_same_plan(dataset: Planned, group: dist.ProcessGroup | None = None) -> None:
+    """Raise on every rank unless all ranks planned the same epoch. All ranks call it together, before training.
+
+    Args:
+        dataset: This rank's dataset.
+        group: The process group; None for the default one.
+
+    Raises:
+        RankMismatchError: If plans differ; the message names the ranks.
+    """
+    if not dist.is_initialized():
+        return
+    require_equal_digests(all_gather(dataset.plan_digest, group))
+
+
+def require_equal_digests(digests: Sequence[str | None]) -> None:
+    """Raise a RankMismatchError that names the ranks unless all of them planned the same epoch.
+
+    States that were saved before states had a digest of their plan have None.
+    """
+    if len(set(digests)) > 1:
+        by_digest = {digest: [rank for rank, other in enumerate(digests) if other == digest] for digest in digests}
+        groups = "; ".join(f"ranks {ranks} have {digest}" for digest, ranks in by_digest.items())
+        msg = f"ranks planned different epochs: {groups}. They see different files, or were given different options, "
+        raise RankMismatchError(msg + "epochs or worker counts")
+
+
+def all_gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
+    """Return the values of all ranks, by rank. All ranks call it together."""
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, value, group=group)
+    return gathered

@@ -9,12 +9,10 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from torch_dataloader_utils.distributed.gather import LOG
+from torch_dataloader_utils.distributed.gather import LOG, all_gather, require_equal_digests
 from torch_dataloader_utils.loader.arguments import require_choice
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.iteration import BatchIterator
-
-__all__ = ["in_step"]
 
 
 def in_step(
@@ -41,48 +39,40 @@ def in_step(
 
     Raises:
         TypeError: If the loader is not this package's loader.
+        RankMismatchError: On every rank, before the first step, if ranks planned different epochs.
     """
     require_choice(uneven, "uneven", ("drop", "pad"))
     batches = iter(loader)
     if not isinstance(batches, BatchIterator):
-        msg = f"loader is {type(loader).__name__}, expected the loader that create_dataloader returns"
-        raise TypeError(msg)
+        raise TypeError(f"loader is {type(loader).__name__}, expected the loader that create_dataloader returns")
     if not dist.is_initialized():
         yield from batches
         return
+    require_equal_digests(all_gather(loader.state_dict()["plan_digest"], group))
     num_ranks = dist.get_world_size(group)
     wanted = num_ranks if uneven == "drop" else 1
-    steps, spare = 0, None
+    steps = 0
+    spare: list[Any] = []  # a batch to repeat, once there is one; it may be None, as a `collate_fn` may return that
     agreement = _Agreement(batches, group, has_spare=False)
     while agreement.reached(wanted):
-        batch = next(batches) if agreement.has_own else copy.deepcopy(spare)
+        own = [next(batches)] if agreement.has_own else copy.deepcopy(spare)
         if agreement.without_any:
-            of_another = _batch_of_any(batch, group)
-            if not agreement.has_own:
-                spare, batch = of_another, copy.deepcopy(of_another)
-        agreement = _Agreement(batches, group, has_spare=spare is not None or agreement.has_own)
-        if uneven == "pad" and spare is None and not agreement.has_own:
-            spare = copy.deepcopy(batch)  # before the training loop changes it
+            of_another = next(other for other in all_gather(own, group) if other)
+            if not own:
+                spare, own = of_another, copy.deepcopy(of_another)
+        agreement = _Agreement(batches, group, has_spare=bool(own))
+        if uneven == "pad" and not spare and not agreement.has_own:
+            spare = copy.deepcopy(own)  # before the training loop changes it
         steps += 1
-        yield batch
+        yield own.pop()
     left = "batches left" if agreement.has_own else "no batch left"
     LOG.info("ranks ended together after %d steps; rank %d had %s", steps, dist.get_rank(group), left)
-
-
-def _batch_of_any(batch: Any, group: dist.ProcessGroup | None) -> Any:
-    """Return the batch of the first rank that has one. All ranks call it together."""
-    gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, batch, group=group)
-    return next(other for other in gathered if other is not None)
 
 
 class _Agreement:
     """The ranks' agreement on their next step. It is communicated while they make the step before.
 
-    Args:
-        batches: This rank's batches.
-        group: The process group.
-        has_spare: Whether this rank has a batch to repeat when it has none left.
+    `has_spare` says that this rank has a batch to repeat when it has none left.
     """
 
     def __init__(self, batches: BatchIterator, group: dist.ProcessGroup | None, *, has_spare: bool) -> None:

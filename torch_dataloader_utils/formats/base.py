@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,32 +23,10 @@ from torch_dataloader_utils.planning.manifest import DataFile, Manifest
 from torch_dataloader_utils.storage.filesystem import LocalFile, Storage, StoredFile
 from torch_dataloader_utils.storage.listing import Listing
 
-__all__ = [
-    "AnnouncedNulls",
-    "Codec",
-    "Deletes",
-    "Described",
-    "FileCase",
-    "Footer",
-    "Format",
-    "KnownFooters",
-    "Layout",
-    "Measures",
-    "NullCount",
-    "OpenedFiles",
-    "RowGroups",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class NullCount:
-    """Nulls that a footer announces.
-
-    Attributes:
-        column: The file's column.
-        row_group: Number of the row group.
-        nulls: How many.
-    """
+    """How many nulls a footer announces in a column of one of the file's row groups."""
 
     column: str
     row_group: int
@@ -57,13 +35,9 @@ class NullCount:
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """What a file says of itself, parsed.
+    """What a file says of itself, parsed. Its nulls are those that it announces in the requested columns.
 
-    Attributes:
-        file: The file by content.
-        schema: Its columns.
-        nulls: The nulls that it announces in the requested columns.
-        content: What was read, as bytes, so that it need not be read again; None where `_metadata` was read instead.
+    `content` is what was read, as bytes, so that it need not be read again; None where `_metadata` was read instead.
     """
 
     file: DataFile
@@ -82,30 +56,10 @@ class KnownFooters:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """What all files say of themselves.
-
-    Attributes:
-        footers: The footer of each file, in order.
-        metadata_file: The footer of the `_metadata` file that described them, if one did.
-    """
+    """The footer of each file, in order, and that of the `_metadata` file that described them, if one did."""
 
     footers: Sequence[Footer]
     metadata_file: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class AnnouncedNulls:
-    """Nulls in a column that cannot be delivered with them.
-
-    Attributes:
-        path: The file, as messages name it.
-        found: What it announces.
-        home: A file that has the column, if this one does not; else None.
-    """
-
-    path: str
-    found: NullCount
-    home: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +77,7 @@ class FileCase:
 
 @dataclass(frozen=True, slots=True)
 class Deletes:
-    """Rows of a file that a table says are deleted.
-
-    Attributes:
-        positions: int64, their numbers in the file, ascending.
-        group_rows: The rows that each row group has in the file, the deleted ones included.
-    """
+    """The numbers of a file's deleted rows, ascending, and how many rows each row group has, these included."""
 
     positions: npt.NDArray[np.int64]
     group_rows: tuple[int, ...]
@@ -162,7 +111,7 @@ class Layout(ABC):
 
     @abstractmethod
     def measures(self) -> Measures:
-        """Return how large the row groups are."""
+        """Return the sizes of the row groups."""
 
     @abstractmethod
     def ranges(self, number: int) -> list[tuple[int, int]]:
@@ -174,28 +123,29 @@ class Layout(ABC):
         return min((start for start, _ in ranges), default=0), max((stop for _, stop in ranges), default=0)
 
 
-class RowGroups(Protocol):
+class RowGroups(ABC):
     """The row groups of an open file."""
 
+    @abstractmethod
     def read(self, number: int) -> pa.Table:
         """Return a row group."""
 
+    @abstractmethod
     def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         """Yield a row group in batches of about so many rows."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - for some nothing is open but the bytes
         """Close the file."""
 
 
 class Codec(ABC):
     """Opens files for one reader; keeps what it has parsed."""
 
+    layout: Callable[[str], Layout]
+    """Returns which bytes of a file, by path, are needed of its row groups."""
+
     def expect(self, paths: Iterable[str]) -> None:  # noqa: B027 - most need nothing
         """Begin to read what has to be known of files before any of their row groups can be requested."""
-
-    @abstractmethod
-    def layout(self, path: str) -> Layout:
-        """Return which bytes of a file are needed of its row groups."""
 
     def tail(self, path: str) -> bytes:  # noqa: ARG002 - some formats need the path
         """Return the bytes at a file's end that its reader needs to open it and that are not read otherwise."""
@@ -203,15 +153,9 @@ class Codec(ABC):
 
     @abstractmethod
     def open(self, path: str, file: Any, local: LocalFile | None) -> RowGroups:
-        """Open a file.
+        """Open a file, or raise an UnreadableFileError if it is not the listed one, as far as can be seen.
 
-        Args:
-            path: The file.
-            file: Its bytes, as pyarrow reads them: all of them, or those of the row groups that are needed.
-            local: The same, if it is local.
-
-        Raises:
-            UnreadableFileError: If the file is not the listed one, as far as can be seen.
+        `file` has its bytes, as pyarrow reads them: all of them, or those of the row groups that are needed.
         """
 
     def close(self) -> None:  # noqa: B027 - most need nothing
@@ -219,12 +163,7 @@ class Codec(ABC):
 
 
 class Format(ABC):
-    """A file format. Frozen, and sent to workers.
-
-    Attributes:
-        name: What users call it.
-        suffixes: Endings of the names of its files, in lower case.
-    """
+    """A file format: what users call it, and the endings of its files, in lower case. Frozen, and sent to workers."""
 
     name: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
@@ -243,13 +182,9 @@ class Format(ABC):
     def describe(
         self, storage: Storage, listing: Listing, known: KnownFooters | None, counts_nulls: Callable[[pa.Field], bool]
     ) -> Described:
-        """Read what the files say of themselves, once, or take what is known.
+        """Read what the files say of themselves, once, or take what was read before.
 
-        Args:
-            storage: Where the files are.
-            listing: The files.
-            known: What was read before, so that nothing has to be read; or None.
-            counts_nulls: Says of a file's column whether its nulls matter.
+        `counts_nulls` says of a file's column whether its nulls matter.
 
         Raises:
             UnreadableFileError: If a file cannot be read; the message names it.
@@ -259,18 +194,12 @@ class Format(ABC):
         self,
         described: Described,  # noqa: ARG002 - formats with statistics need them
         filters: pc.Expression,  # noqa: ARG002
-        schema: pa.Schema,  # noqa: ARG002
-        columns: Sequence[str],  # noqa: ARG002
+        needed: pa.Schema,  # noqa: ARG002
         cases: Sequence[FileCase],  # noqa: ARG002
     ) -> Sequence[Sequence[int]] | None:
         """Return, for each file, the row groups that may hold a row for a filter, by what it says; None for all.
 
-        Args:
-            described: What the files say.
-            filters: The filter.
-            schema: The dataset's columns.
-            columns: The columns that the filter needs.
-            cases: What else is known of each file.
+        `needed` are the columns that the filter needs, and `cases` what else is known of each file.
         """
         return None
 
@@ -279,12 +208,7 @@ class Format(ABC):
 
     @abstractmethod
     def codec(self, files: OpenedFiles, footers: FooterStore) -> Codec:
-        """Return what opens files for one reader.
-
-        Args:
-            files: The files.
-            footers: Their footers, as far as they are known. Those that the codec reads are added.
-        """
+        """Return what opens files for one reader. Footers that it reads are added to the known ones."""
 
 
 @dataclass(frozen=True)
@@ -292,19 +216,18 @@ class OpenedFiles:
     """A dataset's files, described and checked. Nothing in it changes: what readers learn is in their `ReadCache`.
 
     Attributes:
-        storage: Where the files are.
-        format: Their format.
         manifest: The files by content.
         schema: The columns to deliver, in order, with their types; all nullable, as files may differ in that alone.
         needed: These, and last the columns that only the filter needs.
         filter: Which rows to deliver, or None for all.
         filter_columns: The columns that the filter needs.
-        selection: For each file the row groups that may hold such rows, by their statistics; None if that is all.
-        announced_nulls: Nulls that footers announce, that cannot be delivered and that the filter does not remove.
         files: The files as the storage lists them, by path.
         footers: The footers that were read when the files were opened, by path.
         metadata_file: The footer of the `_metadata` file that described them, if one did.
         projections: How files' columns become the needed ones: by the first projection unless `projected` says another.
+        selection: For each file the row groups that may hold rows for the filter; None if that is all.
+        announced_nulls: The message about nulls that a footer announces, that cannot be delivered and that the filter
+            does not remove; None if there are none.
         projected: The index of a file's projection, by path.
         constants: The values that `constant_columns` have in a file, by path.
         constant_columns: Columns that have a single value in all of a file: partition columns.
@@ -319,12 +242,12 @@ class OpenedFiles:
     needed: pa.Schema
     filter: pc.Expression | None
     filter_columns: tuple[str, ...]
-    selection: tuple[tuple[int, ...], ...] | None
-    announced_nulls: tuple[AnnouncedNulls, ...]
     files: Mapping[str, StoredFile] = field(repr=False)
     footers: Mapping[str, bytes] = field(repr=False)
     metadata_file: bytes | None = field(repr=False)
     projections: tuple[Projection, ...] = field(repr=False)
+    selection: tuple[tuple[int, ...], ...] | None = None
+    announced_nulls: str | None = None
     projected: Mapping[str, int] = field(default_factory=dict, repr=False)
     constants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, repr=False)
     constant_columns: tuple[str, ...] = ()
@@ -338,6 +261,24 @@ class OpenedFiles:
             return None
         serialised = self.filter.__reduce__()[1][0]
         return hashlib.blake2b(bytes(serialised), digest_size=8).hexdigest()
+
+    @cached_property
+    def filter_binding(self) -> str | None:
+        """Digest of what the filter's columns are: their types, and in each file the column or the value that they are.
+
+        The same filter keeps other rows where a table's columns were renamed, or partitions are read in another way.
+        """
+        if self.filter is None:
+            return None
+        columns = [(column.name, str(column.type)) for column in self.needed if column.name in self.filter_columns]
+        wanted = [number for number, name in enumerate(self.needed.names) if name in self.filter_columns]
+        sources = [repr([projection.sources[number] for number in wanted]) for projection in self.projections]
+        digest = hashlib.blake2b(repr(columns).encode(), digest_size=8)
+        for file in self.manifest.files:
+            values = self.constants_of(file.path) if self.constant_columns else {}
+            constants = [repr(values[name]) for name, _ in columns if name in values]
+            digest.update(f"\n{sources[self.projected.get(file.path, 0)]} {constants}".encode())
+        return digest.hexdigest()
 
     @property
     def unknown_rows(self) -> str | None:

@@ -12,10 +12,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils.storage.filesystem import Storage
 
-__all__ = ["FOOTER_THREADS", "OPEN_FILES", "read_concurrently", "read_each"]
-
 T = TypeVar("T")
-
 U = TypeVar("U")
 
 OPEN_FILES = 16
@@ -31,13 +28,7 @@ QUICK_SEC = 0.0005
 
 
 def read_each(read: Callable[[T], U], files: Sequence[T], storage: Storage) -> Iterator[U]:
-    """Read footers one by one as long as a local storage answers at once: threads would only slow one another down.
-
-    Args:
-        read: Reads one footer.
-        files: The files.
-        storage: Where they are.
-    """
+    """Read footers one by one as long as a local storage answers at once: threads would only slow one another down."""
     start = 0
     in_a_row = storage.is_local
     while in_a_row and start < len(files):
@@ -54,13 +45,7 @@ def read_each(read: Callable[[T], U], files: Sequence[T], storage: Storage) -> I
 
 
 def read_concurrently(action: Callable[[T], U], items: Sequence[T], storage: Storage) -> Iterator[U]:
-    """Do something slow with many files: at once with as many as there are processors, or as a slow storage takes.
-
-    Args:
-        action: What to do.
-        items: With what.
-        storage: Where the files are.
-    """
+    """Do something slow with many files: at once with as many as there are processors, or as a slow storage takes."""
     if len(items) <= 1:
         yield from map(action, items)
         return

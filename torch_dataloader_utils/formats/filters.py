@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from functools import reduce
 
 import pyarrow as pa
@@ -15,10 +15,14 @@ import pyarrow.parquet as pq
 from torch_dataloader_utils.columns.arrow import require_column
 from torch_dataloader_utils.errors import ColumnError
 
-__all__ = ["filter_columns", "rules_out", "takes_nulls"]
+
+def all_of(conditions: Iterable[pc.Expression | None]) -> pc.Expression | None:
+    """Return the condition that all of these hold; None among them stands for no condition."""
+    known = [condition for condition in conditions if condition is not None]
+    return reduce(operator.and_, known) if known else None
 
 
-def filter_columns(filters: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
+def filter_columns(filters: pc.Expression, schema: pa.Schema) -> pa.Schema:
     """Return the columns that a filter needs: pyarrow cannot bind it without any one of them."""
     if re.search(r"\bFieldPath\(\d+\)", str(filters)):
         msg = f"the filter {filters!s:.200} names a column by its index, which differs between files: use its name"
@@ -28,24 +32,22 @@ def filter_columns(filters: pc.Expression, schema: pa.Schema) -> tuple[str, ...]
     except (pa.ArrowException, TypeError) as error:
         raise _filter_error(filters, schema, error) from None
     if not pa.types.is_boolean(dtype):
-        msg = f"the filter {filters!s:.200} gives {dtype}, not true or false: compare it with something"
-        raise ColumnError(msg)
-    names = _needed(filters, schema)
-    all_null = reduce(operator.and_, (pc.field(name).is_null() for name in names), pc.scalar(value=True))
+        raise ColumnError(f"the filter {filters!s:.200} gives {dtype}, not true or false: compare it with something")
+    needed = _needed(filters, schema)
     try:
-        rules_out(filters, schema, names, all_null)
+        rules_out(filters, needed, all_of(pc.field(name).is_null() for name in needed.names))
     except pa.ArrowInvalid as error:  # a filter that needs more than one row, such as a sum
         raise _filter_error(filters, schema, error) from None
-    return names
+    return needed
 
 
-def _needed(filters: pc.Expression, schema: pa.Schema) -> tuple[str, ...]:
+def _needed(filters: pc.Expression, schema: pa.Schema) -> pa.Schema:
     """Return the columns without which a filter cannot be bound. The filter's text has their names."""
     text = str(filters)
     named = pa.schema([column for column in schema if column.name in text])
     if not _binds(filters, named):
         named = schema
-    return tuple(name for number, name in enumerate(named.names) if not _binds(filters, named.remove(number)))
+    return pa.schema([column for number, column in enumerate(named) if not _binds(filters, named.remove(number))])
 
 
 def _filter_error(filters: pc.Expression, schema: pa.Schema, error: Exception) -> ColumnError:
@@ -80,16 +82,11 @@ def _bound_type(filters: pc.Expression, schema: pa.Schema) -> pa.DataType:
     return dataset.scanner(columns={"keep": filters}).projected_schema.field("keep").type
 
 
-def rules_out(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str], guarantee: pc.Expression) -> bool:
-    """Whether pyarrow proves that no row for which the guarantee is true passes a filter."""
+def rules_out(filters: pc.Expression, needed: pa.Schema, guarantee: pc.Expression | None) -> bool:
+    """Whether pyarrow proves that no row for which the guarantee is true passes a filter that needs these columns."""
     sink = pa.BufferOutputStream()
-    row = pa.table({name: pa.nulls(1, schema.field(name).type) for name in columns})
+    row = pa.table({column.name: pa.nulls(1, column.type) for column in needed})
     pq.write_table(row, sink, write_statistics=False)
     written = pa.BufferReader(sink.getvalue())
     fragment = pads.ParquetFileFormat().make_fragment(written, partition_expression=guarantee)
     return not fragment.subset(filters).row_groups
-
-
-def takes_nulls(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str], column: str) -> bool:
-    """Whether a filter removes every row in which a column is null."""
-    return column in columns and rules_out(filters, schema, columns, pc.field(column).is_null())

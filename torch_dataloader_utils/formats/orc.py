@@ -28,6 +28,7 @@ from torch_dataloader_utils.formats.base import (
     Layout,
     Measures,
     OpenedFiles,
+    RowGroups,
 )
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES, read_each
 from torch_dataloader_utils.formats.read_cache import FooterStore
@@ -36,8 +37,6 @@ from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
 from torch_dataloader_utils.storage.filesystem import LocalFile, Storage, StoredFile
 from torch_dataloader_utils.storage.listing import Listing
-
-__all__ = ["Orc"]
 
 TAIL_BYTES = 16 * 1024
 """How much of a file's end ORC's reader requests first."""
@@ -63,12 +62,7 @@ class Stripe:
 
 @dataclass(frozen=True)
 class Tail:
-    """The end of an ORC file, parsed.
-
-    Attributes:
-        content: The bytes that ORC's reader needs to open the file.
-        size: The file's size.
-    """
+    """The end of an ORC file, parsed: the bytes that ORC's reader needs to open it, and the size of the whole file."""
 
     content: bytes
     size: int
@@ -115,13 +109,11 @@ def _fields(message: bytes) -> Mapping[int, list[Any]]:
         elif wire_type == 2:  # noqa: PLR2004 - the specification's number for a field that has a length
             length, offset = _varint(message, offset)
             if offset + length > len(message):
-                msg = "its tail is cut short"
-                raise ValueError(msg)
+                raise ValueError("its tail is cut short")
             fields[key >> 3].append(message[offset : offset + length])
             offset += length
         else:
-            msg = f"its tail has a field of an unknown wire type, {wire_type}"
-            raise ValueError(msg)
+            raise ValueError(f"its tail has a field of an unknown wire type, {wire_type}")
     return fields
 
 
@@ -134,8 +126,7 @@ def _varint(message: bytes, offset: int) -> tuple[int, int]:
         if byte < 0x80:  # noqa: PLR2004 - the last byte of a number has no highest bit
             return value, offset
         shift += 7
-    msg = "its tail is cut short"
-    raise ValueError(msg)
+    raise ValueError("its tail is cut short")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +173,7 @@ def _read_tail(storage: Storage, file: StoredFile) -> bytes:
         postscript = _fields(tail[-1 - length : -1])
         needed = 1 + length + _number(postscript, FOOTER_LENGTH) + _number(postscript, METADATA_LENGTH)
         if needed > file.size:
-            msg = f"its tail would be {needed} bytes of {file.size}"
-            raise ValueError(msg)
+            raise ValueError(f"its tail would be {needed} bytes of {file.size}")
     if needed > len(tail):
         tail = storage.read(file, file.size - needed, file.size - len(tail)) + tail
     return tail
@@ -196,11 +186,9 @@ def _parsed(storage: Storage, file: StoredFile, content: bytes, schemas: dict[by
         list(schema.names)  # a name that is not UTF-8 is an error
         stripes = tail.stripes
         if any(stripe.rows < 0 or not 0 <= stripe.start <= stripe.stop <= file.size for stripe in stripes):
-            msg = "a stripe is outside of it"
-            raise ValueError(msg)
+            raise ValueError("a stripe is outside of it")
         if sum(stripe.rows for stripe in stripes) != tail.file.nrows or len(stripes) != tail.file.nstripes:
-            msg = f"its stripes do not add up to {tail.file.nrows} rows"
-            raise ValueError(msg)
+            raise ValueError(f"its stripes do not add up to {tail.file.nrows} rows")
     schema = schemas.setdefault(schema.serialize().to_pybytes(), schema)  # equal ones are one object
     groups = tuple(RowGroup(stripe.rows, stripe.stop - stripe.start) for stripe in stripes)
     digest = hashlib.blake2b(content, digest_size=8).hexdigest()
@@ -213,24 +201,17 @@ class _OrcCodec(Codec):
     def __init__(self, files: OpenedFiles, footers: FooterStore) -> None:
         self._files = files
         self._footers = footers
-        self._layout = lru_cache(OPEN_FILES)(self._parse)
-
-    def layout(self, path: str) -> _OrcLayout:
-        return self._layout(path)
+        self.layout = lru_cache(OPEN_FILES)(
+            lambda path: _OrcLayout(Tail(footers[path], files.files[path].size).stripes, files.projection(path).stored)
+        )
 
     def tail(self, path: str) -> bytes:
         return self._footers[path]
 
     def open(self, path: str, file: Any, local: LocalFile | None) -> _Stripes:
-        tail = self._footers[path]
-        if local is not None and not local.ends_with(tail):
-            msg = f"{self._files.manifest.full_path(path)} was rewritten since it was listed"
-            raise UnreadableFileError(msg)
+        if local is not None and not local.ends_with(self._footers[path]):
+            raise UnreadableFileError(f"{self._files.manifest.full_path(path)} was rewritten since it was listed")
         return _Stripes(pa_orc.ORCFile(file), self._files.projection(path).stored.names)
-
-    def _parse(self, path: str) -> _OrcLayout:
-        tail = Tail(self._footers[path], self._files.files[path].size)
-        return _OrcLayout(tail.stripes, self._files.projection(path).stored)
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +232,7 @@ class _OrcLayout(Layout):
 
 
 @dataclass(frozen=True, slots=True)
-class _Stripes:
+class _Stripes(RowGroups):
     """An open ORC file, and the columns that are needed of it."""
 
     file: pa_orc.ORCFile
@@ -264,9 +245,6 @@ class _Stripes:
         stripe = self._stripe(number).select(self.columns)
         for start in range(0, stripe.num_rows, rows):
             yield stripe.slice(start, rows)
-
-    def close(self) -> None:
-        """Nothing is open but the bytes."""
 
     def _stripe(self, number: int) -> pa.RecordBatch:
         """Read the needed columns of a stripe, or all columns where pyarrow cannot select them by name."""

@@ -12,15 +12,9 @@ import pyarrow as pa
 
 from torch_dataloader_utils.columns.arrow import width
 
-__all__ = ["FooterStore", "ReadCache", "SizeEstimates"]
-
 
 class FooterStore:
-    """Footers as bytes, by path: those read when the files were opened, and those that were added since.
-
-    Args:
-        opened: The former.
-    """
+    """Footers as bytes, by path: those read when the files were opened, and those that were added since."""
 
     def __init__(self, opened: Mapping[str, bytes]) -> None:
         self._opened = opened
@@ -62,12 +56,7 @@ class SizeEstimates:
 
 @dataclass(frozen=True, slots=True)
 class ReadCache:
-    """What the readers of one dataset share in a process.
-
-    Attributes:
-        footers: The files' footers.
-        sizes: How large rows are in memory.
-    """
+    """What the readers of one dataset share in a process."""
 
     footers: FooterStore
     sizes: SizeEstimates

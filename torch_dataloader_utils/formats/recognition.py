@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["ENDINGS", "ORC_MAGIC", "PARQUET_MAGIC", "format_hint"]
-
 PARQUET_MAGIC = b"PAR1"
 """What a Parquet file begins with and ends in."""
 
@@ -24,11 +22,7 @@ ENDINGS: dict[str, tuple[str, ...]] = {
 def format_hint(name: str, current: str, *, begin: bytes = b"", end: bytes = b"") -> str:
     """Return the end of a message that says which format to pass; empty if the file does not seem to have another one.
 
-    Args:
-        name: The file's path.
-        current: The format that it was opened with.
-        begin: Its first bytes, if they are known.
-        end: Its last bytes, if they are known.
+    It judges by a file's path, and by its first and last bytes where they are known.
     """
     if begin.startswith(PARQUET_MAGIC) or end.endswith(PARQUET_MAGIC):
         found, reason = "parquet", "it looks like a Parquet file"

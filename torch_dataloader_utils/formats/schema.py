@@ -16,27 +16,10 @@ import pyarrow as pa
 
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 
-__all__ = [
-    "FileSchema",
-    "Projection",
-    "Unified",
-    "children",
-    "delivered_type",
-    "grew_out_of",
-    "projected",
-    "table_column_type",
-    "unified",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class FileSchema:
-    """A file's columns.
-
-    Attributes:
-        path: The file, as messages name it.
-        schema: Its columns.
-    """
+    """A file, as messages name it, and its columns."""
 
     path: str
     schema: pa.Schema
@@ -55,12 +38,9 @@ class Projection:
     sources: tuple[str | None, ...]
 
     def apply(self, table: pa.Table, needed: pa.Schema, constants: Mapping[str, Any]) -> pa.Table:
-        """Return the needed columns of a table that was read.
+        """Return the needed columns, in the dataset's types, of a table of the stored ones.
 
-        Args:
-            table: The stored columns.
-            needed: The columns that are needed, with the dataset's types.
-            constants: The values of columns that have one for the whole file.
+        `constants` are the values of columns that have one for the whole file.
 
         Raises:
             UnreadableFileError: If a column was read in another type than the file was listed with.
@@ -74,9 +54,7 @@ class Projection:
             _repeated(constants.get(field.name), field, len(table)) if source is None else _cast(table[source], field)
             for field, source in zip(needed, self.sources, strict=True)
         ]
-        if not columns:
-            return table.select([])
-        return pa.table(columns, schema=needed)
+        return pa.table(columns, schema=needed) if columns else table.select([])
 
 
 def _repeated(value: Any, field: pa.Field, rows: int) -> pa.Array:
@@ -112,13 +90,11 @@ def unified(files: Iterable[FileSchema]) -> Unified:
     fields: dict[str, pa.Field] = {}
     homes: dict[str, str] = {}
     problems: dict[str, str] = {}
-    seen: set[int] = set()
-    held = []  # so that no other schema gets the same id
+    seen: dict[int, pa.Schema] = {}  # held, so that no other schema gets the same id
     for file in files:
         if id(file.schema) in seen:
             continue
-        seen.add(id(file.schema))
-        held.append(file.schema)
+        seen[id(file.schema)] = file.schema
         for name, count in Counter(file.schema.names).items():
             if count > 1:
                 problems[name] = f"stands {count} times in the schema of {file.path}, so it cannot be delivered by name"
@@ -176,38 +152,30 @@ def grew_out_of(dtype: pa.DataType, stored: pa.DataType) -> bool:
         return bool(pa.types.is_decimal(stored) and dtype.scale == stored.scale and dtype.precision >= stored.precision)
     if pa.types.is_timestamp(dtype):
         return pa.types.is_timestamp(stored) and (dtype.tz is not None or stored.tz is None)  # INT96 has no time zone
-    if not _is_number(dtype) or not _is_number(stored):
+    if not all(pa.types.is_integer(one) or pa.types.is_floating(one) for one in (dtype, stored)):
         return False
     common = _common(pa.field("", dtype), pa.field("", stored))
     return common is not None and common.type == dtype
 
 
-def _is_number(dtype: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(dtype) or pa.types.is_floating(dtype))
-
-
 def _parts_grew_out_of(dtype: pa.DataType, stored: pa.DataType) -> bool:
     """Whether the same is true of each part of nested types."""
     if pa.types.is_struct(dtype) and pa.types.is_struct(stored):
-        now = {field.name: field.type for field in dtype}
-        same = {field.name for field in stored} <= set(now)  # fields that were added are null
-        parts = [(now[field.name], field.type) for field in stored] if same else []
+        now = {field.name: field.type for field in dtype}  # fields that were added are null
+        parts = [(now.get(field.name), field.type) for field in stored]
     elif pa.types.is_map(dtype) and pa.types.is_map(stored):
-        same, parts = True, [(dtype.key_type, stored.key_type), (dtype.item_type, stored.item_type)]
+        parts = [(dtype.key_type, stored.key_type), (dtype.item_type, stored.item_type)]
     elif pa.types.is_list(dtype) and (pa.types.is_list(stored) or pa.types.is_large_list(stored)):
-        same, parts = True, [(dtype.value_type, stored.value_type)]
+        parts = [(dtype.value_type, stored.value_type)]
     else:
         return False
-    return same and all(grew_out_of(*part) for part in parts)
+    return all(part is not None and grew_out_of(part, before) for part, before in parts)
 
 
 def projected(schema: pa.Schema, needed: pa.Schema, name_of: Callable[[str], str | None]) -> Projection:
     """Return how files of a schema become the needed columns.
 
-    Args:
-        schema: The files' columns.
-        needed: The needed columns.
-        name_of: Gives the files' name of a column; None where they have none.
+    `name_of` returns the name that a needed column has in these files; None where they do not have it.
     """
     sources = tuple(name_of(field.name) for field in needed)
     stored = dict.fromkeys(source for source in sources if source is not None)
@@ -215,7 +183,6 @@ def projected(schema: pa.Schema, needed: pa.Schema, name_of: Callable[[str], str
 
 
 VIEWS = {"string_view": pa.string(), "binary_view": pa.binary()}
-
 SMALL = VIEWS | {"large_string": pa.string(), "large_binary": pa.binary()}
 
 

@@ -22,52 +22,29 @@ from torch_dataloader_utils.workers.message_size import MessageSizer
 from torch_dataloader_utils.workers.messages import MAX_HELD, Content, Message
 from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
 
-__all__ = ["ResumableDataset", "StructuredDataLoader"]
-
 FORK_ATTEMPTS = 3
 
 START_SEC = 20.0
 """How long a forked worker may take to run its first line. It takes milliseconds, unless it hangs for ever."""
 
 
-class ResumableDataset(Protocol):
-    """What the loader needs of a dataset."""
+class _Dataset(Protocol):
+    """What the loader needs of a dataset: see `BatchDataset` and `StructuredDataset`."""
 
     @property
-    def num_workers(self) -> int:
-        """Number of worker processes."""
-
+    def num_workers(self) -> int: ...
     @property
-    def num_batches(self) -> int:
-        """The epoch's number of batches; a TypeError where it cannot be known."""
-
+    def num_batches(self) -> int: ...
     @property
-    def batch_size(self) -> int:
-        """Rows in a batch."""
-
-    def begin_iteration(self) -> Iteration:
-        """Begin an iteration, which owns the progress from now on."""
-
-    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
-        """Read the streams of an assignment in this process."""
-
-    def attach_channel(self, channel: WorkerChannel) -> None:
-        """Make a worker's copy answer the assignments that come by channel."""
-
-    def without_footers(self) -> AbstractContextManager[None]:
-        """Send copies to processes without what their assignments contain."""
-
-    def with_footers(self, assignment: Assignment, known: Collection[str]) -> Assignment:
-        """Add to an assignment what such a copy needs for it and does not know."""
-
-    def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-
-    def load_state_dict(self, state: Any, *, strict: bool, on_changed_files: Literal["error", "continue"]) -> None:
-        """Load a state."""
+    def batch_size(self) -> int: ...
+    def begin_iteration(self) -> Iteration: ...
+    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]: ...
+    def attach_channel(self, channel: WorkerChannel) -> None: ...
+    def without_footers(self) -> AbstractContextManager[None]: ...
+    def with_footers(self, assignment: Assignment, known: Collection[str]) -> Assignment: ...
+    def set_epoch(self, epoch: int) -> None: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: Any, *, strict: bool, on_changed_files: Literal["error", "continue"]) -> None: ...
 
 
 class StructuredDataLoader(DataLoader[Any]):
@@ -79,7 +56,7 @@ class StructuredDataLoader(DataLoader[Any]):
 
     def __init__(
         self,
-        dataset: ResumableDataset,
+        dataset: _Dataset,
         *,
         worker_init_fn: Callable[[int], None] | None = None,
         **dataloader_kwargs: Any,
@@ -188,10 +165,8 @@ class StructuredDataLoader(DataLoader[Any]):
             for worker in workers:
                 worker.kill()
                 worker.join()
-        msg = (
-            f"worker processes hung at their start, {FORK_ATTEMPTS} times: they were forked while another thread of "
-            "this process held a lock; start them with multiprocessing_context='forkserver', or before such threads"
-        )
+        msg = f"worker processes hung at their start, {FORK_ATTEMPTS} times: they were forked while another thread of "
+        msg += "this process held a lock; start them with multiprocessing_context='forkserver', or before such threads"
         raise RuntimeError(msg)
 
     def _context(self) -> Any:

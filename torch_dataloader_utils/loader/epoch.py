@@ -5,25 +5,28 @@ from __future__ import annotations
 import copy
 import hashlib
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.checkpoint.dump import dump_state
-from torch_dataloader_utils.checkpoint.merge import OnChangedFiles
+from torch_dataloader_utils.checkpoint.merge import OnChangedFiles, merge_states
 from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.run import Run
+from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.metrics import ProgressLine
-from torch_dataloader_utils.loader.plain_loader import Copies
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
-from torch_dataloader_utils.loader.state_loading import load_elastically, load_strictly
 from torch_dataloader_utils.loader.user_warnings import (
     LOG,
     log_uneven_rows,
+    warn_of_lost_rows,
+    warn_of_touched_files,
     warn_of_uneven_ranks,
     warn_of_unknown_lengths,
 )
@@ -33,20 +36,12 @@ from torch_dataloader_utils.planning.strategy import SplitStrategy
 from torch_dataloader_utils.planning.topology import Topology
 from torch_dataloader_utils.reading.scan import ReadOptions
 
-__all__ = ["EpochState"]
-
 
 class EpochState:
     """A rank's current epoch: its plan and its progress.
 
-    Args:
-        opened_files: The data files.
-        plan_options: What plans depend on.
-        read_options: What the number of batches depends on.
-        strategy: The user's split strategy, or None.
-        topology: The ranks and workers.
-        adopts_num_workers: Whether a loaded state's number of workers replaces the topology's.
-        progress_interval_sec: Seconds between two lines about the progress; None for no lines.
+    `adopts_num_workers` says that a loaded state's number of workers replaces the topology's. Lines about the progress
+    are `progress_interval_sec` seconds apart; None for no lines.
     """
 
     def __init__(
@@ -64,7 +59,7 @@ class EpochState:
         self._opened_files = opened_files
         self._read_options = read_options
         self._planner = EpochPlanner(opened_files.manifest, plan_options, opened_files.selection, strategy)
-        self._owner = ProgressOwner()
+        self.owner = ProgressOwner()
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
         self._warned_of_uneven_ranks = False
@@ -75,22 +70,7 @@ class EpochState:
     @property
     def epoch(self) -> int:
         """The epoch that the next iteration delivers, or continues."""
-        return self._owner.epoch
-
-    @property
-    def iteration(self) -> Iteration | None:
-        """The iteration that owns the progress, or None."""
-        return self._owner.iteration
-
-    @property
-    def copies(self) -> Copies:
-        """What is known of the dataset's copies in workers of plain loaders."""
-        return self._owner.copies
-
-    @property
-    def batch_size(self) -> int:
-        """Rows in a batch."""
-        return self._read_options.batch_size
+        return self.owner.epoch
 
     @property
     def plan(self) -> Plan:
@@ -100,7 +80,7 @@ class EpochState:
     @property
     def progress(self) -> Progress:
         """The progress: that of the newest iteration, else that of a loaded state, else none."""
-        return self._owner.progress or self._fresh()
+        return self.owner.progress or self._fresh()
 
     @property
     def num_batches(self) -> int:
@@ -110,23 +90,20 @@ class EpochState:
             TypeError: If it is known only once the rows are read.
         """
         if self._opened_files.unknown_rows is not None:
-            msg = f"the number of batches is not known ahead: {self._opened_files.unknown_rows}"
-            raise TypeError(msg)
+            raise TypeError(f"the number of batches is not known ahead: {self._opened_files.unknown_rows}")
         return self._batches(self.progress)
 
     @property
     def plan_digest(self) -> str:
         """Digest of this epoch's plan and of everything else that determines its batches."""
-        parts = (
-            self._current_plan().digest,
-            self._opened_files.manifest.fingerprint,
-            self._opened_files.filter_digest,
-            self._opened_files.format.options_digest,
-            self._planner.options,
-            self._read_options.batch_size,
-            self._read_options.drop_last,
-        )
-        return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+        return _digest(self._rows_digest, self._read_options.batch_size, self._read_options.drop_last)
+
+    @property
+    def _rows_digest(self) -> str:
+        """Digest of all that determines which rows each rank delivers. Their batches may have different sizes."""
+        files = self._opened_files
+        contents = files.manifest.fingerprint, files.filter_digest, files.filter_binding, files.format.options_digest
+        return _digest(self._current_plan().digest, *contents, self._planner.options)
 
     def balanced_rows(self) -> dict[str, list[tuple[str, int]]]:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""
@@ -136,26 +113,27 @@ class EpochState:
 
     def begin_iteration(self) -> Iteration:
         """Begin an iteration: of the whole epoch, or of the rows that a state left which was loaded since the last."""
-        progress = self._owner.loaded or self._fresh()
+        progress = self.owner.loaded or self._fresh()
         line = None
         if self._progress_interval_sec is not None:
             total = None if self._opened_files.unknown_rows is not None else self._batches(progress)
             line = ProgressLine(self._progress_interval_sec, total)
-        iteration = self._owner.begin(progress, self.topology.processes, line)
+        iteration = self.owner.begin(progress, self.topology.processes, line)
         if LOG.isEnabledFor(logging.INFO):
             log_uneven_rows(self.epoch, self.balanced_rows())
         return iteration
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. Changes nothing if it is the current one and no batch of it was delivered since it began."""
-        if epoch == self.epoch and self._owner.is_untouched:
+        if epoch == self.epoch and self.owner.is_untouched:
             return
-        self._owner.take_over("set_epoch", epoch)
+        self.owner.take_over("set_epoch", epoch)
         self._check_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
-        return dump_state(self._run(self.epoch), self.epoch, self.progress)
+        digest = self._rows_digest if self.topology.num_ranks > 1 else None
+        return dump_state(self._run(self.epoch), self.epoch, self.progress, digest)
 
     def load_state_dict(self, states: Any, *, strict: bool, on_changed_files: OnChangedFiles) -> None:
         """Load a state, or those of all ranks. If this raises, nothing has changed."""
@@ -163,18 +141,33 @@ class EpochState:
         epoch = saved[0].epoch
         run = self._run(epoch)
         if not strict:
-            progress = load_elastically(saved, run, self._planner, on_changed_files)
+            progress = self._planned_again(saved, run, on_changed_files)
         elif on_changed_files != "error":
             msg = f"on_changed_files={on_changed_files!r} needs strict=False: what is left has to be planned again"
             raise ValueError(msg)
         elif get_worker_info() is not None:  # a loader that loads states in its workers restores their turns as well
-            progress = load_strictly(saved, run, self._planner).with_turn_restored(run.topology.processes)
+            progress = self._placed(saved, run).with_turn_restored(run.topology.processes)
         else:
             if self._adopts_num_workers and run.topology.virtual_workers is None:
                 run = replace(run, topology=replace(run.topology, num_workers=saved[0].num_workers))
-            progress = load_strictly(saved, run, self._planner)
+            progress = self._placed(saved, run)
         self.topology = run.topology
-        self._owner.take_over("load_state_dict", epoch, progress)
+        self.owner.take_over("load_state_dict", epoch, progress)
+
+    def _placed(self, states: Sequence[SavedState], run: Run) -> Progress:
+        """Return the progress of a run that continues exactly where it saved the states."""
+        checked = check_states(states, run)
+        progress = place_states(checked, self._planner.plan(checked.epoch, run.topology, checked.baseline))
+        warn_of_touched_files(states[0], run.manifest)
+        return progress
+
+    def _planned_again(self, states: Sequence[SavedState], run: Run, on_changed_files: OnChangedFiles) -> Progress:
+        """Return the progress of a run that plans again what other ranks and workers have not delivered."""
+        baseline, lost_rows = merge_states(states, run, on_changed_files=on_changed_files)
+        plan = self._planner.plan(states[0].epoch, run.topology, baseline)
+        warn_of_touched_files(states[0], run.manifest)
+        warn_of_lost_rows(lost_rows, counts_rows=run.manifest.counts_rows)
+        return Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
 
     def join_plain_loader(self, num_workers: int, loader_seed: int) -> None:
         """Take over, in a worker of a plain loader, the epoch and the loaded state of the training process."""
@@ -183,24 +176,20 @@ class EpochState:
             msg = f"virtual_workers={virtual} is not a multiple of the plain DataLoader's num_workers={num_workers}"
             raise ValueError(msg)
         workers_of_state = self.topology.processes if virtual is None else num_workers
-        self._owner.join_plain_loader(workers_of_state, num_workers, loader_seed)
+        self.owner.join_plain_loader(workers_of_state, num_workers, loader_seed)
         self.topology = replace(self.topology, num_workers=num_workers)
 
     # Copies ----------------------------------------------------------------------------------------------------------
 
     def without_footers(self, opened_files: OpenedFiles) -> EpochState:
-        """Return a copy for a worker that receives its assignments from the loader.
-
-        Args:
-            opened_files: The data files, without what the assignments contain.
-        """
+        """Return a copy for a worker. These opened files have no footers: the worker's assignments contain them."""
         copied = copy.copy(self)
-        copied._opened_files, copied._owner.loaded = opened_files, None  # noqa: SLF001 - of this class
+        copied._opened_files, copied.owner.loaded = opened_files, None  # noqa: SLF001 - of this class
         return copied
 
     def __copy__(self) -> EpochState:
         copied = EpochState.__new__(EpochState)
-        copied.__dict__.update(self.__dict__, _owner=copy.copy(self._owner), _planner=copy.copy(self._planner))
+        copied.__dict__.update(self.__dict__, owner=copy.copy(self.owner), _planner=copy.copy(self._planner))
         return copied
 
     # Within ----------------------------------------------------------------------------------------------------------
@@ -211,7 +200,7 @@ class EpochState:
 
     def _current_plan(self) -> Plan:
         """Return the plan of the epoch, or of the rows that an elastic load left of it."""
-        progress = self._owner.progress
+        progress = self.owner.progress
         return self._planner.plan(self.epoch, self.topology, None if progress is None else progress.baseline)
 
     def _run(self, epoch: int) -> Run:
@@ -222,6 +211,7 @@ class EpochState:
             manifest=self._opened_files.manifest,
             options=self._planner.options,
             filter_digest=self._opened_files.filter_digest,
+            filter_binding=self._opened_files.filter_binding,
             topology=topology,
             format=self._opened_files.format.name,
             format_options=self._opened_files.format.options_digest,
@@ -248,3 +238,7 @@ class EpochState:
         if len(set(batches)) > 1:
             self._warned_of_uneven_ranks = True
             warn_of_uneven_ranks(self.epoch, batches, [rank.rows_left for rank in ranks])
+
+
+def _digest(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()

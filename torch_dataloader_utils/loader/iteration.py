@@ -12,18 +12,12 @@ from torch_dataloader_utils.loader.metrics import Metrics, ProgressLine
 from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
 
-__all__ = ["BatchIterator", "Iteration", "round_robin"]
-
 
 class Iteration:
     """An iteration, in the training process. Every batch goes through `deliver`, which counts it.
 
-    Args:
-        number: A number that no other iteration of the dataset has.
-        epoch: The epoch.
-        progress: Where it begins.
-        processes: Number of processes that read: the workers, or this one.
-        line: Shows progress, or None.
+    It begins at some progress, has a number that no other iteration of the dataset has, and is read by so many
+    processes: the workers, or this one.
     """
 
     def __init__(
@@ -60,11 +54,8 @@ class Iteration:
     def require_current(self) -> None:
         """Raise unless this iteration owns the progress."""
         if self._replaced_by is not None:
-            msg = (
-                f"this iterator was ended by a later {self._replaced_by}: one iterator at a time delivers the rows of "
-                "an epoch; make a new one with iter(loader)"
-            )
-            raise IterationEndedError(msg)
+            msg = f"this iterator was ended by a later {self._replaced_by}: one iterator at a time delivers the rows "
+            raise IterationEndedError(msg + "of an epoch; make a new one with iter(loader)")
 
     def deliver(self, batch: Batch) -> Any:
         """Count a batch as delivered and return what the user receives."""
@@ -94,11 +85,8 @@ class Iteration:
 class BatchIterator(Iterator[Any]):
     """The iterator that users receive: it takes batches from where they are made, and counts each as it delivers it.
 
-    Args:
-        iteration: The iteration that counts them.
-        contents: The batches and ends of streams, in order.
-        streams: The streams of which they are; None for all.
-        on_error: Called once if making or delivering a batch fails.
+    The contents are the batches and ends of some streams, or of all. `on_error` is called once if making or delivering
+    a batch fails.
     """
 
     def __init__(
@@ -131,10 +119,8 @@ class BatchIterator(Iterator[Any]):
         """Wait for the next batch, and return whether there is one. Only `next` delivers and counts it."""
         self._iteration.require_current()
         if self._error is not None:
-            msg = (
-                f"this iterator ended with an error ({self._error}): to continue after it would leave out rows; make a "
-                "new iterator, after load_state_dict(state_dict()) to continue where this one stopped"
-            )
+            msg = f"this iterator ended with an error ({self._error}): to continue after it would leave out rows; make "
+            msg += "a new iterator, after load_state_dict(state_dict()) to continue where this one stopped"
             raise IterationEndedError(msg)
         if self._taken is not None:
             return True

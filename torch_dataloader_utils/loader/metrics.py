@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass
 from typing import TextIO
 
-__all__ = ["Metrics", "ProgressLine"]
-
 
 @dataclass(slots=True)
 class Metrics:
@@ -30,12 +28,9 @@ class Metrics:
 
 
 class ProgressLine:
-    """Writes a line about an epoch's progress: at most one in an interval, and one at the end.
+    """Writes a line about an epoch's progress to a stream: at most one in so many seconds, and one at the end.
 
-    Args:
-        interval: Seconds between two lines.
-        total: The epoch's number of batches, or None if it is not known.
-        stream: Where to write; standard error if None.
+    `total` is the epoch's number of batches, or None if it is not known.
     """
 
     def __init__(self, interval: float, total: int | None, stream: TextIO | None = None) -> None:
@@ -45,13 +40,9 @@ class ProgressLine:
         self._began = self._written = time.monotonic()
 
     def update(self, epoch: int, batch: int, metrics: Metrics, *, last: bool = False) -> None:
-        """Write a line if it is time for one.
+        """Write a line if it is time for one; `last` says that the epoch has ended: then a line is always written.
 
-        Args:
-            epoch: The epoch.
-            batch: Batches of the epoch that were delivered, including those before a resume.
-            metrics: This iteration's counters.
-            last: Whether the epoch has ended: then a line is always written.
+        `batch` counts the epoch's delivered batches, including those before a resume; `metrics` are the iteration's.
         """
         now = time.monotonic()
         if not last and now - self._written < self._interval:

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import os
 from multiprocessing import sharedctypes
-from multiprocessing.context import get_spawning_popen
 
 from torch_dataloader_utils.errors import ProgressUnknownError
-
-__all__ = ["Copies", "is_being_sent_to_a_process"]
 
 _GENERATION, _EPOCH, _WAITING, _DELIVERED, _CONSUMER = range(5)
 """Indices of the shared integers.
@@ -45,16 +42,10 @@ class Copies:
         return bool(self._marks[_DELIVERED] == self._marks[_GENERATION])
 
     def join(self, epoch: int, workers_of_state: int | None, *, num_workers: int, loader_seed: int) -> tuple[int, bool]:
-        """Bring a copy, when a worker begins an iteration, to the epoch and the state of the training process.
+        """Return, when a worker begins an iteration, the epoch, and whether to continue from the loaded state.
 
-        Args:
-            epoch: The copy's epoch.
-            workers_of_state: The number of workers of the state that it was loaded with, or None.
-            num_workers: The plain loader's number of workers.
-            loader_seed: The base seed of its iterator: the same in all of its workers.
-
-        Returns:
-            The epoch, and whether this iteration continues from the loaded state.
+        `epoch` is the copy's, and `workers_of_state` the number of workers of the state that it was loaded with, or
+        None. `loader_seed` is the base seed of the plain loader's iterator: the same in all of its workers.
 
         Raises:
             ProgressUnknownError: If the copy cannot know the state, or the state has another number of workers.
@@ -62,10 +53,8 @@ class Copies:
         marks, continues = self._marks, workers_of_state is not None
         if self._seen != marks[_GENERATION]:
             if marks[_WAITING]:
-                msg = (
-                    "a state was loaded after this plain DataLoader started its persistent workers, and cannot reach "
-                    "them: create the DataLoader again, or use the loader that create_dataloader returns"
-                )
+                msg = "a state was loaded after this plain DataLoader started its persistent workers, and cannot reach "
+                msg += "them: create the DataLoader again, or use the loader that create_dataloader returns"
                 raise ProgressUnknownError(msg)
             epoch, continues = marks[_EPOCH], False
             self._seen = marks[_GENERATION]
@@ -74,14 +63,6 @@ class Copies:
             continues = bool(marks[_CONSUMER] == loader_seed)
         marks[_DELIVERED] = marks[_GENERATION]
         if continues and workers_of_state != num_workers:
-            msg = (
-                f"the loaded state was saved under {workers_of_state} workers, this plain DataLoader has "
-                f"{num_workers}: give it num_workers={workers_of_state}"
-            )
-            raise ProgressUnknownError(msg)
+            msg = f"the loaded state was saved under {workers_of_state} workers, this plain DataLoader has "
+            raise ProgressUnknownError(f"{msg}{num_workers}: give it num_workers={workers_of_state}")
         return epoch, continues
-
-
-def is_being_sent_to_a_process() -> bool:
-    """Whether an object is pickled to start a process. Only then can its shared memory be pickled too."""
-    return get_spawning_popen() is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 from torch.utils.data import get_worker_info
@@ -9,19 +10,14 @@ from torch.utils.data import get_worker_info
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.metrics import ProgressLine
-from torch_dataloader_utils.loader.plain_loader import Copies, is_being_sent_to_a_process
-
-__all__ = ["ProgressOwner"]
+from torch_dataloader_utils.loader.plain_loader import Copies
 
 
 class ProgressOwner:
     """Holds the epoch and its progress: that of the newest iteration, else that of a loaded state, else none.
 
-    Attributes:
-        epoch: The epoch.
-        iteration: The newest iteration, or None if a later call took the progress over.
-        loaded: The progress of a loaded state that waits for its iteration, or None.
-        copies: What is known of the dataset's copies in workers of plain loaders.
+    The iteration is None if a later call took the progress over. What is loaded waits for its iteration. `copies` tells
+    what is known of the dataset's copies in workers of plain loaders.
     """
 
     def __init__(self) -> None:
@@ -49,25 +45,16 @@ class ProgressOwner:
         return self.iteration.metrics.batches_delivered == 0 and not is_over
 
     def begin(self, progress: Progress, processes: int, line: ProgressLine | None) -> Iteration:
-        """Begin an iteration. It owns the progress from now on.
-
-        Args:
-            progress: Where it begins.
-            processes: How many processes read.
-            line: Shows its progress, or None.
-        """
+        """Begin an iteration that is read by some processes. It begins at this progress, and owns it from now on."""
         self.take_over("iter", self.epoch)
         self._iterations += 1
         self.iteration = Iteration(self._iterations, self.epoch, progress, processes, line)
         return self.iteration
 
     def take_over(self, by: str, epoch: int, loaded: Progress | None = None) -> None:
-        """Let a call take the progress from the iteration that owned it.
+        """Let a call take the progress from the iteration that owned it, whose iterator's error names the call.
 
-        Args:
-            by: The call, as the error names it that the iteration's iterator raises from now on.
-            epoch: The epoch from now on.
-            loaded: The progress that the next iteration continues, or None.
+        The next iteration continues what is loaded, or begins the epoch.
         """
         if self.iteration is not None:
             self.iteration.replace(by)
@@ -78,10 +65,7 @@ class ProgressOwner:
     def join_plain_loader(self, workers_of_state: int, num_workers: int, loader_seed: int) -> None:
         """Take over, in a worker of a plain loader, the epoch and the loaded state of the training process.
 
-        Args:
-            workers_of_state: The number of workers that the loaded state needs, if there is one.
-            num_workers: The plain loader's number of workers.
-            loader_seed: The base seed of its iterator.
+        A loaded state needs `workers_of_state` workers. The other arguments are the plain loader's: see `Copies.join`.
         """
         needed = None if self.loaded is None else workers_of_state
         self.epoch, continues = self.copies.join(self.epoch, needed, num_workers=num_workers, loader_seed=loader_seed)
@@ -90,7 +74,7 @@ class ProgressOwner:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what belongs to this process: the iteration, and shared memory unless a process is started."""
         state = {**self.__dict__, "iteration": None}
-        if not is_being_sent_to_a_process():
+        if get_spawning_popen() is None:  # shared memory can be pickled only to start a process
             del state["copies"]
         return state
 

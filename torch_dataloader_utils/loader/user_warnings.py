@@ -10,14 +10,6 @@ from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.errors import ChangedFilesWarning, LostRowsWarning, UnevenRanksWarning, warn_user
 from torch_dataloader_utils.planning.manifest import Manifest
 
-__all__ = [
-    "log_uneven_rows",
-    "warn_of_lost_rows",
-    "warn_of_touched_files",
-    "warn_of_uneven_ranks",
-    "warn_of_unknown_lengths",
-]
-
 LOG = logging.getLogger("torch_dataloader_utils")
 
 

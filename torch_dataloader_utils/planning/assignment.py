@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 
 from torch_dataloader_utils.planning.plan import ShardSlice
 
-__all__ = ["Assignment", "Receipt", "StreamAssignment"]
-
 
 @dataclass(frozen=True, slots=True)
 class Receipt:

@@ -9,8 +9,6 @@ from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any
 
-__all__ = ["DESCRIBED", "TEXT", "DataFile", "Manifest", "RowGroup", "SizedSplit", "Split", "root_prefix"]
-
 DESCRIBED = "_metadata:"
 """The first characters of the digest of a file whose footer was not read because a `_metadata` file describes it."""
 
@@ -18,6 +16,18 @@ TEXT = "text:"
 """The first characters of the digest of a text file. It has no footer, so its first and last bytes are digested."""
 
 UNSET = -1
+
+
+def json_digest(value: object) -> bytes:
+    """Return the digest of a value by its canonical JSON: sorted keys, no spaces, ASCII.
+
+    Raises:
+        TypeError: If it is no JSON value.
+        ValueError: If it contains itself.
+        RecursionError: If it is nested too deeply.
+    """
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +95,7 @@ class SizedSplit:
 
     split: Split
     bytes: int
-    rows: int = UNSET
-
-    def __post_init__(self) -> None:
-        if self.rows == UNSET:
-            object.__setattr__(self, "rows", self.split.row_length)
+    rows: int
 
 
 @dataclass(frozen=True)
@@ -110,8 +116,7 @@ class Manifest:
     def __post_init__(self) -> None:
         paths = [file.path for file in self.files]
         if any(path >= following for path, following in pairwise(paths)):
-            msg = "a manifest's files are sorted by path, each path once"
-            raise ValueError(msg)
+            raise ValueError("a manifest's files are sorted by path, each path once")
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what can be computed again."""
@@ -139,7 +144,12 @@ class Manifest:
     @cached_property
     def entries(self) -> list[list[str | int | float | None]]:
         """What states record of each file: path, size, digest, etag and mtime (None where unknown), rows."""
-        return [_entry(file) for file in self.files]
+        return [[file.path, file.size, file.digest, file.etag, file.modified, file.rows] for file in self.files]
+
+    @cached_property
+    def entries_digest(self) -> bytes:
+        """Digest of the entries: a part of each state's checksum."""
+        return json_digest(self.entries)
 
     @cached_property
     def rows_by_file(self) -> list[tuple[str, int]]:
@@ -172,10 +182,6 @@ def _row_group_splits(file: DataFile) -> list[SizedSplit]:
         SizedSplit(Split(file.path, offset, group.rows), max(1, group.bytes), group.expected)
         for offset, group in zip(offsets, file.row_groups, strict=False)
     ]
-
-
-def _entry(file: DataFile) -> list[str | int | float | None]:
-    return [file.path, file.size, file.digest, file.etag, file.modified, file.rows]
 
 
 def root_prefix(root: str) -> str:

@@ -9,19 +9,6 @@ from typing import Literal, TypeAlias, get_args
 
 from torch_dataloader_utils.planning.manifest import Split
 
-__all__ = [
-    "PLAN_ALGORITHM",
-    "UNEVEN_RANKS",
-    "BalancedStreams",
-    "DeliveredBaseline",
-    "PartialShard",
-    "Plan",
-    "PlanOptions",
-    "Shard",
-    "ShardSlice",
-    "UnevenRanks",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -48,8 +35,6 @@ class Shard:
     @property
     def present(self) -> tuple[Split, ...]:
         """The splits that can be read."""
-        if not self.missing:
-            return self.splits
         return tuple(split for index, split in enumerate(self.splits) if index not in self.missing)
 
     def content(self) -> bytes:
@@ -91,9 +76,7 @@ class ShardSlice:
 class PartialShard:
     """A shard that was partly delivered when the rest of the epoch was planned again.
 
-    Attributes:
-        shard: The shard.
-        windows: The delivered rows: start and stop of each window, in rising order; no two windows touch.
+    The windows are the start and stop of delivered rows, in rising order. No two windows touch.
     """
 
     shard: Shard
@@ -120,12 +103,9 @@ class DeliveredBaseline:
 
 @dataclass(frozen=True, slots=True)
 class BalancedStreams:
-    """Streams that were shortened and lengthened so that every rank makes the same steps.
+    """For each rank and worker its slices, shortened or lengthened so that every rank makes the same steps.
 
-    Attributes:
-        streams: For each rank and worker its slices.
-        dropped: Rows that are not delivered, as slices: fewer than there are ranks.
-        repeated: Rows that are delivered twice, as slices: fewer than there are ranks.
+    Rows that are dropped, or repeated, are fewer than there are ranks.
     """
 
     streams: tuple[tuple[tuple[ShardSlice, ...], ...], ...]
@@ -135,14 +115,9 @@ class BalancedStreams:
 
 @dataclass(frozen=True)
 class Plan:
-    """An epoch's sequence of slices and their assignment to ranks and workers.
+    """An epoch's sequence of slices and their assignment to ranks and workers, which may be virtual.
 
-    Attributes:
-        epoch: The epoch.
-        num_ranks: Number of ranks, or of virtual ranks.
-        num_workers: Number of worker processes of each rank, 0 for the rank's own process; or of virtual workers.
-        slices: The epoch's slices, in order: the rest of partly delivered shards, then whole shards.
-        balanced: The streams, where they are balanced.
+    The rest of partly delivered shards comes before whole shards. 0 workers stand for the rank's own process.
     """
 
     epoch: int
@@ -212,8 +187,7 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         if self.shuffles_rows and not self.shuffle:
-            msg = f"shuffle_buffer_size={self.shuffle_buffer_size} has no meaning without shuffle=True"
-            raise ValueError(msg)
+            raise ValueError(f"shuffle_buffer_size={self.shuffle_buffer_size} has no meaning without shuffle=True")
 
     @property
     def row_shuffle_seed(self) -> int | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch_dataloader_utils.planning.balance import balance
 from torch_dataloader_utils.planning.manifest import Manifest, SizedSplit
@@ -18,25 +18,15 @@ from torch_dataloader_utils.planning.shuffle import delivered_rows
 from torch_dataloader_utils.planning.strategy import SplitStrategy, bundled_by, digest_of
 from torch_dataloader_utils.planning.topology import Topology
 
-__all__ = ["EpochPlanner", "make_plan"]
+Selection: TypeAlias = Sequence[Sequence[int]] | None
+"""For each file the indices of the row groups that may hold rows to deliver, in order; None for all."""
 
 
 class EpochPlanner:
-    """Makes the plans of a run's epochs. It keeps the last plan, because several calls in a row need the same one.
-
-    Args:
-        manifest: The data files.
-        options: The other values that plans depend on.
-        selection: For each file the row groups that may hold rows to deliver; None for all.
-        strategy: The user's split strategy, or None.
-    """
+    """Makes the plans of a run's epochs. It keeps the last plan, because several calls in a row need the same one."""
 
     def __init__(
-        self,
-        manifest: Manifest,
-        options: PlanOptions,
-        selection: Sequence[Sequence[int]] | None,
-        strategy: SplitStrategy | None,
+        self, manifest: Manifest, options: PlanOptions, selection: Selection, strategy: SplitStrategy | None
     ) -> None:
         self.manifest = manifest
         self.options = options
@@ -68,11 +58,9 @@ class EpochPlanner:
         return None if self.strategy is None else self._bundled(self.strategy, epoch)[1]
 
     def uneven_rows(self, plan: Plan) -> dict[str, list[tuple[str, int]]]:
-        """Return the rows that a balanced plan drops, and those that it repeats.
+        """Return the rows that a plan drops and repeats, each as its file's relative path and its number in the file.
 
-        Returns:
-            Under ``dropped`` and ``repeated`` each row as its file's relative path and its number in the file; an
-            empty dictionary where ranks are not balanced.
+        They are under ``dropped`` and ``repeated``. Where ranks are not balanced, the dictionary is empty.
         """
         if plan.balanced is None:
             return {}
@@ -101,25 +89,15 @@ def make_plan(
     epoch: int,
     num_ranks: int,
     num_workers: int,
-    selection: Sequence[Sequence[int]] | None = None,
+    selection: Selection = None,
     baseline: DeliveredBaseline | None = None,
     bundles: Sequence[Sequence[SizedSplit]] | None = None,
 ) -> Plan:
-    """Plan an epoch, or the rows of it that are left.
+    """Plan an epoch, or the rows of it that a baseline does not contain.
 
-    Args:
-        manifest: The data files.
-        options: The other values that the plan depends on.
-        epoch: The epoch, from 0.
-        num_ranks: Number of ranks, or of virtual ranks.
-        num_workers: Number of worker processes of each rank, 0 for the rank's own process; or of virtual workers.
-        selection: For each file the indices of the row groups that may hold rows to deliver, in order; None for all.
-        baseline: The rows of the epoch that were delivered before; None for none.
-        bundles: The row groups of each shard, in order, as a split strategy returns them; every row group once.
-
-    Returns:
-        The plan: first the undelivered rows of the baseline's partial shards, then every other selected row group in
-        exactly one shard.
+    The plan has first the undelivered rows of the baseline's partial shards, then every other selected row group in
+    exactly one shard. Ranks and workers may be virtual. `bundles` are the row groups of each shard as a split strategy
+    returns them.
     """
     streams = num_ranks * max(1, num_workers)
     groups = list(_row_groups(manifest, selection))
@@ -152,16 +130,13 @@ def _carried(baseline: DeliveredBaseline) -> Iterator[ShardSlice]:
 
 
 def _untouched(groups: Iterable[SizedSplit], baseline: DeliveredBaseline) -> Iterator[SizedSplit]:
-    """Yield the row groups of which no row was delivered, and which no partial shard contains."""
-    partial = [split for partial in baseline.partial for split in partial.shard.splits]
-    touched = Coverage([*baseline.done, *partial])
+    """Return the row groups of which no row was delivered, and which no partial shard contains."""
+    touched = Coverage([*baseline.done, *(split for partial in baseline.partial for split in partial.shard.splits)])
     left_out = set(baseline.left_out)
-    for group in groups:
-        if group.split.path not in left_out and not touched.covers(group.split):
-            yield group
+    return (group for group in groups if group.split.path not in left_out and not touched.covers(group.split))
 
 
-def _row_groups(manifest: Manifest, selection: Sequence[Sequence[int]] | None) -> Iterator[SizedSplit]:
+def _row_groups(manifest: Manifest, selection: Selection) -> Iterator[SizedSplit]:
     """Yield each selected row group that has rows."""
     for number, groups in enumerate(manifest.row_group_splits):
         selected = groups if selection is None else [groups[index] for index in selection[number]]

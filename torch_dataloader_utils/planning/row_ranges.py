@@ -11,21 +11,6 @@ from typing import NamedTuple, TypeAlias
 from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import Shard
 
-__all__ = [
-    "Coverage",
-    "FileRows",
-    "RowRange",
-    "Windows",
-    "first_overlap",
-    "gaps",
-    "merged",
-    "merged_row_numbers",
-    "merged_splits",
-    "row_numbers",
-    "size_of",
-    "splits_of_rows",
-]
-
 FileRows: TypeAlias = tuple[str, int]
 """A file's path and its number of rows."""
 
@@ -50,16 +35,11 @@ class RowRange(NamedTuple):
 def merged(windows: Iterable[tuple[int, int]]) -> Windows:
     """Return windows in order. Windows that touch or overlap become one."""
     joined: list[tuple[int, int]] = []
-    begin = end = -1
     for start, stop in sorted(windows):
-        if start > end:
-            if end >= 0:
-                joined.append((begin, end))
-            begin, end = start, stop
-        elif stop > end:
-            end = stop
-    if end >= 0:
-        joined.append((begin, end))
+        if joined and start <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(stop, joined[-1][1])
+        else:
+            joined.append((start, stop))
     return tuple(joined)
 
 

@@ -10,8 +10,6 @@ from torch_dataloader_utils.planning.manifest import SizedSplit, Split
 from torch_dataloader_utils.planning.plan import PlanOptions, Shard, ShardSlice
 from torch_dataloader_utils.planning.shuffle import shuffled
 
-__all__ = ["balanced_shards", "given_shards", "in_rounds", "join_row_groups", "make_shards"]
-
 SHARDS_PER_STREAM = 4
 """Least number of shards of a stream, where there are enough row groups, so that all end at about the same time."""
 
@@ -137,11 +135,9 @@ def _in_memory(groups: Sequence[SizedSplit], options: PlanOptions, least: int) -
     There are fewer where there are not so many row groups.
     """
     limit = _first_limit(groups, options, max(1, least))
-    while True:
-        shards = list(_bundle(groups, limit))
-        if len(shards) >= min(least, len(groups)):
-            return shards
+    while len(shards := list(_bundle(groups, limit))) < min(least, len(groups)):
         limit = limit.lowered()
+    return shards
 
 
 def _interleaved(groups: Sequence[SizedSplit], options: PlanOptions, streams: int) -> Iterator[Shard]:
@@ -150,8 +146,6 @@ def _interleaved(groups: Sequence[SizedSplit], options: PlanOptions, streams: in
     A shard has as many row groups as it may, but so few that each stream gets a shard. Their sizes are about equal.
     """
     assert options.shuffle_buffer_size is not None  # noqa: S101 - only a row-level shuffle calls this
-    if not groups:
-        return
     most = min(options.shuffle_interleave, -(-len(groups) // streams))
     count = -(-len(groups) // most)
     count = min(len(groups), -(-count // streams) * streams)

@@ -14,16 +14,6 @@ import numpy.typing as npt
 from torch_dataloader_utils.planning.manifest import SizedSplit, Split
 from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, Shard, ShardSlice
 
-__all__ = [
-    "delivered_rows",
-    "delivery_order",
-    "epoch_key",
-    "permutation",
-    "round_bounds",
-    "shuffled",
-    "stable_argsort",
-]
-
 
 def round_bounds(shard: Shard, number: int) -> list[tuple[int, int]]:
     """Return for each split of a shard the rows that a round shuffles: start and stop within the split."""
@@ -40,15 +30,8 @@ def permutation(rows: int, *, seed: int, epoch: int, shard: Shard, number: int =
     easy as 1, 2, 3", 2011) keyed by the seed, the epoch, the shard's content and the round. Raw bits of a counter-based
     generator are the same on every machine and in every NumPy release; distributions built on them may change.
 
-    Args:
-        rows: Number of rows to order: those that passed the filter, and those of missing splits.
-        seed: The shuffle seed.
-        epoch: The epoch.
-        shard: The shard.
-        number: The round.
-
-    Returns:
-        int64 of shape ``(rows,)``: a permutation of ``0..rows-1``.
+    `rows` counts the rows that passed the filter, and those of missing splits; `number` is the round. The order is a
+    permutation of ``0..rows-1``, as int64.
     """
     content = shard.content() + (f"\0round {number}".encode() if number else b"")
     key = hashlib.blake2b(content, key=epoch_key("rows", seed, epoch), digest_size=16).digest()
@@ -58,13 +41,8 @@ def permutation(rows: int, *, seed: int, epoch: int, shard: Shard, number: int =
 def delivery_order(shard_slice: ShardSlice, *, seed: int | None, epoch: int) -> npt.NDArray[np.intp]:
     """Return the rows that a slice delivers, in their order, where no filter drops any.
 
-    Args:
-        shard_slice: The slice.
-        seed: The shuffle seed, or None without row-level shuffle.
-        epoch: The epoch.
-
-    Returns:
-        int64 of shape ``(rows,)``: row numbers in the sequence of all splits of the shard, missing splits included.
+    They are int64 row numbers in the sequence of all splits of the shard, missing splits included. Without row-level
+    shuffle the seed is None.
     """
     shard = shard_slice.shard
     starts = np.cumsum([0, *(split.row_length for split in shard.splits)])

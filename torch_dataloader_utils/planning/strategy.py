@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, Protocol
 
-from torch_dataloader_utils.planning.manifest import DataFile, Manifest, SizedSplit, Split
+from torch_dataloader_utils.planning.manifest import Manifest, SizedSplit, Split
 from torch_dataloader_utils.planning.plan import PlanOptions, Shard
-
-__all__ = ["SplitStrategy", "bundled_by", "digest_of", "require_strategy"]
 
 
 class SplitStrategy(Protocol):
@@ -66,23 +64,20 @@ def digest_of(strategy: SplitStrategy, shards: Iterable[Sequence[SizedSplit]]) -
 def bundled_by(strategy: SplitStrategy, manifest: Manifest, epoch: int) -> list[list[SizedSplit]]:
     """Return the row groups of each shard of an epoch.
 
-    Args:
-        strategy: The strategy.
-        manifest: The files.
-        epoch: The epoch.
-
     Raises:
         TypeError: If the strategy returns something other than shards.
         ValueError: If a shard is not a union of row groups, or a row is in no shard or in several; the message names
             the first.
     """
-    files = {file.path: _Groups(groups) for file, groups in _with_groups(manifest)}
+    files = {
+        file.path: _Groups([group for group in groups if group.split.row_length])
+        for file, groups in zip(manifest.files, manifest.row_group_splits, strict=True)
+    }
     homes: dict[Split, int] = {}
     shards = []
     returned: object = strategy.shards(manifest, epoch)
     if not isinstance(returned, Iterable):
-        msg = f"split_strategy {name_of(strategy)} returned {returned!r:.80}, expected shards"
-        raise TypeError(msg)
+        raise TypeError(f"split_strategy {name_of(strategy)} returned {returned!r:.80}, expected shards")
     for number, shard in enumerate(returned):
         if not isinstance(shard, Shard):
             msg = f"split_strategy {name_of(strategy)} returned {shard!r:.80} as shard {number}, expected a Shard"
@@ -101,11 +96,6 @@ def bundled_by(strategy: SplitStrategy, manifest: Manifest, epoch: int) -> list[
     return shards
 
 
-def _with_groups(manifest: Manifest) -> Iterator[tuple[DataFile, Sequence[SizedSplit]]]:
-    for file, groups in zip(manifest.files, manifest.row_group_splits, strict=True):
-        yield file, [group for group in groups if group.split.row_length]
-
-
 class _Groups:
     """The row groups of a file, and where they begin."""
 
@@ -117,19 +107,16 @@ class _Groups:
 def _groups_of_shard(shard: Shard, files: Mapping[str, _Groups]) -> list[SizedSplit]:
     """Return the row groups that make up a shard."""
     if not shard.splits or shard != Shard(shard.splits):
-        msg = "is not a plain bundle of splits"
-        raise ValueError(msg)
+        raise ValueError("is not a plain bundle of splits")
     return [group for split in shard.splits for group in _groups_of(split, files)]
 
 
 def _groups_of(split: Any, files: Mapping[str, _Groups]) -> Sequence[SizedSplit]:
     """Return the row groups that make up a split."""
     if type(split) is not Split or {type(split.row_offset), type(split.row_length)} != {int}:
-        msg = f"holds {split!r:.80}, expected a Split of a path and two integers"
-        raise ValueError(msg)
+        raise ValueError(f"holds {split!r:.80}, expected a Split of a path and two integers")
     if split.path not in files:
-        msg = f"names {split.path!r}, which is not a file of the dataset"
-        raise ValueError(msg)
+        raise ValueError(f"names {split.path!r}, which is not a file of the dataset")
     bounds, stop_row = files[split.path].bounds, split.row_offset + split.row_length
     start, stop = bisect_left(bounds, split.row_offset), bisect_left(bounds, stop_row)
     if start >= stop or stop == len(bounds) or (bounds[start], bounds[stop]) != (split.row_offset, stop_row):
@@ -141,8 +128,7 @@ def _groups_of(split: Any, files: Mapping[str, _Groups]) -> Sequence[SizedSplit]
 
 def _claim(split: Split, number: int, homes: dict[Split, int]) -> None:
     if split in homes:
-        msg = f"holds rows {_range(split)}, which shard {homes[split]} holds already"
-        raise ValueError(msg)
+        raise ValueError(f"holds rows {_range(split)}, which shard {homes[split]} holds already")
     homes[split] = number
 
 
@@ -151,5 +137,6 @@ def _range(split: Split) -> str:
 
 
 def _refused(strategy: SplitStrategy, epoch: int, problem: str) -> ValueError:
-    msg = f"split_strategy {name_of(strategy)} in epoch {epoch}: {problem}; every row has to be in exactly one shard"
-    return ValueError(msg)
+    return ValueError(
+        f"split_strategy {name_of(strategy)} in epoch {epoch}: {problem}; every row has to be in exactly one shard"
+    )

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from torch_dataloader_utils.planning.plan import Plan, ShardSlice
 
-__all__ = ["Topology", "arrange"]
-
 
 @dataclass(frozen=True, slots=True)
 class Topology:
@@ -73,37 +71,24 @@ def arrange(
     uneven_ranks: str,
     filtered: bool,
 ) -> Topology:
-    """Return the topology, if real and virtual ranks and workers fit together.
+    """Return the topology, or raise a ValueError unless real and virtual ranks and workers fit together.
 
-    Args:
-        num_ranks: Number of ranks.
-        rank: This rank.
-        num_workers: Number of worker processes; 0 means the rank's own process.
-        adopts_num_workers: Whether `num_workers` is a default, which a virtual topology may lower.
-        virtual_ranks: Number of virtual ranks, or None.
-        virtual_workers: Number of virtual workers of each virtual rank, or None.
-        batch_size: Rows of a rank's step.
-        uneven_ranks: Whether ranks may have different numbers of rows, or surplus rows are dropped, or rows repeated.
-        filtered: Whether a filter drops rows.
-
-    Raises:
-        ValueError: If they do not fit together.
+    `adopts_num_workers` says that `num_workers` is a default, which a virtual topology may lower. `batch_size` counts
+    the rows of a rank's step, and `filtered` says that a filter drops rows.
     """
     if uneven_ranks != "allow" and filtered:
         msg = f"uneven_ranks={uneven_ranks!r} needs the number of rows of each rank, which with a filter only reading "
         msg += "tells: use distributed.in_step(loader), which lets ranks stop together"
         raise ValueError(msg)
     if (virtual_ranks is None) != (virtual_workers is None):
-        msg = f"virtual_ranks={virtual_ranks} and virtual_workers={virtual_workers}: give both or neither"
-        raise ValueError(msg)
+        raise ValueError(f"virtual_ranks={virtual_ranks} and virtual_workers={virtual_workers}: give both or neither")
     if virtual_ranks is None or virtual_workers is None:
         return Topology(num_ranks, rank, num_workers)
     if uneven_ranks == "allow":
         msg = "virtual_ranks needs uneven_ranks='drop' or 'pad': a batch combines rows of several virtual ranks"
         raise ValueError(msg)
     if virtual_ranks % num_ranks:
-        msg = f"virtual_ranks={virtual_ranks} is not a multiple of the number of ranks, {num_ranks}"
-        raise ValueError(msg)
+        raise ValueError(f"virtual_ranks={virtual_ranks} is not a multiple of the number of ranks, {num_ranks}")
     if batch_size * num_ranks % virtual_ranks:
         msg = f"batch_size={batch_size} of {num_ranks} ranks cannot be divided among virtual_ranks={virtual_ranks}: "
         msg += f"batch_size needs to be a multiple of {virtual_ranks // num_ranks}"
@@ -111,6 +96,5 @@ def arrange(
     if adopts_num_workers:
         num_workers = max(count for count in range(1, num_workers + 1) if virtual_workers % count == 0)
     elif virtual_workers % max(1, num_workers):
-        msg = f"virtual_workers={virtual_workers} is not a multiple of num_workers={num_workers}"
-        raise ValueError(msg)
+        raise ValueError(f"virtual_workers={virtual_workers} is not a multiple of num_workers={num_workers}")
     return Topology(num_ranks, rank, num_workers, virtual_ranks, virtual_workers)

@@ -1,7 +1,7 @@
 """Row groups to batches, in the process that reads them, within a memory budget.
 
 It imports `formats`, `columns`, `planning`, `storage` and `errors`. An `Assignment` enters at
-`virtual_streams.read_assignment`; batches leave, each with the receipt that says how far its stream has come.
+`stream.read_assignment`; batches leave, each with the receipt that says how far its stream has come.
 
 A stream holds at most `read_ahead_bytes` of decoded bytes that are not delivered yet (`memory_budget`). Their size is
 known exactly for columns of fixed width. For others it is estimated from the footer and from the row groups decoded

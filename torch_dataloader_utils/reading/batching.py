@@ -11,8 +11,6 @@ from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, copy_ro
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.memory_budget import MemoryLease
 
-__all__ = ["Batch", "Batcher", "Batches", "BytesRead", "Chunk", "StreamEnd"]
-
 
 @dataclass(slots=True)
 class BytesRead:
@@ -41,14 +39,10 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Consecutive batches of a stream, still together as columns.
+    """Consecutive batches of a stream, still together as columns. The receipts' rows add up to those of the columns.
 
-    Attributes:
-        columns: Their rows.
-        receipts: The receipt of each batch; their rows add up to those of the columns.
-        bytes_read: What was read for them.
-        lease: The memory to release once they are delivered; None where later batches have the same memory, or where
-            nothing accounts for it.
+    The lease is the memory to release once they are delivered. It is None where later batches have the same memory, or
+    where nothing accounts for it.
     """
 
     columns: Columns
@@ -75,10 +69,8 @@ class Batches:
         sizes = self.sizes
         rows, cut = sum(sizes), sum(sizes[:count])
         first, others = (join([ColumnSlice(self.columns, start, stop)]) for start, stop in ((0, cut), (cut, rows)))
-        return (
-            Batches(first, self.receipts[:count], self.bytes_read),
-            Batches(others, self.receipts[count:], NOTHING_READ, self.lease),
-        )
+        head = Batches(first, self.receipts[:count], self.bytes_read)
+        return head, Batches(others, self.receipts[count:], NOTHING_READ, self.lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +102,6 @@ class Chunk:
     lease: MemoryLease | None
 
 
-@dataclass(frozen=True, slots=True)
-class BatchSlices:
-    """Rows for one batch out of several chunks, or for several batches out of one chunk, and what `Batches` needs."""
-
-    slices: list[ColumnSlice]
-    receipts: tuple[Receipt, ...]
-    lease: MemoryLease | None
-
-
 class Batcher:
     """Holds chunks that are read and not yet cut into batches, with one lease for all of them."""
 
@@ -132,14 +115,13 @@ class Batcher:
 
     def add(self, chunk: Chunk) -> None:
         """Take over a chunk."""
-        lease = chunk.lease
         if chunk.rows:
             self._chunks.append(chunk)
             self.rows += chunk.rows
-            if lease is not None:
-                self._hold(lease)
-        elif lease is not None:
-            lease.release()
+            if chunk.lease is not None:
+                self._hold(chunk.lease)
+        elif chunk.lease is not None:
+            chunk.lease.release()
 
     def _hold(self, lease: MemoryLease) -> None:
         if self._lease is None:
@@ -154,7 +136,7 @@ class Batcher:
         if self._lease is not None:
             self._lease.release()
 
-    def full_batches(self) -> Iterator[BatchSlices]:
+    def full_batches(self) -> Iterator[Batches]:
         """Cut off what makes full batches. Few rows are left, and they keep no chunk in memory."""
         if self.rows < self._batch_size:
             return
@@ -164,8 +146,8 @@ class Batcher:
             yield self._take_many()
         self._compact()
 
-    def take(self, count: int) -> BatchSlices:
-        """Cut off a batch of the next rows."""
+    def take(self, count: int) -> Batches:
+        """Cut off a batch of the next rows, which may be in several chunks."""
         slices = []
         wanted = count
         while wanted:
@@ -175,16 +157,16 @@ class Batcher:
             wanted -= stop - start
             receipt = self._receipt(chunk, stop, count)
             self._advance(stop)
-        return BatchSlices(slices, (receipt,), self._take_lease())
+        return Batches(join(slices), (receipt,), NOTHING_READ, self._take_lease())
 
-    def _take_many(self) -> BatchSlices:
+    def _take_many(self) -> Batches:
         """Cut off as many full batches as the only chunk has."""
         chunk, start, size = self._chunks[0], self._start, self._batch_size
         stops = range(start + size, chunk.rows + 1, size)
         receipts = tuple(self._receipt(chunk, stop, size) for stop in stops)
-        cut = ColumnSlice(chunk.columns, start, stops[-1])
+        cut = join([ColumnSlice(chunk.columns, start, stops[-1])])
         self._advance(stops[-1])
-        return BatchSlices([cut], receipts, self._take_lease())
+        return Batches(cut, receipts, NOTHING_READ, self._take_lease())
 
     def _take_lease(self) -> MemoryLease | None:
         """Return the lease if the last full batch is cut off; until then the chunks have rows for others."""

@@ -18,26 +18,15 @@ from torch_dataloader_utils.reading.fetcher import Fetcher
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
 from torch_dataloader_utils.storage.filesystem import LocalFile
 
-__all__ = ["Decoder", "Parts"]
-
 
 class Decoder:
     """A thread that decodes row groups in order, and the files that it has open for itself.
 
-    Args:
-        files: The data files.
-        codec: Opens them.
-        fetcher: Fetches their bytes; None if the files are local.
-        thread: Another decoder's thread to share; None for a new one.
+    Local files have no fetcher. The thread may be another decoder's.
     """
 
     def __init__(
-        self,
-        files: OpenedFiles,
-        codec: Codec,
-        fetcher: Fetcher | None,
-        *,
-        thread: ThreadPoolExecutor | None = None,
+        self, files: OpenedFiles, codec: Codec, fetcher: Fetcher | None, *, thread: ThreadPoolExecutor | None = None
     ) -> None:
         self._files = files
         self._storage = files.storage
@@ -49,7 +38,10 @@ class Decoder:
 
     def whole(self, path: str, number: int) -> Future[pa.Table]:
         """Decode a row group as one table, after those before it."""
-        return self.thread.submit(self._storage.attempt, partial(self._decode, path, number))
+        return self._submit(partial(self._decode, path, number))
+
+    def _submit(self, decode: Callable[[], pa.Table]) -> Future[pa.Table]:
+        return self.thread.submit(self._storage.attempt, decode)
 
     def in_parts(self, path: str, number: int, rows: int) -> Iterator[pa.Table]:
         """Yield a row group in tables of some rows; each is decoded when it is requested."""
@@ -65,29 +57,22 @@ class Decoder:
                 tables = None  # another attempt begins with the first row that was not yielded
                 raise
 
-        while (table := self.thread.submit(self._storage.attempt, next_table).result()) is not None:
+        while (table := self._submit(next_table).result()) is not None:
             done += table.num_rows
             yield table
 
-    def parts(self, path: str, number: int, rows: int) -> Parts:
-        """Return a row group that is decoded in parts of any size, from its beginning.
-
-        Args:
-            path: The file.
-            number: The row group.
-            rows: About how many rows a part has: so many are decoded at a time.
-        """
-        decode_from = partial(
-            self._decode_from, path, number, rows, use_threads=False
-        )  # others are decoded at the same time
-        return Parts(self.thread, self._storage.attempt, decode_from)
+    def parts(self, path: str, number: int, rows: int, first: int) -> Parts:
+        """Return a row group that is decoded in parts of any size, from a first row on, so many rows at a time."""
+        # Without Arrow's threads: others are decoded at the same time.
+        decode_from = partial(self._decode_from, path, number, rows, use_threads=False)
+        return Parts(self._submit, decode_from, first)
 
     def close(self) -> None:
         """Close the files. End the thread, unless it is shared, and wait for what is being decoded."""
         if not self._shares:
             self.thread.shutdown(cancel_futures=True)
         while self._open:
-            self._open.popitem()[1].close()
+            self._open.popitem()[1].row_groups.close()
 
     # In the thread ---------------------------------------------------------------------------------------------------
 
@@ -132,7 +117,7 @@ class Decoder:
             self._open.move_to_end(path)
             return self._open[path]
         while len(self._open) >= OPEN_FILES:
-            self._open.popitem(last=False)[1].close()
+            self._open.popitem(last=False)[1].row_groups.close()
         if self._storage.is_local:
             local = self._storage.open_local(self._files.files[path])
             opened = _OpenFile(self._codec.open(path, local.file, local), local=local)
@@ -149,33 +134,26 @@ class Decoder:
 class Parts:
     """A row group that is decoded part by part in a decoder's thread.
 
-    Args:
-        thread: The thread.
-        attempt: Calls a function, and again if storage fails for a moment.
-        decode_from: Given the number of rows to leave out, yields the tables that follow.
+    `submit` calls a function there, and again if storage fails for a moment. `decode_from` yields the tables that
+    follow a number of rows. The parts begin with row `first`.
     """
 
     def __init__(
         self,
-        thread: ThreadPoolExecutor,
-        attempt: Callable[[Callable[[], pa.Table]], pa.Table],
+        submit: Callable[[Callable[[], pa.Table]], Future[pa.Table]],
         decode_from: Callable[[int], Iterator[pa.Table]],
+        first: int,
     ) -> None:
-        self._thread = thread
-        self._attempt = attempt
+        self._submit = submit
         self._decode_from = decode_from
+        self._done = first
         self._tables: Iterator[pa.Table] | None = None
         self._rest: list[pa.Table] = []
         self._empty = pa.table({})
-        self._done = 0
 
     def next(self, rows: int) -> Future[pa.Table]:
         """Decode the next rows, after those before them; fewer if there are no more."""
-        return self._thread.submit(self._attempt, partial(self._next, rows))
-
-    def skip(self, rows: int) -> None:
-        """Leave out the next rows, before anything is decoded."""
-        self._done += rows
+        return self._submit(partial(self._next, rows))
 
     def _next(self, rows: int) -> pa.Table:
         try:
@@ -221,6 +199,3 @@ class _OpenFile:
             self.local.forget(*extent)
         if self.sparse is not None:
             self.sparse.clear()
-
-    def close(self) -> None:
-        self.row_groups.close()

@@ -13,8 +13,6 @@ from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.storage.byte_ranges import coalesced
 from torch_dataloader_utils.storage.filesystem import RemoteFile, Storage, StoredFile
 
-__all__ = ["FETCHES", "LARGEST_GAP", "Fetcher"]
-
 FETCHES = 32
 """How many ranges are fetched from a storage at once: its latency is high, and so is the network's bandwidth."""
 
@@ -23,13 +21,7 @@ LARGEST_GAP = 64 * 1024
 
 
 class Fetcher:
-    """Fetches the needed bytes of row groups, many ranges at once.
-
-    Args:
-        storage: Where the files are.
-        files: The files, by path.
-        layout: Returns which bytes of a file, given by path, are needed.
-    """
+    """Fetches the bytes of row groups that the layout of their file says are needed, many ranges at once."""
 
     def __init__(self, storage: Storage, files: Mapping[str, StoredFile], layout: Callable[[str], Layout]) -> None:
         self._storage = storage
@@ -66,9 +58,7 @@ class Fetcher:
 
     def _open(self, path: str) -> Future[RemoteFile]:
         """Begin to open a file, unless it is open; its ranges are fetched as soon as it is."""
-        opened = self._opened.pop(path, None)
-        if opened is None:
-            opened = self._threads.submit(self._storage.open_remote, self._files[path])
+        opened = self._opened.pop(path, None) or self._threads.submit(self._storage.open_remote, self._files[path])
         self._opened[path] = opened
         if len(self._opened) > OPEN_FILES:
             self._opened.popitem(last=False)

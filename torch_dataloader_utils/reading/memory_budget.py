@@ -1,14 +1,12 @@
 """The memory that a stream may fill: a budget in bytes, and leases on parts of it.
 
-Whoever reads takes a lease before it reads. The lease travels with the rows that it pays for: with a chunk, then with
+A reader takes a lease before it reads. The lease travels with the rows that it pays for: with a chunk, then with
 the batches that the chunk ends in. Who delivers those batches releases it.
 """
 
 from __future__ import annotations
 
 import threading
-
-__all__ = ["BudgetClosedError", "MemoryBudget", "MemoryLease"]
 
 
 class BudgetClosedError(Exception):
@@ -24,27 +22,19 @@ class MemoryBudget:
     Attributes:
         changed: Notified when the budget changes. Its lock guards the budget and may guard more, as a queue's items.
         is_short: Whether a thread waits for a lease.
+        leased: Bytes of all leases that are not released.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.changed = threading.Condition()
         self.is_short = False
-        self._leased = 0
+        self.leased = 0
         self._kept = 0
         self._closed = False
 
-    @property
-    def leased(self) -> int:
-        """Bytes of all leases that are not released."""
-        return self._leased
-
     def take(self, size: int) -> MemoryLease:
-        """Lease some bytes; wait until the budget has them.
-
-        Raises:
-            BudgetClosedError: If the budget is closed, now or while this waits.
-        """
+        """Lease some bytes; wait until the budget has them. If it is closed meanwhile, raise a BudgetClosedError."""
         with self.changed:
             while (lease := self.try_take(size)) is None:
                 if not self.is_short:
@@ -54,16 +44,12 @@ class MemoryBudget:
             return lease
 
     def try_take(self, size: int) -> MemoryLease | None:
-        """Lease some bytes, or return None where the budget does not have them.
-
-        Raises:
-            BudgetClosedError: If the budget is closed.
-        """
+        """Lease some bytes, or return None where the budget does not have them. Raises as `take` does."""
         with self.changed:
             if self._closed:
                 raise BudgetClosedError
             # What is kept is released only after more was read: to wait for it would be a deadlock.
-            if size and self._leased > self._kept and self._leased + size > self.limit:
+            if size and self.leased > self._kept and self.leased + size > self.limit:
                 return None
             self._account(size, 0)
             return MemoryLease(self, size)
@@ -80,7 +66,7 @@ class MemoryBudget:
     def _account(self, leased: int, kept: int) -> None:
         """Add to what is leased and kept."""
         with self.changed:
-            self._leased += leased
+            self.leased += leased
             self._kept += kept
             if self.is_short:
                 self.is_short = False  # a thread that must still wait says so again
@@ -93,35 +79,29 @@ class MemoryLease:
     A lease has one holder at a time, so it has no lock of its own.
     """
 
-    __slots__ = ("_budget", "_is_kept", "_is_released", "_size")
+    __slots__ = ("_budget", "_is_kept", "_is_released", "size")
 
     def __init__(self, budget: MemoryBudget, size: int) -> None:
         self._budget = budget
-        self._size = size
+        self.size = size
         self._is_kept = False
         self._is_released = False
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        return self._size
 
     def resize(self, size: int) -> None:
         """Correct an estimate once the real size is known. A larger one is granted at once: it is in memory already."""
         self._require_held()
-        change = size - self._size
-        self._size = size
+        change = size - self.size
+        self.size = size
         self._budget._account(change, change if self._is_kept else 0)  # noqa: SLF001 - a lease is part of its budget
 
     def merge(self, other: MemoryLease) -> None:
         """Take over another lease's bytes, which counts as released then."""
         self._require_held()
         if other._budget is not self._budget:
-            msg = "leases of two budgets cannot be merged"
-            raise ValueError(msg)
+            raise ValueError("leases of two budgets cannot be merged")
         other._end()
-        self._size += other._size
-        kept = other._size * (self._is_kept - other._is_kept)
+        self.size += other.size
+        kept = other.size * (self._is_kept - other._is_kept)
         if kept:
             self._budget._account(0, kept)  # noqa: SLF001
 
@@ -135,19 +115,15 @@ class MemoryLease:
         return self
 
     def release(self) -> None:
-        """Give the bytes back.
-
-        Raises:
-            RuntimeError: If the lease was released or merged before.
-        """
+        """Give the bytes back. A lease that was released or merged before raises a RuntimeError."""
         self._end()
-        self._budget._account(-self._size, -self._size if self._is_kept else 0)  # noqa: SLF001
+        self._budget._account(-self.size, -self.size if self._is_kept else 0)  # noqa: SLF001
 
     def _set_kept(self, *, is_kept: bool) -> None:
         self._require_held()
         if is_kept != self._is_kept:
             self._is_kept = is_kept
-            self._budget._account(0, self._size if is_kept else -self._size)  # noqa: SLF001
+            self._budget._account(0, self.size if is_kept else -self.size)  # noqa: SLF001
 
     def _end(self) -> None:
         self._require_held()
@@ -155,5 +131,4 @@ class MemoryLease:
 
     def _require_held(self) -> None:
         if self._is_released:
-            msg = "a memory lease was used after it was released"
-            raise RuntimeError(msg)
+            raise RuntimeError("a memory lease was used after it was released")

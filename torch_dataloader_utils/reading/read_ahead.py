@@ -11,8 +11,6 @@ from typing import Generic, TypeVar
 
 from torch_dataloader_utils.reading.memory_budget import BudgetClosedError, MemoryBudget, MemoryLease
 
-__all__ = ["ReadAhead"]
-
 T = TypeVar("T")
 
 READING_THREADS = ("read_ahead", "decode", "shuffle", "fetch", "fsspecIO")

@@ -9,6 +9,7 @@ from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import accumulate, repeat
 from operator import attrgetter
 
 import numpy as np
@@ -24,8 +25,6 @@ from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.manifest import DataFile, Split
 from torch_dataloader_utils.reading.decoder import Decoder
 from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
-
-__all__ = ["Cursor", "FileRowGroup", "RowGroupReader"]
 
 NONE_DELETED = np.empty(0, dtype=np.int64)
 
@@ -55,10 +54,7 @@ class FileRowGroup:
 class RowGroupReader:
     """Reads the row groups of one stream; keeps the files that it read last open.
 
-    Args:
-        files: The data files.
-        read_cache: What readers of the files have learned before.
-        row_id_column: Name of an int64 column to add, each row's number among all rows of the manifest; or None.
+    The row id column is an int64 column to add: each row's number among all rows of the manifest.
     """
 
     def __init__(self, files: OpenedFiles, read_cache: ReadCache, row_id_column: str | None = None) -> None:
@@ -106,9 +102,9 @@ class RowGroupReader:
         stop = bisect_left(groups, split.row_offset + split.row_length, key=attrgetter("first_row"))
         return [group for group in groups[start:stop] if group.rows]
 
-    def full_path(self, path: str) -> str:
-        """Return a file's path for messages."""
-        return self._files.manifest.full_path(path)
+    def name(self, group: FileRowGroup) -> str:
+        """Return a row group's name for messages."""
+        return f"row group {group.number} of {self._files.manifest.full_path(group.path)}"
 
     # Sizes ---------------------------------------------------------------------------------------------------------
 
@@ -170,8 +166,7 @@ class RowGroupReader:
     def read(self, group: FileRowGroup) -> pa.Table:
         """Return the rows that the filter keeps of a row group that was requested, in file order.
 
-        Returns:
-            The columns of the files' schema, and last the row ids if they are added.
+        The columns are those of the files' schema, and last the row ids if they are added.
 
         Raises:
             FileNotFoundError: If the file is gone.
@@ -183,18 +178,10 @@ class RowGroupReader:
             return self._finished(group, table, 0)[0]
 
     def read_in_parts(self, group: FileRowGroup, rows: int) -> Iterator[tuple[pa.Table, int]]:
-        """Yield a row group in parts. It was requested, but not as a whole.
+        """Yield a row group in parts of at most so many rows. It was requested, but not as a whole.
 
-        Args:
-            group: The row group.
-            rows: Rows of a part, at most.
-
-        Yields:
-            The rows of a part that the filter keeps, and how many it had before.
-
-        Raises:
-            FileNotFoundError: If the file is gone.
-            UnreadableFileError: If it changed, is damaged, or cannot be read.
+        Each part is the rows that the filter keeps, and how many there were before the filter. Raises what `read`
+        raises.
         """
         with self._errors(group):
             done = 0
@@ -206,17 +193,15 @@ class RowGroupReader:
         if not self._counts:  # only the end of a row group tells that it has no more
             yield self._schema.empty_table(), group.rows
 
-    def cursor(self, group: FileRowGroup, rows: int) -> Cursor:
-        """Begin to read a row group part by part, while others are read.
+    def cursor(self, group: FileRowGroup, rows: int, first: int) -> Cursor:
+        """Begin to read a row group part by part, from a first row on, while others are read.
 
-        Args:
-            group: The row group.
-            rows: About how many rows a part has.
+        A part has about so many rows.
         """
         if self._fetcher is not None:
             self._fetcher.request(group.path, group.number)
         decoder = self._new_decoder(thread=self._next_decoder().thread)
-        return Cursor(self, decoder, group, rows)
+        return Cursor(self, decoder, group, rows, first)
 
     def stored_rows(self, group: FileRowGroup, rows: int) -> int:
         """Return how many rows of the file a row group's first rows are, with the deleted ones among and before them.
@@ -232,11 +217,7 @@ class RowGroupReader:
     def finished_part(self, group: FileRowGroup, first: int, part: Future[pa.Table], rows: int) -> pa.Table:
         """Return the rows that are delivered of a part of a row group, in file order.
 
-        Args:
-            group: The row group.
-            first: The row group's stored rows before the part.
-            part: The part.
-            rows: How many stored rows it should have.
+        The part should have `rows` stored rows, and `first` are before it.
         """
         with self._errors(group):
             table = part.result()
@@ -259,10 +240,7 @@ class RowGroupReader:
         return self._decoders[-1]
 
     def _errors(self, group: FileRowGroup) -> AbstractContextManager[None]:
-        return self._files.storage.errors_at(self._name(group))
-
-    def _name(self, group: FileRowGroup) -> str:
-        return f"row group {group.number} of {self.full_path(group.path)}"
+        return self._files.storage.errors_at(self.name(group))
 
     @property
     def _counts(self) -> bool:
@@ -272,8 +250,7 @@ class RowGroupReader:
     def _require_all(self, group: FileRowGroup, rows: int) -> None:
         expected = group.rows + len(self._deleted(group))
         if rows != expected and self._counts:
-            msg = f"{self._name(group)} has {rows} rows, not {expected}"
-            raise UnreadableFileError(msg)
+            raise UnreadableFileError(f"{self.name(group)} has {rows} rows, not {expected}")
 
     def _deleted(self, group: FileRowGroup) -> npt.NDArray[np.int64]:
         """Return the deleted rows of a row group, counted from its first row."""
@@ -296,35 +273,24 @@ class RowGroupReader:
         count = rows - int(end - begin)
         if self._row_id_column is not None:
             first_id = self._first_rows[group.path] + group.first_row + first - int(begin)
-            table = table.append_column(self._row_id_column, _row_ids(first_id, count))
+            row_ids = np.arange(first_id, first_id + count, dtype=np.int64)
+            table = table.append_column(self._row_id_column, pa.array(row_ids))
         if files.filter is not None:
             table = table.filter(_mask(table, files.filter))
         return pa.table([table[name] for name in self._schema.names], schema=self._schema), count
 
 
 class Cursor:
-    """A row group that is read part by part, from a file that is opened for it alone.
+    """A row group that is read part by part, about so many rows each, from a file opened for it alone."""
 
-    Args:
-        reader: The reader that made it.
-        decoder: Decodes it, and nothing else.
-        group: The row group.
-        rows: About how many rows a part has.
-    """
-
-    def __init__(self, reader: RowGroupReader, decoder: Decoder, group: FileRowGroup, rows: int) -> None:
+    def __init__(self, reader: RowGroupReader, decoder: Decoder, group: FileRowGroup, rows: int, first: int) -> None:
         self._reader = reader
         self._decoder = decoder
-        self._parts = decoder.parts(group.path, group.number, rows)
         self._group = group
-        self._first = 0  # stored rows that were taken
-        self._last = 0  # rows, without deleted ones, that were requested
+        self._last = 0  # rows, without deleted ones, that were left out or requested
+        self._first = self._advance(first)  # stored rows that were left out or taken
+        self._parts = decoder.parts(group.path, group.number, rows, self._first)
         self._requested: deque[tuple[Future[pa.Table], int]] = deque()
-
-    def skip(self, rows: int) -> None:
-        """Leave out the first rows."""
-        self._first = self._advance(rows)
-        self._parts.skip(self._first)
 
     def request(self, rows: int) -> None:
         """Begin to decode the next rows."""
@@ -351,18 +317,11 @@ class Cursor:
 
 
 def _row_groups(file: DataFile) -> tuple[FileRowGroup, ...]:
-    groups = []
-    first = 0
-    for number, group in enumerate(file.row_groups):
-        groups.append(FileRowGroup(file.path, number, first, group.rows))
-        first += group.rows
-    return tuple(groups)
+    rows = [group.rows for group in file.row_groups]
+    firsts = accumulate(rows, initial=0)
+    return tuple(map(FileRowGroup, repeat(file.path), range(len(rows)), firsts, rows))
 
 
 def _mask(table: pa.Table, filters: pc.Expression) -> pa.ChunkedArray:
     """Evaluate a filter row by row; a scan without threads keeps the order."""
     return pads.dataset(table).scanner(columns={"keep": filters}, use_threads=False).to_table()["keep"]
-
-
-def _row_ids(first: int, rows: int) -> pa.Array:
-    return pa.array(np.arange(first, first + rows, dtype=np.int64))

@@ -20,8 +20,6 @@ from torch_dataloader_utils.reading.batching import BytesRead, Chunk
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.row_groups import FileRowGroup, RowGroupReader
 
-__all__ = ["ReadOptions", "Scan", "Step"]
-
 MOST_IN_PARTS = 2
 """Row groups that are read in parts and requested at once: the one that is read, and the next."""
 
@@ -75,14 +73,7 @@ class Step:
 
 
 class Scan(ABC):
-    """Reads the slices of a stream in order, as chunks.
-
-    Args:
-        reader: Reads row groups.
-        slices: What to read.
-        options: How rows become batches.
-        budget: Memory for what is read and not yet delivered.
-    """
+    """Reads the slices of a stream in order, as chunks, within the budget for what is read and not yet delivered."""
 
     def __init__(
         self, reader: RowGroupReader, slices: Sequence[ShardSlice], options: ReadOptions, budget: MemoryBudget
@@ -144,13 +135,8 @@ class Scan(ABC):
         self._bytes_read.again += size if again else 0
 
     def delivered(self, group: FileRowGroup, table: pa.Table) -> pa.Table:
-        """Return rows of a row group as they are delivered.
-
-        Raises:
-            ColumnError: If a value cannot be delivered; the message names the row group.
-        """
+        """Return rows of a row group as they are delivered, or raise a ColumnError that names the row group."""
         try:
             return self.options.transform.apply(table)
         except ColumnError as error:
-            msg = f"{error} (row group {group.number} of {self.reader.full_path(group.path)})"
-            raise ColumnError(msg) from None
+            raise ColumnError(f"{error} ({self.reader.name(group)})") from None

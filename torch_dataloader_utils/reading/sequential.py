@@ -9,10 +9,7 @@ import pyarrow as pa
 from torch_dataloader_utils.columns.convert import convert
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.memory_budget import MemoryLease
-from torch_dataloader_utils.reading.row_groups import FileRowGroup
 from torch_dataloader_utils.reading.scan import Scan, Step
-
-__all__ = ["SequentialScan"]
 
 LARGEST_SHARE = 2
 """A row group that takes more than this part (a half) of the budget is read in parts, so that the next one, or the next
@@ -56,18 +53,14 @@ class SequentialScan(Scan):
                 after = first + group.rows
                 if not counted or after > shard_slice.start:
                     last = number == len(groups) - 1 or (after >= shard_slice.stop and counted)
-                    decoding = self._decoding_bytes(group)
-                    fits = decoding <= self.budget.limit // LARGEST_SHARE
-                    whole = fits and self.reader.knows_sizes(group)
+                    decoding = self.reader.decoded_bytes(group)
+                    decoding += decoding // SCRATCH_SHARE
+                    whole = decoding <= self.budget.limit // LARGEST_SHARE and self.reader.knows_sizes(group)
                     size = self.reader.fetched_bytes(group) + decoding if whole else 0
                     yield Step(position, shard_slice, group, first, last, number, whole, size)
                     if last:
                         break
                 first = after
-
-    def _decoding_bytes(self, group: FileRowGroup) -> int:
-        decoded = self.reader.decoded_bytes(group)
-        return decoded + decoded // SCRATCH_SHARE
 
     def _tables(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:
         """Yield a row group as one table, or in parts if it is large: each, whether it is the last, and its lease."""
@@ -87,9 +80,8 @@ class SequentialScan(Scan):
         rows = max(1, self.reader.expected_rows(group) * share // self.reader.decoded_bytes(group))
         if not self.reader.knows_sizes(group):
             rows = min(rows, FIRST_ROWS)
-        left = group.rows
-        if step.last and self.reader.knows_rows:
-            left = min(left, step.shard_slice.stop - step.first)
+        ends_slice = step.last and self.reader.knows_rows
+        left = min(group.rows, step.shard_slice.stop - step.first) if ends_slice else group.rows
         lease.merge(self.budget.take(share))
         for read, count in self.reader.read_in_parts(group, rows):
             left -= count

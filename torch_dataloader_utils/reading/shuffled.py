@@ -19,8 +19,6 @@ from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLea
 from torch_dataloader_utils.reading.row_groups import Cursor, FileRowGroup, RowGroupReader
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan, Step
 
-__all__ = ["ShuffledScan"]
-
 MISSING = (1 << 32) - 1
 """Stands for a row of a missing split. It is above the number of any row of a table in memory."""
 
@@ -53,15 +51,7 @@ class _Block:
 
 
 class ShuffledScan(Scan):
-    """Yields shards, or rounds of those that are too large, with their rows in shuffled order.
-
-    Args:
-        reader: Reads row groups.
-        slices: What to read.
-        options: How rows become batches.
-        budget: Memory for what is read and not yet delivered.
-        epoch: The epoch.
-    """
+    """Yields shards, or rounds of those that are too large, with their rows in shuffled order."""
 
     def __init__(
         self,
@@ -94,10 +84,8 @@ class ShuffledScan(Scan):
                 indices = self._draw(shard, range(1))
             else:
                 shard_lease.merge(lease)
-            table = self.reader.read(step.group)
+            tables[step.number] = self.delivered(step.group, self.reader.read(step.group))
             self.count_bytes(step.group, again=step.shard_slice.start > 0)
-            tables[step.number] = self.delivered(step.group, table)
-            del table
             if step.last:
                 parts = [tables[number] for number in sorted(tables)]
                 tables.clear()
@@ -106,28 +94,23 @@ class ShuffledScan(Scan):
 
     def _steps(self) -> Iterator[Step]:
         """Yield all row groups of each slice's shard, file by file, so that each file is opened once."""
-        for position, shard_slice in enumerate(self.slices):
+        for position, part in enumerate(self.slices):
             groups = self.row_groups(position)
-            if shard_slice.shard.rounds > 1:
-                yield Step(
-                    position, shard_slice, groups[0], 0, last=True, number=0, whole=False, size=0, requested=False
-                )
+            if part.shard.rounds > 1:
+                yield Step(position, part, groups[0], 0, last=True, number=0, whole=False, size=0, requested=False)
                 continue
             sizes = [self.reader.fetched_bytes(group) + self.reader.decoded_bytes(group) for group in groups]
             size = self._half_at_least(sum(sizes))
             in_file_order = sorted(range(len(groups)), key=lambda number: (groups[number].path, groups[number].number))
             for number in in_file_order:
                 last = number == in_file_order[-1]
-                yield Step(position, shard_slice, groups[number], 0, last, number, whole=True, size=size)
+                yield Step(position, part, groups[number], 0, last, number, whole=True, size=size)
                 size = 0  # the first of them takes the lease for all
 
     def _shuffled(self, step: Step, block: _Block, parts: list[pa.Table]) -> Chunk:
         """Permute rows column by column, several columns at once, and free each column once it is permuted.
 
-        Args:
-            step: Which slice they belong to.
-            block: Which rows they are.
-            parts: For each row group its rows. The list is emptied, for nothing else may keep them in memory.
+        The parts are the rows of each row group. Their list is emptied, for nothing else may keep them in memory.
         """
         shard_slice = step.shard_slice
         whole = pa.concat_tables(parts)
@@ -199,8 +182,7 @@ class ShuffledScan(Scan):
             for number, group in enumerate(groups):
                 self.count_bytes(group, again=shard_slice.start > 0)
                 rows = max(_part(shard, rounds)[number] for rounds, _ in blocks)
-                cursors.append(self.reader.cursor(group, rows))
-                cursors[-1].skip(_bounds(shard, begin)[number][0])
+                cursors.append(self.reader.cursor(group, rows, _bounds(shard, begin)[number][0]))
             for number, (rounds, _) in enumerate(blocks):
                 self._request_blocks(shard, cursors, blocks[number : number + 2], ahead)
                 indices = self._draw(shard, rounds)
@@ -222,11 +204,7 @@ class ShuffledScan(Scan):
     ) -> None:
         """Request the next block, and the one behind it if the budget allows.
 
-        Args:
-            shard: The shard.
-            cursors: Read its row groups.
-            blocks: The rounds and the size of each of the two blocks.
-            ahead: The leases of those of them that are requested.
+        The blocks are the rounds and the size of each of the two; `ahead` has the leases of those that are requested.
         """
         for rounds, size in blocks[len(ahead) :]:
             lease = self.budget.try_take(size) if ahead else self.budget.take(size)

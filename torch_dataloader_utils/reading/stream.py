@@ -1,24 +1,59 @@
-"""One stream, from its slices to batches with their receipts."""
+"""What one process reads: one stream, or the streams of a virtual topology, their rows put together step by step."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Iterator
+from dataclasses import replace
 
-from torch_dataloader_utils.columns.convert import join
+from torch_dataloader_utils.columns.convert import interleave, size_of
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
-from torch_dataloader_utils.planning.assignment import Receipt, StreamAssignment
-from torch_dataloader_utils.reading.batching import Batcher, Batches, StreamEnd
-from torch_dataloader_utils.reading.memory_budget import MemoryBudget
+from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
+from torch_dataloader_utils.reading.batching import Batcher, Batches, BytesRead, StreamEnd
+from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.row_groups import RowGroupReader
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 from torch_dataloader_utils.reading.sequential import SequentialScan
 from torch_dataloader_utils.reading.shuffled import ShuffledScan
 
-__all__ = ["read_stream"]
+
+def read_assignment(
+    files: OpenedFiles, read_cache: ReadCache, assignment: Assignment, options: ReadOptions, budget: MemoryBudget
+) -> Iterator[Batches | StreamEnd]:
+    """Read what a process is assigned and yield its batches, then its end.
+
+    The last receipt says that all slices are done. The budget is the memory for what is read and not yet delivered. Who
+    delivers batches releases their lease.
+
+    Raises:
+        UnreadableFileError: If a file cannot be read.
+        ColumnError: If an integer or boolean column holds nulls; the message names the file and the row group.
+    """
+    streams = assignment.stream_assignments
+    if len(streams) == 1:
+        yield from _read_stream(files, read_cache, streams[0], assignment.epoch, options, budget=budget)
+        return
+    part = replace(options, batch_size=options.batch_size // len(assignment.turns[0]))
+    # Half of the budget is for the streams, in equal shares: one that shared with others could wait for their memory,
+    # and they for its rows. The other half is for the batches that are put together out of copies of their rows.
+    reserved = budget.take(budget.limit // 2)
+    reserved.keep()
+    readers: dict[int, _StreamReader] = {}
+    for stream in streams:
+        share = MemoryBudget(max(1, reserved.size // len(streams)))
+        batches = _read_stream(files, read_cache, stream, assignment.epoch, part, budget=share)
+        readers[stream.stream] = _StreamReader(batches, part.batch_size, share)
+    try:
+        turns = [[readers[stream.stream] for stream in turn] for turn in assignment.turns]
+        yield from _put_together(turns, budget)
+    finally:
+        for reader in readers.values():
+            reader.close()
+        reserved.release()
 
 
-def read_stream(
+def _read_stream(
     files: OpenedFiles,
     read_cache: ReadCache,
     stream: StreamAssignment,
@@ -26,24 +61,8 @@ def read_stream(
     options: ReadOptions,
     *,
     budget: MemoryBudget,
-) -> Iterator[Batches | StreamEnd]:
-    """Read the slices of one stream and yield its batches, then its end.
-
-    Args:
-        files: The data files.
-        read_cache: What readers of the files have learned before.
-        stream: What to read.
-        epoch: The epoch.
-        options: How rows become batches.
-        budget: Memory for what is read and not yet delivered. Who delivers batches releases their lease.
-
-    Yields:
-        Every batch with its receipt, many together. Last the end, with the receipt that says that all slices are done.
-
-    Raises:
-        UnreadableFileError: If a file cannot be read.
-        ColumnError: If an integer or boolean column holds nulls; the message names the file and the row group.
-    """
+) -> Generator[Batches | StreamEnd, None, None]:
+    """Read the slices of one stream and yield its batches, many together, then its end."""
     reader = RowGroupReader(files, read_cache, options.row_id_column)
     scan: Scan
     if options.row_shuffle_seed is None:
@@ -63,12 +82,123 @@ def _batches(scan: Scan, stream: StreamAssignment, options: ReadOptions) -> Iter
     for chunk in scan.chunks():
         batcher.add(chunk)
         del chunk  # it must be gone before the next one is read
-        for part in batcher.full_batches():
-            yield Batches(join(part.slices), part.receipts, scan.take_bytes_read(), part.lease)
-            del part
+        for batches in batcher.full_batches():
+            yield replace(batches, bytes_read=scan.take_bytes_read())
+            del batches
     if batcher.rows and not options.drop_last:
-        part = batcher.take(batcher.rows)
-        yield Batches(join(part.slices), part.receipts, scan.take_bytes_read(), part.lease)
+        yield replace(batcher.take(batcher.rows), bytes_read=scan.take_bytes_read())
     batcher.release()
     end = Receipt(stream.stream, len(stream.slices), 0, rows=0, rows_dropped=batcher.rows)
     yield StreamEnd(end, scan.take_bytes_read())
+
+
+def _put_together(turns: list[list[_StreamReader]], budget: MemoryBudget) -> Iterator[Batches | StreamEnd]:
+    """Yield the batches of each worker turn's streams as one, turn after turn, until all streams have ended."""
+    waiting = deque(turns)
+    ends: list[StreamEnd] = []
+    while waiting:
+        cycle = [reader for turn in waiting for reader in turn]
+        count = min(reader.full_batches for reader in cycle)
+        width = len(waiting[0])
+        if not count:  # a stream is at its end, or at a short batch: go on with one turn at a time
+            turn = waiting.popleft()
+            at_end = [reader.end for reader in turn]
+            if any(at_end):
+                ends += [end for end in at_end if end is not None]
+                if not all(at_end):
+                    raise RuntimeError("streams of a virtual topology ended at different steps")
+                continue
+            waiting.append(turn)
+            cycle, count = turn, 1
+        yield _next_batches(cycle, count, width, budget)
+    yield StreamEnd(_joined([end.receipt for end in ends]), _sum(ends))
+
+
+def _next_batches(cycle: list[_StreamReader], count: int, width: int, budget: MemoryBudget) -> Batches:
+    """Return the next `count` batches of each stream. The cycle has several worker turns of `width` streams each.
+
+    The budget is the memory for the copies of their rows.
+    """
+    taken = [reader.take(count) for reader in cycle]
+    columns = interleave([batches.columns for batches in taken], count)
+    receipts = tuple(
+        _joined([batches.receipts[number] for batches in taken[first : first + width]])
+        for number in range(count)
+        for first in range(0, len(cycle), width)
+    )
+    bytes_read = _sum(taken)
+    del taken
+    for reader in cycle:
+        reader.release()
+    return Batches(columns, receipts, bytes_read, budget.take(size_of(columns)))
+
+
+class _StreamReader:
+    """Takes some batches of a stream at a time. They are views; their lease is released once their rows are copied.
+
+    `size` counts the rows of a full batch. The budget is the stream's share of the memory.
+    """
+
+    def __init__(self, contents: Generator[Batches | StreamEnd, None, None], size: int, budget: MemoryBudget) -> None:
+        self._contents = contents
+        self._size = size
+        self._budget = budget
+        self._rest: Batches | None = None
+        self._lease: MemoryLease | None = None
+        self._end: StreamEnd | None = None
+
+    @property
+    def full_batches(self) -> int:
+        """How many consecutive full batches are in memory; more are read if there are none."""
+        rest = self._filled()
+        return 0 if rest is None else sum(receipt.rows == self._size for receipt in rest.receipts)
+
+    @property
+    def end(self) -> StreamEnd | None:
+        """The end of the stream, once all batches are taken."""
+        return self._end if self._filled() is None else None
+
+    def take(self, count: int) -> Batches:
+        """Return the next batches of those that are in memory."""
+        rest = self._filled()
+        assert rest is not None  # noqa: S101 - the caller takes no more than there are
+        taken, self._rest = rest.cut(count)
+        self._lease = taken.lease
+        return taken
+
+    def release(self) -> None:
+        """Release the lease of what was taken, for its rows are copied."""
+        if self._lease is not None:
+            self._lease.release()
+        self._lease = None
+
+    def close(self) -> None:
+        """Read nothing more."""
+        self._budget.close()
+        self._rest = None
+        self._contents.close()
+
+    def _filled(self) -> Batches | None:
+        if self._rest is None and self._end is None:
+            following = next(self._contents)
+            if isinstance(following, StreamEnd):
+                self._end = following
+            else:
+                self._rest = following
+        return self._rest
+
+
+def _joined(receipts: list[Receipt]) -> Receipt:
+    """Return the receipt of what several streams deliver together."""
+    first, *others = receipts
+    return replace(
+        first,
+        rows=sum(receipt.rows for receipt in receipts),
+        rows_dropped=sum(receipt.rows_dropped for receipt in receipts),
+        others=tuple(others),
+    )
+
+
+def _sum(contents: list[Batches] | list[StreamEnd]) -> BytesRead:
+    parts = [content.bytes_read for content in contents]
+    return BytesRead(sum(part.total for part in parts), sum(part.again for part in parts))

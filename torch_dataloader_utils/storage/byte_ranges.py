@@ -7,15 +7,9 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
-__all__ = ["SparseFile", "coalesced"]
-
 
 def coalesced(ranges: Iterable[tuple[int, int]], largest_gap: int) -> list[tuple[int, int]]:
-    """Merge ranges that are close to one another. Pure (no I/O).
-
-    Args:
-        ranges: Start and stop of each.
-        largest_gap: Most bytes between two ranges that become one.
+    """Merge ranges with no more bytes between them than the largest gap. Pure (no I/O).
 
     Returns:
         Disjoint ranges that cover them all, ascending.
@@ -30,11 +24,7 @@ def coalesced(ranges: Iterable[tuple[int, int]], largest_gap: int) -> list[tuple
 
 
 class SparseFile(io.RawIOBase):
-    """A file of which only some ranges are in memory. Reading others is an error.
-
-    Args:
-        size: The whole file's size in bytes.
-    """
+    """A file, of `size` bytes, of which only some ranges are in memory. Reading others is an error."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -86,5 +76,4 @@ class SparseFile(io.RawIOBase):
             if start <= begin and end <= start + len(content):
                 self._position = end
                 return content[begin - start : end - start]
-        msg = f"bytes {begin} to {end} were not fetched"
-        raise OSError(msg)
+        raise OSError(f"bytes {begin} to {end} were not fetched")

@@ -23,8 +23,6 @@ from fsspec.spec import AbstractBufferedFile
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.storage.redaction import Redactor
 
-__all__ = ["LocalFile", "RemoteFile", "Storage", "StoredFile", "etag_of"]
-
 T = TypeVar("T")
 
 FINAL = (FileNotFoundError, PermissionError, UnreadableFileError)
@@ -36,14 +34,9 @@ PAUSES_SEC = (0.1, 0.2)
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """A file as its storage lists it.
+    """A file as its storage lists it: its path relative to the listing's root, and its location in the storage.
 
-    Attributes:
-        path: Path relative to the listing's root.
-        location: What the storage calls it.
-        size: Size in bytes.
-        etag: What the storage calls this version, if it does.
-        modified: Modification time as seconds since 1970, if the storage has it.
+    `etag` is what the storage calls this version, if it does. `modified` is in seconds since 1970, if it is known.
     """
 
     path: str
@@ -59,25 +52,20 @@ class LocalFile:
     Reading a mapped file beyond its end kills the process. So its size is checked before every read; a file that
     shrinks during a read still kills the process. Reading without a map would prevent that, but makes an epoch of
     numbers a sixth slower.
+
+    Attributes:
+        modified: Its modification time when it was opened: seconds since 1970, as in listings.
+        size: Its size in bytes at that time.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._modified = os.stat(path).st_mtime  # noqa: PTH116 - as listings ask
+        self.modified = os.stat(path).st_mtime  # noqa: PTH116 - as listings ask
         self._version = self._stat()
+        self.size = self._version[0]
         with open(path, "rb") as file:  # noqa: PTH123 - the path as fsspec and os.stat take it
             self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.file = pa.BufferReader(pa.py_buffer(self._mapped))
-
-    @property
-    def size(self) -> int:
-        """Its size in bytes when it was opened."""
-        return self._version[0]
-
-    @property
-    def modified(self) -> float:
-        """Its modification time when it was opened: seconds since 1970, as in listings."""
-        return self._modified
 
     def ends_with(self, content: bytes) -> bool:
         """Whether these are its last bytes. The next read begins at its start."""
@@ -102,8 +90,7 @@ class LocalFile:
     def require_unchanged(self) -> None:
         """Raise an OSError if the file was written since it was opened: what was read may be neither old nor new."""
         if self._stat() != self._version:
-            msg = "the file was written while it was read"
-            raise OSError(msg)
+            raise OSError("the file was written while it was read")
 
     def _stat(self) -> tuple[int, int, int, int]:
         status = os.stat(self._path)  # noqa: PTH116 - of the path: pyarrow's file has no number before release 18
@@ -133,8 +120,7 @@ class RemoteFile:
                 self._opened.seek(start)
                 content = self._opened.read(stop - start)
         if len(content) != stop - start:
-            msg = f"{len(content)} bytes came back of bytes {start} to {stop}"
-            raise OSError(msg)
+            raise OSError(f"{len(content)} bytes came back of bytes {start} to {stop}")
         return content
 
 
@@ -148,11 +134,9 @@ class Storage:
 
     @classmethod
     def for_urls(cls, urls: Sequence[str], options: Mapping[str, Any] | None = None) -> tuple[Storage, list[str]]:
-        """Return the storage of some URLs, and what it calls each of them.
+        """Return the storage of some paths or URLs, and what it calls each of them.
 
-        Args:
-            urls: Paths or URLs, chained ones such as ``simplecache::s3://bucket/key`` included.
-            options: fsspec's storage options.
+        URLs may be chained, as in ``simplecache::s3://bucket/key``.
 
         Raises:
             ValueError: If they are on several storages.
@@ -184,12 +168,10 @@ class Storage:
 
     def read(self, file: StoredFile, start: int, stop: int) -> bytes:
         """Read a range of a file's bytes; try again if the storage fails for a moment."""
-        read = _read_local if self.is_local else self._read
         with self.errors(file.location):
-            return self.attempt(partial(read, file.location, start, stop))
-
-    def _read(self, location: str, start: int, stop: int) -> bytes:
-        return bytes(self.fs.cat_file(location, start=start, end=stop))
+            if self.is_local:
+                return self.attempt(partial(_read_local, file.location, start, stop))
+            return bytes(self.attempt(partial(self.fs.cat_file, file.location, start=start, end=stop)))
 
     def open_local(self, file: StoredFile) -> LocalFile:
         """Open a local file.
@@ -211,15 +193,13 @@ class Storage:
             UnreadableFileError: If it cannot be opened, or its size or etag is no longer the listed one.
         """
         caches = isinstance(self._fs, CachingFileSystem)
-        options = {} if caches else {"cache_type": "none"}
+        options: dict[str, Any] = {} if caches else {"cache_type": "none"}
+        is_listed = self._is_s3 and file.etag is not None
+        if is_listed:
+            options["size"] = file.size
         with self.errors(file.location):
-            if self._is_s3 and file.etag is not None:
-                opened = self.fs.open(file.location, "rb", size=file.size, **options)
-                bound = _bind(opened, file)
-            else:
-                opened = self.attempt(lambda: self.fs.open(file.location, "rb", **options))
-                bound = False
-            if not bound:
+            opened = self.attempt(lambda: self.fs.open(file.location, "rb", **options))
+            if not (is_listed and _bind(opened, file)):
                 self._require_version(file, *_version(opened))
         return RemoteFile(opened, by_ranges=not caches and isinstance(opened, AbstractBufferedFile))
 

@@ -17,8 +17,6 @@ from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile, etag_of
 from torch_dataloader_utils.storage.redaction import is_http, without_query
 
-__all__ = ["GLOB", "Listing", "list_files", "list_known"]
-
 GLOB = r"[*?\[]"
 """The characters that make a path a pattern."""
 
@@ -28,12 +26,9 @@ METADATA_NAME = "_metadata"
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files that were found, sorted, and the root of their paths.
+    """The files that were found, sorted, and the root of their paths, as messages and states show it.
 
-    Attributes:
-        root: What the files' paths are relative to, as messages and states show it.
-        files: The files.
-        metadata_file: The file `_metadata`, if a single directory was listed and has one.
+    `metadata_file` is the file `_metadata`, if a single directory was listed and has one.
     """
 
     root: str
@@ -55,9 +50,6 @@ def list_files(
         suffixes: Endings of the format's files, in lower case.
         hint: Given a file of another ending, returns how it may be opened, for the end of a message; or nothing.
 
-    Returns:
-        The files, sorted by path under their common root.
-
     Raises:
         FileNotFoundError: If a location matches no file; the message says what was searched for.
         PermissionError: If a directory cannot be listed.
@@ -78,28 +70,19 @@ def list_files(
 
 
 def list_known(storage: Storage, sizes: Sequence[tuple[str, int]], root: str) -> Listing:
-    """Return a listing of files that a table has listed, without a request to their storage.
+    """Return a listing of files that a table has listed with their sizes, without a request to their storage.
 
-    Args:
-        storage: Where they are.
-        sizes: Each file's location, as the storage calls it, and its size in bytes.
-        root: The root if there is no file.
-
-    Returns:
-        The files, sorted by path under their common directory.
+    Their root is their common directory; if there is no file, the given one.
 
     Raises:
         ValueError: If a file is listed twice.
     """
     base = _common_directory(posixpath.dirname(location) for location, _ in sizes) if sizes else root
-    found: list[dict[str, Any]] = [
-        {"name": location, "size": size, "islink": False} for location, size in sorted(sizes)
-    ]
-    for one, other in itertools.pairwise(found):
-        if one["name"] == other["name"]:
-            msg = f"the file {storage.display(one['name'])!r} is named twice"
-            raise ValueError(msg)
-    files = sorted((_stored(storage, info, base) for info in found), key=lambda file: file.path)
+    for (location, _), (other, _) in itertools.pairwise(sorted(sizes)):
+        if location == other:
+            raise ValueError(f"the file {storage.display(location)!r} is named twice")
+    found = (_stored(storage, {"name": location, "size": size}, base) for location, size in sizes)
+    files = sorted(found, key=lambda file: file.path)
     return Listing(_shown_root(storage, base), tuple(files))
 
 
@@ -113,7 +96,6 @@ class _Found:
 
 
 def _list_one(storage: Storage, location: str, suffixes: Sequence[str], hint: Callable[[str], str]) -> _Found:
-    """Return what is at a location."""
     if storage.is_local:
         location = posixpath.normpath(location)  # so that a file has a single name
     finder = _LocalFinder(storage) if storage.is_local else _Finder(storage)
@@ -130,14 +112,12 @@ def _list_one(storage: Storage, location: str, suffixes: Sequence[str], hint: Ca
     elif len(plain := re.split(r"[*\[]" if is_http(location) else GLOB, location, maxsplit=1)) > 1:
         found, base = finder.glob(location), posixpath.dirname(plain[0])
     else:
-        msg = f"there is no file or directory {storage.display(location)!r}"
-        raise FileNotFoundError(msg)
+        raise FileNotFoundError(f"there is no file or directory {storage.display(location)!r}")
     wanted = [finder.info(path) for path in found if _is_data(_relative(path, base), suffixes)]
     if not wanted:
         example = next((path for path in found if hint(path)), next(iter(found), None))
         others = f", only {len(found)} others, such as {storage.display(example)!r}{hint(example)}" if example else ""
-        msg = f"found no {' or '.join(suffixes)} file at {storage.display(location)!r}{others}"
-        raise FileNotFoundError(msg)
+        raise FileNotFoundError(f"found no {' or '.join(suffixes)} file at {storage.display(location)!r}{others}")
     return _Found(base, wanted, metadata_file)
 
 
@@ -189,15 +169,12 @@ class _LocalFinder(_Finder):
     def _matches(self, directory: str, segments: list[str], above: tuple[str, ...]) -> Iterator[str]:
         """Yield the files that a pattern matches below a directory, and those in directories that it matches.
 
-        Args:
-            directory: Where to look.
-            segments: The rest of the pattern, split at slashes; ``**`` matches any number of directories.
-            above: The real paths of the directories that led here.
+        `segments` are the rest of the pattern, split at slashes; ``**`` matches any number of directories. `above` are
+        the real paths of the directories that led here.
         """
         real = os.path.realpath(directory)
         if real in above:
-            msg = f"the link {directory!r} leads back to {real!r}, a directory that holds it"
-            raise ValueError(msg)
+            raise ValueError(f"the link {directory!r} leads back to {real!r}, a directory that holds it")
         head, *rest = segments
         if head == "**" and rest:
             yield from self._matches(directory, rest, above)
@@ -233,29 +210,22 @@ def _refuse_twice(storage: Storage, found: Iterable[Mapping[str, Any]]) -> None:
         if name in seen:
             one, other = storage.display(seen[name]), storage.display(location)
             also = "" if one == other else f", also as {one!r}"
-            msg = f"the file {other!r} is named twice{also}"
-            raise ValueError(msg)
+            raise ValueError(f"the file {other!r} is named twice{also}")
         seen[name] = location
 
 
 def _stored(storage: Storage, info: Mapping[str, Any], root: str) -> StoredFile:
     location = str(info["name"])
     if location != location.encode(errors="replace").decode():
-        msg = f"the file name {location!a} is not valid UTF-8: rename the file"
-        raise UnreadableFileError(msg)
+        raise UnreadableFileError(f"the file name {location!a} is not valid UTF-8: rename the file")
     size = info["size"]
     if size is None:
-        msg = f"{storage.display(location)}: the storage does not say how large it is"
-        raise UnreadableFileError(msg)
+        raise UnreadableFileError(f"{storage.display(location)}: the storage does not say how large it is")
     modified = info.get("mtime") or info.get("LastModified") or info.get("last_modified")
-    seconds = modified.timestamp() if isinstance(modified, datetime) else modified
-    return StoredFile(
-        path=_relative(without_query(location) if is_http(location) else location, root),
-        location=location,
-        size=int(size),
-        etag=etag_of(info),
-        modified=float(seconds) if isinstance(seconds, (int, float)) else None,
-    )
+    modified = modified.timestamp() if isinstance(modified, datetime) else modified
+    modified = float(modified) if isinstance(modified, (int, float)) else None
+    path = _relative(without_query(location) if is_http(location) else location, root)
+    return StoredFile(path, location, int(size), etag_of(info), modified)
 
 
 def _shown_root(storage: Storage, root: str) -> str:

@@ -11,39 +11,21 @@ from urllib.parse import quote, unquote
 
 from torch_dataloader_utils.errors import UnreadableFileError
 
-__all__ = ["Redactor", "is_http", "without_query"]
-
 SECRET_NAMES = re.compile(
     r"secret|token|pass|pwd|credential|auth|cookie|connection_string|sig|private|sas|(^|[_-])p?key|(^|[_-])pat$",
     re.IGNORECASE,
 )
 """Names of storage options and query parameters whose values are secret, however short they are."""
 
-PLAIN_NAMES = frozenset(
-    {
-        "account_host",
-        "account_name",
-        "addressing_style",
-        "cache_storage",
-        "cache_type",
-        "default_cache_type",
-        "endpoint",
-        "endpoint_url",
-        "host",
-        "hostname",
-        "location",
-        "profile",
-        "project",
-        "project_id",
-        "protocol",
-        "region",
-        "region_name",
-        "signature_version",
-        "target_protocol",
-        "type",
-    }
+PLAIN_NAMES = re.compile(
+    r"account_(host|name)|addressing_style|cache_storage|(default_)?cache_type|endpoint(_url)?|host(name)?|location|"
+    r"profile|project(_id)?|(target_)?protocol|region(_name)?|signature_version|type",
+    re.IGNORECASE,
 )
 """Names of storage options whose values help to understand a message and are not secret."""
+
+REDACTED = "***"
+"""What stands in the place of a secret."""
 
 SECRET_LENGTH = 8
 """The value of an option of any other name is taken for a secret from this length on."""
@@ -58,12 +40,7 @@ _URL = re.compile(r"(?P<protocol>[a-zA-Z][a-zA-Z0-9+.-]*)://(?P<host>[^\s'\"<>/]
 
 
 class Redactor:
-    """Removes secrets from messages and errors.
-
-    Args:
-        options: fsspec's storage options.
-        urls: The URLs that are read; their userinfo and the values of their queries are secret too.
-    """
+    """Removes secrets from messages and errors: those of fsspec's storage options and of the URLs that are read."""
 
     def __init__(self, options: Mapping[str, Any], urls: Iterable[str] = ()) -> None:
         found = {*_option_secrets(options), *(secret for url in urls for secret in _url_secrets(url))}
@@ -73,17 +50,15 @@ class Redactor:
     def clean(self, text: str) -> str:
         """Remove secrets, and the userinfo and query of any URL, from a message."""
         for secret in self._secrets:
-            text = text.replace(secret, "***")
+            text = text.replace(secret, REDACTED)
         return _URL.sub(_clean_url, text)
 
     @contextlib.contextmanager
     def errors(self, name: Callable[[], str], *kept: type[Exception]) -> Iterator[None]:
         """Turn an error that is raised within into one that names what is read and holds no secret.
 
-        Args:
-            name: Returns what is read, for the message; called only if there is an error.
-            *kept: Types of errors that are kept, like FileNotFoundError and PermissionError. Any other becomes an
-                UnreadableFileError.
+        `name` is called only if there is an error. Errors of the types `kept` are kept, like FileNotFoundError and
+        PermissionError; any other becomes an UnreadableFileError.
         """
         try:
             yield
@@ -97,7 +72,10 @@ class Redactor:
             cleaned = raised(message)
         else:
             return
-        raise cleaned from None
+        try:
+            raise cleaned from None
+        finally:
+            cleaned.__context__ = None  # `from None` hides it only: logs and debuggers would show what is secret
 
 
 def is_http(url: str) -> bool:
@@ -122,7 +100,7 @@ def _clean_url(match: re.Match[str]) -> str:
 
 
 def _clean_parameter(match: re.Match[str]) -> str:
-    return f"{match[1]}=***" if _is_secret(match[1], match[2]) else match[0]
+    return f"{match[1]}={REDACTED}" if _is_secret(match[1], match[2]) else match[0]
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -150,7 +128,7 @@ def _option_secrets(value: Any, name: str = "") -> Iterator[str]:
             yield from _option_secrets(inner, name)
     elif isinstance(value, (str, bytes)):
         text = value if isinstance(value, str) else value.decode("latin-1")
-        if name.lower() in PLAIN_NAMES:
+        if PLAIN_NAMES.fullmatch(name):
             yield from _url_secrets(text)
         elif _is_secret(name, text):
             yield text

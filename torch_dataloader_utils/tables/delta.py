@@ -33,9 +33,6 @@ from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import list_known
 from torch_dataloader_utils.storage.redaction import Redactor
 
-__all__ = ["DeltaDataset"]
-
-
 try:
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
@@ -120,14 +117,7 @@ class DeltaDataset(StructuredDataset):
 
 @dataclass(frozen=True, slots=True)
 class VersionFiles(FileSet):
-    """The files of a table's version.
-
-    Attributes:
-        url: The table's directory.
-        version: The version; None for the latest.
-        storage_options: fsspec's options.
-        delta_options: deltalake's options.
-    """
+    """The files of a table's version, None for the latest. The URL is the table's directory."""
 
     url: str
     version: int | None
@@ -144,20 +134,15 @@ class VersionFiles(FileSet):
         listing = list_known(storage, list(zip(locations, log.sizes.values(), strict=True)), root)
         by_location = dict(zip(locations, log.sizes, strict=True))
         files = {file.path: by_location[file.location] for file in listing.files}
-        return open_files(
-            storage,
-            listing,
-            Parquet(),
-            request,
-            annotations=Annotations(
-                schema=log.columns.schema,
-                name_in_file=log.columns.name_in_file,
-                constant_schema=log.columns.partition_schema,
-                constants={path: log.partitions[name] for path, name in files.items()},
-                deleted={path: log.deleted[name] for path, name in files.items() if name in log.deleted},
-                pin={"version": log.version},
-            ),
+        annotations = Annotations(
+            schema=log.columns.schema,
+            name_in_file=log.columns.name_in_file,
+            constant_schema=log.columns.partition_schema,
+            constants={path: log.partitions[name] for path, name in files.items()},
+            deleted={path: log.deleted[name] for path, name in files.items() if name in log.deleted},
+            pin={"version": log.version},
         )
+        return open_files(storage, listing, Parquet(), request, annotations=annotations)
 
 
 def _file_url(table: str, path: str) -> str:
@@ -175,8 +160,6 @@ class _Log:
     """A version of a table, as its log describes it. Files are named by the paths in the log.
 
     Attributes:
-        version: The version.
-        columns: The columns.
         sizes: The files' sizes in bytes.
         partitions: The values of the partition columns in each file.
         deleted: The numbers of deleted rows, ascending, of the files that have deleted rows.
@@ -197,17 +180,16 @@ def _read_log(url: str, version: int | None, options: Mapping[str, str] | None) 
     unknown = sorted(set(features) - FEATURES)
     if unknown or protocol.min_reader_version > READER_VERSION:
         needed = ", ".join(unknown) or f"version {protocol.min_reader_version} of the protocol"
-        msg = f"the table {url} needs readers that support {needed}, which this package does not"
-        raise OSError(msg)
+        raise OSError(f"the table {url} needs readers that support {needed}, which this package does not")
     with _explained(url, version):
         columns = _Columns.of(table)
         added = pa.table(table.get_add_actions())
         vectors = pa.table(table.deletion_vectors()) if "deletionVectors" in features else None
     paths = added["path"].to_pylist()
     if len(set(paths)) != len(paths):
-        msg = f"the log of the table {url} has a file twice"
-        raise OSError(msg)
-    values = [_values(added, name) for name in columns.partition_schema.names]
+        raise OSError(f"the log of the table {url} has a file twice")
+    names = columns.partition_schema.names
+    values = [pc.struct_field(added["partition"], [name]).to_pylist() for name in names]
     rows = zip(*values, strict=True) if values else ((),) * len(paths)
     return _Log(
         version=table.version(),
@@ -224,34 +206,25 @@ def _explained(url: str, version: int | None) -> Iterator[None]:
     try:
         yield
     except TableNotFoundError:
-        msg = f"there is no table {url}: no log of a Delta table was found"
-        raise FileNotFoundError(msg) from None
+        raise FileNotFoundError(f"there is no table {url}: no log of a Delta table was found") from None
     except Exception as error:  # noqa: BLE001 - deltalake raises errors of many classes
         cause = " ".join(ANSI.sub("", str(error).partition(BACKTRACE)[0]).split())
         msg = f"{'' if version is None else f'version {version} of '}the table {url} cannot be read: {cause}"
         raise OSError(msg) from None
 
 
-def _values(added: pa.Table, name: str) -> list[Any]:
-    """Return the value that a partition column has in each file."""
-    return pc.struct_field(added["partition"], [name]).to_pylist()  # type: ignore[no-any-return]
-
-
 def _deleted(vectors: pa.Table, table: str, paths: set[str]) -> dict[str, npt.NDArray[np.int64]]:
-    """Return the numbers of deleted rows, by the path of their file.
+    """Return the numbers of deleted rows, by the path of their file in the log.
 
-    Args:
-        vectors: deltalake's table of files with deleted rows: their URLs, and for each row whether it is kept.
-        table: The table's URL, as deltalake spells it.
-        paths: The table's files, as its log names them.
+    `vectors` is deltalake's table of files with deleted rows: their URLs, and for each row whether it is kept. `table`
+    is the table's URL, as deltalake spells it.
     """
     root = table.rstrip("/") + "/"
     deleted = {}
     for url, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
         path = url if url in paths else url.removeprefix(root)
         if path not in paths:
-            msg = f"the table {table} has a deletion vector of {url}, which is not one of its files"
-            raise OSError(msg)
+            raise OSError(f"the table {table} has a deletion vector of {url}, which is not one of its files")
         deleted[path] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False)).astype(np.int64)
     return deleted
 
@@ -261,8 +234,6 @@ class _Columns:
     """The columns of a table, and their names in its files.
 
     Attributes:
-        schema: The columns.
-        partition_schema: The partition columns.
         fields: The log's description of each column, by name.
         mapping: How files identify columns: ``"none"``, ``"name"`` or ``"id"``.
     """
@@ -283,11 +254,7 @@ class _Columns:
         return cls(schema, pa.schema(partitions), fields, metadata.configuration.get(MAPPING, "none"))
 
     def name_in_file(self, stored: pa.Schema, column: str) -> str | None:
-        """Return a file's name of a column of the table, or None if the file does not have it.
-
-        Args:
-            stored: The file's columns.
-            column: The column's name in the table.
+        """Return the name that a table's column has among the stored ones of a file, or None if it is not there.
 
         Raises:
             ColumnError: If its type, or the mapping of its nested fields, is not supported.

@@ -9,18 +9,13 @@ from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.workers.message_size import MessageSizer
 from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
 
-__all__ = ["AssignmentQueue", "WorkerChannel"]
-
 
 class AssignmentQueue:
     """Sends one worker process the assignment of each iteration.
 
     All that torch tells a persistent worker is that a new iteration starts, not which one. So both sides count: the
     n-th iteration of a worker belongs to the n-th assignment. If an iteration is abandoned before the worker gets to
-    it, the worker skips its assignment.
-
-    Args:
-        context: The multiprocessing context that starts the worker, or a module with the same functions.
+    it, the worker skips its assignment. The context is that of multiprocessing, or a module with the same functions.
     """
 
     def __init__(self, context: Any) -> None:
@@ -59,11 +54,8 @@ class AssignmentQueue:
 class WorkerChannel:
     """Everything that connects a worker with the training process.
 
-    Attributes:
-        assignments: Brings the worker its assignments.
-        sizer: Says how many batches the worker puts into a message.
-        pool: Shared memory that the worker packs them into, or None if the system has none.
-        known: Paths of the files whose footers the worker was sent.
+    The pool is None if the system has no such shared memory. `known` has the paths of the files whose footers the
+    worker was sent.
     """
 
     assignments: AssignmentQueue

@@ -10,21 +10,15 @@ import torch
 
 from torch_dataloader_utils.columns.ragged import PackedBytes, jagged_parts, split_values
 
-__all__ = ["BatchBuffer", "UncopyableError", "copy_batch", "is_plain"]
-
 
 class UncopyableError(Exception):
     """A batch holds something that `copy_batch` does not know how to copy."""
 
 
 def copy_batch(value: Any) -> Any:
-    """Return a copy that shares no memory.
+    """Return a copy that shares no memory: of tensors and arrays in dictionaries, lists and tuples.
 
-    Args:
-        value: Tensors and arrays in dictionaries, lists and tuples, with numbers and strings between them.
-
-    Raises:
-        UncopyableError: If there is anything else in it.
+    There may be numbers and strings between them. If there is anything else, raise an UncopyableError.
     """
     if isinstance(value, torch.Tensor):
         return _copy_tensor(value)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["default_num_workers", "environment_count", "usable_cpus"]
 
+def default_num_workers(num_ranks: int) -> int:
+    """Return the default number of workers: the CPUs that this process may use, less one for the training itself.
 
-def default_num_workers() -> int:
-    """Return the default number of workers: the CPUs of this rank's share, less one for the training itself."""
-    return max(1, usable_cpus() - 1)
+    The plan depends on the number of workers, and all ranks have to make the same plan. Their machines may have
+    different numbers of CPUs. So with several ranks the default is 1.
+    """
+    return 1 if num_ranks > 1 else max(1, usable_cpus() - 1)
 
 
 def usable_cpus() -> int:
@@ -23,6 +25,5 @@ def environment_count(name: str, *, least: int = 1, default: str = "") -> int:
     """Return a count from an environment variable, or raise a ValueError."""
     value = os.environ.get(name, default)
     if not value.isdecimal() or int(value) < least:
-        msg = f"the environment variable {name}={value!r} is not an integer of at least {least}"
-        raise ValueError(msg)
+        raise ValueError(f"the environment variable {name}={value!r} is not an integer of at least {least}")
     return int(value)

@@ -22,8 +22,6 @@ from torch.utils.data import get_worker_info
 from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.cpus import usable_cpus
 
-__all__ = ["StartupBarrier", "WorkerSetup"]
-
 PARENT_CHECK_SEC = 1.0
 """How often a worker checks that its parent is still the process that started it."""
 
@@ -41,9 +39,6 @@ class StartupBarrier:
 
     Arrow's allocator (mimalloc) has such a lock, too, and takes it when a thread allocates for the first time. A worker
     would hang there once it decodes. So it tries that, in a thread of its own, before it reports.
-
-    Args:
-        context: The multiprocessing context that starts the workers, or a module with the same functions.
     """
 
     def __init__(self, context: Any) -> None:
@@ -73,10 +68,7 @@ class WorkerSetup:
     """Runs in each worker as it starts, as torch's `worker_init_fn`, and then calls the user's, if there is one."""
 
     def __init__(
-        self,
-        startup: StartupBarrier,
-        channels: list[WorkerChannel],
-        user_worker_init_fn: Callable[[int], None] | None,
+        self, startup: StartupBarrier, channels: list[WorkerChannel], user_worker_init_fn: Callable[[int], None] | None
     ) -> None:
         self._startup = startup
         self._channels = channels

@@ -13,8 +13,6 @@ from __future__ import annotations
 
 from multiprocessing import sharedctypes
 
-__all__ = ["MessageSizer"]
-
 GROWTH = 4
 
 MAX_BATCHES = GROWTH**3
@@ -58,10 +56,7 @@ class MessageSizer:
     def record(self, number: int, size: int, seconds: float) -> None:
         """Decide, in the training process, from a message that arrived whether later ones grow or shrink.
 
-        Args:
-            number: The message's number in its stream, from 0.
-            size: Its bytes.
-            seconds: How long it took to make.
+        The message has a number in its stream, from 0, and a size in bytes, and took some seconds to make.
         """
         changes = self._changes()
         first, count = changes[-1] if changes else (0, 1)

@@ -20,19 +20,16 @@ import io
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import torch
-from torch.utils.data._utils.pin_memory import pin_memory
 
 from torch_dataloader_utils.columns.ragged import jagged_parts, split_values
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.workers.collate import is_plain
 from torch_dataloader_utils.workers.shared_memory import Bytes, SharedMemoryPool
-
-__all__ = ["MAX_HELD", "Content", "Message", "pinned"]
 
 ALIGNMENT = 64
 """A cache line: as much as any dtype or vector instruction wants, and no two tensors share one."""
@@ -42,8 +39,6 @@ MAX_HELD = 2
 would leave the worker without a free block."""
 
 Content: TypeAlias = Batch | Batches | StreamEnd
-
-Pinnable = TypeVar("Pinnable", Batch, Batches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +150,6 @@ def _aligned(length: int) -> int:
 
 def _pinned(memory: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(memory, pin_memory=True).copy_(memory)
-
-
-def pinned(content: Pinnable) -> Pinnable:
-    """Return a batch, or several that are together as columns, with all tensors in pinned memory."""
-    if isinstance(content, Batch):
-        return replace(content, data=pin_memory(content.data))  # type: ignore[no-untyped-call]
-    return replace(content, columns=pin_memory(content.columns))  # type: ignore[no-untyped-call]
 
 
 # Pickling ------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from torch.utils.data import get_worker_info
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from torch_dataloader_utils.columns.convert import with_lists, with_offsets
 from torch_dataloader_utils.formats.base import OpenedFiles
@@ -17,13 +18,11 @@ from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget
 from torch_dataloader_utils.reading.read_ahead import ReadAhead
 from torch_dataloader_utils.reading.scan import ReadOptions
-from torch_dataloader_utils.reading.virtual_streams import read_assignment
+from torch_dataloader_utils.reading.stream import read_assignment
 from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.collate import BatchBuffer, UncopyableError, copy_batch
-from torch_dataloader_utils.workers.messages import Content, Message, pinned
+from torch_dataloader_utils.workers.messages import Content, Message
 from torch_dataloader_utils.workers.seeding import Seeding
-
-__all__ = ["Stream"]
 
 Collate: TypeAlias = Callable[[Batch], Batch]
 
@@ -32,13 +31,8 @@ Collate: TypeAlias = Callable[[Batch], Batch]
 class Stream:
     """Everything that a process needs to make the batches of a stream.
 
-    Attributes:
-        opened_files: The data files.
-        read_cache: What this process has learned of them.
-        options: How rows become batches.
-        collate_fn: Called with each batch; None leaves batches unchanged.
-        seed: Seed of the random numbers that `collate_fn` draws.
-        rank: This rank; each rank draws different numbers.
+    The cache has what this process has learned of the files. The random numbers that `collate_fn` draws are seeded by
+    the seed and the rank.
     """
 
     opened_files: OpenedFiles
@@ -56,9 +50,7 @@ class Stream:
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
         """Yield a stream's batches one by one, for this process.
 
-        Args:
-            assignment: What to read.
-            pin: Whether to copy tensors into pinned memory: in the thread that reads ahead, or after `collate_fn`.
+        `pin` copies tensors into pinned memory: in the thread that reads ahead, or after `collate_fn`.
         """
         collate = self._collate(assignment)
         ahead = self._ahead(assignment, _pinned_together if pin and self.collate_fn is None else None)
@@ -69,7 +61,9 @@ class Stream:
                     continue
                 for batch in content:
                     collated = collate(batch)
-                    yield pinned(collated) if pin and self.collate_fn is not None else collated
+                    if pin and self.collate_fn is not None:
+                        collated = replace(collated, data=pin_memory(collated.data))  # type: ignore[no-untyped-call]
+                    yield collated
                     ahead.release()
                     del batch, collated  # not to keep its memory while the next is waited for
                 if content.lease is not None:
@@ -80,12 +74,7 @@ class Stream:
             ahead.close()
 
     def messages(self, assignment: Assignment, channel: WorkerChannel) -> Iterator[Message]:
-        """Yield a stream's batches packed, for another process.
-
-        Args:
-            assignment: What to read.
-            channel: How this worker is connected with the training process.
-        """
+        """Yield a stream's batches packed, for the training process."""
         self.read_cache.footers.add(assignment.footers)
         outgoing = _Outgoing(assignment, channel)
         collate = self._collate(assignment)
@@ -97,12 +86,10 @@ class Stream:
                     part, rest = rest.cut(outgoing.space)
                     for packable in self._packable(part, collate, alone=outgoing.size == 1):
                         if isinstance(packable, Alone) and outgoing.contents:  # it may be impossible to pack
-                            yield outgoing.pack()
-                            outgoing.begin()
+                            yield from outgoing.flush()
                         outgoing.add(packable)
                         if outgoing.space <= 0:
-                            yield outgoing.pack()
-                            outgoing.begin()
+                            yield from outgoing.flush()
                             ahead.release()
                     del part, packable
                 if isinstance(content, StreamEnd):
@@ -110,10 +97,10 @@ class Stream:
                 elif content.lease is not None:
                     ahead.retire(content.lease)
                 del content
-            yield outgoing.pack()
+            yield from outgoing.flush()
         except Exception:
             if outgoing.contents:  # delivered before the error is raised
-                yield outgoing.pack()
+                yield from outgoing.flush()
             raise
         finally:
             ahead.release()
@@ -172,7 +159,8 @@ class Stream:
 
 
 def _pinned_together(batches: Batches) -> Batches:
-    return pinned(replace(batches, columns=with_offsets(batches.columns, batches.sizes)))
+    columns = with_offsets(batches.columns, batches.sizes)
+    return replace(batches, columns=pin_memory(columns))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,28 +178,27 @@ class _Outgoing:
         self._channel = channel
         self._number = -1
         self.contents: list[Content] = []
-        self.begin()
+        self._begin()
 
-    def begin(self) -> None:
-        """Start the next message."""
+    def _begin(self) -> None:
         self._began = time.perf_counter()
         self._number += 1
         self.size = self.space = self._channel.sizer.batches(self._number)
 
     def add(self, content: Content | Alone) -> None:
         """Add batches or the stream's end to the message."""
+        self.contents.append(content.batch if isinstance(content, Alone) else content)
         if isinstance(content, Alone):
-            self.contents.append(content.batch)
             self.space = 0  # the message is sent at once
-            return
-        self.contents.append(content)
-        if isinstance(content, Batches):
-            self.space -= len(content.receipts)
-        elif isinstance(content, Batch):
-            self.space -= 1
+        elif not isinstance(content, StreamEnd):
+            self.space -= len(content.receipts) if isinstance(content, Batches) else 1
 
-    def pack(self) -> Message:
-        """Return the message with everything that was added."""
+    def flush(self) -> Iterator[Message]:
+        """Yield the message with everything that was added; the next one begins once more is requested."""
+        yield self._pack()
+        self._begin()
+
+    def _pack(self) -> Message:
         contents, self.contents = self.contents, []
         seconds = time.perf_counter() - self._began
         iteration, worker = self._assignment.iteration, self._assignment.worker

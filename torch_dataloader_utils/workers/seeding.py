@@ -13,21 +13,14 @@ import torch
 
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt
 
-__all__ = ["Seeding"]
-
 
 class Seeding:
     """Seeds the global generators of Python, NumPy and torch for each batch that a process makes.
 
     A batch is identified by its last row: the shard, and the row's number among those that the shard delivers. A resume
     does not change it, and no other batch of the epoch has it. The seeds are a blake2b hash of it, keyed with the seed,
-    the epoch, the rank and the worker.
-
-    Args:
-        seed: The shuffle seed.
-        rank: The rank.
-        assignment: What the process reads.
-        restores: Whether to restore the generators after each batch: in the training process training uses them, too.
+    the epoch, the rank and the worker. `restores` says to restore the generators after each batch: in the training
+    process training uses them, too.
     """
 
     def __init__(self, seed: int, rank: int, assignment: Assignment, *, restores: bool) -> None:

@@ -27,8 +27,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Bytes", "SharedMemoryPool"]
-
 Bytes = npt.NDArray[np.uint8]
 """Memory as an array of bytes."""
 
@@ -55,17 +53,20 @@ class SharedMemoryPool:
 
     Args:
         count: Number of blocks.
+        copied: In the worker, the memory's file descriptor and the pool's key.
     """
 
-    def __init__(self, count: int) -> None:
-        fd = os.memfd_create("torch_dataloader_utils", os.MFD_CLOEXEC)
-        try:
-            os.ftruncate(fd, FLAGS_BYTES + count * SPACING)
-        except OSError:
-            os.close(fd)
-            raise
-        self._prepare(count, fd, next(_keys))
-        _pools[self.key] = self
+    def __init__(self, count: int, copied: tuple[int, int] | None = None) -> None:
+        self._count = count
+        self._fd, self.key = copied or (_new_memory(count), next(_keys))
+        self._flags = mmap.mmap(self._fd, FLAGS_BYTES)
+        self._maps: dict[int, mmap.mmap] = {}
+        self._held: set[int] = set()
+        # Reentrant: batches are garbage-collected in any thread, also in one that has the lock at that moment.
+        self._lock = threading.RLock()
+        self.close = weakref.finalize(self, os.close, self._fd)
+        if copied is None:
+            _pools[self.key] = self
 
     @classmethod
     def if_possible(cls, count: int) -> SharedMemoryPool | None:
@@ -76,15 +77,6 @@ class SharedMemoryPool:
             return cls(min(count, MAX_BLOCKS))
         except OSError:  # a limit on the size of files, or a sandbox
             return None
-
-    def _prepare(self, count: int, fd: int, key: int) -> None:
-        self._count, self._fd, self.key = count, fd, key
-        self._flags = mmap.mmap(self._fd, FLAGS_BYTES)
-        self._maps: dict[int, mmap.mmap] = {}
-        self._held: set[int] = set()
-        # Reentrant: batches are garbage-collected in any thread, also in one that has the lock at that moment.
-        self._lock = threading.RLock()
-        self.close = weakref.finalize(self, os.close, self._fd)
 
     @property
     def num_held(self) -> int:
@@ -139,7 +131,15 @@ def _free(flags: mmap.mmap, held: set[int], lock: Any, block: int, pid: int) -> 
             flags[block] = 0
 
 
+def _new_memory(count: int) -> int:
+    fd = os.memfd_create("torch_dataloader_utils", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(fd, FLAGS_BYTES + count * SPACING)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
 def _rebuild(count: int, fd: Any, key: int) -> SharedMemoryPool:
-    pool = SharedMemoryPool.__new__(SharedMemoryPool)
-    pool._prepare(count, fd.detach(), key)  # noqa: SLF001 - what __init__ does, with memory that exists already
-    return pool
+    return SharedMemoryPool(count, (fd.detach(), key))

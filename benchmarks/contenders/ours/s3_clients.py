@@ -1,6 +1,6 @@
 """This library's loader with another S3 client to read data with: s3fs, Arrow's, or obstore.
 
-All else stays the same: s3fs lists and reads footers, and the same ranges are asked for, as many at once. A client is
+All else stays the same: s3fs lists and reads footers, and the same ranges are requested, as many at once. A client is
 put in as fsspec lets anyone do: a filesystem for s3:// URLs, here s3fs with another way to open files.
 """
 

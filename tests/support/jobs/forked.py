@@ -37,6 +37,26 @@ def start(script: Path, *arguments: str, output: Path, environment: dict[str, st
     return process
 
 
+def run_forked(program: str, directory: Path, *arguments: str, seconds: float = 240) -> str:
+    """Run a program until it ends, and return all that it printed.
+
+    Args:
+        program: Its source.
+        directory: Where the source and the output are kept.
+        *arguments: Its arguments.
+        seconds: After this time it is ended.
+    """
+    script, output = directory / "program.py", directory / "output.txt"
+    script.write_text(program, encoding="utf-8")
+    process = start(script, *arguments, output=output, environment={})
+    process.join(seconds)
+    process.kill()
+    process.join()
+    printed = output.read_text(encoding="utf-8", errors="replace")
+    assert process.exitcode == 0, f"status {process.exitcode}:\n{printed}"
+    return printed
+
+
 def _be(
     *,
     argv: Sequence[str],
@@ -46,7 +66,8 @@ def _be(
     tests: int,
     start_method: str,
 ) -> None:
-    """Be the script's process."""
+    """Be the script's process, in a session of its own: with all that it starts, it can be found by that."""
+    os.setsid()
     file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.dup2(file, 1)
     os.dup2(file, 2)

@@ -37,7 +37,7 @@ class Host:
 
 
 def reason_against() -> str | None:
-    """Say why this machine lets nobody make network namespaces, or None."""
+    """Return why no network namespaces can be made on this machine, or None."""
     try:
         with two_hosts():
             return None

@@ -1,4 +1,4 @@
-"""Under torchrun: train until the epoch ends or somebody kills it, from the newest checkpoint.
+"""In several ranks: train until the epoch ends or the job is killed, from the newest checkpoint.
 
 Its argument, JSON: ``data``; ``directory``, where the checkpoint is; loader ``options``; ``every``, the steps between
 two checkpoints; ``pause``, the seconds that a step takes. A checkpoint holds all ranks' states and, instead of a model,

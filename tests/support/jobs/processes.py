@@ -6,8 +6,9 @@ import contextlib
 import multiprocessing
 import os
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,16 @@ def processes_with(mark: str) -> list[int]:
     return found
 
 
+def processes_of_sessions(sessions: Collection[int | None]) -> list[int]:
+    """Return the ids of all living processes of some sessions, also of those whose parent is gone."""
+    found = []
+    for pid in living():
+        with contextlib.suppress(OSError):
+            if os.getsid(pid) in sessions:
+                found.append(pid)
+    return found
+
+
 def own_children() -> set[int]:
     """Return the processes that this one started, without multiprocessing's own servers: they stay to the end."""
     tracker: Any = resource_tracker._resource_tracker
@@ -78,7 +89,7 @@ def shared_memory() -> set[str]:
 
 
 def ownerless(names: set[str]) -> set[str]:
-    """Return those files in shared memory that no process of somebody else has mapped: the rest is not our business."""
+    """Return those files in shared memory that no process outside the tests has mapped."""
     inodes = {}
     for name in names:
         with contextlib.suppress(FileNotFoundError):
@@ -95,6 +106,24 @@ def _mapped_shared_memory(pid: int) -> set[int]:
     except OSError:
         return set()
     return {int(line.split()[4]) for line in lines if f"{SHARED_MEMORY}/" in line}
+
+
+def wait_until_asleep(pids: Collection[int]) -> None:
+    """Wait until no thread of some processes runs or wants to run, but for the thread that calls this."""
+
+    def awake() -> list[Path]:
+        found = []
+        for pid in pids:
+            for entry in Path(f"/proc/{pid}/task").glob("[0-9]*/stat"):
+                with contextlib.suppress(OSError):
+                    state = entry.read_text().rpartition(")")[2].split()[0]
+                    if state != "S" and int(entry.parent.name) != threading.get_native_id():
+                        found.append(entry)
+        return found
+
+    for _ in range(10):  # between two times, a thread that waits for this one has its turn
+        assert not wait_until_none(awake)
+        time.sleep(0.02)
 
 
 def wait_until_none(left: Callable[[], Any], seconds: float = PARENT_NOTICED_SEC) -> Any:

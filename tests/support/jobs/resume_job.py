@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch_dataloader_utils import RankMismatchError, StructuredDataLoader, Stru
 from torch_dataloader_utils.distributed import (
     CheckpointEntry,
     gather_states,
+    in_step,
     load_rank_state,
     own_state,
     require_same_plan,
@@ -79,11 +81,7 @@ def run_case(data: str, directory: Path, case: dict[str, Any], stop: int | None)
 def refusal(data: str | list[str], **options: Any) -> str | None:
     """Return what `require_same_plan` says against what this rank planned, if anything."""
     _, dataset = make_loader(data, **options)
-    try:
-        require_same_plan(dataset)
-    except RankMismatchError as error:
-        return str(error)
-    return None
+    return message_of(lambda: require_same_plan(dataset))
 
 
 def refusals(data: str) -> dict[str, str | None]:
@@ -99,18 +97,41 @@ def refusals(data: str) -> dict[str, str | None]:
         "drop_last": refusal(data, drop_last=last),
         "filters": refusal(data, filters=pc.field("value") >= (-1 if last else 0)),
         "gather": gather_refusal(data),
+        **{f"{where} of other plans": message for where, message in meetings(data, seed=1 if last else 2).items()},
     }
+
+
+def meetings(data: str, seed: int) -> dict[str, str | None]:
+    """Return what each place where ranks meet says against ranks that shuffle by different seeds."""
+    loader, _ = make_loader(data, shuffle=True, shuffle_seed=seed)
+    return {
+        "gather_states": message_of(lambda: gather_states(loader)),
+        "in_step": message_of(lambda: next(in_step(loader))),
+        "CheckpointEntry": message_of(lambda: CheckpointEntry(loader).state_dict()),
+    }
+
+
+def message_of(call: Callable[[], Any]) -> str | None:
+    """Return the message of a RankMismatchError that a call raises, if it does."""
+    try:
+        call()
+    except RankMismatchError as error:
+        return str(error)
+    return None
+
+
+def steps_without_values(data: str) -> dict[str, int]:
+    """Count the batches of this rank, and the steps that all make together, where `collate_fn` returns None."""
+    few = pc.field("value") < 12
+    loader, _ = make_loader(data, collate_fn=lambda _: None, filters=few, num_workers=0)
+    return {"batches": sum(1 for _ in loader), "steps": sum(1 for _ in in_step(loader, uneven="pad"))}
 
 
 def gather_refusal(data: str) -> str | None:
     """Return what `gather_states` says where the last rank opened its loader as the first one."""
     last = dist.get_rank() == dist.get_world_size() - 1
     rank = {"num_ranks": dist.get_world_size(), "rank": 0 if last else dist.get_rank()}
-    try:
-        gather_states(make_loader(data, **rank)[0])
-    except RankMismatchError as error:
-        return str(error)
-    return None
+    return message_of(lambda: gather_states(make_loader(data, **rank)[0]))
 
 
 def main() -> None:
@@ -126,7 +147,10 @@ def main() -> None:
         case["name"]: run_case(arguments["data"], directory / case["name"], case, arguments["stop"])
         for case in arguments["cases"]
     }
-    report = {"delivered": delivered, "refusals": refusals(arguments["data"]) if arguments["stop"] else None}
+    report: dict[str, Any] = {"delivered": delivered}
+    if arguments["stop"]:
+        report["refusals"] = refusals(arguments["data"])
+        report["without values"] = steps_without_values(arguments["data"])
     (directory / f"run-{arguments['run']}-rank-{rank}.json").write_text(json.dumps(report))
     dist.destroy_process_group()
 

@@ -49,6 +49,7 @@ class Job:
         interface: str = "lo",
     ) -> None:
         mark = uuid.uuid4().hex
+        self._script = script.encode()
         self.mark = f"TEST_JOB={mark}"
         self._output = directory / f"output-{mark}.txt"
         # A short path: sockets through which workers send shared memory lie in it, and their names are limited.
@@ -71,10 +72,20 @@ class Job:
         """Whether torchrun is still there."""
         return self._process.poll() is None
 
-    @property
-    def torchrun(self) -> int:
-        """Process id of torchrun."""
-        return self._process.pid
+    def main_processes(self) -> list[int]:
+        """Return the ids of torchrun and of all living ranks."""
+        return [self._process.pid, *self.ranks()]
+
+    def ranks(self) -> list[int]:
+        """Return the ids of all living ranks. Their workers, forked from them, have their command line, too."""
+        found = []
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                process = Path(f"/proc/{pid}")
+                is_worker = (process / "comm").read_text().startswith("pt_data_worker")
+                if self._script in (process / "cmdline").read_bytes() and not is_worker and pid != self._process.pid:
+                    found.append(pid)
+        return found
 
     def processes(self) -> list[int]:
         """Return the ids of all its living processes."""

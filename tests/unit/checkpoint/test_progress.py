@@ -1,4 +1,4 @@
-"""Progress and state: from any stop through JSON and back, to the very rows and batches that are left."""
+"""Progress and state: from any stop through JSON and back, to exactly the rows and batches that are left."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_state_through_json_brings_back_what_is_left_and_whose_turn_it_is(deli
 
 @given(deliveries(), stops)
 @examples(200)
-def test_the_batches_after_a_resume_are_the_very_batches_that_were_still_to_come(delivery, after):
+def test_the_batches_after_a_resume_are_the_batches_that_were_still_to_come(delivery, after):
     whole = delivery.batches_from(delivery.fresh())
     before, progress = stopped(delivery, delivery.fresh(), after)
     restored = delivery.restored(through_json(delivery.state(progress)))

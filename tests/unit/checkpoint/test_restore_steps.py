@@ -54,14 +54,14 @@ def test_a_check_keeps_the_differences_and_placing_raises_them_with_the_shard_th
 
 def test_of_all_states_of_a_virtual_topology_all_count_and_otherwise_this_ranks_alone():
     virtual = {"uneven_ranks": "drop", "batch_size": 4}
-    teams = {
+    groups = {
         ranks: [delivery_of(Topology(ranks, rank, 1, 4, 2), **virtual) for rank in range(ranks)] for ranks in (1, 2)
     }
-    states = parse_states([through_json(delivery.state(delivery.fresh())) for delivery in teams[2]])
-    checked = check_states(states, teams[1][0].run)
+    states = parse_states([through_json(delivery.state(delivery.fresh())) for delivery in groups[2]])
+    checked = check_states(states, groups[1][0].run)
     assert (checked.of_all_ranks, len(checked.states)) == (True, 2)
     assert not checked.differences, "real ranks may differ under a virtual topology"
-    same = check_states(states[1:], teams[2][1].run)
+    same = check_states(states[1:], groups[2][1].run)
     assert (same.of_all_ranks, same.states) == (False, (states[1],))
 
     plain = [delivery_of(Topology(2, rank, 1)) for rank in range(2)]

@@ -140,7 +140,7 @@ def test_an_argument_that_does_not_exist_is_refused(data):
         open_loader(data, bach_size=3)
 
 
-def test_wrong_arguments_are_told_before_anything_is_read(tmp_path):
+def test_wrong_arguments_are_reported_before_anything_is_read(tmp_path):
     with pytest.raises(ValueError, match="batch_size=0"):
         open_loader(tmp_path / "nothing here", batch_size=0)
 
@@ -604,6 +604,19 @@ def test_the_default_number_of_workers_is_the_ranks_share_of_the_cpus_less_one(
     assert dataset.num_workers == loader.num_workers == expected
 
 
+@pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning")
+def test_ranks_on_machines_of_different_sizes_plan_the_same_by_default(data, monkeypatch):
+    digests, rows = set(), []
+    for rank, cpus in enumerate((3, 4)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, cpus=cpus: set(range(cpus)), raising=False)
+        _, dataset = open_loader(data, num_workers=None, num_ranks=2, rank=rank)
+        assert dataset.num_workers == 1
+        digests.add(dataset.plan_digest)
+        rows += [row for batch in batches_of(dataset) for row in batch]
+    assert len(digests) == 1
+    assert sorted(rows) == list(range(ROWS))
+
+
 @pytest.mark.parametrize("size", ["0", "-1", "many", "1.5"])
 def test_a_local_world_size_that_makes_no_sense_is_an_error_that_names_it(data, monkeypatch, size):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", size)
@@ -694,7 +707,7 @@ def test_damaged_data_is_an_error_at_reading_that_names_file_and_row_group(tmp_p
 
 @pytest.mark.parametrize("beside", [True, False], ids=["beside others", "alone"])
 @pytest.mark.parametrize("row_groups", [0, 1])
-def test_a_file_without_rows_delivers_nothing_and_harms_nobody(tmp_path, beside, row_groups):
+def test_a_file_without_rows_delivers_nothing_and_is_no_error(tmp_path, beside, row_groups):
     path = tmp_path / "data" / "part-0015.parquet"
     if beside:
         write_dataset(path.parent)
@@ -758,7 +771,7 @@ def test_a_file_that_changed_since_it_was_listed_is_an_error_that_names_it(tmp_p
     assert rows_recorded(dataset.state_dict()) == len(delivered)
 
 
-def test_a_file_written_anew_in_the_same_size_is_an_error_that_names_it(tmp_path):
+def test_a_file_written_again_in_the_same_size_is_an_error_that_names_it(tmp_path):
     path = tmp_path / "a.parquet"
     one = pa.table({"x": pa.array(range(100), pa.int64())})
     other = pa.table({"x": pa.array(range(100, 200), pa.int64())})

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from typing import Any
+
 import fsspec
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,9 +15,9 @@ from logged import LoggedFileSystem
 from support import all_rows_of, open_loader, write_dataset
 
 from torch_dataloader_utils import UnreadableFileError
-from torch_dataloader_utils.dataset.manifest_file import dump_manifest
+from torch_dataloader_utils.dataset.manifest_file import KEY, SCHEMA, dump_manifest
 from torch_dataloader_utils.formats.base import KnownFooters
-from torch_dataloader_utils.storage.filesystem import StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
 
 @pytest.fixture
@@ -59,7 +63,17 @@ def test_a_manifest_of_another_directory_is_refused_however_alike_their_names(tm
 def test_a_manifest_holds_no_urls_with_a_user_in_them():
     file = StoredFile("a.parquet", "http://user:hunter2@host/a.parquet", 100, None, None)
     with pytest.raises(ValueError, match="user name"):
-        dump_manifest("http://host", [file], KnownFooters({"a.parquet": b""}))
+        dump_manifest("http://host", [file], KnownFooters({"a.parquet": b""}), Storage.for_urls([file.location])[0])
+
+
+def test_a_manifest_holds_no_paths_with_a_secret_in_them():
+    url = "memory://x?token=hunter2hunter2"
+    with fsspec.open(f"{url}/a.parquet", "wb") as file:
+        pq.write_table(pa.table({"x": [1]}), file)
+    _, dataset = open_loader(url)
+    with pytest.raises(ValueError, match="may be secret") as raised:
+        dataset.dump_manifest()
+    assert "hunter2" not in str(raised.value)
 
 
 def test_globs_lists_and_single_files_have_manifests_too(path):
@@ -92,6 +106,66 @@ def test_a_file_that_changed_since_is_an_error_that_names_it(path, workers):
     known, _ = open_loader(path, manifest=manifest, num_workers=workers)
     with pytest.raises(UnreadableFileError, match=r"part-001\.parquet"):
         list(known)
+
+
+def edited(manifest: bytes, edit: Callable[[dict[str, Any], list[dict[str, Any]]], Any]) -> bytes:
+    """Return a manifest with other contents: what it says about itself, and its rows."""
+    with pa.ipc.open_stream(manifest) as stream:
+        table = stream.read_all()
+    about, rows = json.loads(table.schema.metadata[KEY]), table.to_pylist()
+    edit(about, rows)
+    schema = SCHEMA.with_metadata({KEY: json.dumps(about).encode()})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, schema) as stream:
+        stream.write_table(pa.Table.from_pylist(rows, schema=schema))
+    return sink.getvalue().to_pybytes()
+
+
+def test_a_manifest_leads_nowhere_else(path, tmp_path):
+    write_dataset(tmp_path / "elsewhere")
+    elsewhere = f"{path}/../elsewhere/part-000.parquet"
+    manifest = edited(open_loader(path)[1].dump_manifest(), lambda _, rows: rows[0].update(location=elsewhere))
+    for given in (path, f"{path}/*"):
+        with pytest.raises(ValueError, match=r"elsewhere/part-000\.parquet, which is not at"):
+            open_loader(given, manifest=manifest)
+
+
+DAMAGE: dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], Any]] = {
+    "no root": lambda about, _: about.pop("root"),
+    "a root that is no text": lambda about, _: about.update(root=["x"]),
+    "no version": lambda about, _: about.pop("version"),
+    "no path": lambda _, rows: rows[1].update(path=None),
+    "no location": lambda _, rows: rows[1].update(location=None),
+    "no size": lambda _, rows: rows[1].update(size=None),
+    "a negative size": lambda _, rows: rows[1].update(size=-1),
+    "a file twice": lambda _, rows: rows.append(rows[-1]),
+    "another order": lambda _, rows: rows.reverse(),
+    "no files": lambda _, rows: rows.clear(),
+    "no footer": lambda _, rows: rows[1].update(footer=None),
+    "a footer of nothing": lambda _, rows: rows[1].update(footer=b""),
+    "a damaged footer": lambda _, rows: rows[1].update(footer=rows[1]["footer"][3:]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_manifest_is_refused(path, damage):
+    manifest = edited(open_loader(path)[1].dump_manifest(), DAMAGE[damage])
+    with pytest.raises((ValueError, UnreadableFileError), match=r"manifest|part-001\.parquet"):
+        open_loader(path, manifest=manifest)
+
+
+@pytest.mark.parametrize("bits", [range(0, 4000, 61), range(4000, 12_000, 177)], ids=["beginning", "rest"])
+def test_a_manifest_with_a_flipped_bit_is_refused_or_the_same(path, bits):
+    _, dataset = open_loader(path)
+    manifest = dataset.dump_manifest()
+    for bit in bits:
+        content = bytearray(manifest)
+        content[bit // 8 % len(content)] ^= 1 << bit % 8
+        try:
+            _, opened = open_loader(path, manifest=bytes(content))
+        except (ValueError, UnreadableFileError, FileNotFoundError):
+            continue
+        assert opened.state_dict()["plan"]["rows"] == dataset.state_dict()["plan"]["rows"]
 
 
 def test_a_manifest_of_another_path_is_refused_by_name(path, tmp_path):

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import batches_of, examples, open_loader
+from support import batches_of, edited, examples, open_loader
 
-from torch_dataloader_utils import ColumnError, UnreadableFileError
+from torch_dataloader_utils import CheckpointMismatchError, ColumnError, UnreadableFileError
 
 NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -146,6 +146,26 @@ def test_any_text_survives_the_way_through_a_path(tmp_path_factory, values):
     assert sorted(delivered(loader, "k")["k"]) == sorted(texts)
 
 
+def test_a_state_is_refused_where_the_filters_columns_are_read_from_other_directories(tmp_path):
+    """Each row passes the filter then or now, so that without the comparison rows would be lost and others repeated."""
+    write_tree(tmp_path, ["1/2", "2/1", "2/2"], rows=20)
+    names = pa.schema([("first", pa.int32()), ("second", pa.int32())])
+    options = {"filters": pc.field("first") == 2, "batch_size": 7}
+    loader, _ = open_loader(tmp_path, partitioning=pads.partitioning(names), **options)
+    next(iter(loader))
+    state = loader.state_dict()
+    again, _ = open_loader(tmp_path, partitioning=pads.partitioning(names), columns=["x"], **options)
+    again.load_state_dict(state)
+    exchanged = pa.schema([names.field("second"), names.field("first")])
+    other, _ = open_loader(tmp_path, partitioning=pads.partitioning(exchanged), **options)
+    for states, strict in ((state, True), ([state], False)):
+        with pytest.raises(CheckpointMismatchError, match="the partitions as they were") as raised:
+            other.load_state_dict(states, strict=strict)
+        assert [difference.name for difference in raised.value.differences] == ["filter_binding"]
+    earlier = edited(state, plan={key: value for key, value in state["plan"].items() if key != "filter_binding"})
+    again.load_state_dict(earlier)
+
+
 # Filters --------------------------------------------------------------------------------------------------------------
 
 X, K, D = pc.field("x"), pc.field("k"), pc.field("d")
@@ -193,7 +213,7 @@ def test_files_of_other_partitions_are_not_opened(tree, name, read):
     for path in kept:
         if (name, path.parent.name) in {("one partition", "k=1"), ("none", "k=2"), ("null", "k=3")}:
             path.unlink()
-    batches_of(loader)  # nobody misses them
+    batches_of(loader)  # which is no error
 
 
 WRONG = {

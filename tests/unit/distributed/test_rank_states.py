@@ -101,7 +101,7 @@ def test_without_a_process_group_the_gathered_list_has_one_state(data):
     assert batches_of(fresh) == whole[1:]
 
 
-def test_a_rank_whose_file_is_missing_is_told_what_the_directory_holds(data, tmp_path):
+def test_a_rank_whose_file_is_missing_is_an_error_with_what_the_directory_holds(data, tmp_path):
     loader, _ = open_loader(data, batch_size=8, num_ranks=2, rank=0)
     path = save_rank_state(loader, tmp_path / "step-1")
     assert [one.name for one in path.parent.iterdir()] == ["loader-00000-of-00002.json"]
@@ -111,3 +111,33 @@ def test_a_rank_whose_file_is_missing_is_told_what_the_directory_holds(data, tmp
             load_rank_state(fresh, tmp_path / "step-1")
     with pytest.raises(FileNotFoundError, match="nothing"):
         load_rank_state(loader, tmp_path / "nothing")
+
+
+def test_a_state_that_cannot_be_written_is_an_error_that_names_its_file_and_leaves_nothing(data, tmp_path):
+    loader, _ = open_loader(data, batch_size=8, num_ranks=2, rank=1)
+    (tmp_path / "loader-00001-of-00002.json").mkdir()
+    with pytest.raises(OSError, match=r"loader-00001-of-00002\.json'?$"):
+        save_rank_state(loader, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["loader-00001-of-00002.json"]
+
+
+def test_a_file_that_is_no_state_is_an_error_that_names_it(data, tmp_path):
+    loader, _ = open_loader(data, batch_size=8)
+    path = Path(save_rank_state(loader, tmp_path))
+    for content in (path.read_bytes()[:-9], b"[" * 100_000, b"\xff"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"loader-00000-of-00001\.json is not a state"):
+            load_rank_state(loader, tmp_path)
+
+
+def test_states_are_kept_on_any_storage(data):
+    loader, _ = open_loader(data, batch_size=8)
+    whole = batches_of(loader)
+    next(iter(loader))
+    written = save_rank_state(loader, "memory://checkpoints/step-[1]/")
+    assert written == "memory:///checkpoints/step-[1]/loader-00000-of-00001.json"
+    fresh, _ = open_loader(data, batch_size=8)
+    load_rank_state(fresh, "memory://checkpoints/step-[1]")
+    assert batches_of(fresh) == whole[1:]
+    with pytest.raises(FileNotFoundError, match="memory:///checkpoints/step-2/loader-00000"):
+        load_rank_state(fresh, "memory://checkpoints/step-2")

@@ -20,7 +20,7 @@ import pytest
 from conftest import S3Server
 from hypothesis import given
 from hypothesis import strategies as st
-from support import examples
+from support import edited, examples
 from text_files import COMPRESSORS, ROWS, SMALL, WRITERS, csv_of, open_text, replace_file, rows_of, write_text
 
 from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning
@@ -154,7 +154,7 @@ def test_fields_of_objects_may_be_missing_anywhere_and_turn_up_in_any_file(tmp_p
     assert table["row"].to_pylist() == [1, *[2] * 9, 3, 4]
 
 
-def test_types_and_delimiters_are_told_by_format_options(tmp_path: Path):
+def test_types_and_delimiters_are_given_by_format_options(tmp_path: Path):
     (tmp_path / "a.csv").write_bytes(b"row;when;price\n1;01/02/2024;1,50\n")
     told = {
         "delimiter": ";",
@@ -186,7 +186,7 @@ def test_types_and_delimiters_are_told_by_format_options(tmp_path: Path):
         ("csv", {"column_types": {"rwo": "int32"}}, "did you mean 'row'"),
         ("jsonl", {"delimiter": ";"}, "format_options has no 'delimiter'"),
         ("jsonl", {"newlines_in_values": True}, "a row is a line"),
-        ("parquet", {"delimiter": ";"}, "format='parquet' has none"),
+        ("parquet", {"delimiter": ";"}, "has no 'delimiter' for format='parquet'"),
     ],
 )
 def test_options_that_do_not_exist_or_are_not_the_users_are_refused(
@@ -208,7 +208,7 @@ def test_a_format_can_be_sent_to_a_process_with_all_its_options():
     assert sent.options_digest == made.options_digest != Csv({}, Cutting(1 << 20), counts=True).options_digest
 
 
-# Rows that nobody counted --------------------------------------------------------------------------------------------
+# Rows that were not counted ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_what_needs_to_know_the_rows_is_refused_by_name_unless_they_are_counted(
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_rows_that_were_counted_are_mixed_in_rounds(tmp_path: Path, kind: str):
+def test_rows_that_were_counted_are_shuffled_in_rounds(tmp_path: Path, kind: str):
     write_text(tmp_path, kind, suffixes=("", ".gz", ".zst", ""))
 
     loader, _ = open_text(
@@ -261,9 +261,7 @@ def test_rows_that_were_counted_are_mixed_in_rounds(tmp_path: Path, kind: str):
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("order", ["in order", "shards shuffled", "rows shuffled"])
 @pytest.mark.parametrize("kind", WRITERS)
-def test_resume_at_every_batch_delivers_the_very_batches_that_were_to_come(
-    tmp_path: Path, kind: str, order: str, kept: str
-):
+def test_resume_at_every_batch_delivers_the_batches_that_were_to_come(tmp_path: Path, kind: str, order: str, kept: str):
     write_text(tmp_path, kind, suffixes=("", ".gz", "", ".zst"))
     mixing = {"in order": {}, "shards shuffled": {"shuffle": True}}.get(
         order, {"shuffle": True, "shuffle_buffer_size": 50, "split_bytes": 4000}
@@ -317,10 +315,16 @@ def test_states_write_ranges_of_bytes_and_whole_files(tmp_path: Path):
     with pytest.raises(CheckpointMismatchError, match="count_rows"):
         counted.load_state_dict(states[3])
     for damage in ({"row_length": 3}, {"byte_offset": "0"}, {"byte_length": None}, {"row_offset": 0}):
-        state = through_json(states[3])
+        state = edited(through_json(states[3]))
         state["in_progress"][0]["splits"][0] |= damage
         with pytest.raises(ValueError, match="not a state of this package"):
             loader.load_state_dict(state)
+
+
+def test_a_file_of_one_row_that_is_larger_than_a_split_is_shuffled(tmp_path: Path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"x": 1, "text": "y" * 10_000}))
+    loader, _ = open_text(tmp_path, format="jsonl", shuffle=True, shuffle_buffer_size=10, split_bytes=1000)
+    assert [batch["x"] for batch in loader] == [[1]]
 
 
 def test_states_of_other_options_are_refused(tmp_path: Path):
@@ -336,7 +340,7 @@ def test_states_of_other_options_are_refused(tmp_path: Path):
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_elastic_resume_over_rows_that_nobody_counted_delivers_each_once(tmp_path: Path, kind: str):
+def test_elastic_resume_over_rows_that_were_not_counted_delivers_each_once(tmp_path: Path, kind: str):
     write_text(tmp_path, kind, suffixes=("", ".gz", "", ".zst"))
     options = {"format": kind, "shuffle": True, **SMALL}
     delivered: list[int] = []
@@ -355,7 +359,7 @@ def test_elastic_resume_over_rows_that_nobody_counted_delivers_each_once(tmp_pat
     assert sorted(delivered) == list(range(ROWS))
 
 
-def test_files_written_anew_are_left_out_and_refused_where_rows_of_them_were_under_way(tmp_path: Path):
+def test_files_written_again_are_left_out_and_refused_where_rows_of_them_were_under_way(tmp_path: Path):
     write_text(tmp_path, "csv", [40, 40])
     options = {"format": "csv", "split_bytes": "1MiB", "batch_size": 30}
     loader, dataset = open_text(tmp_path, **options)
@@ -390,7 +394,7 @@ def test_a_new_modification_time_alone_refuses_a_state_for_text_has_no_footer(tm
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_rows_that_nobody_counted_are_mixed_among_finer_ranges(tmp_path: Path, kind: str):
+def test_rows_that_were_not_counted_are_shuffled_among_finer_ranges(tmp_path: Path, kind: str):
     write_text(tmp_path, kind, [2000])
 
     loader, dataset = open_text(tmp_path, format=kind, shuffle=True, shuffle_buffer_size=400)
@@ -404,7 +408,7 @@ def test_rows_that_nobody_counted_are_mixed_among_finer_ranges(tmp_path: Path, k
     assert sum(abs(one - other) > 20 for one, other in pairwise(rows)) > 1500
 
 
-def test_a_compressed_file_larger_than_the_buffer_has_to_be_counted_to_be_mixed(tmp_path: Path):
+def test_a_compressed_file_larger_than_the_buffer_has_to_be_counted_to_be_shuffled(tmp_path: Path):
     write_text(tmp_path, "csv", [2000], suffixes=[".gz"])
 
     with pytest.raises(ValueError, match=r"part-0\.csv\.gz has about .*count_rows=True"):
@@ -576,7 +580,7 @@ def test_a_field_within_a_column_is_never_passed_over(tmp_path, case, columns):
 
 
 @pytest.mark.parametrize("line", [2, 5, 33, 50])
-def test_a_type_that_changes_in_the_first_block_is_named_with_its_very_line(tmp_path, line):
+def test_a_type_that_changes_in_the_first_block_is_named_with_its_line(tmp_path, line):
     lines = [json.dumps({"a": "x" if number == line else 1}) for number in range(1, 51)]
     (tmp_path / "a.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(UnreadableFileError, match=rf"a\.jsonl, line {line}: .* changed from number to string"):

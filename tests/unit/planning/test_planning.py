@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -15,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from jobs.processes import inherited
 from support import examples, manifest_of, manifests, plan_options, row_ids, shards_of
 
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
@@ -136,7 +131,7 @@ def test_splits_begin_and_end_where_row_groups_do(case):
 
 
 @given(cases())
-def test_a_split_is_one_row_group_where_rows_are_mixed(case):
+def test_a_split_is_one_row_group_where_rows_are_shuffled(case):
     case = replace(case, options=replace(case.options, shuffle=True, shuffle_buffer_size=100))
     splits = [split for shard in shards_of(case.plan()) for split in shard.splits]
     assert sorted(splits) == sorted(group for group, _ in case.groups())
@@ -147,7 +142,7 @@ def test_a_split_is_one_row_group_where_rows_are_mixed(case):
 
 @given(cases())
 @examples(200)
-def test_a_shard_above_a_maximum_is_a_single_row_group_or_mixed_in_rounds(case):
+def test_a_shard_above_a_maximum_is_a_single_row_group_or_shuffled_in_rounds(case):
     options, all_groups = case.options, case.groups()
     for shard in shards_of(case.plan()):
         groups = groups_within(all_groups, shard.splits)
@@ -185,7 +180,7 @@ def test_every_stream_gets_four_shards_where_row_groups_allow(case):
     )
 )
 @examples(200)
-def test_every_stream_gets_a_shard_where_row_groups_allow_and_rows_are_mixed(case):
+def test_every_stream_gets_a_shard_where_row_groups_allow_and_rows_are_shuffled(case):
     case = replace(case, options=replace(case.options, shuffle=True, shuffle_buffer_size=1000))
     plan = case.plan()
     if len(case.groups()) >= plan.num_ranks * plan.streams:
@@ -201,7 +196,7 @@ def test_equal_row_groups_give_every_stream_at_least_four_shards_and_less_than_n
 
 
 @pytest.mark.parametrize(("num_ranks", "num_workers"), [(1, 0), (2, 3), (8, 8)])
-def test_mixing_takes_the_whole_buffer_where_every_stream_has_a_shard_all_the_same(num_ranks, num_workers):
+def test_row_level_shuffle_takes_the_whole_buffer_where_every_stream_has_a_shard_all_the_same(num_ranks, num_workers):
     options = PlanOptions(2**40, shuffle=True, shuffle_buffer_size=20)
     lengths = [shard.rows for shard in shards_of(_plan(EVEN, options, num_ranks=num_ranks, num_workers=num_workers))]
     expected = 20 if num_ranks * max(1, num_workers) <= 32 else 10
@@ -261,7 +256,7 @@ def _groups(rows: int, group: int) -> tuple[RowGroup, ...]:
 
 @given(cases(), st.integers(1, 6))
 @examples(200)
-def test_row_groups_larger_than_the_buffer_are_mixed_with_one_another_in_rounds_of_its_size(case, most):
+def test_row_groups_larger_than_the_buffer_are_shuffled_with_one_another_in_rounds_of_its_size(case, most):
     options = replace(case.options, shuffle=True, shuffle_buffer_size=5, shuffle_interleave=most)
     for shard in shards_of(replace(case, options=options).plan()):
         if shard.rounds == 1:
@@ -323,7 +318,7 @@ def test_seed_1_epoch_2_is_not_seed_2_epoch_1():
     )
 
 
-def test_mixing_draws_the_row_groups_of_a_shard_from_all_over_the_dataset():
+def test_row_level_shuffle_draws_the_row_groups_of_a_shard_from_all_over_the_dataset():
     options = PlanOptions(2**40, shuffle=True, shuffle_buffer_size=80)
     for shard in shards_of(_plan(EVEN, options)):
         places = sorted(row_ids(EVEN, shard)[::10])
@@ -335,7 +330,7 @@ def test_mixing_draws_the_row_groups_of_a_shard_from_all_over_the_dataset():
 
 
 def rebuilt(manifest: Manifest) -> Manifest:
-    """The same files, read anew: equal values, no shared object, another root, other times and etags."""
+    """The same files, read again: equal values, no shared object, another root, other times and etags."""
     files = (
         DataFile(
             path="".join(list(file.path)),
@@ -374,38 +369,6 @@ def test_a_dataset_at_another_root_has_the_same_plan_permutations_and_fingerprin
 def test_no_workers_and_one_worker_walk_the_same_streams(case):
     assert shards_of(case.plan(num_workers=0)) == shards_of(case.plan(num_workers=1))
     assert streams_of(case.plan(num_workers=0)) == streams_of(case.plan(num_workers=1))
-
-
-OTHER_PROCESS = """
-import pickle, sys
-from torch_dataloader_utils.planning.planner import make_plan
-from torch_dataloader_utils.planning.shuffle import permutation
-for manifest, options, epoch, num_ranks, num_workers in pickle.load(sys.stdin.buffer):
-    plan = make_plan(manifest, options, epoch=epoch, num_ranks=num_ranks, num_workers=num_workers)
-    mixed = permutation(50, seed=options.shuffle_seed, epoch=epoch, shard=plan.slices[0].shard)
-    print(manifest.fingerprint, plan.digest, *mixed.tolist())
-"""
-
-
-def test_another_process_with_another_hash_seed_computes_the_same_plans():
-    options = [
-        PlanOptions(1000),
-        PlanOptions(1000, shuffle=True),
-        PlanOptions(1000, split_rows=30, shuffle=True, shuffle_seed=-7),
-        PlanOptions(2**27, shuffle=True, shuffle_buffer_size=100, shuffle_seed=2**90),
-    ]
-    arguments = [(EVEN, one, epoch, 2, 3) for one in options for epoch in (0, 5)]
-    output = subprocess.run(
-        [sys.executable, "-c", OTHER_PROCESS],
-        input=pickle.dumps(arguments),
-        env=inherited(PYTHONHASHSEED="2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"),
-        capture_output=True,
-        check=True,
-    ).stdout.decode()
-    for line, (manifest, one, epoch, ranks, workers) in zip(output.splitlines(), arguments, strict=True):
-        plan = _plan(manifest, one, epoch=epoch, num_ranks=ranks, num_workers=workers)
-        mixed = permutation(50, seed=one.shuffle_seed, epoch=epoch, shard=shards_of(plan)[0])
-        assert line.split() == [manifest.fingerprint, plan.digest, *map(str, mixed.tolist())]
 
 
 # Digests and fingerprints ------------------------------------------------------------------------------------------

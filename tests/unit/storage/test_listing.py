@@ -138,7 +138,7 @@ def test_row_ids_count_through_the_files_sorted_by_path(tree):
     assert delivered == {ROWS * n + row: ROWS * place + row for n, place in places.items() for row in range(ROWS)}
 
 
-def test_directories_whose_names_begin_alike_are_told_apart(tmp_path):
+def test_directories_whose_names_begin_alike_are_distinct(tmp_path):
     write_file(tmp_path / "ab" / "x.parquet", 0)
     write_file(tmp_path / "abc" / "x.parquet", 1)
     assert listed([tmp_path / "abc", tmp_path / "ab"]) == ["ab/x.parquet", "abc/x.parquet"]

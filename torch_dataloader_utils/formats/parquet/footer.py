@@ -19,10 +19,12 @@ from torch_dataloader_utils.formats.recognition import PARQUET_MAGIC, format_hin
 from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
-__all__ = ["Columns", "FooterReader", "NotParquetError", "leaves_of", "parse_footer"]
-
 TAIL_BYTES = 64 * 1024
 """How much of a file's end is read first. Most footers are smaller, and then one request is enough."""
+
+SIGNATURE_BYTES = 28
+"""The nonce and the tag at the end of a plain footer if columns are encrypted: "Plaintext footer mode" in
+https://github.com/apache/parquet-format/blob/master/Encryption.md."""
 
 SHOWN = 3
 """How many files a warning names."""
@@ -31,9 +33,7 @@ SHOWN = 3
 class FooterReader:
     """Reads and parses footers. If consecutive files have equal schemas, as they mostly do, a schema is derived once.
 
-    Args:
-        storage: Where the files are.
-        counts_nulls: Whether a column's nulls matter.
+    `counts_nulls` says of a column whether its nulls matter.
     """
 
     def __init__(self, storage: Storage, counts_nulls: Callable[[pa.Field], bool] = lambda _: False) -> None:
@@ -44,32 +44,43 @@ class FooterReader:
         self._schemas: dict[bytes, pa.Schema] = {}
 
     def read(self, file: StoredFile) -> Footer:
-        """Read and parse a file's footer.
-
-        Raises:
-            UnreadableFileError: If the file is not a Parquet file, or damaged; the message names it.
-        """
+        """Read and parse a file's footer."""
         return self.parse(file, self.content(file))
 
     def content(self, file: StoredFile) -> bytes:
-        """Return a file's footer as bytes, with their length and the magic.
+        """Return a file's footer as bytes, with their length and the magic: one request, or two for a long footer.
 
         Raises:
             UnreadableFileError: If the file is not a Parquet file, or damaged; the message names it.
         """
-        return _read(self._storage, file)
+        name = self._storage.display(file.location)
+        if file.size < len(PARQUET_MAGIC) * 2 + 4:
+            msg = f"{name} is not a Parquet file: it has only {file.size} bytes{format_hint(file.path, 'parquet')}"
+            raise NotParquetError(msg)
+        tail = self._storage.read(file, max(0, file.size - TAIL_BYTES), file.size)
+        if tail[-4:] != PARQUET_MAGIC:
+            what = "an encrypted" if tail[-4:] == b"PARE" else "no complete"
+            msg = f"{name} is {what} Parquet file: it ends in {tail[-4:]!r}, not in {PARQUET_MAGIC!r}"
+            msg += format_hint(file.path, "parquet", end=tail)
+            raise NotParquetError(msg)
+        length = int.from_bytes(tail[-8:-4], "little") + 8
+        if length + len(PARQUET_MAGIC) > file.size:
+            msg = f"{name} is a damaged Parquet file: its footer would be {length} bytes of {file.size}"
+            raise NotParquetError(msg)
+        if length > len(tail):
+            tail = self._storage.read(file, file.size - length, file.size - len(tail)) + tail
+        return tail[-length:]
 
     def parse(self, file: StoredFile, content: bytes) -> Footer:
         """Parse a footer: its bytes, with their length and the magic."""
         try:
             metadata = parse_footer(content)
             columns = self.columns(metadata)
-            groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+            groups = row_groups_of(metadata)
             row_groups = tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups)
             rows = sum(group.rows for group in row_groups)
             if any(group.rows < 0 for group in row_groups):
-                msg = "a row group has a negative number of rows"
-                raise pa.ArrowInvalid(msg)
+                raise pa.ArrowInvalid("a row group has a negative number of rows")
             nulls = tuple(columns.announced_nulls(groups))
         except (pa.ArrowException, OSError, ValueError) as error:
             msg = f"cannot read the footer of {self._storage.display(file.location)}: {error}"
@@ -90,10 +101,8 @@ class FooterReader:
         if self._mismatches:
             shown = "; ".join(sorted(self._mismatches)[:SHOWN])  # threads read the footers, in any order
             others = f"; and {len(self._mismatches) - SHOWN} more files" if len(self._mismatches) > SHOWN else ""
-            message = (
-                f"the total of rows in a footer disagrees with its row groups, by which it is read: {shown}{others}"
-            )
-            warn_user(f"{message}. Write the files again", FooterMismatchWarning)
+            message = f"the total of rows in a footer disagrees with its row groups, by which it is read: {shown}"
+            warn_user(f"{message}{others}. Write the files again", FooterMismatchWarning)
 
     def columns(self, metadata: pq.FileMetaData) -> Columns:
         """Return a file's columns."""
@@ -149,10 +158,22 @@ def parse_footer(footer: bytes) -> pq.FileMetaData:
     """Parse a footer, as a file that has only the magic and the footer.
 
     ``pq.read_metadata`` takes twice the time for the same, because it prepares to read columns.
+
+    Raises:
+        OSError: If the file has encrypted columns: to ask pyarrow for their metadata would end the process.
+        pyarrow.ArrowException: If it is damaged.
     """
     reader = pq.ParquetReader()
     reader.open(pa.BufferReader(PARQUET_MAGIC + footer))
-    return reader.metadata
+    metadata = reader.metadata
+    if len(footer) - len(PARQUET_MAGIC) - 4 - metadata.serialized_size == SIGNATURE_BYTES:
+        raise OSError("it has encrypted columns, which are not supported: decrypt the file")
+    return metadata
+
+
+def row_groups_of(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
+    """Return the row groups that a footer describes."""
+    return [metadata.row_group(number) for number in range(metadata.num_row_groups)]
 
 
 def leaves_of(schema: pa.Schema) -> dict[str, tuple[int, ...]]:
@@ -172,24 +193,3 @@ def _leaf_count(dtype: pa.DataType) -> int:
     if pa.types.is_dictionary(dtype) or not pa.types.is_nested(dtype):
         return 1
     return sum(_leaf_count(dtype.field(number).type) for number in range(dtype.num_fields))
-
-
-def _read(storage: Storage, file: StoredFile) -> bytes:
-    """Return a file's footer with its length and magic: one request, or two where it is longer than the first took."""
-    name = storage.display(file.location)
-    if file.size < len(PARQUET_MAGIC) * 2 + 4:
-        msg = f"{name} is not a Parquet file: it has only {file.size} bytes{format_hint(file.path, 'parquet')}"
-        raise NotParquetError(msg)
-    tail = storage.read(file, max(0, file.size - TAIL_BYTES), file.size)
-    if tail[-4:] != PARQUET_MAGIC:
-        what = "an encrypted" if tail[-4:] == b"PARE" else "no complete"
-        msg = f"{name} is {what} Parquet file: it ends in {tail[-4:]!r}, not in {PARQUET_MAGIC!r}"
-        msg += format_hint(file.path, "parquet", end=tail)
-        raise NotParquetError(msg)
-    length = int.from_bytes(tail[-8:-4], "little") + 8
-    if length + len(PARQUET_MAGIC) > file.size:
-        msg = f"{name} is a damaged Parquet file: its footer would be {length} bytes of {file.size}"
-        raise NotParquetError(msg)
-    if length > len(tail):
-        tail = storage.read(file, file.size - length, file.size - len(tail)) + tail
-    return tail[-length:]

@@ -19,21 +19,16 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils.errors import MetadataFileWarning, warn_user
 from torch_dataloader_utils.formats.base import FileCase, Footer
-from torch_dataloader_utils.formats.parquet.footer import FooterReader, NotParquetError, parse_footer
+from torch_dataloader_utils.formats.parquet.footer import SHOWN, FooterReader, NotParquetError, parse_footer
 from torch_dataloader_utils.formats.parquet.statistics import select_row_groups
 from torch_dataloader_utils.planning.manifest import DESCRIBED, DataFile, RowGroup
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
-
-__all__ = ["MetadataFile", "described_columns", "description_digest", "read_metadata_file"]
-
-SHOWN = 3
 
 
 class MetadataFile:
     """What a `_metadata` file says of the data files in its directory.
 
-    Args:
-        content: Its footer, with length and magic; the file has nothing else.
+    `content` is its footer, with length and magic; the file has nothing else.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -60,10 +55,10 @@ class MetadataFile:
             yield Footer(described, columns.schema, tuple(columns.announced_nulls(groups)), None)
 
     def select_row_groups(
-        self, files: Sequence[str], filters: pc.Expression, schema: pa.Schema, columns: Sequence[str]
+        self, files: Sequence[str], filters: pc.Expression, needed: pa.Schema
     ) -> tuple[tuple[int, ...], ...] | None:
         """Return what `statistics.select_row_groups` would return for the files' own footers."""
-        found = select_row_groups([self.content], filters, schema, columns, [FileCase()])
+        found = select_row_groups([self.content], filters, needed, [FileCase()])
         if found is None:
             return None
         selected = frozenset(found[0])
@@ -76,11 +71,6 @@ def read_metadata_file(storage: Storage, file: StoredFile, files: Sequence[Store
     """Read a `_metadata` file; warn and return None if it does not describe exactly these files.
 
     A storage error is raised: ranks that read different footers could plan different epochs.
-
-    Args:
-        storage: Where it is.
-        file: The `_metadata` file.
-        files: The data files in its directory.
     """
     name = storage.display(file.location)
     try:
@@ -112,11 +102,8 @@ def _parsed(content: bytes) -> MetadataFile:
 def description_digest(columns: str, groups: Iterable[pq.RowGroupMetaData]) -> str:
     """Return a digest of a file's columns, and of each column chunk's offset, size and statistics.
 
-    The file's own footer and an up-to-date `_metadata` file give the same digest.
-
-    Args:
-        columns: The columns, as `described_columns` gives them.
-        groups: The row groups.
+    The file's own footer and an up-to-date `_metadata` file give the same digest. The columns are as
+    `described_columns` gives them.
     """
     digest = hashlib.blake2b(columns.encode(), digest_size=8)
     for group in groups:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import operator
 from collections.abc import Iterable, Sequence
-from functools import reduce
 from typing import Any
 
 import pyarrow as pa
@@ -14,69 +12,50 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
 from torch_dataloader_utils.formats.base import FileCase
-from torch_dataloader_utils.formats.filters import rules_out
+from torch_dataloader_utils.formats.filters import all_of, rules_out
 from torch_dataloader_utils.formats.recognition import PARQUET_MAGIC
-
-__all__ = ["select_row_groups"]
 
 MOST_NAN_COLUMNS = 3
 """For up to this many columns in which NaN may pass a filter, all combinations of NaN and no NaN are examined."""
 
 
-def _columns_kept_as_nan(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str]) -> list[str] | None:
-    """Return the columns in which a NaN may pass a filter; None where this is unknown, as inside nested types.
-
-    Statistics leave NaN out, so they say nothing about rows with a NaN.
-    """
-    kept = []
-    for name in columns:
-        dtype = schema.field(name).type
-        if pa.types.is_nested(dtype) or isinstance(dtype, pa.BaseExtensionType):
-            return None
-        if pa.types.is_floating(dtype) and not rules_out(filters, schema, columns, _is_nan(name, dtype)):
-            kept.append(name)
-    return kept if len(kept) <= MOST_NAN_COLUMNS else None
-
-
-def _is_nan(name: str, dtype: pa.DataType) -> pc.Expression:
-    return pc.field(name) == pa.scalar(float("nan"), dtype)
-
-
 def select_row_groups(
-    footers: Iterable[bytes],
-    filters: pc.Expression,
-    schema: pa.Schema,
-    columns: Sequence[str],
-    cases: Iterable[FileCase],
+    footers: Iterable[bytes], filters: pc.Expression, needed: pa.Schema, cases: Iterable[FileCase]
 ) -> tuple[tuple[int, ...], ...] | None:
     """Return, for each file, the row groups whose statistics do not rule out a row that a filter keeps.
 
-    Args:
-        footers: The files' Parquet footers.
-        filters: The filter.
-        schema: The dataset's columns.
-        columns: The columns that the filter needs.
-        cases: What else is known of each file.
-
-    Returns:
-        Numbers of row groups, ascending; None where statistics cannot rule out any.
+    `needed` are the columns that the filter needs, and `cases` what else is known of each file. The numbers of row
+    groups are ascending. None where statistics cannot rule out any.
     """
-    nan_columns = _columns_kept_as_nan(filters, schema, columns)
-    if nan_columns is None:
+    nan_tests = _nan_tests(filters, needed)
+    if nan_tests is None:
         return None
     guarantees = [
-        reduce(operator.and_, (_is_nan(name, schema.field(name).type) for name in chosen)) if chosen else None
-        for count in range(len(nan_columns) + 1)
-        for chosen in itertools.combinations(nan_columns, count)
+        all_of(chosen) for count in range(len(nan_tests) + 1) for chosen in itertools.combinations(nan_tests, count)
     ]
-    zeros = _columns_kept_as_zero(filters, schema, columns)
+    zeros = _columns_kept_as_zero(filters, needed)
     return tuple(
-        _selected(footer, filters, schema, guarantees, case=case, zeros=zeros)
+        _selected(footer, filters, needed, guarantees, case=case, zeros=zeros)
         for footer, case in zip(footers, cases, strict=True)
     )
 
 
-def _columns_kept_as_zero(filters: pc.Expression, schema: pa.Schema, columns: Sequence[str]) -> list[str]:
+def _nan_tests(filters: pc.Expression, needed: pa.Schema) -> list[pc.Expression] | None:
+    """Return, for each column in which a NaN may pass a filter, the condition that it is NaN.
+
+    Statistics leave NaN out, so they say nothing about rows with a NaN. None where the columns are unknown, as inside
+    nested types, or too many.
+    """
+    kept = []
+    for column in needed:
+        if pa.types.is_nested(column.type) or isinstance(column.type, pa.BaseExtensionType):
+            return None
+        if pa.types.is_floating(column.type) and not rules_out(filters, needed, _equals(column, float("nan"))):
+            kept.append(_equals(column, float("nan")))
+    return kept if len(kept) <= MOST_NAN_COLUMNS else None
+
+
+def _columns_kept_as_zero(filters: pc.Expression, needed: pa.Schema) -> list[str]:
     """Return the columns in which a zero may pass a filter although pyarrow rules it out by statistics.
 
     Parquet writes -0.0 as the least zero and 0.0 as the greatest. pyarrow takes them for different values when it
@@ -84,21 +63,22 @@ def _columns_kept_as_zero(filters: pc.Expression, schema: pa.Schema, columns: Se
     """
     if "is_in(" not in str(filters):
         return []
-    floats = [name for name in columns if pa.types.is_floating(schema.field(name).type)]
+    floats = [column for column in needed if pa.types.is_floating(column.type)]
     return [
-        name
-        for name in floats
-        if not all(
-            rules_out(filters, schema, columns, pc.field(name) == pa.scalar(zero, schema.field(name).type))
-            for zero in (0.0, -0.0)
-        )
+        column.name
+        for column in floats
+        if not all(rules_out(filters, needed, _equals(column, zero)) for zero in (0.0, -0.0))
     ]
+
+
+def _equals(column: pa.Field, value: float) -> pc.Expression:
+    return pc.field(column.name) == pa.scalar(value, column.type)
 
 
 def _selected(
     footer: bytes,
     filters: pc.Expression,
-    schema: pa.Schema,
+    needed: pa.Schema,
     guarantees: Iterable[pc.Expression | None],
     *,
     case: FileCase,
@@ -110,12 +90,11 @@ def _selected(
         whole = _fragment(footer, case.guarantee)
         selected.update(group.id for group in whole.row_groups if any(_is_zero(group, name) for name in zeros))
     for of_nan in guarantees:
-        guarantee = _both(of_nan, case.guarantee)
-        fragment = _fragment(footer, guarantee)
+        fragment = _fragment(footer, all_of((of_nan, case.guarantee)))
         if not case.comparable:
             return tuple(group.id for group in fragment.row_groups)
         with contextlib.suppress(pa.ArrowNotImplementedError):  # types that pyarrow cannot compare with statistics
-            fragment = fragment.subset(filters, schema=schema)
+            fragment = fragment.subset(filters, schema=needed)
         selected.update(group.id for group in fragment.row_groups)
     return tuple(sorted(selected))
 
@@ -126,11 +105,6 @@ def _is_zero(group: Any, column: str) -> bool:
     return bounds is not None and bounds["min"] == 0 == bounds["max"]
 
 
-def _both(one: pc.Expression | None, other: pc.Expression | None) -> pc.Expression | None:
-    return other if one is None else one if other is None else one & other
-
-
-def _fragment(footer: bytes, guarantee: pc.Expression | None = None) -> Any:
-    return pads.ParquetFileFormat().make_fragment(
-        pa.BufferReader(PARQUET_MAGIC + footer), partition_expression=guarantee
-    )
+def _fragment(footer: bytes, guarantee: pc.Expression | None) -> Any:
+    file = pa.BufferReader(PARQUET_MAGIC + footer)
+    return pads.ParquetFileFormat().make_fragment(file, partition_expression=guarantee)

@@ -12,14 +12,12 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils.columns.arrow import width
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.base import Codec, Layout, Measures, OpenedFiles
+from torch_dataloader_utils.formats.base import Codec, Layout, Measures, OpenedFiles, RowGroups
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.text.footer import TextFooter
 from torch_dataloader_utils.formats.text.lines import Text
 from torch_dataloader_utils.storage.filesystem import LocalFile
-
-__all__ = ["Parser", "TextCodec", "range_of"]
 
 
 class Parser(Protocol):
@@ -44,64 +42,51 @@ NESTED_GROWTH = 2
 """Numbers in lists have a few characters each, and take eight bytes."""
 
 
+@dataclass(frozen=True, slots=True)
 class _TextLayout(Layout):
     """A file's ranges, and about how large they are in memory."""
 
-    def __init__(self, footer: TextFooter, stored: pa.Schema) -> None:
-        self.footer = footer
-        self._stored = stored
+    footer: TextFooter
+    stored: pa.Schema
 
     def measures(self) -> Measures:
         """Return about how large the ranges are in memory: all strings together at most as large as the text."""
         footer = self.footer
-        widths = {column.name: width(column.type) for column in self._stored}
+        widths = {column.name: width(column.type) for column in self.stored}
         sizes = tuple(stop - start for start, stop in footer.ranges)
-        variable = [column for column in self._stored if not widths[column.name]]
+        variable = [column for column in self.stored if not widths[column.name]]
 
         def largest(column: pa.Field) -> tuple[int, ...]:
             growth = footer.text_bytes * (NESTED_GROWTH if pa.types.is_nested(column.type) else 1) / len(variable)
             offsets = [OFFSET_BYTES * rows for rows in footer.expected_rows]
             return tuple(int(size * growth) + offset for size, offset in zip(sizes, offsets, strict=True))
 
-        return Measures(
-            row_bytes=sum(widths.values()),
-            stored=sizes,
-            variable={column.name: largest(column) for column in variable},
-            rows=footer.expected_rows,
-        )
+        by_column = {column.name: largest(column) for column in variable}
+        return Measures(sum(widths.values()), sizes, by_column, footer.expected_rows)
 
     def ranges(self, number: int) -> list[tuple[int, int]]:
         return [self.footer.ranges[number]]
 
 
 class TextCodec(Codec):
-    """Ranges of lines, parsed by pyarrow.
+    """Ranges of lines, parsed by pyarrow."""
 
-    Args:
-        files: The data files.
-        footers: Their footers.
-        parser: Makes a file's parser.
-    """
+    layout: Callable[[str], _TextLayout]
 
     def __init__(self, files: OpenedFiles, footers: FooterStore, parser: MakeParser) -> None:
         self._files = files
         self._parser = parser
-        self._layout = lru_cache(OPEN_FILES)(
+        self.layout = lru_cache(OPEN_FILES)(
             lambda path: _TextLayout(TextFooter.load(footers[path]), files.projection(path).stored)
         )
-
-    def layout(self, path: str) -> _TextLayout:
-        """Return a file's ranges."""
-        return self._layout(path)
 
     def open(self, path: str, file: Any, local: LocalFile | None) -> _TextRowGroups:
         """Open a file."""
         shown = self._files.manifest.full_path(path)
         listed = self._files.files[path].modified
         if local is not None and listed is not None and local.modified != listed:
-            msg = f"{shown} was rewritten since it was listed"
-            raise UnreadableFileError(msg)
-        footer, stored = self._layout(path).footer, self._files.projection(path).stored
+            raise UnreadableFileError(f"{shown} was rewritten since it was listed")
+        footer, stored = self.layout(path).footer, self._files.projection(path).stored
         parser = self._parser(footer.schema.names, stored)
         types = {column.name: column.type for column in footer.schema}
         widened = [
@@ -113,7 +98,7 @@ class TextCodec(Codec):
 
 
 @dataclass(frozen=True, slots=True)
-class _TextRowGroups:
+class _TextRowGroups(RowGroups):
     """An open text file."""
 
     shown: str
@@ -134,18 +119,13 @@ class _TextRowGroups:
             for first in range(0, batch.num_rows, rows):
                 yield batch.slice(first, rows)
 
-    def close(self) -> None:
-        """Nothing is open but the file."""
-
     def _require_exact(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Raise if an integer that is read as a float, as the column is of floats elsewhere, may have changed."""
         for name in self.widened:
             bounds = pc.min_max(rows[name])
             if any(abs(bound.as_py() or 0) >= LARGEST_EXACT for bound in bounds.values()):
-                msg = (
-                    f"{self.shown}: column {name!r} begins with integers here, and is of floats in the dataset, which "
-                )
-                msg += f"do not hold each integer of {LARGEST_EXACT} or more; set its type by format_options"
+                msg = f"{self.shown}: column {name!r} begins with integers here, and is of floats in the dataset, "
+                msg += f"which do not hold each integer of {LARGEST_EXACT} or more; set its type by format_options"
                 raise UnreadableFileError(msg)
 
     def _text(self, number: int) -> Text:
@@ -155,14 +135,7 @@ class _TextRowGroups:
 
 
 def range_of(shown: str, footer: TextFooter, number: int, content: pa.Buffer) -> Text:
-    """Return a range of a file.
-
-    Args:
-        shown: The file, as messages name it.
-        footer: What is known of it.
-        number: The range.
-        content: The whole file, or only that range.
-    """
+    """Return a range of a file, which messages name as shown; the content is the whole file, or only that range."""
     start, stop = footer.ranges[number]
     is_last = number == len(footer.ranges) - 1
     if content.size < footer.size:

@@ -15,33 +15,16 @@ from pyarrow import csv
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError, nearest
 from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
-from torch_dataloader_utils.formats.text.compression import Decompressed
-from torch_dataloader_utils.formats.text.csv_options import (
-    checked,
-    column_types,
-    convert_options,
-    encoding_of,
-    is_ascii_like,
-    parse_options,
-    quote_of,
-    read_options,
-)
+from torch_dataloader_utils.formats.text import csv_options
 from torch_dataloader_utils.formats.text.format import BLOCK_BYTES, Sample, TextFormat
-from torch_dataloader_utils.formats.text.lines import Text
+from torch_dataloader_utils.formats.text.lines import CHUNK, Text, WatchedText
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
-
-__all__ = ["Csv"]
 
 UNCUTTABLE = ("escape_char", "newlines_in_values", "skip_rows", "skip_rows_after_names")
 """Options with which a line end may not end a row, or a file's first line may not be its beginning."""
 
 ZERO = "holds a zero byte: the file is damaged, or no text"
-
 NOT_CLOSED = "a quoted value is not closed: the file is cut short, or a quote is too many"
-
-CHUNK = 1 << 20
-
-MOST_SHOWN = 500
 
 MESSAGE = re.compile(
     r"(?:In CSV column #(?P<column>\d+): )?(?:CSV parse error: )?(?:Row #(?P<row>\d+): )?(?P<what>.*)", re.DOTALL
@@ -57,27 +40,25 @@ class Csv(TextFormat):
     suffixes: ClassVar[tuple[str, ...]] = ENDINGS["csv"]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "options", checked(self.options))
+        object.__setattr__(self, "options", csv_options.checked(self.options))
 
     def sample(self, text: Text, *, is_all: bool) -> Sample:
         """Return the columns that pyarrow infers from the first block."""
         content = text.content.to_pybytes()
-        if is_all and not content.endswith((b"\n", b"\r")) and is_ascii_like(self.options):
+        if is_all and not content.endswith((b"\n", b"\r")) and csv_options.is_ascii_like(self.options):
             content += b"\n"  # pyarrow does not see a header that has no line end
         text = replace(text, content=pa.py_buffer(content))
         lines = _Lines(self.options, partial(self._names, text))
-        if 0 in content and is_ascii_like(self.options):
+        if 0 in content and csv_options.is_ascii_like(self.options):
             raise text.error(content[: content.index(0)].count(b"\n") + 1, ZERO)
         with lines.errors(text):
+            read = csv_options.read_options(self.options, use_threads=False)
             reader = csv.open_csv(
-                text.open(),
-                read_options(self.options, use_threads=False),
-                parse_options(self.options),
-                convert_options(self.options),
+                text.open(), read, csv_options.parse_options(self.options), csv_options.convert_options(self.options)
             )
             reader.schema.names  # noqa: B018 - they may be no text
             rows = next((batch.num_rows for batch in reader), 0)
-        given = column_types(self.options)
+        given = csv_options.column_types(self.options)
         for column in reader.schema:
             if pa.types.is_binary(column.type) and column.name not in given and self.options.get("check_utf8", True):
                 as_text = CsvParser(self.options, reader.schema.names, pa.schema([(column.name, pa.string())]))
@@ -87,14 +68,16 @@ class Csv(TextFormat):
     def _names(self, text: Text) -> list[str]:
         """Return the columns of a file, even if its values cannot be parsed."""
         unchecked = csv.ConvertOptions(column_types={}, check_utf8=False)
-        reader = csv.open_csv(text.open(), read_options(self.options), parse_options(self.options), unchecked)
+        reader = csv.open_csv(
+            text.open(), csv_options.read_options(self.options), csv_options.parse_options(self.options), unchecked
+        )
         return list(reader.schema.names)
 
     def can_cut(self, storage: Storage, file: StoredFile) -> bool:
         """Whether no value can hold a line end, because no value is quoted."""
-        if any(self.options.get(name) for name in UNCUTTABLE) or not is_ascii_like(self.options):
+        if any(self.options.get(name) for name in UNCUTTABLE) or not csv_options.is_ascii_like(self.options):
             return False
-        quote = quote_of(self.options)
+        quote = csv_options.quote_of(self.options)
         if not quote:
             return True
         if not storage.is_local:
@@ -105,26 +88,20 @@ class Csv(TextFormat):
     def unified(self, schemas: Sequence[FileSchema]) -> list[pa.Schema]:
         """Return each file's columns with the types of all files together; columns without a value are strings."""
         whole = unified(schemas)
-        for name in column_types(self.options):
+        for name in csv_options.column_types(self.options):
             if name not in whole.schema.names:
                 msg = f"format_options['column_types'] names {name!r}, which no file has"
                 raise ColumnError(f"{msg}{nearest(name, whole.schema.names)}")
-        types = {column.name: pa.string() if pa.types.is_null(column.type) else column.type for column in whole.schema}
-        made: dict[int, pa.Schema] = {}
-        for file in schemas:
-            if id(file.schema) not in made:
-                made[id(file.schema)] = pa.schema(
-                    [
-                        column if column.name in whole.problems else column.with_type(types[column.name])
-                        for column in file.schema
-                    ]
-                )
-        return [made[id(file.schema)] for file in schemas]
+        typed = [column for column in whole.schema if column.name not in whole.problems]
+        types = {column.name: pa.string() if pa.types.is_null(column.type) else column.type for column in typed}
+        return [
+            pa.schema([column.with_type(types.get(column.name, column.type)) for column in file.schema])
+            for file in schemas
+        ]
 
-    def counter(self, names: Sequence[str]) -> Callable[[Text], int]:
-        """Return what counts rows: every row is parsed, and its first column read as bytes."""
-        parser = CsvParser(self.options, names, pa.schema([(names[0], pa.binary())]))
-        return lambda text: sum(batch.num_rows for batch in parser.batches(text, use_threads=False))
+    def counting_parser(self, names: Sequence[str]) -> CsvParser:
+        """Return the parser that counts rows: every row is parsed, and its first column read as bytes."""
+        return CsvParser(self.options, names, pa.schema([(names[0], pa.binary())]))
 
     def parser(self, names: Sequence[str], stored: pa.Schema) -> CsvParser:
         """Return the parser of a file's texts."""
@@ -132,13 +109,7 @@ class Csv(TextFormat):
 
 
 class CsvParser:
-    """Parses ranges of one file into rows.
-
-    Args:
-        options: The user's options.
-        names: The file's columns.
-        stored: The needed ones, with their types.
-    """
+    """Parses ranges of a file, whose columns are named, into rows of the needed columns."""
 
     def __init__(self, options: Mapping[str, Any], names: Sequence[str], stored: pa.Schema) -> None:
         self._options = options
@@ -148,13 +119,13 @@ class CsvParser:
         # Without the name of a column pyarrow would read all columns.
         read = stored if len(stored) else pa.schema([(self._names[0], pa.binary())])
         types = {column.name: column.type for column in read}
-        self._convert = convert_options(options, column_types=types, include_columns=read.names)
+        self._convert = csv_options.convert_options(options, column_types=types, include_columns=read.names)
 
     def table(self, text: Text) -> pa.Table:
         """Return all rows."""
         watched = self._watched(text)
         with self._lines.errors(text, self._serially):
-            table = csv.read_csv(_open(text, watched), self._read(text), self._parse(text), self._convert)
+            table = csv.read_csv(_open(text, watched), *self._settings(text))
         self._lines.require_sound(text, watched)
         return table.select(self._stored.names)
 
@@ -162,48 +133,34 @@ class CsvParser:
         """Yield the rows, block by block."""
         watched = self._watched(text)
         with self._lines.errors(text, self._serially):
-            reader = csv.open_csv(
-                _open(text, watched),
-                self._read(text, use_threads=use_threads),
-                self._parse(text),
-                self._convert,
-            )
-            for batch in reader:
+            for batch in csv.open_csv(_open(text, watched), *self._settings(text, use_threads=use_threads)):
                 yield batch.select(self._stored.names)
         self._lines.require_sound(text, watched)
 
     def _serially(self, text: Text) -> None:
         """Parse in a single thread: only then does pyarrow say which row is wrong."""
-        read = self._read(text, use_threads=False)
-        for _ in csv.open_csv(_open(text, None), read, self._parse(text), self._convert):
+        for _ in csv.open_csv(text.open(), *self._settings(text, use_threads=False)):
             pass
 
-    def _read(self, text: Text, *, use_threads: bool = True) -> csv.ReadOptions:
-        if not text.start:
-            return read_options(self._options, use_threads=use_threads)
-        names = {"column_names": self._names, "autogenerate_column_names": False}  # the range has no header
-        return read_options(self._options, use_threads=use_threads, **names)
+    def _settings(
+        self, text: Text, *, use_threads: bool = True
+    ) -> tuple[csv.ReadOptions, csv.ParseOptions, csv.ConvertOptions]:
+        """Return pyarrow's options for a text; only a text from the file's beginning has a header."""
+        names = {"column_names": self._names, "autogenerate_column_names": False} if text.start else {}
+        parse = csv_options.parse_options({"newlines_in_values": not text.start and text.is_last, **self._options})
+        return csv_options.read_options(self._options, use_threads=use_threads, **names), parse, self._convert
 
-    def _parse(self, text: Text) -> csv.ParseOptions:
-        whole = text.start == 0 and text.is_last
-        return parse_options({"newlines_in_values": whole, **self._options})
-
-    def _watched(self, text: Text) -> Decompressed | None:
-        return None if text.compression is None else Decompressed(text.open(), quote_of(self._options))
+    def _watched(self, text: Text) -> WatchedText | None:
+        return None if text.compression is None else WatchedText(text.open(), csv_options.quote_of(self._options))
 
 
 class _Lines:
-    """Finds the lines of rows; knows quoted line ends.
-
-    Args:
-        options: The user's options.
-        names: Returns the file's columns.
-    """
+    """Finds the lines of rows; knows quoted line ends. `names` returns the file's columns."""
 
     def __init__(self, options: Mapping[str, Any], names: Callable[[], Sequence[str]]) -> None:
         self._options = options
         self._names = names
-        self._quote = quote_of(options)
+        self._quote = csv_options.quote_of(options)
         self._delimiter = str(options.get("delimiter", ",")).encode()
         escape = options.get("escape_char") or ""
         self._escaped = re.compile(re.escape(str(escape).encode()) + b".", re.DOTALL) if escape else None
@@ -212,9 +169,7 @@ class _Lines:
     def errors(self, text: Text, again: Callable[[Text], None] | None = None) -> Iterator[None]:
         """Turn pyarrow's errors into errors that name file and line.
 
-        Args:
-            text: What is parsed.
-            again: Parses it again, so that pyarrow says which row is wrong; None where it says so in any case.
+        `again` parses the text again, so that pyarrow says which row is wrong; None where it says so in any case.
         """
         try:
             yield
@@ -223,11 +178,8 @@ class _Lines:
         except pa.ArrowKeyError as error:
             raise text.error(None, f"its columns differ from those that it was listed with: {error}") from None
         except UnicodeDecodeError as error:
-            raise text.error(
-                None,
-                f"the name of a column is not valid text: {error.reason}; set the encoding by "
-                "format_options={'encoding': ...}",
-            ) from None
+            what = f"the name of a column is not valid text: {error.reason}"
+            raise text.error(None, f"{what}; set the encoding by format_options={{'encoding': ...}}") from None
         except OSError as error:
             raise text.error(None, f"it is cut short or damaged: {error}") from None
 
@@ -241,13 +193,12 @@ class _Lines:
         what = str(error) if found is None else found["what"]
         if "straddling object" in what:
             return self._too_long(text)
-        number = found["column"] if found is not None else None
-        if number is not None:
-            column = self._names()[int(number)]
+        if found is not None and found["column"] is not None:
+            column = self._names()[int(found["column"])]
             advice = "'encoding': ..." if "UTF8" in what else f"'column_types': {{{column!r}: ...}}"
             what = f"column {column!r}: {what}; set it by format_options={{{advice}}}"
         row = found["row"] if found is not None else None
-        return text.error(None if row is None else self.line_of(text, int(row)), _shortened(what))
+        return text.error(None if row is None else self.line_of(text, int(row)), what)
 
     def _too_long(self, text: Text) -> UnreadableFileError:
         """Return the error of a row that is longer than a block."""
@@ -259,32 +210,32 @@ class _Lines:
         what = "a row is longer than what is parsed at a time: pass format_options={'block_size': ...} in bytes"
         return text.error(line, what)
 
-    def require_sound(self, text: Text, watched: Decompressed | None) -> None:
+    def require_sound(self, text: Text, watched: WatchedText | None) -> None:
         """Raise if a text holds zero bytes, or ends within a quoted value: pyarrow accepts both."""
-        if not is_ascii_like(self._options):
+        if not csv_options.is_ascii_like(self._options):
             return
-        quotes, has_zeros = 0, False
-        if watched is not None:
-            quotes, has_zeros = watched.quotes, watched.has_zeros
-        else:
-            for content in text.chunks():
-                quotes += content.count(self._quote) if self._quote else 0
-                has_zeros = has_zeros or 0 in content
-        if has_zeros:
+        if watched is None:
+            watched = WatchedText(text.open(), self._quote)
+            while watched.read(CHUNK):
+                pass
+        if watched.has_zeros:
             line = next(number for number, line in enumerate(text.lines(), 1) if 0 in line)
             raise text.error(line, ZERO)
-        opened = self._left_open(text) if quotes % 2 else None
+        opened = self._left_open(text) if watched.quotes % 2 else None
         if opened is not None:
             raise text.error(opened, NOT_CLOSED)
 
     def line_of(self, text: Text, row: int) -> int | None:
         """Return the line that a row begins in, both counted from 1, with the header and skipped lines."""
-        rows = 0
+        rows, inside = 0, False
         skipped = int(self._options.get("skip_rows", 0)) if not text.start else 0
-        for number, begins in self._row_lines(text, skipped):
-            rows += begins
+        takes_empty = self._options.get("ignore_empty_lines") is False
+        for number, line in enumerate(self._plain_lines(text), 1):
+            is_skipped = number <= skipped
+            rows += is_skipped or (not inside and (takes_empty or bool(line.strip(b"\r\n"))))
             if rows == row:
                 return number
+            inside = not is_skipped and self._ends_inside(line, inside=inside)
         return None
 
     def _left_open(self, text: Text) -> int | None:
@@ -295,21 +246,10 @@ class _Lines:
             inside = self._ends_inside(line, inside=inside)
         return begin if inside else None
 
-    def _row_lines(self, text: Text, skipped: int) -> Iterator[tuple[int, bool]]:
-        """Yield the number of each line, and whether a row begins there."""
-        inside = False
-        takes_empty = self._options.get("ignore_empty_lines") is False
-        for number, line in enumerate(self._plain_lines(text), 1):
-            if number <= skipped:
-                yield number, True
-                continue
-            yield number, not inside and (takes_empty or bool(line.strip(b"\r\n")))
-            inside = self._ends_inside(line, inside=inside)
-
     def _plain_lines(self, text: Text) -> Iterable[bytes]:
-        if is_ascii_like(self._options):
+        if csv_options.is_ascii_like(self._options):
             return text.lines()
-        content = b"".join(text.chunks()).decode(encoding_of(self._options), errors="replace")
+        content = text.open().read().decode(csv_options.encoding_of(self._options), errors="replace")
         return [line.encode() for line in content.splitlines(keepends=True)]
 
     def _ends_inside(self, line: bytes, *, inside: bool) -> bool:
@@ -340,9 +280,5 @@ class _Lines:
             position += len(self._quote) if inside else 0
 
 
-def _open(text: Text, watched: Decompressed | None) -> pa.NativeFile:
+def _open(text: Text, watched: WatchedText | None) -> pa.NativeFile:
     return text.open() if watched is None else pa.PythonFile(watched, mode="r")
-
-
-def _shortened(what: str) -> str:
-    return what if len(what) <= MOST_SHOWN else f"{what[:MOST_SHOWN]}..."

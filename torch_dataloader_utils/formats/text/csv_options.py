@@ -9,30 +9,10 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import csv
 
-from torch_dataloader_utils.errors import nearest
+from torch_dataloader_utils.formats.text.format import require_known_options
 
-__all__ = [
-    "checked",
-    "column_types",
-    "convert_options",
-    "encoding_of",
-    "is_ascii_like",
-    "parse_options",
-    "quote_of",
-    "read_options",
-]
-
-READ = (
-    "block_size",
-    "skip_rows",
-    "skip_rows_after_names",
-    "column_names",
-    "autogenerate_column_names",
-    "encoding",
-)
-
+READ = ("block_size", "skip_rows", "skip_rows_after_names", "column_names", "autogenerate_column_names", "encoding")
 PARSE = ("delimiter", "quote_char", "double_quote", "escape_char", "newlines_in_values", "ignore_empty_lines")
-
 CONVERT = (
     "check_utf8",
     "column_types",
@@ -65,14 +45,7 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: If there is no such option, users cannot set it, or its value is not valid.
     """
-    known = (*READ, *PARSE, *CONVERT)
-    for name in options:
-        if name in OURS:
-            msg = f"format_options[{name!r}] cannot be set: {OURS[name]}"
-            raise ValueError(msg)
-        if name not in known:
-            msg = f"format_options has no {name!r} for csv{nearest(name, known)}"
-            raise ValueError(msg)
+    require_known_options(options, (*READ, *PARSE, *CONVERT), OURS, "csv")
     try:
         given = {name: _sendable(name, value) for name, value in options.items()}
         read_options(given).validate()
@@ -80,8 +53,7 @@ def checked(options: Mapping[str, Any]) -> dict[str, Any]:
         convert_options(given).validate()
         encoding_of(given)
     except (TypeError, ValueError, LookupError, AttributeError, pa.ArrowException) as error:
-        msg = f"format_options: {error}"
-        raise ValueError(msg) from None
+        raise ValueError(f"format_options: {error}") from None
     return given
 
 

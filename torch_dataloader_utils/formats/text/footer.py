@@ -16,8 +16,6 @@ import pyarrow as pa
 
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
-__all__ = ["DIGEST_BYTES", "Cutting", "TextFooter", "cuts", "digest_of"]
-
 DIGEST_BYTES = 64 * 1024
 """How much of a file's beginning, and of its end, identifies its content."""
 
@@ -37,9 +35,7 @@ class TextFooter:
     Attributes:
         made_by: Digest of the options that it depends on.
         digest: Digest of the file's first and last bytes.
-        size: The file's size.
         schema: The columns that its beginning shows.
-        compression: How it is compressed, or None.
         starts: Where its ranges begin.
         row_bytes: About how many stored bytes a row takes.
         text_bytes: About how many bytes of text a stored byte holds.
@@ -78,25 +74,17 @@ class TextFooter:
     def load(cls, content: bytes) -> TextFooter:
         """Return what `dump` made bytes of."""
         values = json.loads(content)
-        schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(values["schema"])))
-        rows = values["rows"]
-        return cls(
-            **{
-                **values,
-                "schema": schema,
-                "starts": tuple(values["starts"]),
-                "rows": None if rows is None else tuple(rows),
-            }
-        )
+        values["schema"] = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(values["schema"])))
+        values["starts"] = tuple(values["starts"])
+        values["rows"] = None if values["rows"] is None else tuple(values["rows"])
+        return cls(**values)
 
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How finely large files are cut.
+    """How finely large files are cut: by the bytes of a shard, and the rows that are shuffled together, at most.
 
-    Attributes:
-        split_bytes: Bytes of a shard, at most.
-        buffer_rows: Rows that are shuffled together, at most; None without row-level shuffle.
+    `buffer_rows` is None without row-level shuffle.
     """
 
     split_bytes: int
@@ -120,9 +108,7 @@ def digest_of(storage: Storage, file: StoredFile, head: bytes) -> str:
     """Return a digest of a file's first and last bytes, 16 hexadecimal characters."""
     begin = max(0, file.size - DIGEST_BYTES)
     tail = head[begin:] if len(head) == file.size else storage.read(file, begin, file.size)
-    digest = hashlib.blake2b(head[:DIGEST_BYTES], digest_size=8)
-    digest.update(tail)
-    return digest.hexdigest()
+    return hashlib.blake2b(head[:DIGEST_BYTES] + tail, digest_size=8).hexdigest()
 
 
 def cuts(storage: Storage, file: StoredFile, step: int) -> Iterator[int]:

@@ -1,6 +1,7 @@
 """What CSV and JSON Lines share: reading a file's beginning, cutting files, counting rows.
 
-Text has no footer. So a footer is made of what has to be known of a file without reading it again.
+Text has no footer. So a footer is made of what has to be known of a file without reading it again. Text is plain, or
+compressed by gzip or zstd, which its first bytes show.
 """
 
 from __future__ import annotations
@@ -9,27 +10,24 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.errors import UnreadableFileError, nearest
 from torch_dataloader_utils.formats.base import Codec, Described, Footer, Format, KnownFooters, OpenedFiles
 from torch_dataloader_utils.formats.concurrency import read_concurrently
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.recognition import format_hint
 from torch_dataloader_utils.formats.schema import FileSchema
 from torch_dataloader_utils.formats.text.codec import Parser, TextCodec, range_of
-from torch_dataloader_utils.formats.text.compression import MOST_TEXT, compression_of, decompressed_head
 from torch_dataloader_utils.formats.text.footer import DIGEST_BYTES, Cutting, TextFooter, cuts, digest_of
 from torch_dataloader_utils.formats.text.lines import Text
 from torch_dataloader_utils.planning.manifest import TEXT, DataFile, RowGroup
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 from torch_dataloader_utils.storage.listing import Listing
-
-__all__ = ["BLOCK_BYTES", "BOM", "Sample", "TextFormat"]
 
 BLOCK_BYTES = 1 << 20
 """How much pyarrow parses at a time by default: columns are inferred from the first of these blocks."""
@@ -37,16 +35,24 @@ BLOCK_BYTES = 1 << 20
 BOM = b"\xef\xbb\xbf"
 """The byte order mark that UTF-8 may begin with."""
 
+MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
+
+MOST_TEXT: dict[str | None, int] = {None: 1, "gzip": 1032, "zstd": 32768}
+"""How many bytes of text a stored byte can hold, at most: it bounds the rows of a file whose rows are not counted.
+
+Deflate: two bits for at most 258 bytes, which is 1032 to 1 (https://zlib.net/zlib_tech.html). Zstandard: a block of at
+most 128 KiB from a header of three bytes and the byte that it repeats (RFC 8878, sections 3.1.1.2.2 and 3.1.1.2.4),
+which is 32768 to 1.
+"""
+
+HEAD_CHUNK = 64 * 1024
+"""Bytes that are decompressed together of a file's beginning: few, for its beginning may be all that is wanted."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What a file's beginning shows.
-
-    Attributes:
-        schema: Its columns.
-        rows: The rows it has.
-        bytes: The bytes of text that these rows have.
-    """
+    """What a file's beginning shows: columns, how many rows it has, and how many bytes of text these have."""
 
     schema: pa.Schema
     rows: int
@@ -66,9 +72,9 @@ class TextFormat(Format):
 
     blank: ClassVar[bytes] = b"\r\n"
 
-    options: Mapping[str, Any] = field(default_factory=dict)
-    cutting: Cutting = field(default_factory=lambda: Cutting(128 << 20))
-    counts: bool = False
+    options: Mapping[str, Any]
+    cutting: Cutting
+    counts: bool
 
     @property
     def unknown_rows(self) -> str | None:
@@ -91,37 +97,23 @@ class TextFormat(Format):
 
     @abstractmethod
     def sample(self, text: Text, *, is_all: bool) -> Sample:
-        """Return what a file's beginning shows.
-
-        Args:
-            text: The beginning.
-            is_all: Whether it is the whole text.
-        """
+        """Return what a file's beginning, or the whole text, shows."""
 
     @abstractmethod
     def can_cut(self, storage: Storage, file: StoredFile) -> bool:
         """Whether every line end of a plain file is the end of a row."""
 
     @abstractmethod
-    def counter(self, names: Sequence[str]) -> Callable[[Text], int]:
-        """Return what counts the rows of a file's texts, by the parser that reads them.
-
-        Args:
-            names: The file's columns.
-        """
+    def counting_parser(self, names: Sequence[str]) -> Parser:
+        """Return a parser of texts of a file with these columns that keeps as little as counting rows needs."""
 
     @abstractmethod
     def parser(self, names: Sequence[str], stored: pa.Schema) -> Parser:
-        """Return the parser of a file's texts.
-
-        Args:
-            names: The file's columns.
-            stored: The needed ones, with their types.
-        """
+        """Return the parser of texts of a file with these columns, of which some are needed, with their types."""
 
     @abstractmethod
     def unified(self, schemas: Sequence[FileSchema]) -> list[pa.Schema]:
-        """Return the columns of each file, with the types that they are read in."""
+        """Return the columns of each file, with the types that they are read in. No two of the schemas are equal."""
 
     def describe(
         self,
@@ -139,14 +131,13 @@ class TextFormat(Format):
             if self.counts:
                 footers = self._counted(storage, files, footers)
         self._require_shuffleable(storage, files, footers)
-        shown = [storage.display(file.location) for file in files]
-        schemas = self.unified([FileSchema(*named) for named in zip(shown, _shared(footers), strict=True)])
-        return Described(
-            [
-                Footer(self._data_file(file, footer), schema, (), footer.dump())
-                for file, footer, schema in zip(files, footers, schemas, strict=True)
-            ]
-        )
+        columns = [footer.schema.serialize().to_pybytes() for footer in footers]
+        distinct: dict[bytes, FileSchema] = {}
+        for file, footer, key in zip(files, footers, columns, strict=True):
+            distinct.setdefault(key, FileSchema(storage.display(file.location), footer.schema))
+        schemas = dict(zip(distinct, self.unified(list(distinct.values())), strict=True))
+        described = zip(files, footers, columns, strict=True)
+        return Described([self._described(file, footer, schemas[key]) for file, footer, key in described])
 
     def codec(self, files: OpenedFiles, footers: FooterStore) -> Codec:
         """Return what opens files for one reader."""
@@ -175,8 +166,7 @@ class TextFormat(Format):
         """Return the footer of a file."""
         shown = storage.display(file.location)
         if not file.size:
-            msg = f"{shown} is empty: it has not even a line of {self.name}"
-            raise UnreadableFileError(msg)
+            raise UnreadableFileError(f"{shown} is empty: it has not even a line of {self.name}")
         head = storage.read(file, 0, min(file.size, max(DIGEST_BYTES, 2 * self.block_bytes)))
         try:
             footer = self._footer(storage, file, head)
@@ -184,8 +174,7 @@ class TextFormat(Format):
             hint = format_hint(file.path, self.name, begin=head)
             if not hint:
                 raise
-            msg = f"{error}{hint}"
-            raise UnreadableFileError(msg) from None
+            raise UnreadableFileError(f"{error}{hint}") from None
         step = self.cutting.step(footer.row_bytes, counted=self.counts)
         if footer.compression is not None or file.size <= step or not self.can_cut(storage, file):
             return footer
@@ -199,12 +188,10 @@ class TextFormat(Format):
         try:
             text, is_all, stored = decompressed_head(head, compression, 2 * self.block_bytes, is_all=is_all)
         except OSError as error:
-            msg = f"{shown} is cut short or damaged: {error}"
-            raise UnreadableFileError(msg) from None
+            raise UnreadableFileError(f"{shown} is cut short or damaged: {error}") from None
         if not text.removeprefix(BOM).strip(self.blank):
             what = "is empty: it has not even" if is_all else f"begins with {len(text)} bytes without"
-            msg = f"{shown} {what} a line of {self.name}"
-            raise UnreadableFileError(msg)
+            raise UnreadableFileError(f"{shown} {what} a line of {self.name}")
         sample = self.sample(Text(shown, pa.py_buffer(text)), is_all=is_all)
         text_bytes = len(text) / max(1, stored)
         return TextFooter(
@@ -222,16 +209,18 @@ class TextFormat(Format):
         self, storage: Storage, files: Sequence[StoredFile], footers: Sequence[TextFooter]
     ) -> list[TextFooter]:
         """Count the rows of all ranges of all files."""
-        ranges = [
-            (file, footer, number)
-            for file, footer in zip(files, footers, strict=True)
-            for number in range(len(footer.ranges))
-        ]
+        described = zip(files, footers, strict=True)
+        ranges = [(file, footer, number) for file, footer in described for number in range(len(footer.ranges))]
 
         def count(part: tuple[StoredFile, TextFooter, int]) -> int:
             file, footer, number = part
             shown = storage.display(file.location)
-            rows_in = self.counter(footer.schema.names)
+            parser = self.counting_parser(footer.schema.names)
+
+            def rows_in(content: pa.Buffer) -> int:
+                text = range_of(shown, footer, number, content)
+                return sum(batch.num_rows for batch in parser.batches(text, use_threads=False))
+
             with storage.errors(file.location):
                 if not storage.is_local:
                     start, stop = footer.ranges[number]
@@ -239,9 +228,9 @@ class TextFormat(Format):
                     if content.size != stop - start:
                         msg = f"{shown} changed since it was listed: {content.size} bytes came back of {stop - start}"
                         raise UnreadableFileError(msg)
-                    return rows_in(range_of(shown, footer, number, content))
+                    return rows_in(content)
                 local = storage.open_local(file)
-                rows = rows_in(range_of(shown, footer, number, local.file.read_buffer(local.size)))
+                rows = rows_in(local.file.read_buffer(local.size))
                 local.require_unchanged()
                 return rows
 
@@ -256,20 +245,20 @@ class TextFormat(Format):
         if most is None or self.counts:
             return
         for file, footer in zip(files, footers, strict=True):
-            for (start, stop), rows in zip(footer.ranges, footer.expected_rows, strict=True):
-                size = (stop - start) * footer.text_bytes
-                if len(footer.ranges) == 1 and (rows > most or size > self.cutting.split_bytes):
-                    msg = (
-                        f"{storage.display(file.location)} has about {rows} rows and cannot be cut (it is compressed, "
-                    )
-                    msg += f"or may hold quoted line ends): to shuffle its rows with shuffle_buffer_size={most} and "
-                    msg += f"split_bytes={self.cutting.split_bytes}, pass count_rows=True"
-                    raise ValueError(msg)
+            if len(footer.ranges) != 1:
+                continue
+            (start, stop), rows = footer.ranges[0], footer.expected_rows[0]
+            is_large = rows > 1 and (stop - start) * footer.text_bytes > self.cutting.split_bytes
+            if rows > most or is_large:
+                msg = f"{storage.display(file.location)} has about {rows} rows and cannot be cut (it is compressed, or "
+                msg += f"may hold quoted line ends): to shuffle its rows with shuffle_buffer_size={most} and "
+                msg += f"split_bytes={self.cutting.split_bytes}, pass count_rows=True"
+                raise ValueError(msg)
 
-    def _data_file(self, file: StoredFile, footer: TextFooter) -> DataFile:
-        return DataFile(
-            file.path, file.size, TEXT + footer.digest, tuple(self._row_groups(footer)), file.etag, file.modified
-        )
+    def _described(self, file: StoredFile, footer: TextFooter, schema: pa.Schema) -> Footer:
+        groups = tuple(self._row_groups(footer))
+        content = DataFile(file.path, file.size, TEXT + footer.digest, groups, file.etag, file.modified)
+        return Footer(content, schema, (), footer.dump())
 
     def _row_groups(self, footer: TextFooter) -> Iterator[RowGroup]:
         """Yield the ranges. Where rows are not counted, a range has as many as its text can have bytes."""
@@ -296,7 +285,47 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool)) or value is None else str(value)
 
 
-def _shared(footers: Iterable[TextFooter]) -> list[pa.Schema]:
-    """Return the files' columns; equal ones are one object."""
-    schemas: dict[bytes, pa.Schema] = {}
-    return [schemas.setdefault(footer.schema.serialize().to_pybytes(), footer.schema) for footer in footers]
+def require_known_options(options: Iterable[str], known: Sequence[str], ours: Mapping[str, str], format_: str) -> None:
+    """Raise if users cannot set an option, which `ours` gives the reason for, or there is no such option."""
+    for name in options:
+        if name in ours:
+            raise ValueError(f"format_options[{name!r}] cannot be set: {ours[name]}")
+        if name not in known:
+            raise ValueError(f"format_options has no {name!r} for {format_}{nearest(name, known)}")
+
+
+def compression_of(head: bytes, name: str) -> str | None:
+    """Return how a file is compressed, by its first bytes; None if it is not.
+
+    Raises:
+        UnreadableFileError: If the name says that it is compressed, and it is not.
+    """
+    found = next((known for magic, known in MAGIC.items() if head.startswith(magic)), None)
+    claimed = next((known for suffix, known in SUFFIXES.items() if name.lower().endswith(suffix)), None)
+    if claimed not in (None, found):
+        raise UnreadableFileError(f"{name} is no {claimed} file: it begins with {head[:4]!r}")
+    return found
+
+
+def decompressed_head(head: bytes, compression: str | None, size: int, *, is_all: bool) -> tuple[bytes, bool, int]:
+    """Return the beginning of a text, of about `size` bytes.
+
+    `head` is the file's first bytes; `is_all` says that it is the whole file.
+
+    Returns:
+        The text, whether it is the whole text, and about how many stored bytes it took.
+    """
+    if compression is None:
+        return head[:size], is_all and len(head) <= size, min(size, len(head))
+    raw = pa.BufferReader(head)
+    stream = pa.CompressedInputStream(raw, compression)
+    parts, length = [], 0
+    try:
+        while length < size and (part := stream.read(HEAD_CHUNK)):
+            parts.append(part)
+            length += len(part)
+    except OSError:
+        if is_all:
+            raise
+        return b"".join(parts), False, len(head)
+    return b"".join(parts), is_all and length < size, raw.tell()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json as standard_json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,33 +18,25 @@ import pyarrow as pa
 from pyarrow import json
 
 from torch_dataloader_utils.columns.arrow import stacked
-from torch_dataloader_utils.errors import UnreadableFileError, nearest
+from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
-from torch_dataloader_utils.formats.text.format import BOM, Sample, TextFormat
+from torch_dataloader_utils.formats.text.format import BOM, Sample, TextFormat, require_known_options
 from torch_dataloader_utils.formats.text.lines import Text
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
-__all__ = ["JsonLines"]
-
 OPTIONS = ("block_size", "explicit_schema", "unexpected_field_behavior")
-
-OURS = {
-    "use_threads": "it is set by how the dataset is read",
-    "newlines_in_values": "a row is a line",
-}
+OURS = {"use_threads": "it is set by how the dataset is read", "newlines_in_values": "a row is a line"}
 
 NOT_AN_OBJECT = re.compile(rb"^[ \t\r]*[^{ \t\r\n]", re.MULTILINE)
-
 NULL_AFTER = re.compile(rb"\}[ \t\r]*null")
-
 STRING = re.compile(rb'"(?:[^"\\]|\\.)*"?', re.DOTALL)
+IN_ROW = re.compile(r" in row \d+$")
 
 UNEXPECTED = "unexpected field"
 """pyarrow's message for a field that is not in its schema."""
 
 UNEXPECTED_WITHIN = "unexpected field within a column"
-
 SEVERAL = "this is not one JSON object in a line of its own"
 
 LONGEST = 2
@@ -54,10 +46,6 @@ DEEPEST = 200
 
 PARALLEL = 16
 """Blocks that are parsed together, with threads."""
-
-MOST_SHOWN = 500
-
-IN_ROW = re.compile(r" in row \d+$")
 
 
 @dataclass(frozen=True)
@@ -72,22 +60,15 @@ class JsonLines(TextFormat):
     suffixes: ClassVar[tuple[str, ...]] = ENDINGS["jsonl"]
     blank: ClassVar[bytes] = b" \t\r\n"
 
-    takes_unknown: bool = False
+    takes_unknown: bool
 
     def __post_init__(self) -> None:
-        for name in self.options:
-            if name in OURS:
-                msg = f"format_options[{name!r}] cannot be set: {OURS[name]}"
-                raise ValueError(msg)
-            if name not in OPTIONS:
-                msg = f"format_options has no {name!r} for JSON Lines{nearest(name, OPTIONS)}"
-                raise ValueError(msg)
+        require_known_options(self.options, OPTIONS, OURS, "JSON Lines")
         try:
             json.ReadOptions(block_size=self.options.get("block_size"))
             self._parse_options(self._explicit, "infer")
         except (TypeError, ValueError, pa.ArrowException) as error:
-            msg = f"format_options: {error}"
-            raise ValueError(msg) from None
+            raise ValueError(f"format_options: {error}") from None
 
     @property
     def _explicit(self) -> pa.Schema:
@@ -96,16 +77,16 @@ class JsonLines(TextFormat):
 
     def _parse_options(self, schema: pa.Schema, unexpected: str) -> json.ParseOptions:
         given = self.options.get("unexpected_field_behavior", "infer")
-        return json.ParseOptions(
-            explicit_schema=schema, unexpected_field_behavior=unexpected if given == "infer" else given
-        )
+        unexpected = unexpected if given == "infer" else given
+        return json.ParseOptions(explicit_schema=schema, unexpected_field_behavior=unexpected)
 
     def sample(self, text: Text, *, is_all: bool) -> Sample:
         """Return the columns that pyarrow infers from the first block."""
         content = text.content.to_pybytes().removeprefix(BOM)
         if content.lstrip()[:1] == b"[":
-            msg = "this is a JSON array: write one object a line, without brackets and commas around them"
-            raise text.error(1, msg)
+            raise text.error(
+                1, "this is a JSON array: write one object a line, without brackets and commas around them"
+            )
         block = content if is_all and len(content) <= self.block_bytes else _first_block(content, self.block_bytes)
         if block is None:
             raise text.error(1, _too_long(self.block_bytes))
@@ -125,22 +106,15 @@ class JsonLines(TextFormat):
         whole = unified(schemas)
         if not whole.problems:
             return [whole.schema] * len(schemas)
-        made: dict[int, pa.Schema] = {}
-        for file in schemas:
-            columns = {column.name: column for column in file.schema}
-            made[id(file.schema)] = pa.schema(
-                [
-                    columns.get(column.name, column) if column.name in whole.problems else column
-                    for column in whole.schema
-                ]
-            )
-        return [made[id(file.schema)] for file in schemas]
+        in_files = [
+            {column.name: column for column in file.schema if column.name in whole.problems} for file in schemas
+        ]
+        return [pa.schema([in_file.get(column.name, column) for column in whole.schema]) for in_file in in_files]
 
-    def counter(self, names: Sequence[str]) -> Callable[[Text], int]:  # noqa: ARG002
-        """Return what counts rows: every line is parsed, and no field is kept."""
+    def counting_parser(self, names: Sequence[str]) -> JsonParser:  # noqa: ARG002
+        """Return the parser that counts rows: every line is parsed, and no field is kept."""
         options = json.ParseOptions(explicit_schema=pa.schema([]), unexpected_field_behavior="ignore")
-        parser = JsonParser(options, self.block_bytes)
-        return lambda text: sum(batch.num_rows for batch in parser.batches(text, use_threads=False))
+        return JsonParser(options, self.block_bytes)
 
     def parser(self, names: Sequence[str], stored: pa.Schema) -> JsonParser:
         """Return the parser of a file's texts."""
@@ -154,11 +128,8 @@ class JsonLines(TextFormat):
 class JsonParser:
     """Parses lines into rows.
 
-    Args:
-        options: pyarrow's options.
-        block_bytes: How much is parsed at a time.
-        names: The columns to return; None if only types, or the number of rows, are needed. Values are then not
-            validated: pyarrow infers the right type of lists that begin with null, but wrong values.
+    `names` are the columns to return; None if only types, or the number of rows, are needed. Values are then not
+    validated: pyarrow infers the right type of lists that begin with null, but wrong values.
     """
 
     def __init__(self, options: json.ParseOptions, block_bytes: int, names: list[str] | None = None) -> None:
@@ -178,14 +149,7 @@ class JsonParser:
             yield from self.block(text, block, line, use_threads=use_threads).to_batches()
 
     def block(self, text: Text, block: bytes, line: int, *, use_threads: bool = True) -> pa.Table:
-        """Return the rows of some lines.
-
-        Args:
-            text: The text that they are part of.
-            block: The lines.
-            line: How many lines of the text are before them.
-            use_threads: Whether to parse them with threads.
-        """
+        """Return the rows of a block of lines; `line` is the number of lines of the text that are before the block."""
         table = self._parsed(block, use_threads=use_threads)
         if isinstance(table, pa.Table):
             return self._selected(table)
@@ -285,7 +249,7 @@ def _explained(what: str, line: bytes, known: pa.Schema) -> str:
         what = "a list holds nothing but null, so the type of what it holds is not known; give it by " + option
     elif "changed from" in what or "Failed to convert" in what:
         what += f"; types may be set by {option}"
-    return what if len(what) <= MOST_SHOWN else f"{what[:MOST_SHOWN]}..."
+    return what
 
 
 def _unknown_fields(value: object, dtype: pa.DataType, within: str = "") -> Iterator[str]:

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.text.compression import opened
-
-__all__ = ["Text"]
 
 CHUNK = 1 << 20
+"""Bytes of a text that are looked at together."""
+
+MOST_SHOWN = 500
+"""How many characters of what is wrong a message shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A range of lines of a file, or all of it.
+    """A range of lines of a file, or all of it: the stored bytes, and where they begin.
 
     Attributes:
         file: The file, as messages name it.
-        content: The stored bytes.
-        compression: How they are compressed, or None.
-        start: Where they begin in the file.
         before: The bytes before them, if they are in memory: errors count their lines.
         is_last: Whether nothing follows them in the file.
     """
@@ -36,26 +35,24 @@ class Text:
     is_last: bool = True
 
     def open(self) -> pa.NativeFile:
-        """Open it for reading."""
-        return opened(self.content, self.compression)
-
-    def chunks(self) -> Iterator[bytes]:
-        """Yield its bytes."""
-        with self.open() as stream:
-            while content := stream.read(CHUNK):
-                yield content
+        """Open it for reading. Reading a truncated stream is an OSError."""
+        reader = pa.BufferReader(self.content)
+        return reader if self.compression is None else pa.CompressedInputStream(reader, self.compression)
 
     def lines(self) -> Iterator[bytes]:
         """Yield its lines, each with its end."""
         rest = b""
-        for content in self.chunks():
-            *lines, rest = (rest + content).split(b"\n")
-            yield from (line + b"\n" for line in lines)
+        with self.open() as stream:
+            while content := stream.read(CHUNK):
+                *lines, rest = (rest + content).split(b"\n")
+                yield from (line + b"\n" for line in lines)
         if rest:
             yield rest
 
     def error(self, line: int | None, what: str) -> UnreadableFileError:
         """Return the error that says what is wrong with a line, counted from 1 at the text's beginning."""
+        if len(what) > MOST_SHOWN:  # both ends: the last words may say what to do
+            what = f"{what[: MOST_SHOWN // 2]} ... {what[-MOST_SHOWN // 2 :]}"
         if line is None:
             return UnreadableFileError(f"{self.file}: {what}")
         if self.start and self.before is None:
@@ -65,3 +62,24 @@ class Text:
                 while content := before.read(CHUNK):
                     line += content.count(b"\n")
         return UnreadableFileError(f"{self.file}, line {line}: {what}")
+
+
+class WatchedText(io.RawIOBase):
+    """A text as it is read; counts a character, unless that is empty, and notes whether there are zero bytes."""
+
+    def __init__(self, stream: pa.NativeFile, quote: bytes) -> None:
+        self._stream = stream
+        self._quote = quote
+        self.quotes = 0
+        self.has_zeros = False
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        """Read bytes."""
+        content: bytes = self._stream.read(size if size >= 0 else None)
+        self.quotes += content.count(self._quote) if self._quote else 0
+        self.has_zeros = self.has_zeros or 0 in content
+        return content

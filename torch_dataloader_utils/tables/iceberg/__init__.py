@@ -3,8 +3,7 @@
 try:
     import pyiceberg  # noqa: F401 - so that the message below says what to install
 except ImportError as error:
-    msg = 'IcebergDataset needs pyiceberg: pip install "torch-dataloader-utils[iceberg]"'
-    raise ImportError(msg) from error
+    raise ImportError('IcebergDataset needs pyiceberg: pip install "torch-dataloader-utils[iceberg]"') from error
 
 from torch_dataloader_utils.tables.iceberg.table import IcebergDataset
 

@@ -16,8 +16,6 @@ from pyiceberg.types import ListType, MapType, NestedField, StructType
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.schema import children, table_column_type
 
-__all__ = ["TableColumns"]
-
 FIELD_ID = b"PARQUET:field_id"
 """The key of a field's id in the metadata that pyarrow reads from a Parquet file."""
 
@@ -26,11 +24,7 @@ NAME_MAPPING = "schema.name-mapping.default"
 
 
 class TableColumns:
-    """The columns of a table.
-
-    Args:
-        metadata: The table's metadata; the columns are those of its current schema.
-    """
+    """The columns of a table: those of the current schema of its metadata."""
 
     def __init__(self, metadata: TableMetadata) -> None:
         table = metadata.schema()
@@ -71,11 +65,7 @@ class TableColumns:
         return value
 
     def name_in_file(self, stored: pa.Schema, column: str) -> str | None:
-        """Return a file's name of a column of the table, or None if the file does not have it.
-
-        Args:
-            stored: The file's columns.
-            column: The column's name in the table.
+        """Return the name that a table's column has among the stored ones of a file, or None if it is not there.
 
         Raises:
             ColumnError: If neither the file's columns have ids nor the table maps names to ids; or if the column has

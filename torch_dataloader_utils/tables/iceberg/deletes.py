@@ -9,7 +9,6 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -17,13 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.manifest import DataFile, FileFormat
+from pyiceberg.table import FileScanTask
 from pyiceberg.table.puffin import PuffinFile
 from pyroaring import BitMap64
 
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
-
-__all__ = ["DeleteFile", "Deletions", "read_deletes"]
 
 THREADS = 16
 """Number of delete files that are read at the same time."""
@@ -33,84 +31,48 @@ VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
 Positions = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
-class DeleteFile:
-    """A file that deletes rows by their position.
-
-    Attributes:
-        url: Its name in the table's metadata.
-        location: Its name in the storage.
-        size: Its size in bytes, by the table's metadata.
-        format: Its format.
-    """
-
-    url: str
-    location: str
-    size: int
-    format: FileFormat
-
-    @classmethod
-    def of(cls, file: DataFile, location: str) -> DeleteFile:
-        """Return a delete file of a table.
-
-        Args:
-            file: The file in the table's metadata.
-            location: Its name in the storage.
-        """
-        return cls(file.file_path, location, file.file_size_in_bytes, file.file_format)
-
-
-@dataclass(frozen=True, slots=True)
-class Deletions:
-    """Which files delete rows of a data file.
-
-    Attributes:
-        url: The data file's name in the table's metadata.
-        files: The delete files that apply to it.
-    """
-
-    url: str
-    files: tuple[DeleteFile, ...]
-
-
-def read_deletes(storage: Storage, deletions: Mapping[str, Deletions]) -> dict[str, Positions]:
+def read_deletes(
+    storage: Storage, tasks: Mapping[str, FileScanTask], locations: Mapping[str, str]
+) -> dict[str, Positions]:
     """Return the numbers of deleted rows in data files, ascending, by the files' paths.
 
     Args:
         storage: The files' storage.
-        deletions: Which files delete rows of each data file, by its path.
+        tasks: The data files by their paths, each with the delete files that apply to it.
+        locations: What the storage calls files, by their names in the table's metadata.
 
     Raises:
         UnreadableFileError: If a delete file cannot be read; the message names it.
     """
-    urls: dict[DeleteFile, set[str]] = {}
-    for deletion in deletions.values():
-        for file in deletion.files:
-            urls.setdefault(file, set()).add(deletion.url)
+    urls: dict[DataFile, set[str]] = {}
+    for task in tasks.values():
+        for file in task.delete_files:
+            urls.setdefault(file, set()).add(task.file.file_path)
     if not urls:
         return {}
     with ThreadPoolExecutor(min(THREADS, len(urls)), thread_name_prefix="deletes") as threads:
-        read = dict(zip(urls, threads.map(partial(_read, storage), urls, urls.values()), strict=True))
+        read = dict(zip(urls, threads.map(partial(_read, storage, locations), urls, urls.values()), strict=True))
     deleted = {}
-    for path, deletion in deletions.items():
-        found = [read[file][deletion.url] for file in deletion.files if deletion.url in read[file]]
+    for path, task in tasks.items():
+        url = task.file.file_path
+        found = [read[file][url] for file in task.delete_files if url in read[file]]
         if found:
             deleted[path] = np.unique(np.concatenate(found))
     return deleted
 
 
-def _read(storage: Storage, file: DeleteFile, urls: set[str]) -> dict[str, Positions]:
+def _read(storage: Storage, locations: Mapping[str, str], file: DataFile, urls: set[str]) -> dict[str, Positions]:
     """Return the row numbers that a delete file lists for some data files, in any order."""
-    content = storage.read(StoredFile(file.location, file.location, file.size, None, None), 0, file.size)
-    with storage.errors(file.location):
-        if len(content) != file.size:
-            msg = f"the delete file has {len(content)} bytes, not {file.size} as the table says"
-            raise OSError(msg)
-        if file.format == FileFormat.PARQUET:
+    location, size = locations[file.file_path], file.file_size_in_bytes
+    content = storage.read(StoredFile(location, location, size, None, None), 0, size)
+    with storage.errors(location):
+        if len(content) != size:
+            raise OSError(f"the delete file has {len(content)} bytes, not {size} as the table says")
+        if file.file_format == FileFormat.PARQUET:
             return _from_parquet(content, urls)
-        if file.format == FileFormat.PUFFIN:
+        if file.file_format == FileFormat.PUFFIN:
             return _from_puffin(content, urls)
-    msg = f"the delete file {storage.display(file.location)} is {file.format.name}, which is not supported"
+    msg = f"the delete file {storage.display(location)} is {file.file_format.name}, which is not supported"
     raise UnreadableFileError(msg)
 
 
@@ -147,6 +109,5 @@ def _from_vector(blob: bytes) -> Positions:
     length = int.from_bytes(blob[:4], "big")
     vector, checksum = blob[4 : 4 + length], blob[4 + length : 8 + length]
     if vector[:4] != VECTOR_MAGIC or zlib.crc32(vector) != int.from_bytes(checksum, "big"):
-        msg = "a deletion vector is damaged: its magic or its checksum is wrong"
-        raise ValueError(msg)
+        raise ValueError("a deletion vector is damaged: its magic or its checksum is wrong")
     return np.fromiter(BitMap64.deserialize(vector[4:]), dtype=np.int64)

@@ -15,55 +15,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyiceberg.expressions import (
-    AlwaysTrue,
-    And,
-    BooleanExpression,
-    EqualTo,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-    NotEqualTo,
-    NotNull,
-    Or,
-)
-from pyiceberg.expressions.literals import (
-    BooleanLiteral,
-    DateLiteral,
-    DoubleLiteral,
-    Literal,
-    LongLiteral,
-    StringLiteral,
-    TimestampLiteral,
-)
+from pyiceberg import expressions, types
+from pyiceberg.expressions import literals
 from pyiceberg.schema import Schema
-from pyiceberg.types import (
-    BooleanType,
-    DateType,
-    DoubleType,
-    FloatType,
-    IcebergType,
-    IntegerType,
-    LongType,
-    StringType,
-    TimestampType,
-    TimestamptzType,
-)
-
-__all__ = ["weaker_filter"]
 
 METADATA = "\n-- schema metadata --\n"
 LINE = re.compile(r"(call|end|field_ref|nested_field_ref|literal|options): '(.*)'")
-COMPARISONS: dict[str, tuple[Callable[..., BooleanExpression], str]] = {
-    "equal": (EqualTo, "equal"),
-    "not_equal": (NotEqualTo, "not_equal"),
-    "less": (LessThan, "greater"),
-    "less_equal": (LessThanOrEqual, "greater_equal"),
-    "greater": (GreaterThan, "less"),
-    "greater_equal": (GreaterThanOrEqual, "less_equal"),
+COMPARISONS: dict[str, tuple[Callable[..., expressions.BooleanExpression], str]] = {
+    "equal": (expressions.EqualTo, "equal"),
+    "not_equal": (expressions.NotEqualTo, "not_equal"),
+    "less": (expressions.LessThan, "greater"),
+    "less_equal": (expressions.LessThanOrEqual, "greater_equal"),
+    "greater": (expressions.GreaterThan, "less"),
+    "greater_equal": (expressions.GreaterThanOrEqual, "less_equal"),
 }
 """pyarrow's comparisons: pyiceberg's class, and the comparison with exchanged sides."""
 
@@ -72,18 +36,12 @@ EXACT_DOUBLE = 2**53
 
 
 def weaker_filter(
-    filters: pc.Expression, schema: Schema, unordered: Collection[str | None] = frozenset()
-) -> BooleanExpression:
-    """Return a filter that matches every row that another filter keeps.
-
-    Args:
-        filters: The other filter.
-        schema: The table's columns.
-        unordered: Columns that the result must not compare by order.
-    """
+    filters: pc.Expression, schema: Schema, unordered: Collection[str | None] = ()
+) -> expressions.BooleanExpression:
+    """Return a filter that matches every row that another filter keeps, and compares no unordered column by order."""
     names = {column.name: column.field_type for column in schema.fields}
     tree = None if any("\n" in name for name in schema.column_names) else _tree(filters)
-    return AlwaysTrue() if tree is None else _Translation(names, unordered).of(tree)
+    return expressions.AlwaysTrue() if tree is None else _Translation(names, unordered).of(tree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,30 +111,25 @@ class _InexactError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Translation:
-    """Translates the tree of an expression.
+    """Translates the tree of an expression, by the types of columns; no unordered column is compared by order."""
 
-    Attributes:
-        types: The types of the table's columns.
-        unordered: Columns that the result must not compare by order.
-    """
-
-    types: dict[str, IcebergType]
+    dtypes: dict[str, types.IcebergType]
     unordered: Collection[str | None]
 
-    def of(self, node: Any) -> BooleanExpression:
+    def of(self, node: Any) -> expressions.BooleanExpression:
         """Return a filter that matches every row for which a node is true."""
         if not isinstance(node, _Call):
-            return AlwaysTrue()
+            return expressions.AlwaysTrue()
         if node.function in ("and_kleene", "and"):
-            return And(*map(self.of, node.arguments))
+            return expressions.And(*map(self.of, node.arguments))
         if node.function in ("or_kleene", "or"):
-            return Or(*map(self.of, node.arguments))
+            return expressions.Or(*map(self.of, node.arguments))
         try:
             return self._test(node)
         except (_InexactError, LookupError):
-            return AlwaysTrue()
+            return expressions.AlwaysTrue()
 
-    def _test(self, node: _Call) -> BooleanExpression:
+    def _test(self, node: _Call) -> expressions.BooleanExpression:
         if node.function in COMPARISONS:
             return self._comparison(node)
         if node.function == "is_in":
@@ -189,72 +142,69 @@ class _Translation:
         if node.function == "is_null" and (node.options is None or node.options["nan_is_null"].as_py()):
             raise _InexactError  # it also keeps NaN, or may do so
         name = self._name(node.arguments[0])
-        return IsNull(name) if (node.function == "is_null") != negated else NotNull(name)
+        return expressions.IsNull(name) if (node.function == "is_null") != negated else expressions.NotNull(name)
 
     def _name(self, node: Any) -> str:
         """Return the name of a column of the table. pyiceberg would read a dot as a path to a nested field."""
-        if not isinstance(node, _Column) or node.name not in self.types or "." in node.name:
+        if not isinstance(node, _Column) or node.name not in self.dtypes or "." in node.name:
             raise _InexactError
         return node.name
 
-    def _comparison(self, node: _Call) -> BooleanExpression:
+    def _comparison(self, node: _Call) -> expressions.BooleanExpression:
         function = node.function
         column, value = node.arguments
         if isinstance(column, pa.Scalar):
             column, value = value, column
             function = COMPARISONS[function][1]
         name = self._name(column)
-        literal = _literal(value, self.types[name])
-        if function == "not_equal" and isinstance(self.types[name], (FloatType, DoubleType)):
+        literal = _literal(value, self.dtypes[name])
+        if function == "not_equal" and isinstance(self.dtypes[name], (types.FloatType, types.DoubleType)):
             raise _InexactError  # NaN is not equal to anything, and statistics leave it out
         if name in self.unordered and function not in ("equal", "not_equal"):
-            return NotNull(name)
+            return expressions.NotNull(name)
         return COMPARISONS[function][0](name, literal)
 
-    def _is_in(self, node: _Call) -> BooleanExpression:
+    def _is_in(self, node: _Call) -> expressions.BooleanExpression:
         name = self._name(node.arguments[0])
         values = None if node.options is None else node.options.get("value_set")
         if values is None or not values.is_valid:
             raise _InexactError
-        return In(name, {_literal(value, self.types[name]) for value in values.values})
+        return expressions.In(name, {_literal(value, self.dtypes[name]) for value in values.values})
 
 
-def _literal(value: Any, dtype: IcebergType) -> Literal[Any]:
+def _literal(value: Any, dtype: types.IcebergType) -> literals.Literal[Any]:
     """Return a value as pyiceberg's, if a column of a type compares with both in the same way."""
     if not isinstance(value, pa.Scalar) or not value.is_valid:
         raise _InexactError
     value_type = value.type
-    if isinstance(dtype, BooleanType) and pa.types.is_boolean(value_type):
-        return BooleanLiteral(value.as_py())
-    if isinstance(dtype, (IntegerType, LongType)) and pa.types.is_integer(value_type) and -LONG <= value.as_py() < LONG:
-        return LongLiteral(value.as_py())
-    if isinstance(dtype, (FloatType, DoubleType)):
+    if isinstance(dtype, types.BooleanType) and pa.types.is_boolean(value_type):
+        return literals.BooleanLiteral(value.as_py())
+    is_long = isinstance(dtype, (types.IntegerType, types.LongType)) and pa.types.is_integer(value_type)
+    if is_long and -LONG <= value.as_py() < LONG:
+        return literals.LongLiteral(value.as_py())
+    if isinstance(dtype, (types.FloatType, types.DoubleType)):
         return _double(value, dtype)
-    if isinstance(dtype, StringType) and (pa.types.is_string(value_type) or pa.types.is_large_string(value_type)):
-        return StringLiteral(value.as_py())
-    if isinstance(dtype, DateType) and pa.types.is_date32(value_type):
-        return DateLiteral(value.value)
-    zoned = isinstance(dtype, TimestamptzType)
-    if (
-        isinstance(dtype, (TimestampType, TimestamptzType))
-        and pa.types.is_timestamp(value_type)
-        and zoned == bool(value_type.tz)
-    ):
+    if isinstance(dtype, types.StringType) and (pa.types.is_string(value_type) or pa.types.is_large_string(value_type)):
+        return literals.StringLiteral(value.as_py())
+    if isinstance(dtype, types.DateType) and pa.types.is_date32(value_type):
+        return literals.DateLiteral(value.value)
+    is_timestamp = isinstance(dtype, (types.TimestampType, types.TimestamptzType)) and pa.types.is_timestamp(value_type)
+    if is_timestamp and isinstance(dtype, types.TimestamptzType) == bool(value_type.tz):
         try:
-            return TimestampLiteral(value.cast(pa.timestamp("us", value_type.tz)).value)
+            return literals.TimestampLiteral(value.cast(pa.timestamp("us", value_type.tz)).value)
         except pa.ArrowInvalid:
             raise _InexactError from None
     raise _InexactError
 
 
-def _double(value: pa.Scalar, dtype: IcebergType) -> Literal[Any]:
+def _double(value: pa.Scalar, dtype: types.IcebergType) -> literals.Literal[Any]:
     if not pa.types.is_integer(value.type) and not pa.types.is_floating(value.type):
         raise _InexactError
     number = value.as_py()
     is_exact = abs(number) <= EXACT_DOUBLE if isinstance(number, int) else number == number  # noqa: PLR0124 - not NaN
-    if isinstance(dtype, FloatType):
+    if isinstance(dtype, types.FloatType):
         with np.errstate(over="ignore"):
             is_exact = is_exact and float(np.float32(number)) == number
     if not is_exact:
         raise _InexactError
-    return DoubleLiteral(float(number))
+    return literals.DoubleLiteral(float(number))

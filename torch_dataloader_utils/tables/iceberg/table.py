@@ -38,10 +38,8 @@ from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import list_known
 from torch_dataloader_utils.storage.redaction import Redactor
 from torch_dataloader_utils.tables.iceberg.columns import TableColumns
-from torch_dataloader_utils.tables.iceberg.deletes import DeleteFile, Deletions, read_deletes
+from torch_dataloader_utils.tables.iceberg.deletes import read_deletes
 from torch_dataloader_utils.tables.iceberg.filters import weaker_filter
-
-__all__ = ["IcebergDataset"]
 
 SHOWN = 5
 """Number of snapshots that a message shows."""
@@ -114,8 +112,7 @@ class IcebergDataset(StructuredDataset):
 def _require_config(value: object) -> None:
     """Raise unless the value is a dictionary. The message does not show it: it may hold a secret."""
     if not isinstance(value, Mapping):
-        msg = f"catalog_config is {type(value).__name__}, expected a dictionary of load_catalog's arguments"
-        raise TypeError(msg)
+        raise TypeError(f"catalog_config is {type(value).__name__}, expected a dictionary of load_catalog's arguments")
 
 
 def _parse_scan_filter(scan_filter: object) -> BooleanExpression:
@@ -123,25 +120,18 @@ def _parse_scan_filter(scan_filter: object) -> BooleanExpression:
     if isinstance(scan_filter, BooleanExpression):
         return scan_filter
     if not isinstance(scan_filter, str):
-        msg = f"scan_filter={scan_filter!r}: expected a pyiceberg expression or a string such as 'x > 3'"
-        raise TypeError(msg)
+        raise TypeError(f"scan_filter={scan_filter!r}: expected a pyiceberg expression or a string such as 'x > 3'")
     try:
         return parse_filter(scan_filter)
     except Exception as error:  # noqa: BLE001 - pyparsing's own exceptions
-        msg = f"scan_filter={scan_filter!r} cannot be parsed: {error}"
-        raise ValueError(msg) from None
+        raise ValueError(f"scan_filter={scan_filter!r} cannot be parsed: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
 class CatalogTable(FileSet):
     """A table that is loaded from its catalog when its files are opened.
 
-    Attributes:
-        name: The table's name.
-        config: The arguments of ``load_catalog``.
-        snapshot_id: The snapshot; None for the current one.
-        scan_filter: Which rows to deliver, as the user wrote it; None for all.
-        storage_options: fsspec's options.
+    `config` has the arguments of ``load_catalog``; `scan_filter` is as the user wrote it.
     """
 
     name: str
@@ -175,8 +165,7 @@ class CatalogTable(FileSet):
                 with closing(load_catalog(**config)) as catalog:
                     loaded = catalog.load_table(self.name)
             except (NoSuchTableError, NoSuchNamespaceError, NoSuchIdentifierError):
-                msg = f"the table {self.name!r} is not in the catalog"
-                raise FileNotFoundError(msg) from None
+                raise FileNotFoundError(f"the table {self.name!r} is not in the catalog") from None
             snapshot = _snapshot(loaded, self.name, self.snapshot_id)
             metadata = loaded.metadata
             if self.snapshot_id is not None and snapshot.schema_id is not None:
@@ -197,8 +186,7 @@ def _snapshot(loaded: Table, table: str, snapshot_id: int | None) -> Snapshot:
     current = loaded.current_snapshot()
     if snapshot_id is None:
         if current is None:
-            msg = f"the table {table!r} has no snapshot: nothing has been written to it"
-            raise FileNotFoundError(msg)
+            raise FileNotFoundError(f"the table {table!r} has no snapshot: nothing has been written to it")
         return current
     found = loaded.snapshot_by_id(snapshot_id)
     if found is None:
@@ -213,13 +201,8 @@ def _snapshot(loaded: Table, table: str, snapshot_id: int | None) -> Snapshot:
 class SnapshotFiles:
     """The files of a table's snapshot.
 
-    Attributes:
-        table: The table's name.
-        metadata: Its metadata; its current schema defines the columns.
-        snapshot: The snapshot.
-        io: pyiceberg's access to the files of metadata.
-        redactor: Keeps the catalog's properties out of messages.
-        storage_options: fsspec's options for the data files.
+    The metadata's current schema defines the columns. `io` is pyiceberg's access to the files of metadata, and
+    `redactor` keeps the catalog's properties out of messages.
     """
 
     table: str
@@ -237,40 +220,27 @@ class SnapshotFiles:
     def open(self, request: Request, scan_filter: BooleanExpression) -> OpenedFiles:
         """Plan the scan, and read the delete files and the footers of the files that it leaves.
 
-        Args:
-            request: What to deliver of the files.
-            scan_filter: Which rows to deliver, in pyiceberg's terms, in addition to the request's filter.
+        The scan filter is in addition to the request's filter, in pyiceberg's terms.
         """
         tasks = self._plan(request.filters, scan_filter)
-        deletes = list(dict.fromkeys(file for task in tasks for file in task.delete_files))
-        urls = [self.metadata.location, *(file.file_path for file in (*(task.file for task in tasks), *deletes))]
-        storage, (root, *locations) = Storage.for_urls(urls, self.storage_options)
-        sizes = [(location, task.file.file_size_in_bytes) for location, task in zip(locations, tasks, strict=False)]
+        deletes = dict.fromkeys(file for task in tasks for file in task.delete_files)
+        urls = [file.file_path for file in (*(task.file for task in tasks), *deletes)]
+        storage, (root, *found) = Storage.for_urls([self.metadata.location, *urls], self.storage_options)
+        locations = dict(zip(urls, found, strict=True))
+        sizes = [(location, task.file.file_size_in_bytes) for location, task in zip(found, tasks, strict=False)]
         listing = list_known(storage, sizes, root)
-        by_location = dict(zip(locations, tasks, strict=False))
+        by_location = dict(zip(found, tasks, strict=False))
         files = {file.path: by_location[file.location] for file in listing.files}
-        delete_files = {
-            file: DeleteFile.of(file, location) for file, location in zip(deletes, locations[len(tasks) :], strict=True)
-        }
-        deletions = {
-            path: Deletions(task.file.file_path, tuple(delete_files[file] for file in task.delete_files))
-            for path, task in files.items()
-        }
-        table_columns = TableColumns(self.metadata)
-        return open_files(
-            storage,
-            listing,
-            Parquet(),
-            request,
-            annotations=Annotations(
-                schema=table_columns.schema,
-                name_in_file=table_columns.name_in_file,
-                constant_schema=table_columns.constant_schema,
-                constants={path: table_columns.constants(task.file) for path, task in files.items()},
-                deleted=read_deletes(storage, deletions),
-                pin={"snapshot_id": self.snapshot.snapshot_id},
-            ),
+        columns = TableColumns(self.metadata)
+        annotations = Annotations(
+            schema=columns.schema,
+            name_in_file=columns.name_in_file,
+            constant_schema=columns.constant_schema,
+            constants={path: columns.constants(task.file) for path, task in files.items()},
+            deleted=read_deletes(storage, files, locations),
+            pin={"snapshot_id": self.snapshot.snapshot_id},
         )
+        return open_files(storage, listing, Parquet(), request, annotations=annotations)
 
     def _plan(self, filters: pc.Expression | None, scan_filter: BooleanExpression) -> list[FileScanTask]:
         """Return the data files that may hold a row for the filters, each with the delete files that apply to it."""

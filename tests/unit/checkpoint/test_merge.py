@@ -23,7 +23,7 @@ from torch_dataloader_utils.planning.topology import Topology
 
 
 @dataclass(frozen=True)
-class Team:
+class RankGroup:
     """All ranks of a run.
 
     Attributes:
@@ -45,7 +45,7 @@ class Team:
         batch_size: int = 4,
         epoch: int = 0,
         takes_every: int = 0,
-    ) -> Team:
+    ) -> RankGroup:
         """Make one; with a grid `batch_size` is a virtual rank's."""
         virtual = grid or (None, None)
         ranks = []
@@ -64,7 +64,7 @@ class Team:
         return [row for row in range(first.run.manifest.rows) if not first.takes_every or row % first.takes_every]
 
     def base_of(self, states: Sequence[dict[str, Any]]) -> DeliveredBaseline:
-        """Merge states, as each rank of this team would."""
+        """Merge states, as each rank of this group would."""
         merged = [merge_states(list(map(parse_state, states)), delivery.run) for delivery in self.ranks]
         assert all(one == merged[0] for one in merged)
         return merged[0].baseline
@@ -88,19 +88,19 @@ topologies = st.sampled_from([(1, 0), (1, 2), (2, 0), (2, 1), (2, 3), (3, 2), (4
 
 
 @st.composite
-def journeys(draw: st.DrawFn) -> tuple[list[Team], list[list[int]]]:
-    """Some teams that take turns in one epoch, and after how many batches each of their ranks stops."""
+def journeys(draw: st.DrawFn) -> tuple[list[RankGroup], list[list[int]]]:
+    """Some groups that take turns in one epoch, and after how many batches each of their ranks stops."""
     manifest, options = draw(manifests()), replace(draw(plan_options()), shuffle_interleave=draw(st.integers(1, 4)))
     takes_every = draw(st.sampled_from([0, 0, 0, 2, 5]))
     epoch = draw(st.integers(0, 2))
-    teams, stops = [], []
+    groups, stops = [], []
     for _ in range(draw(st.integers(1, 4))):
         num_ranks, num_workers = draw(topologies)
         uneven = "allow" if takes_every else draw(st.sampled_from(["allow", "drop", "pad"]))
         grid = None
         if uneven != "allow" and draw(st.booleans()):
             grid = (num_ranks * draw(st.integers(1, 2)), max(1, num_workers) * draw(st.integers(1, 2)))
-        team = Team.of(
+        group = RankGroup.of(
             manifest,
             options,
             num_ranks=num_ranks,
@@ -111,50 +111,50 @@ def journeys(draw: st.DrawFn) -> tuple[list[Team], list[list[int]]]:
             epoch=epoch,
             takes_every=takes_every,
         )
-        teams.append(team)
+        groups.append(group)
         stops.append(draw(st.lists(st.integers(0, 12), min_size=num_ranks, max_size=num_ranks)))
-    return teams, stops
+    return groups, stops
 
 
 @given(journeys())
 @examples(200)
-def test_any_number_of_teams_one_after_the_other_deliver_each_row_once(journey):
-    teams, stops = journey
+def test_any_number_of_groups_one_after_the_other_deliver_each_row_once(journey):
+    groups, stops = journey
     baseline = None
     delivered: list[int] = []
     repeats = drops = 0
-    for number, (team, after) in enumerate(zip(teams, stops, strict=True)):
-        last = number == len(teams) - 1
-        rows, states = team.go_on(baseline, [10**6] * len(after) if last else after)
+    for number, (group, after) in enumerate(zip(groups, stops, strict=True)):
+        last = number == len(groups) - 1
+        rows, states = group.go_on(baseline, [10**6] * len(after) if last else after)
         delivered += rows
-        planned = team.ranks[0].run.topology.planned_ranks
-        uneven = team.ranks[0].run.options.uneven_ranks
+        planned = group.ranks[0].run.topology.planned_ranks
+        uneven = group.ranks[0].run.options.uneven_ranks
         repeats += planned - 1 if uneven == "pad" else 0
         drops = planned - 1 if last and uneven == "drop" else 0
         if not last:
-            baseline = teams[number + 1].base_of(states)
+            baseline = groups[number + 1].base_of(states)
     counts = Counter(delivered)
-    assert set(counts) <= set(team.rows)
-    assert len(team.rows) - len(counts) <= drops
+    assert set(counts) <= set(group.rows)
+    assert len(group.rows) - len(counts) <= drops
     assert counts.total() - len(counts) <= repeats
 
 
 @given(journeys())
 @examples(60)
-def test_every_rank_of_a_team_that_is_evened_makes_the_same_steps_also_of_what_was_left(journey):
-    teams, stops = journey
-    teams = [team for team in teams if team.ranks[0].run.options.uneven_ranks != "allow"]
+def test_every_rank_of_a_group_that_is_balanced_makes_the_same_steps_also_of_what_was_left(journey):
+    groups, stops = journey
+    groups = [group for group in groups if group.ranks[0].run.options.uneven_ranks != "allow"]
     baseline = None
-    for number, (team, after) in enumerate(zip(teams, stops, strict=False)):
-        steps = [[len(batch) for batch in one.batches_from(one.fresh(baseline))] for one in team.ranks]
+    for number, (group, after) in enumerate(zip(groups, stops, strict=False)):
+        steps = [[len(batch) for batch in one.batches_from(one.fresh(baseline))] for one in group.ranks]
         assert all(one == steps[0] for one in steps)
-        size = team.ranks[0].batch_size
+        size = group.ranks[0].batch_size
         assert all(rows == size for rows in steps[0][:-1])
-        counts = {one.fresh(baseline).batches(size, drop_last=False) for one in team.ranks}
+        counts = {one.fresh(baseline).batches(size, drop_last=False) for one in group.ranks}
         assert counts == {len(steps[0]) + (0 if baseline is None else baseline.batches)}
-        _, states = team.go_on(baseline, [after[0]] * len(team.ranks))
-        if number + 1 < len(teams):
-            baseline = teams[number + 1].base_of(states)
+        _, states = group.go_on(baseline, [after[0]] * len(group.ranks))
+        if number + 1 < len(groups):
+            baseline = groups[number + 1].base_of(states)
 
 
 GRIDS = [(4, 4), (2, 2), (6, 2)]
@@ -162,28 +162,28 @@ GRIDS = [(4, 4), (2, 2), (6, 2)]
 
 @given(manifests(), plan_options(), st.sampled_from(GRIDS), st.sampled_from(["drop", "pad"]), st.data())
 @examples(60)
-def test_a_grid_delivers_the_same_global_batches_under_all_its_topologies_and_when_they_change(
+def test_a_virtual_topology_delivers_the_same_global_batches_under_all_its_topologies_and_when_they_change(
     manifest, options, grid, uneven, data
 ):
-    def team(num_ranks: int, num_workers: int) -> Team:
+    def group(num_ranks: int, num_workers: int) -> RankGroup:
         counts = {"num_ranks": num_ranks, "num_workers": num_workers, "grid": grid}
-        return Team.of(manifest, options, **counts, uneven=uneven, batch_size=3)
+        return RankGroup.of(manifest, options, **counts, uneven=uneven, batch_size=3)
 
     def divisors(count: int) -> list[int]:
         return [one for one in range(1, count + 1) if count % one == 0]
 
-    def draw_team() -> Team:
-        return team(data.draw(st.sampled_from(divisors(grid[0]))), data.draw(st.sampled_from([0, *divisors(grid[1])])))
+    def draw_group() -> RankGroup:
+        return group(data.draw(st.sampled_from(divisors(grid[0]))), data.draw(st.sampled_from([0, *divisors(grid[1])])))
 
     def global_batches(batches: list[list[list[int]]]) -> list[list[int]]:
         return [[row for part in step for row in part] for step in zip(*batches, strict=True)]
 
-    one = team(1, 0).ranks[0]
+    one = group(1, 0).ranks[0]
     whole = one.batches_from(one.fresh())
     states: list[dict[str, Any]] | None = None
     seen: list[list[int]] = []
     for _ in range(3):
-        now = draw_team()
+        now = draw_group()
         begins = [rank.restored_from(states) if states else rank.fresh() for rank in now.ranks]
         rest = [rank.batches_from(begin) for rank, begin in zip(now.ranks, begins, strict=True)]
         assert seen + global_batches(rest) == whole
@@ -211,19 +211,19 @@ def stopped_after(delivery: Delivery, progress: Any, steps: int) -> tuple[list[l
 
 @pytest.mark.parametrize("rows", range(9))
 @pytest.mark.parametrize("uneven", ["drop", "pad"])
-def test_few_rows_are_evened_over_any_ranks_and_workers(rows, uneven):
+def test_few_rows_are_balanced_over_any_ranks_and_workers(rows, uneven):
     for groups in {(rows,), (1,) * rows, (max(0, rows - 1), min(1, rows))}:
         manifest = manifest_of([(count, 100) for count in groups])
         for num_ranks in range(1, 6):
             for num_workers in range(4):
                 for size in (1, 2, 5):
                     counts = {"num_ranks": num_ranks, "num_workers": num_workers}
-                    team = Team.of(manifest, PlanOptions(1000), **counts, uneven=uneven, batch_size=size)
-                    each = [rank.batches_from(rank.fresh()) for rank in team.ranks]
+                    group = RankGroup.of(manifest, PlanOptions(1000), **counts, uneven=uneven, batch_size=size)
+                    each = [rank.batches_from(rank.fresh()) for rank in group.ranks]
                     lengths = [[len(batch) for batch in batches] for batches in each]
                     assert all(one == lengths[0] for one in lengths)
                     delivered = Counter(row for batches in each for batch in batches for row in batch)
-                    plan = team.ranks[0].plan(0)
+                    plan = group.ranks[0].plan(0)
                     assert plan.balanced is not None
                     dropped = [shard_slice.rows for shard_slice in plan.balanced.dropped]
                     repeated = [shard_slice.rows for shard_slice in plan.balanced.repeated]
@@ -239,16 +239,16 @@ def test_few_rows_are_evened_over_any_ranks_and_workers(rows, uneven):
 EVEN = manifest_of([(10, 100)] * 6, [(10, 100)] * 6)
 
 
-def saved(team: Team, after: int = 3) -> list[dict[str, Any]]:
-    return team.go_on(None, [after] * len(team.ranks))[1]
+def saved(group: RankGroup, after: int = 3) -> list[dict[str, Any]]:
+    return group.go_on(None, [after] * len(group.ranks))[1]
 
 
-def three_ranks(**options: Any) -> Team:
-    return Team.of(EVEN, PlanOptions(300), num_ranks=3, num_workers=2, **options)
+def three_ranks(**options: Any) -> RankGroup:
+    return RankGroup.of(EVEN, PlanOptions(300), num_ranks=3, num_workers=2, **options)
 
 
-def refused(states: list[dict[str, Any]], error: type[Exception], match: str, today: Team | None = None) -> None:
-    today = today or Team.of(EVEN, PlanOptions(300))
+def refused(states: list[dict[str, Any]], error: type[Exception], match: str, today: RankGroup | None = None) -> None:
+    today = today or RankGroup.of(EVEN, PlanOptions(300))
     with pytest.raises(error, match=match):
         today.base_of(states)
 
@@ -266,7 +266,7 @@ def test_a_rank_given_twice_is_named():
 
 def test_states_of_different_numbers_of_ranks_are_refused():
     states = saved(three_ranks())
-    others = saved(Team.of(EVEN, PlanOptions(300), num_ranks=2))
+    others = saved(RankGroup.of(EVEN, PlanOptions(300), num_ranks=2))
     refused([*states[:2], others[1]], RankMismatchError, r"rank 0 of 3, rank 1 of 3, rank 1 of 2")
 
 
@@ -278,7 +278,7 @@ def test_states_of_different_epochs_are_refused_with_the_ranks():
 
 def test_states_of_different_datasets_are_refused_with_the_ranks():
     states = saved(three_ranks())
-    other = Team.of(manifest_of([(10, 100)] * 12), PlanOptions(300), num_ranks=3, num_workers=2)
+    other = RankGroup.of(manifest_of([(10, 100)] * 12), PlanOptions(300), num_ranks=3, num_workers=2)
     states[2] = saved(other)[2]
     refused(states, RankMismatchError, r"ranks \[2\] were saved under other datasets than rank 0")
 
@@ -298,11 +298,13 @@ def test_overlapping_progress_is_refused_with_the_ranks():
 
 def test_a_window_that_two_ranks_delivered_is_refused_with_the_ranks():
     manifest = manifest_of([(40, 100)])
-    team = Team.of(manifest, PlanOptions(300), num_ranks=2, uneven="drop")
-    states = saved(team)
+    group = RankGroup.of(manifest, PlanOptions(300), num_ranks=2, uneven="drop")
+    states = saved(group)
     assert [state["in_progress"][0].get("windows") for state in states] == [None, [[20, 32]]]
     states[1]["in_progress"][0]["windows"] = [[11, 23]]
-    refused(states, RankMismatchError, r"rank 0 and rank 1 both record row 11", Team.of(manifest, PlanOptions(300)))
+    refused(
+        states, RankMismatchError, r"rank 0 and rank 1 both record row 11", RankGroup.of(manifest, PlanOptions(300))
+    )
 
 
 @pytest.mark.parametrize(
@@ -314,11 +316,11 @@ def test_a_window_that_two_ranks_delivered_is_refused_with_the_ranks():
     ],
 )
 def test_what_an_elastic_resume_cannot_change_is_named(name, options):
-    refused(saved(three_ranks()), CheckpointMismatchError, rf"{name} changed", Team.of(EVEN, options))
+    refused(saved(three_ranks()), CheckpointMismatchError, rf"{name} changed", RankGroup.of(EVEN, options))
 
 
 def test_a_range_that_is_no_union_of_row_groups_is_refused():
-    states = saved(Team.of(EVEN, PlanOptions(300)), after=20)
+    states = saved(RankGroup.of(EVEN, PlanOptions(300)), after=20)
     states[0]["completed_shards"][0]["splits"][0]["row_length"] -= 1
     refused(states, CheckpointMismatchError, "is not in this rank's plan of today")
 
@@ -328,4 +330,4 @@ def test_a_strict_load_by_others_says_that_an_elastic_one_would_work():
     with pytest.raises(
         CheckpointMismatchError, match=r"load_state_dict\(states, strict=False\) with the states of all"
     ):
-        Team.of(EVEN, PlanOptions(300), num_ranks=2, num_workers=1).ranks[0].restored(states[0])
+        RankGroup.of(EVEN, PlanOptions(300), num_ranks=2, num_workers=1).ranks[0].restored(states[0])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pairwise import pairwise
 from support import batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils.workers.message_size import MAX_BATCHES, MessageSizer
@@ -41,8 +42,7 @@ def slow_at_times(batch: Any) -> Any:
     return batch
 
 
-@pytest.mark.parametrize("workers", [2, 3])
-@pytest.mark.parametrize("options", [{}, {"collate_fn": slow_at_times}, {"prefetch_factor": 5}])
+@pairwise(most=3, options=[{}, {"collate_fn": slow_at_times}, {"prefetch_factor": 5}], workers=[2, 3])
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
 def test_batches_come_in_the_same_order_whatever_travels_together(path, workers, options, monkeypatch):
     loader, _ = open_loader(path, num_workers=workers, batch_size=4, **options)
@@ -82,7 +82,7 @@ class Diary:
 
 
 @pytest.mark.parametrize("sizes", [(6000, 6000), (6000, 20)], ids=["even", "uneven"])
-def test_all_workers_put_the_same_number_of_batches_into_parcels_of_the_same_number(tmp_path, sizes, monkeypatch):
+def test_all_workers_put_the_same_number_of_batches_into_messages_of_the_same_number(tmp_path, sizes, monkeypatch):
     monkeypatch.setattr(inspect.getmodule(MessageSizer), "QUICK_SEC", 60.0)  # however slow this machine is
     write_dataset(tmp_path, tuple((size, size) for size in sizes))
     diary = Diary(2, 6000)

@@ -25,7 +25,7 @@ NOTES = st.tuples(
 
 
 @given(st.integers(1, 8), st.lists(NOTES, max_size=150))
-def test_counts_change_in_steps_of_four_after_sixteen_single_ones_and_only_for_parcels_not_begun(most_begun, notes):
+def test_counts_change_in_steps_of_four_after_sixteen_single_ones_and_only_for_messages_not_begun(most_begun, notes):
     sizer = MessageSizer(most_begun)
     number = 0
     for further, size, seconds in notes:
@@ -45,7 +45,7 @@ def test_counts_change_in_steps_of_four_after_sixteen_single_ones_and_only_for_p
             assert after[-1] in (before[-1], GROWTH * before[-1])
 
 
-def test_small_and_quick_parcels_grow_to_the_most_batches_and_a_reset_begins_anew():
+def test_small_and_quick_messages_grow_to_the_most_batches_and_a_reset_begins_again():
     sizer = MessageSizer(2)
     for _ in range(2):
         for number in range(100):
@@ -56,7 +56,7 @@ def test_small_and_quick_parcels_grow_to_the_most_batches_and_a_reset_begins_ane
 
 
 @pytest.mark.parametrize(("size", "count"), [(3, 16), (9, 4), (60, 1), (10_000, 1)])
-def test_parcels_of_batches_that_have_grown_become_as_small_as_they_should_be(size, count):
+def test_messages_of_batches_that_have_grown_become_as_small_as_they_should_be(size, count):
     sizer = MessageSizer(2)
     for number in range(100):
         sizer.record(number, 1000, 0.001)
@@ -65,7 +65,7 @@ def test_parcels_of_batches_that_have_grown_become_as_small_as_they_should_be(si
     assert [sizer.batches(number) for number in (103, 104)] == [MAX_BATCHES, count]
 
 
-def test_the_last_change_of_many_makes_parcels_smaller():
+def test_the_last_change_of_many_makes_messages_smaller():
     sizer = MessageSizer(0)
     for number in range(0, 100_000, 4):
         sizer.record(number, 1000 if sizer.batches(number) == 1 else 100 * LARGE_BYTES, 0.0)
@@ -73,7 +73,7 @@ def test_the_last_change_of_many_makes_parcels_smaller():
     assert sizer.batches(10**6) == 1
 
 
-def test_a_parcel_made_before_the_last_step_says_nothing_about_the_next():
+def test_a_message_made_before_the_last_step_says_nothing_about_the_next():
     sizer = MessageSizer(2)
     sizer.record(0, 1000, 0)
     for number in range(1, 16):

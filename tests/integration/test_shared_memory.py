@@ -1,4 +1,4 @@
-"""Batches from workers are made of pool of shared memory that are used again: nobody may ever notice."""
+"""Batches from workers are in shared memory that is used again: no batch may change for it."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_batches_outlast_loader_and_dataset(path, workers):
 # SharedMemoryPool and messages by themselves ------------------------------------------------------------
 
 
-def test_a_parcel_for_which_no_block_is_free_travels_inline():
+def test_a_message_for_which_no_block_is_free_travels_inline():
     pool = SharedMemoryPool(1)
     data = {"t": torch.arange(5), "n": np.arange(3.0)}
     first, second = (Message.pack(0, 0, [batch_of(data)], pool) for _ in range(2))
@@ -279,7 +279,7 @@ def test_pinning_frees_the_block_at_once(monkeypatch):
     wipe(content.data)
 
 
-def test_a_parcel_whose_loader_is_gone_is_left_alone_by_pinning(monkeypatch):
+def test_a_message_whose_loader_is_gone_is_left_alone_by_pinning(monkeypatch):
     monkeypatch.setattr(transport, "_pinned", torch.clone)
     pool = SharedMemoryPool(1)
     message = Message.pack(0, 0, [batch_of(torch.arange(5))], pool)

@@ -78,7 +78,7 @@ def test_shards_are_dealt_to_ranks_round_robin(data):
 @pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning")
 @pytest.mark.parametrize("size", [1, 3, 100])
 @pytest.mark.parametrize("buffer", [40, 90, 1000])
-def test_rows_are_mixed_within_the_strategys_shards_and_no_further(data, size, buffer):
+def test_rows_are_shuffled_within_the_strategys_shards_and_no_further(data, size, buffer):
     strategy = Backwards(size)
     loader, dataset = open_loader(data, split_strategy=strategy, shuffle=True, shuffle_buffer_size=buffer)
     delivered = [row for batch in batches_of(loader) for row in batch]

@@ -1,8 +1,8 @@
-"""Under torchrun: make steps that every rank has to make, from where a team of any other size stopped.
+"""Under torchrun: make steps that every rank has to make, from where another number of ranks stopped.
 
 Its argument, JSON: ``data``; ``directory``, where states and row ids go; ``cases``, each with its ``name``, loader
-``options`` and how ranks are held ``together``: null, or what `in_step` is told; ``stop``, a number of steps or null;
-``load`` and ``save``, names of the runs whose states are loaded and saved, or null.
+``options`` and how ranks are held ``together``: null, or the argument of `in_step`; ``stop``, a number of steps or
+null; ``load`` and ``save``, names of the runs whose states are loaded and saved, or null.
 
 Each step is a sum over all ranks: a rank that made one more than others would wait for them for ever.
 """

@@ -1,4 +1,4 @@
-"""Teams of 2, then 4, then 3 ranks: they make the same steps, and share one epoch between them.
+"""Groups of 2, then 4, then 3 ranks: they make the same steps, and share one epoch between them.
 
 Every step is a collective. Ranks that stopped apart would hang, and the job would be ended by its timeout, and fail.
 """
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 FILES = ((430, 20), (7, 7), (211, 35), (195, 12), (1, 1))
 ROWS = 844
 KEPT = [row for row in range(ROWS) if not row & 4]
-TEAMS = (2, 4, 3)
+GROUPS = (2, 4, 3)
 STEPS = 6
 
 MIXED = {"shuffle": True, "shuffle_buffer_size": 60}
@@ -35,88 +35,88 @@ NAMES = [case["name"] for case in CASES]
 FEW = 20
 CASES.append({"name": "few", "together": "pad", "filtered": "few", "options": {"num_workers": 0, "batch_size": 3}})
 FILTERED = [case["name"] for case in CASES if case.get("filtered")]
-EVENED = [name for name in NAMES if name not in FILTERED]
+BALANCED = [name for name in NAMES if name not in FILTERED]
 
 
 @pytest.fixture(scope="module", params=[run_ranks, pytest.param(run_torchrun, marks=pytest.mark.soak)])
-def teams(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
-    """What each rank of each team reports of each case."""
-    directory = tmp_path_factory.mktemp("teams")
+def groups(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[list[dict[str, Any]]]:
+    """What each rank of each group reports of each case."""
+    directory = tmp_path_factory.mktemp("groups")
     data = directory / "data"
     assert write_dataset(data, FILES) == ROWS
     reports = []
-    for number, num_ranks in enumerate(TEAMS):
-        last = number == len(TEAMS) - 1
+    for number, num_ranks in enumerate(GROUPS):
+        last = number == len(GROUPS) - 1
         arguments = {
             "data": str(data),
             "directory": str(directory),
             "cases": CASES,
             "stop": None if last else STEPS,
-            "load": f"team-{number - 1}" if number else None,
-            "save": f"team-{number}",
+            "load": f"group-{number - 1}" if number else None,
+            "save": f"group-{number}",
         }
-        request.param("team_job.py", num_ranks, arguments, directory)
-        files = [directory / f"report-team-{number}-{rank}.json" for rank in range(num_ranks)]
+        request.param("shared_epoch_job.py", num_ranks, arguments, directory)
+        files = [directory / f"report-group-{number}-{rank}.json" for rank in range(num_ranks)]
         reports.append([json.loads(file.read_text()) for file in files])
     return reports
 
 
-def delivered(teams: list[list[dict[str, Any]]], name: str) -> Counter[int]:
-    """Count how often each row was delivered, over all teams and ranks."""
-    ranks = itertools.chain.from_iterable(teams)
+def delivered(groups: list[list[dict[str, Any]]], name: str) -> Counter[int]:
+    """Count how often each row was delivered, over all groups and ranks."""
+    ranks = itertools.chain.from_iterable(groups)
     return Counter(row for rank in ranks for batch in rank[name]["rows"] for row in batch)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_all_ranks_of_a_team_make_the_same_steps(teams, name):
-    for team in teams:
-        assert len({len(rank[name]["rows"]) for rank in team}) == 1
-        assert team[0][name]["rows"]
+def test_all_ranks_of_a_group_make_the_same_steps(groups, name):
+    for group in groups:
+        assert len({len(rank[name]["rows"]) for rank in group}) == 1
+        assert group[0][name]["rows"]
 
 
-@pytest.mark.parametrize("name", EVENED)
-def test_the_batches_of_a_step_are_of_one_size_and_the_length_is_exact(teams, name):
-    for team in teams:
-        sizes = [[len(batch) for batch in rank[name]["rows"]] for rank in team]
+@pytest.mark.parametrize("name", BALANCED)
+def test_the_batches_of_a_step_are_of_one_size_and_the_length_is_exact(groups, name):
+    for group in groups:
+        sizes = [[len(batch) for batch in rank[name]["rows"]] for rank in group]
         assert all(one == sizes[0] for one in sizes)
-        assert len({rank[name]["length"] for rank in team}) == 1
-    last = teams[-1][0][name]
+        assert len({rank[name]["length"] for rank in group}) == 1
+    last = groups[-1][0][name]
     assert last["length"] == 2 * STEPS + len(last["rows"]) == last["delivered"]
 
 
 @pytest.mark.parametrize("name", ["dropped", "files, one row group"])
-def test_three_teams_deliver_each_row_once_but_for_fewer_than_there_are_ranks(teams, name):
-    counts = delivered(teams, name)
+def test_three_groups_deliver_each_row_once_but_for_fewer_than_there_are_ranks(groups, name):
+    counts = delivered(groups, name)
     assert set(counts.values()) == {1}
     left_out = set(range(ROWS)) - set(counts)
-    assert len(left_out) == len(teams[-1][0][name]["metrics"]["uneven_rows_dropped"]) < TEAMS[-1]
+    assert len(left_out) == len(groups[-1][0][name]["metrics"]["uneven_rows_dropped"]) < GROUPS[-1]
 
 
-def test_three_teams_deliver_each_row_and_repeat_fewer_than_there_are_ranks(teams):
-    counts = delivered(teams, "padded")
+def test_three_groups_deliver_each_row_and_repeat_fewer_than_there_are_ranks(groups):
+    counts = delivered(groups, "padded")
     assert set(counts) == set(range(ROWS))
-    assert counts.total() - ROWS == len(teams[-1][0]["padded"]["metrics"]["uneven_rows_repeated"]) < TEAMS[-1]
+    assert counts.total() - ROWS == len(groups[-1][0]["padded"]["metrics"]["uneven_rows_repeated"]) < GROUPS[-1]
 
 
-def test_ranks_that_stop_together_under_a_filter_deliver_no_row_twice_and_know_what_is_left(teams):
-    counts = delivered(teams, "stopped together")
+def test_ranks_that_stop_together_under_a_filter_deliver_no_row_twice_and_know_what_is_left(groups):
+    counts = delivered(groups, "stopped together")
     assert set(counts.values()) == {1}
     assert set(counts) <= set(KEPT)
     assert len(counts) > len(KEPT) * 0.8
 
 
-def test_ranks_that_are_padded_together_under_a_filter_deliver_every_row(teams):
-    counts = delivered(teams, "padded together")
+def test_ranks_that_are_padded_together_under_a_filter_deliver_every_row(groups):
+    counts = delivered(groups, "padded together")
     assert set(counts) == set(KEPT)
 
 
-def test_ranks_that_have_no_row_at_all_are_given_batches_of_others_from_the_beginning_or_a_checkpoint_on(teams):
-    for team in teams[:2]:
-        assert len({len(rank["few"]["rows"]) for rank in team}) == 1
-        rows = [row for rank in team for batch in rank["few"]["rows"] for row in batch]
+def test_ranks_that_have_no_row_at_all_are_given_batches_of_others_from_the_beginning_or_a_checkpoint_on(groups):
+    for group in groups[:2]:
+        assert len({len(rank["few"]["rows"]) for rank in group}) == 1
+        rows = [row for rank in group for batch in rank["few"]["rows"] for row in batch]
         assert len(set(rows)) < len(rows)
         assert rows
-    assert set(delivered(teams, "few")) == set(range(FEW))
+    assert set(delivered(groups, "few")) == set(range(FEW))
 
 
 # A model that is trained on a grid -----------------------------------------------------------------------------------
@@ -136,12 +136,12 @@ def losses(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     found = {}
     for name, num_ranks, options in runs:
         arguments = {"data": str(directory / "data"), "directory": str(directory), "name": name}
-        request.param("grid_job.py", num_ranks, {"load": None, "save_at": None, **arguments, **options}, directory)
+        request.param("training_job.py", num_ranks, {"load": None, "save_at": None, **arguments, **options}, directory)
         found[name] = json.loads((directory / f"{name}.json").read_text())
     return found
 
 
-def test_a_model_trained_on_a_grid_has_the_same_losses_under_1_2_and_4_ranks(losses):
+def test_a_model_trained_on_a_virtual_topology_has_the_same_losses_under_1_2_and_4_ranks(losses):
     whole = losses["1 rank"]
     assert len(whole) == ROWS // 4 * 4 // 32 + 1
     assert whole[-1] < whole[0] / 2

@@ -1,0 +1,35 @@
+"""No secret is in what an error shows, nor in the errors that it came from."""
+
+from __future__ import annotations
+
+import traceback
+
+import pytest
+
+from torch_dataloader_utils import UnreadableFileError
+from torch_dataloader_utils.storage.redaction import Redactor
+
+SECRET = "a very secret value"
+
+
+def fail() -> None:
+    try:
+        _ = {}[SECRET]
+    except KeyError as error:
+        raise RuntimeError(f"not with {SECRET}") from error
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_error_holds_no_secret_and_no_error_that_does(depth):
+    redactor = Redactor({"token": SECRET})
+
+    def read(levels: int) -> None:
+        with redactor.errors(lambda: f"file {levels}"):
+            fail() if levels == 1 else read(levels - 1)
+
+    with pytest.raises(UnreadableFileError, match=r"file 1: RuntimeError: not with \*\*\*") as raised:
+        read(depth)
+    assert raised.value.__context__ is raised.value.__cause__ is None
+    shown = traceback.TracebackException.from_exception(raised.value, capture_locals=False)
+    assert SECRET not in "".join(shown.format())
+    assert SECRET not in repr(raised.value)

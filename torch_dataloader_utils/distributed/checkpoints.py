@@ -1,0 +1,173 @@
+"""The state of each rank in a checkpoint: in a file of its own, or as an entry of torch.distributed.checkpoint."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import posixpath
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch.distributed as dist
+
+from torch_dataloader_utils.distributed.gather import Stateful, all_gather, require_equal_digests
+from torch_dataloader_utils.storage.filesystem import Storage
+
+
+def save_rank_state(
+    source: Stateful, directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
+) -> Path | str:
+    """Write this rank's state to its own file, atomically: after a crash the file is the old one or the new one.
+
+    On a local disk the file is written under another name, flushed to the disk, and renamed. On other storages it is
+    written in one request, which object stores do atomically.
+
+    Args:
+        source: This rank's loader or dataset.
+        directory: This checkpoint's directory, as a path or as a URL of any storage that fsspec opens. A local one is
+            created if it does not exist.
+        storage_options: fsspec's options for the storage, such as credentials.
+
+    Returns:
+        The file, named after the rank and the number of ranks: a path, or a URL as a string.
+
+    Raises:
+        OSError: If it cannot be written; the message names the file.
+    """
+    state = source.state_dict()
+    storage, location = _open_directory(directory, storage_options)
+    name = _file_name(state["rank"], state["num_ranks"])
+    content = json.dumps(state).encode()
+    if storage.is_local:
+        path = Path(location, name)
+        _write_atomically(path, content)
+        return path
+    with storage.errors(f"{location}/{name}"):
+        storage.fs.pipe_file(f"{location}/{name}", content)
+    return storage.display(f"{location}/{name}")
+
+
+def load_rank_state(
+    source: Stateful,
+    directory: str | os.PathLike[str],
+    *,
+    strict: bool = True,
+    on_changed_files: Literal["error", "continue"] = "error",
+    storage_options: Mapping[str, Any] | None = None,
+) -> None:
+    """Load this rank's state from the file that `save_rank_state` wrote, or all ranks' states where they are needed.
+
+    Args:
+        source: This rank's loader or dataset.
+        directory: The checkpoint's directory. It holds the states of one checkpoint only.
+        strict: Whether the run must be the one that saved the states, or have the same virtual topology; see
+            `StructuredDataset.load_state_dict`. All ranks' files are read if False, and with a virtual topology.
+        on_changed_files: How to handle files that have changed, where `strict` is False.
+        storage_options: fsspec's options for the storage, such as credentials.
+
+    Raises:
+        FileNotFoundError: If there is no file of this rank and this number of ranks, or no file at all.
+        OSError: If a file cannot be read; the message names it.
+        ValueError: If a file is no state; the message names it.
+        CheckpointMismatchError: If the state was saved under another plan.
+        RankMismatchError: If states of several ranks are needed and some are missing.
+    """
+    current = source.state_dict()
+    storage, location = _open_directory(directory, storage_options)
+    with storage.errors(location):
+        storage.fs.invalidate_cache()
+        found = sorted(map(posixpath.basename, storage.fs.glob(f"{glob.escape(location)}/loader-*.json")))
+    own = _file_name(current["rank"], current["num_ranks"])
+    needed = [own] if strict and current["plan"]["virtual_ranks"] is None else found
+    if not needed or not set(needed) <= set(found):
+        msg = f"there is no {storage.display(f'{location}/{own}')}; the directory holds {found or 'no states'}"
+        raise FileNotFoundError(msg)
+    states = [_read_state(storage, f"{location}/{name}") for name in needed]
+    source.load_state_dict(states, strict=strict, on_changed_files=on_changed_files)
+
+
+def _open_directory(
+    directory: str | os.PathLike[str], storage_options: Mapping[str, Any] | None
+) -> tuple[Storage, str]:
+    """Return the storage of a checkpoint's directory, and what the storage calls it."""
+    storage, [location] = Storage.for_urls([os.fspath(directory)], storage_options)
+    return storage, location.rstrip("/")
+
+
+def _file_name(rank: int, num_ranks: int) -> str:
+    return f"loader-{rank:05d}-of-{num_ranks:05d}.json"
+
+
+def _write_atomically(path: Path, content: bytes) -> None:
+    unfinished = path.with_suffix(".unfinished")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with unfinished.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)  # the renaming itself, too, is to survive
+        finally:
+            os.close(directory)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _read_state(storage: Storage, location: str) -> Any:
+    with storage.errors(location):
+        content = storage.fs.cat_file(location)
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{storage.display(location)} is not a state: {error}") from None
+
+
+class CheckpointEntry:
+    """A loader's entry in a ``torch.distributed.checkpoint``: a Stateful with one string, named after its rank.
+
+    Such a checkpoint keeps one value per name, whichever rank wrote it, and loads only names that exist before
+    loading. A loader's state differs between ranks, and its keys change. So the whole state is saved as one string:
+    ``dcp.save({"loader": CheckpointEntry(loader)}, checkpoint_id=directory)``, and the same with ``dcp.load``.
+
+    Args:
+        source: This rank's loader or dataset.
+        group: The process group that saves and loads the checkpoint; None for the default one.
+    """
+
+    def __init__(self, source: Stateful, group: dist.ProcessGroup | None = None) -> None:
+        self._source = source
+        self._group = group
+
+    def state_dict(self) -> dict[str, str]:
+        """Return this rank's state as JSON, with the rank and the number of ranks in its name.
+
+        ``dcp.save`` and ``dcp.load`` call it on all ranks together.
+
+        Raises:
+            RankMismatchError: On every rank, if ranks planned different epochs.
+        """
+        state = self._source.state_dict()
+        if dist.is_initialized():
+            require_equal_digests(all_gather(state.get("plan_digest"), self._group))
+        return {_entry_name(state): json.dumps(state)}
+
+    def load_state_dict(self, entry: dict[str, str]) -> None:
+        """Load this rank's state.
+
+        Raises:
+            CheckpointMismatchError: If the state was saved under another plan.
+        """
+        self._source.load_state_dict(json.loads(entry[_entry_name(self._source.state_dict())]))
+
+
+def _entry_name(state: dict[str, Any]) -> str:
+    return f"rank-{state['rank']}-of-{state['num_ranks']}"

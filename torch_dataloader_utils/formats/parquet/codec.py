@@ -1,0 +1,154 @@
+"""The row groups of Parquet files: which bytes they have, and how they are decoded; footers are read when needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from torch_dataloader_utils.columns.arrow import width
+from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.formats.base import Codec, Layout, Measures, OpenedFiles, RowGroups
+from torch_dataloader_utils.formats.concurrency import FOOTER_THREADS, OPEN_FILES
+from torch_dataloader_utils.formats.parquet.footer import FooterReader, leaves_of, parse_footer, row_groups_of
+from torch_dataloader_utils.formats.parquet.metadata_file import described_columns, description_digest
+from torch_dataloader_utils.formats.read_cache import FooterStore
+from torch_dataloader_utils.storage.filesystem import LocalFile
+
+
+class ParquetCodec(Codec):
+    """Row groups decoded by pyarrow, by footers that are known or are read when they are needed."""
+
+    layout: Callable[[str], ParquetLayout]
+
+    def __init__(self, files: OpenedFiles, known: FooterStore, *, verifies_checksums: bool) -> None:
+        self._files = files
+        self._verifies_checksums = verifies_checksums
+        self._footers = footers = FooterCache(files, known)
+        self.layout = lru_cache(OPEN_FILES)(
+            lambda path: ParquetLayout(parse_footer(footers[path]), files.projection(path).stored.names)
+        )
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """Begin to read footers that are needed soon."""
+        self._footers.expect(paths)
+
+    def open(self, path: str, file: Any, local: LocalFile | None) -> _ParquetRowGroups:
+        """Open a file."""
+        if local is not None and not local.ends_with(self._footers[path]):
+            raise UnreadableFileError(f"{self._files.manifest.full_path(path)} was rewritten since it was listed")
+        opened = pq.ParquetFile(
+            file,
+            metadata=self.layout(path).metadata,
+            pre_buffer=False,
+            page_checksum_verification=self._verifies_checksums,
+        )
+        return _ParquetRowGroups(opened, self._files.projection(path).stored.names)
+
+    def close(self) -> None:
+        """Read no more footers; wait for those that are being read."""
+        self._footers.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _ParquetRowGroups(RowGroups):
+    """An open Parquet file, and the columns that are needed of it."""
+
+    parquet: pq.ParquetFile
+    columns: list[str]
+
+    def read(self, number: int) -> pa.Table:
+        return self.parquet.read_row_group(number, columns=self.columns)
+
+    def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
+        return self.parquet.iter_batches(rows, row_groups=[number], columns=self.columns, use_threads=use_threads)  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self.parquet.close(force=True)
+
+
+class ParquetLayout(Layout):
+    """A parsed footer, and which of the file's column chunks are needed, by the names of columns."""
+
+    def __init__(self, metadata: pq.FileMetaData, columns: Sequence[str]) -> None:
+        schema = metadata.schema.to_arrow_schema()
+        leaves = leaves_of(schema)
+        self.metadata = metadata
+        self._leaves = [leaf for name in columns for leaf in leaves[name]]
+        widths = {name: width(schema.field(name).type) for name in columns}
+        self._row_bytes = sum(widths.values())
+        self._variable = {name: leaves[name] for name in columns if not widths[name]}
+
+    def measures(self) -> Measures:
+        """Return how large the row groups are."""
+        groups = row_groups_of(self.metadata)
+        stored = tuple(sum(group.column(leaf).total_compressed_size for leaf in self._leaves) for group in groups)
+        variable = {
+            name: tuple(sum(group.column(leaf).total_uncompressed_size for leaf in leaves) for group in groups)
+            for name, leaves in self._variable.items()
+        }
+        return Measures(self._row_bytes, stored, variable)
+
+    def ranges(self, number: int) -> list[tuple[int, int]]:
+        """Return the ranges of bytes of the needed column chunks."""
+        group = self.metadata.row_group(number)
+        return [_range(group.column(leaf)) for leaf in self._leaves]
+
+
+def _range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+    start = chunk.data_page_offset
+    if chunk.has_dictionary_page and chunk.dictionary_page_offset:  # some writers set it to 0 if there is none
+        start = min(start, chunk.dictionary_page_offset)
+    return start, start + chunk.total_compressed_size
+
+
+class FooterCache:
+    """Files' footers as bytes: those that are known, and those that are read when they are first needed, and added.
+
+    A file whose footer is not known is described by `_metadata`, with which its footer is compared.
+    """
+
+    def __init__(self, files: OpenedFiles, known: FooterStore) -> None:
+        self._storage = files.storage
+        self._files = files.files
+        self._digests = {file.path: file.digest for file in files.manifest.files}
+        self._known = known
+        self._requested: dict[str, Future[bytes]] = {}
+        self._threads: ThreadPoolExecutor | None = None
+
+    def expect(self, paths: Iterable[str]) -> None:
+        """Begin to read footers that are needed soon, unless the storage is local and answers at once."""
+        if self._storage.is_local:
+            return
+        for path in paths:
+            if path not in self._known and path not in self._requested:
+                if self._threads is None:
+                    self._threads = ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="fetch_footers")
+                self._requested[path] = self._threads.submit(self._read, path)
+
+    def __getitem__(self, path: str) -> bytes:
+        if path not in self._known:
+            requested = self._requested.pop(path, None)
+            self._known.add({path: self._read(path) if requested is None else requested.result()})
+        return self._known[path]
+
+    def close(self) -> None:
+        """Read nothing more; wait for what is being read."""
+        if self._threads is not None:
+            self._threads.shutdown(cancel_futures=True)
+
+    def _read(self, path: str) -> bytes:
+        content = FooterReader(self._storage).content(self._files[path])
+        name = self._storage.display(self._files[path].location)
+        with self._storage.errors_at(f"the footer of {name}"):
+            metadata = parse_footer(content)
+            digest = description_digest(described_columns(metadata.schema), row_groups_of(metadata))
+            if digest != self._digests[path]:
+                msg = f"{name} is not the file that `_metadata` describes: write `_metadata` again, or remove it"
+                raise UnreadableFileError(msg)
+        return content
