@@ -22,7 +22,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support import batches_of, examples, open_loader, rows_of, write_dataset
+from support import batches_of, edited, examples, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import IterationEndedError
 
@@ -194,7 +194,7 @@ class LoaderMachine(RuleBasedStateMachine):
     @rule(one=saved)
     def load_what_is_refused(self, one: tuple[str, int, int]) -> None:
         with pytest.raises(ValueError, match="shuffle_seed"):
-            self.loader.load_state_dict({**json.loads(one[0]), "_shuffle_seed": 1})
+            self.loader.load_state_dict(edited(json.loads(one[0]), _shuffle_seed=1))
 
     @rule(epoch=st.integers(0, 2), count=st.none() | COUNTS)
     def set_epoch(self, epoch: int, count: int | None) -> None:
