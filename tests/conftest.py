@@ -137,6 +137,14 @@ def mortal_s3(s3: S3Server) -> Iterator[S3Server]:
 
 mark_semaphores(os.getpid())
 
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add what the reliability tests take."""
+    group = parser.getgroup("reliability")
+    group.addoption("--minutes", default="5", help="the time that each long reliability test may take")
+    group.addoption("--outcomes", help="the file that gets a line of JSON for each fault that was tried")
+
+
 # Processes that multiprocessing's fork server forks find the slow imports done.
 multiprocessing.set_forkserver_preload(["torch.distributed", "torch_dataloader_utils.distributed", "pyarrow.parquet"])
 
