@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 import torch.distributed as dist
 
-from torch_dataloader_utils.errors import RankMismatchError
+from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError
 
 LOG = logging.getLogger("torch_dataloader_utils")
 SHARED_KEYS = ("plan", "files", "base")
@@ -89,6 +89,26 @@ def own_state(
     digests = {state["rank"]: state.get("plan_digest") for state in states}
     require_equal_digests([digests[number] for number in range(len(saved))])
     return states[ranks.index(rank)]
+
+
+def load_gathered(source: Stateful, states: Sequence[dict[str, Any]]) -> None:
+    """Load the states of all ranks: strictly if the run is the one that saved them, else elastically.
+
+    Raises:
+        CheckpointMismatchError: If the states were saved under another plan, which no load can continue.
+        RankMismatchError: If states are missing or do not fit together.
+        ValueError: If it is not a list of states.
+    """
+    try:
+        source.load_state_dict(states)
+    except CheckpointMismatchError:
+        source.load_state_dict(states, strict=False)
+        LOG.info("another topology saved these %d states: the rest of the epoch is planned again", len(states))
+
+
+def on_all_ranks(claim: bool, group: dist.ProcessGroup | None = None) -> bool:  # noqa: FBT001 - what is asked
+    """Whether a claim holds on all ranks. All ranks call it together."""
+    return all(all_gather(claim, group)) if dist.is_initialized() else claim
 
 
 def require_one_of_each_rank(saved: Sequence[tuple[int, int]]) -> list[int]:

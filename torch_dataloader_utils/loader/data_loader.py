@@ -128,6 +128,12 @@ class StructuredDataLoader(DataLoader[Any]):
         """Load a state: see `StructuredDataset.load_state_dict`."""
         self._dataset.load_state_dict(state_dict, strict=strict, on_changed_files=on_changed_files)
 
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Refuse ``accelerator.prepare(loader)``: it would deal out the batches of rank 0 and leave out all others."""
+        msg = "accelerator.prepare() would divide this rank's rows among the ranks once more: use prepare_loader("
+        raise TypeError(msg + "accelerator, loader) of torch_dataloader_utils.integrations.accelerate instead")
+
     def _in_process(self) -> BatchIterator:
         iteration = self._dataset.begin_iteration()
         read = partial(self._dataset.batches, pin=self.pin_memory and _has_accelerator())

@@ -1,0 +1,118 @@
+"""Hugging Face Accelerate: a loader whose batches are on the device, and whose states are in `save_state`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.data_loader import DataLoaderStateMixin
+from accelerate.utils import send_to_device
+
+from torch_dataloader_utils.dataset.structured import StructuredDataset
+from torch_dataloader_utils.distributed.gather import gather_states, load_gathered, on_all_ranks
+from torch_dataloader_utils.loader.arguments import require_count
+from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+from torch_dataloader_utils.loader.iteration import with_last
+
+
+def prepare_loader(accelerator: Accelerator, loader: StructuredDataLoader) -> PreparedLoader:
+    """Prepare a loader for Accelerate, in place of ``accelerator.prepare(loader)``. All ranks call it together.
+
+    The loader already delivers this rank's rows, so nothing is dealt out again. ``accelerator.save_state`` saves the
+    states of all ranks, and ``load_state`` loads them, also into another number of ranks or workers: then each
+    remaining row is delivered once, in another order.
+
+    Args:
+        accelerator: The accelerator.
+        loader: This rank's loader, which `StructuredDataset.create_dataloader` made after the accelerator.
+
+    Returns:
+        A loader to iterate over. It may be passed to ``accelerator.prepare``, too, which returns it as it is.
+
+    Raises:
+        TypeError: If the loader is not this package's loader.
+        ValueError: If the loader has another number of ranks than the accelerator, or is another rank's.
+    """
+    prepared = PreparedLoader(accelerator, loader)
+    accelerator.register_for_checkpointing(prepared)
+    return prepared
+
+
+class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
+    """A loader as Accelerate uses one. `prepare_loader` makes it.
+
+    Each pass delivers the next epoch, as with Accelerate's own loaders: `set_epoch` need not be called. A pass after
+    ``load_state`` continues the saved epoch, or begins the next one if the saved epoch had ended on all ranks.
+
+    Attributes:
+        loader: The loader of this package.
+    """
+
+    _is_accelerate_prepared = True  # Accelerator.prepare returns what has this as it is
+    use_stateful_dataloader = False
+
+    def __init__(self, accelerator: Accelerator, loader: StructuredDataLoader) -> None:
+        if not isinstance(loader, StructuredDataLoader):
+            raise TypeError(f"loader is {type(loader).__name__}, expected the loader that create_dataloader returns")
+        self.loader = loader
+        dataset = self.dataset
+        if (dataset.num_ranks, dataset.rank) != (accelerator.num_processes, accelerator.process_index):
+            msg = f"the loader is that of rank {dataset.rank} of {dataset.num_ranks}, and the accelerator has process "
+            msg += f"{accelerator.process_index} of {accelerator.num_processes}: make the loader after the accelerator"
+            raise ValueError(msg)
+        self.device = accelerator.device if accelerator.device_placement else None
+        self._accelerator = accelerator
+        self.gradient_state = accelerator.gradient_state
+        self._non_blocking = accelerator.non_blocking
+        self._has_ended = False
+        self.reset()
+
+    @property
+    def dataset(self) -> StructuredDataset:
+        """The dataset."""
+        return self.loader.dataset  # type: ignore[return-value]
+
+    @property
+    def batch_size(self) -> int:
+        """Rows in a batch of this rank."""
+        return self.dataset.batch_size
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next pass delivers, or continues."""
+        return self.dataset.epoch + self._has_ended
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch: see `StructuredDataset.set_epoch`."""
+        self.loader.set_epoch(require_count(epoch, "epoch", least=0))
+        self._has_ended = False
+
+    def __len__(self) -> int:
+        """Return the number of batches of the whole epoch, also if it continues from a state."""
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Deliver the epoch, or the rest of it that a loaded state has left, on the accelerator's device."""
+        if self._has_ended:
+            self.set_epoch(self.epoch)
+        self.reset()
+        self.gradient_state._add_dataloader(self)  # noqa: SLF001 - as the mixin's begin() does
+        try:
+            for batch, is_last in with_last(iter(self.loader)):
+                self.end_of_dataloader = self._has_ended = is_last
+                yield batch if self.device is None else send_to_device(batch, self.device, self._non_blocking)
+            self._has_ended = True  # also where no batch was left
+        finally:
+            self.end()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all ranks. All ranks call it together, as ``accelerator.save_state`` does."""
+        return {"ranks": gather_states(self.loader), "step": self._accelerator.step}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the states of all ranks. All ranks call it together, as ``accelerator.load_state`` does."""
+        load_gathered(self.loader, state_dict["ranks"])
+        # Accelerate keeps its count towards the next accumulated step per rank: a new rank would begin at 0, and wait.
+        self._accelerator.step = state_dict["step"]
+        self._has_ended = on_all_ranks(self.dataset.is_finished)
