@@ -78,7 +78,7 @@ class StructuredDataLoader(DataLoader[Any]):
         self._answers: weakref.ref[Any] | None = None
         self._newest: weakref.ref[BatchIterator] | None = None
 
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+    def __iter__(self) -> BatchIterator:  # type: ignore[override]
         """Begin the epoch, or continue once from a state that was loaded since the last call.
 
         Returns:

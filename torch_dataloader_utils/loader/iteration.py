@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from torch_dataloader_utils.checkpoint.progress import Progress
@@ -140,11 +141,10 @@ class BatchIterator(Iterator[Any]):
             raise
         return self._batches > after
 
-    def peek(self) -> Any:
-        """Return the next batch without delivering it, where `has_next` says that there is one."""
-        batch = self._waiting[0]
-        assert isinstance(batch, Batch)  # noqa: S101 - has_next() ended the streams before it
-        return batch.data
+    def peek(self, after: int = 0) -> Any:
+        """Return the batch of which `has_next(after)` says that there is one, without delivering it."""
+        waiting = (content for content in self._waiting if isinstance(content, Batch))
+        return next(islice(waiting, after, None)).data
 
     def _fetch(self) -> None:
         """Fetch a batch or the end of a stream, which ends once the batches before it are delivered."""

@@ -1,0 +1,140 @@
+"""Lightning: a training loader whose states of all ranks are in Lightning's own checkpoints."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
+from lightning.pytorch.loops.fit_loop import _FitLoop
+
+from torch_dataloader_utils.dataset.structured import StructuredDataset
+from torch_dataloader_utils.distributed.gather import gather_states, load_gathered, on_all_ranks
+from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+from torch_dataloader_utils.loader.iteration import BatchIterator
+
+T = TypeVar("T")
+
+
+class ResumableLoader:
+    """A training loader that Lightning saves and loads with its checkpoints: ``trainer.fit(model, ResumableLoader(loader))``.
+
+    Lightning's checkpoint holds the states of all ranks. ``fit(..., ckpt_path=...)`` continues exactly after the last
+    step of the checkpoint, also under another number of ranks or workers: then each remaining row is delivered once, in
+    another order. Epochs are Lightning's, so `set_epoch` need not be called.
+
+    Lightning fetches a batch ahead where it does not know the length of an epoch. Such a batch counts as delivered only
+    when the training loop takes it.
+
+    Args:
+        loader: This rank's loader.
+
+    Raises:
+        TypeError: If it is not this package's loader.
+    """
+
+    def __init__(self, loader: StructuredDataLoader) -> None:
+        if not isinstance(loader, StructuredDataLoader):
+            raise TypeError(f"loader is {type(loader).__name__}, expected the loader that create_dataloader returns")
+        self.loader = loader
+        self._batches: _Batches | None = None
+        self._finished: int | None = None
+
+    @property
+    def dataset(self) -> StructuredDataset:
+        """The dataset."""
+        return self.loader.dataset  # type: ignore[return-value]
+
+    @property
+    def sampler(self) -> ResumableLoader:
+        """This object: Lightning calls `set_epoch` of a loader's sampler, and of nothing else."""
+        return self
+
+    def __len__(self) -> int:
+        """Return the number of batches of the whole epoch, also if it continues from a state.
+
+        Raises:
+            TypeError: If it is not known before the rows are read.
+        """
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Begin the epoch, or continue from a loaded state."""
+        self._batches = _Batches(self.loader, _caller(_DataFetcher))
+        return self._batches
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch. Lightning calls it at the beginning of each, after it has begun to iterate."""
+        if epoch == self._finished:
+            return  # Lightning ends an epoch that a checkpoint was saved at the end of
+        self._finished = None
+        fit_loop, is_new = _caller(_FitLoop), epoch != self.dataset.epoch
+        self.loader.set_epoch(epoch)
+        if fit_loop is None:
+            return
+        if fit_loop.restarting and fit_loop._combined_loader_states_to_load:  # noqa: SLF001
+            # Where estimated_stepping_batches was read, Lightning made the loader before it had the states, and forgets.
+            fit_loop._load_combined_loader_states()  # noqa: SLF001
+            is_new = True
+        if is_new and fit_loop.is_resuming:
+            iter(fit_loop._data_fetcher)  # noqa: SLF001 - Lightning does so only in later epochs
+        if fit_loop.trainer.limit_train_batches == 1.0 and fit_loop.max_batches != float("inf"):
+            fit_loop.max_batches = len(self)  # Lightning keeps that of its first epoch, here the rest of an epoch
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all ranks. All ranks call it together, as Lightning does for each checkpoint."""
+        if self._batches is not None:
+            self._batches.count()
+        return {"ranks": gather_states(self.loader)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load the states of all ranks. If they had ended their epoch, the next one begins."""
+        load_gathered(self.loader, state_dict["ranks"])
+        self._batches = None
+        if on_all_ranks(self.dataset.is_finished):
+            self._finished = self.dataset.epoch
+            self.loader.set_epoch(self._finished + 1)
+
+
+class _Batches(Iterator[Any]):
+    """The batches of a pass. What Lightning has fetched ahead is delivered, and so counted, only when it is taken."""
+
+    def __init__(self, loader: StructuredDataLoader, fetcher: _DataFetcher | None) -> None:
+        self._loader = loader
+        self._fetcher = fetcher
+        self._batches: BatchIterator | None = None
+        self._fetched = 0
+
+    def __next__(self) -> Any:
+        if self._batches is None:  # only now: Lightning also calls iter() to see whether it can
+            self._batches = iter(self._loader)
+        self.count()
+        if not self._batches.has_next(self._fetched):
+            raise StopIteration
+        if not self._is_ahead:
+            return next(self._batches)
+        batch = self._batches.peek(self._fetched)
+        self._fetched += 1
+        return batch
+
+    @property
+    def _is_ahead(self) -> bool:
+        return isinstance(self._fetcher, _PrefetchDataFetcher) and self._fetcher.length is None
+
+    def count(self) -> None:
+        """Deliver the batches that the training loop has taken."""
+        waiting = len(self._fetcher.batches) if isinstance(self._fetcher, _PrefetchDataFetcher) else 0
+        while self._batches is not None and self._fetched > waiting:
+            next(self._batches)
+            self._fetched -= 1
+
+
+def _caller(kind: type[T]) -> T | None:
+    """Return the nearest object of a class that is calling, if one is: Lightning passes neither to a loader."""
+    frame = sys._getframe(1)  # noqa: SLF001
+    while frame is not None:
+        if isinstance(found := frame.f_locals.get("self"), kind):
+            return found
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
