@@ -10,7 +10,7 @@ from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
 
 from torch_dataloader_utils.dataset.structured import StructuredDataset
-from torch_dataloader_utils.distributed.gather import gather_states, load_gathered, on_all_ranks
+from torch_dataloader_utils.distributed.gather import gather_states, load_gathered
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.iteration import BatchIterator
 
@@ -67,7 +67,7 @@ class ResumableLoader:
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. Lightning calls it at the beginning of each, after it has begun to iterate."""
         if epoch == self._finished:
-            return  # Lightning ends an epoch that a checkpoint was saved at the end of
+            return  # the state that was loaded had ended this epoch, which would begin again
         self._finished = None
         fit_loop, is_new = _caller(_FitLoop), epoch != self.dataset.epoch
         self.loader.set_epoch(epoch)
@@ -79,8 +79,17 @@ class ResumableLoader:
             is_new = True
         if is_new and fit_loop.is_resuming:
             iter(fit_loop._data_fetcher)  # noqa: SLF001 - Lightning does so only in later epochs
-        if fit_loop.trainer.limit_train_batches == 1.0 and fit_loop.max_batches != float("inf"):
-            fit_loop.max_batches = len(self)  # Lightning keeps that of its first epoch, here the rest of an epoch
+        self._correct_length(fit_loop)
+
+    def _correct_length(self, fit_loop: _FitLoop) -> None:
+        """Tell Lightning this epoch's length: it keeps that of an epoch which no state was loaded for."""
+        combined, fetcher = fit_loop._combined_loader, fit_loop._data_fetcher  # noqa: SLF001
+        if fit_loop.trainer.limit_train_batches != 1.0 or fit_loop.max_batches == float("inf"):
+            return
+        limits = zip(combined.flattened, combined.limits, strict=True)
+        combined.limits = [len(self) if loader is self else limit for loader, limit in limits]
+        combined._iterator.limits = combined.limits  # noqa: SLF001 - it began with those before
+        fit_loop.max_batches = fetcher.length = len(combined)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks. All ranks call it together, as Lightning does for each checkpoint."""
@@ -89,12 +98,10 @@ class ResumableLoader:
         return {"ranks": gather_states(self.loader)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the states of all ranks. If they had ended their epoch, the next one begins."""
+        """Load the states of all ranks. All ranks call it together, as Lightning does."""
         load_gathered(self.loader, state_dict["ranks"])
         self._batches = None
-        if on_all_ranks(self.dataset.is_finished):
-            self._finished = self.dataset.epoch
-            self.loader.set_epoch(self._finished + 1)
+        self._finished = self.dataset.epoch if self.dataset.is_finished else None
 
 
 class _Batches(Iterator[Any]):
