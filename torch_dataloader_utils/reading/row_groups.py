@@ -72,7 +72,7 @@ class RowGroupReader:
         self._measures = cache(lambda path: codec.layout(path).measures())  # small, and needed in any order
         is_local = files.storage.is_local
         self._fetcher = None if is_local else Fetcher(files.storage, files.files, codec.layout)
-        self._new_decoder = partial(Decoder, files, codec, self._fetcher)
+        self._new_decoder = partial(Decoder, files, codec, self._fetcher, read_cache.reads)
         self._decoders = [self._new_decoder() for _ in range(min(MOST_DECODERS, pa.cpu_count()))]
         self._decoded: defaultdict[FileRowGroup, deque[Future[pa.Table]]] = defaultdict(deque)
 
@@ -104,7 +104,7 @@ class RowGroupReader:
 
     def name(self, group: FileRowGroup) -> str:
         """Return a row group's name for messages."""
-        return f"row group {group.number} of {self._files.manifest.full_path(group.path)}"
+        return self._files.row_group_name(group.path, group.number)
 
     # Sizes ---------------------------------------------------------------------------------------------------------
 
@@ -313,6 +313,7 @@ class Cursor:
     def close(self) -> None:
         """Decode nothing more; wait for what is being decoded."""
         wait([part for part, _ in self._requested if not part.cancel()])
+        self._parts.close()
         self._decoder.close()
 
 
