@@ -48,7 +48,12 @@ class StartupBarrier:
     """
 
     def __init__(self, context: Any) -> None:
-        self._reports = context.Semaphore(0)
+        try:
+            self._reports = context.Semaphore(0)
+        except OSError as error:  # the first semaphore of several: torch's queues have some, too
+            msg = f"worker processes need semaphores, which the system refuses ({error.strerror}): they are files in "
+            msg += "/dev/shm, so mount it with the right to write, or use num_workers=0"
+            raise OSError(error.errno, msg) from error
 
     def report(self) -> None:
         """Report, in a worker, that it can read."""
