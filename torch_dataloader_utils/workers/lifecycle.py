@@ -51,8 +51,8 @@ class StartupBarrier:
         try:
             self._reports = context.Semaphore(0)
         except OSError as error:  # the first semaphore of several: torch's queues have some, too
-            msg = f"worker processes need semaphores, which the system refuses ({error.strerror}): they are files in "
-            msg += "/dev/shm, so mount it with the right to write, or use num_workers=0"
+            msg = f"worker processes need semaphores, which the system refuses ({error.strerror}): they are "
+            msg += "files in /dev/shm; mount it with the right to write, or use num_workers=0"
             raise OSError(error.errno, msg) from error
 
     def report(self) -> None:
