@@ -53,7 +53,8 @@ def expected(path: Path) -> list[Row]:
 @pytest.fixture
 def handlers() -> Iterator[None]:
     """Have signals handled as in a program of its own, and as before afterwards."""
-    before = {number: signal.signal(number, signal.default_int_handler) for number in (signal.SIGINT, signal.SIGALRM)}
+    before = {signal.SIGINT: signal.signal(signal.SIGINT, signal.default_int_handler)}
+    before[signal.SIGALRM] = signal.signal(signal.SIGALRM, lambda *_: signal.raise_signal(signal.SIGINT))
     before[signal.SIGTERM] = signal.getsignal(signal.SIGTERM)
     yield
     signal.setitimer(signal.ITIMER_REAL, 0)

@@ -19,7 +19,7 @@ from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, ro
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
-from torch_dataloader_utils.workers.lifecycle import StartupBarrier, WorkerSetup
+from torch_dataloader_utils.workers.lifecycle import StartupBarrier, WorkerSetup, interrupt_later
 from torch_dataloader_utils.workers.message_size import MessageSizer
 from torch_dataloader_utils.workers.messages import MAX_HELD, Content, Message
 from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool, SharedPage
@@ -162,9 +162,10 @@ class StructuredDataLoader(DataLoader[Any]):
             answers = self._ask_workers()
             iteration = self._dataset.begin_iteration()
             assignments = list(iteration.assignments())
-            for channel, assignment in zip(self._channels, assignments, strict=True):
-                knows_all = self._context().get_start_method() == "fork"  # it has the memory of this process
-                channel.send(assignment if knows_all else self._dataset.with_footers(assignment, channel.known))
+            with interrupt_later():  # a queue starts a thread
+                for channel, assignment in zip(self._channels, assignments, strict=True):
+                    knows_all = self._context().get_start_method() == "fork"  # it has the memory of this process
+                    channel.send(assignment if knows_all else self._dataset.with_footers(assignment, channel.known))
         except BaseException:
             self._forget_workers()
             raise
@@ -204,7 +205,8 @@ class StructuredDataLoader(DataLoader[Any]):
         """Let torch start workers that run this first, which calls the user's own function."""
         users, self.worker_init_fn = self.worker_init_fn, setup
         try:
-            return self._torch_iterator()
+            with interrupt_later():
+                return self._torch_iterator()
         finally:
             self.worker_init_fn = users
 
@@ -222,13 +224,14 @@ class StructuredDataLoader(DataLoader[Any]):
 
     def _forget_workers(self) -> None:
         """Shut down worker processes that must not serve another iteration."""
-        answers = None if self._answers is None else self._answers()
-        self._answers = self._iterator = None
-        if answers is not None:
-            answers.end()
-        for channel in self._channels:
-            channel.close()
-        self._channels = []
+        with interrupt_later():
+            answers = None if self._answers is None else self._answers()
+            self._answers = self._iterator = None
+            if answers is not None:
+                answers.end()
+            for channel in self._channels:
+                channel.close()
+            self._channels = []
 
 
 def _unpacked(

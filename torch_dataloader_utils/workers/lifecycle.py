@@ -14,9 +14,10 @@ import ctypes
 import os
 import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection, parent_process
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -106,6 +107,26 @@ def _allocate_in_new_thread() -> None:
     thread = threading.Thread(target=pa.allocate_buffer, args=(1,), name="allocate", daemon=True)
     thread.start()
     thread.join()
+
+
+@contextlib.contextmanager
+def interrupt_later() -> Iterator[None]:
+    """Let a Ctrl-C that comes meanwhile interrupt only afterwards.
+
+    Workers are started and ended within this. Halfway, a process that nobody knows of would be left.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            before(*came[0])
 
 
 def leave_signals_to_training_process() -> None:

@@ -21,6 +21,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torch_dataloader_utils.errors import SilentWorkerWarning, WorkerError, warn_user
+from torch_dataloader_utils.workers.lifecycle import interrupt_later
 
 SILENCE_SEC = 30.0
 """After how long a warning names the worker that is waited for and has sent nothing."""
@@ -166,11 +167,12 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         """End the workers. torch calls this at the end of the streams, and when the iterator is deleted."""
         if self._owner != os.getpid():  # a forked copy
             return
-        if not getattr(self, "_shutdown", True):
-            if all(worker.exitcode in (None, 0) and not _is_stopped(worker.pid) for worker in self._workers):
-                self._ask_to_end()
-            self.kill()
-        super()._shutdown_workers()
+        with interrupt_later():
+            if not getattr(self, "_shutdown", True):
+                if all(worker.exitcode in (None, 0) and not _is_stopped(worker.pid) for worker in self._workers):
+                    self._ask_to_end()
+                self.kill()
+            super()._shutdown_workers()
 
     def _ask_to_end(self) -> None:
         """Let the workers end by themselves, within `END_SEC` for all together."""
