@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.checkpoint.dump import dump_state
+from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.merge import OnChangedFiles, merge_states
 from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.progress import Progress
@@ -63,6 +64,7 @@ class EpochState:
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
         self._warned_of_uneven_ranks = False
+        self._record: EpochRecord | None = None
         self._check_epoch()
 
     # What is known of the epoch --------------------------------------------------------------------------------------
@@ -105,6 +107,11 @@ class EpochState:
         contents = files.manifest.fingerprint, files.filter_digest, files.filter_binding, files.format.options_digest
         return _digest(self._current_plan().digest, *contents, self._planner.options)
 
+    @property
+    def _shared_digest(self) -> str | None:
+        """The digest by which the states of several ranks are compared; None on a single rank."""
+        return self._rows_digest if self.topology.num_ranks > 1 else None
+
     def balanced_rows(self) -> dict[str, list[tuple[str, int]]]:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""
         return self._planner.uneven_rows(self._current_plan())
@@ -119,6 +126,7 @@ class EpochState:
             total = None if self._opened_files.unknown_rows is not None else self._batches(progress)
             line = ProgressLine(self._progress_interval_sec, total)
         iteration = self.owner.begin(progress, self.topology.processes, line)
+        self._prepare_states(progress)
         if LOG.isEnabledFor(logging.INFO):
             log_uneven_rows(self.epoch, self.balanced_rows())
         return iteration
@@ -132,8 +140,8 @@ class EpochState:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
-        digest = self._rows_digest if self.topology.num_ranks > 1 else None
-        return dump_state(self._run(self.epoch), self.epoch, self.progress, digest)
+        progress = self.progress
+        return dump_state(self._run(self.epoch), self.epoch, progress, self._shared_digest, self._recorded(progress))
 
     def load_state_dict(self, states: Any, *, strict: bool, on_changed_files: OnChangedFiles) -> None:
         """Load a state, or those of all ranks. If this raises, nothing has changed."""
@@ -189,7 +197,8 @@ class EpochState:
 
     def __copy__(self) -> EpochState:
         copied = EpochState.__new__(EpochState)
-        copied.__dict__.update(self.__dict__, owner=copy.copy(self.owner), _planner=copy.copy(self._planner))
+        own = {"owner": copy.copy(self.owner), "_planner": copy.copy(self._planner), "_record": None}
+        copied.__dict__.update(self.__dict__, **own)
         return copied
 
     # Within ----------------------------------------------------------------------------------------------------------
@@ -202,6 +211,17 @@ class EpochState:
         """Return the plan of the epoch, or of the rows that an elastic load left of it."""
         progress = self.owner.progress
         return self._planner.plan(self.epoch, self.topology, None if progress is None else progress.baseline)
+
+    def _prepare_states(self, progress: Progress) -> None:
+        """Compute now what all states of the epoch share, so that each of them takes little time."""
+        _ = self._shared_digest, self._opened_files.manifest.fingerprint
+        self._recorded(progress).prepare()
+
+    def _recorded(self, progress: Progress) -> EpochRecord:
+        """Return what all states of the progress' epoch share."""
+        if self._record is None or not self._record.is_of(progress):
+            self._record = EpochRecord(self._opened_files.manifest, progress)
+        return self._record
 
     def _run(self, epoch: int) -> Run:
         """Return what a state of an epoch is compared with."""
