@@ -16,7 +16,7 @@ from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import MOST_FILES, STATE_VERSION, dump_splits
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, DeliveredBaseline, Shard, ShardSlice
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Shard, ShardSlice
 from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_row_numbers, row_numbers, size_of
 
 MOST_BYTES = 500_000
@@ -54,7 +54,7 @@ def dump_state(
     in_progress += [_dump_partial(manifest, *shard, by_number) | {"repeats": True} for shard in repeated.items()]
     state = {
         "version": STATE_VERSION,
-        "plan_algorithm": PLAN_ALGORITHM,
+        "plan_algorithm": run.plan_algorithm,
         "epoch": epoch,
         "batches_delivered": progress.batches_delivered,
         "next_worker": progress.next_turn,

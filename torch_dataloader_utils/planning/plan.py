@@ -161,10 +161,6 @@ class Plan:
         return digest.hexdigest()
 
 
-PLAN_ALGORITHM = 2
-"""Number of the planning algorithm. Any change that can change a plan or a permutation raises it."""
-
-
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
     """What a plan depends on in addition to the files, the epoch and the number of streams.
