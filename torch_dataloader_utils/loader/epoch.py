@@ -105,7 +105,8 @@ class EpochState:
     def _rows_digest(self) -> str:
         """Digest of all that determines which rows each rank delivers. Their batches may have different sizes."""
         files = self._opened_files
-        contents = files.manifest.fingerprint, files.filter_digest, files.filter_binding, files.format.options_digest
+        versions = files.manifest.fingerprint, files.manifest.versions_digest, *files.pin.items()
+        contents = *versions, files.filter_digest, files.filter_binding, files.format.options_digest
         algorithm = self._plan_algorithm or newest_algorithm()
         return _digest(self._current_plan().digest, algorithm, *contents, self._planner.options)
 
