@@ -6,10 +6,12 @@ import json
 import pickle
 import shutil
 import socket
+import tracemalloc
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -212,3 +214,31 @@ def test_the_errors_of_a_table_hold_no_secret_nor_an_error_that_does(tmp_path, o
             DeltaDataset.create_dataloader(tmp_path / name, num_workers=0, **{options: {"password": SECRET}})
         assert raised.value.__context__ is raised.value.__cause__ is None
         assert SECRET not in str(raised.value)
+
+
+# Footers -----------------------------------------------------------------------------------------------------------
+
+CLAIMED = 134_217_727
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": True, "shuffle_buffer_size": 10**5}], ids=["in order", "shuffled"])
+def test_a_footer_that_claims_many_rows_takes_no_memory_for_them(tmp_path, options):
+    path = tmp_path / "data" / "a.parquet"
+    path.parent.mkdir()
+    pq.write_table(pa.table({"x": pa.array(np.zeros(2**20, np.int8))}), path, row_group_size=2**20)
+    content = path.read_bytes()
+    start = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    honest, claimed = (b"\x80\x80\x80\x01", b"\xfe\xff\xff\x7f")  # as zigzag varints
+    footer = content[start:]
+    assert footer.count(honest) >= 2
+    path.write_bytes(content[:start] + footer.replace(honest, claimed))
+    assert pq.read_metadata(path).num_rows == CLAIMED
+    tracemalloc.start()
+    try:
+        loader, _ = open_loader(path.parent, batch_size=2**16, **options)
+        with pytest.raises((UnreadableFileError, OSError), match=r"a\.parquet"):
+            for _ in loader:
+                pass
+        assert tracemalloc.get_traced_memory()[1] < CLAIMED // 2
+    finally:
+        tracemalloc.stop()
