@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 import torch.distributed as dist
 
-from torch_dataloader_utils.errors import RankMismatchError
+from torch_dataloader_utils.errors import RankMismatchError, shown
 
 LOG = logging.getLogger("torch_dataloader_utils")
 SHARED_KEYS = ("plan", "files", "base")
@@ -91,13 +91,18 @@ def own_state(
     return states[ranks.index(rank)]
 
 
-def require_one_of_each_rank(saved: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the ranks of states, given as rank and number of ranks each, or raise if one is missing or there twice."""
+def require_one_of_each_rank(
+    saved: Sequence[tuple[int, int]], wanted: str = "a gathered list holds each rank's state once"
+) -> list[int]:
+    """Return the ranks of states or loaders, or raise if one is missing or there twice.
+
+    Each is given as its rank and its number of ranks. `wanted` is the beginning of the message.
+    """
     ranks = [rank for rank, _ in saved]
     if any(count != len(saved) for _, count in saved) or sorted(ranks) != list(range(len(saved))):
         counts = sorted({count for _, count in saved})
-        msg = f"a gathered list holds each rank's state once; this one holds ranks {ranks}, saved by {counts} ranks"
-        raise RankMismatchError(msg)
+        shares = ", ".join(map(str, counts))
+        raise RankMismatchError(f"{wanted}; this one holds ranks {shown(ranks)}, each of {shares} ranks")
     return ranks
 
 

@@ -71,6 +71,11 @@ class ShardSlice:
         """Number of rows, where no filter drops any."""
         return self.stop - self.start
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its shard, which can be read whole, and no other slice delivers these rows."""
+        return self.start == 0 and self.stop == self.shard.rows and not self.shard.missing and not self.repeats
+
 
 @dataclass(frozen=True, slots=True)
 class PartialShard:
@@ -151,13 +156,9 @@ class Plan:
         for shard_slice in self.slices:
             shard = shard_slice.shard
             digest.update(b"\n\n" + shard.content())
-            if shard_slice != ShardSlice(Shard(shard.splits)):
+            if not shard_slice.is_whole or shard.rounds > 1:
                 digest.update(f"\n{shard_slice.start} {shard_slice.stop} {shard.rounds} {shard.missing}".encode())
         return digest.hexdigest()
-
-
-PLAN_ALGORITHM = 2
-"""Number of the planning algorithm. Any change that can change a plan or a permutation raises it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,10 @@ import numpy.random  # import it before workers are forked: each worker would im
 import numpy.typing as npt
 
 from torch_dataloader_utils.planning.manifest import SizedSplit, Split
-from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, Shard, ShardSlice
+from torch_dataloader_utils.planning.plan import Shard, ShardSlice
+
+KEYED_BY = 2
+"""A part of all keys: the planning algorithm that introduced them. Algorithms that keep these orders keep it."""
 
 
 def round_bounds(shard: Shard, number: int) -> list[tuple[int, int]]:
@@ -93,7 +96,7 @@ def stable_argsort(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
 
 def epoch_key(purpose: str, seed: int, epoch: int) -> bytes:
     """Return the key of an epoch's hashes for one purpose, 32 bytes."""
-    return hashlib.blake2b(f"{PLAN_ALGORITHM}|{purpose}|{seed}|{epoch}".encode(), digest_size=32).digest()
+    return hashlib.blake2b(f"{KEYED_BY}|{purpose}|{seed}|{epoch}".encode(), digest_size=32).digest()
 
 
 def shuffled(splits: Iterable[SizedSplit], seed: int, epoch: int) -> list[SizedSplit]:
