@@ -143,10 +143,10 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} that is too long to show"
 
 
-def cut(text: str) -> str:
+def cut(text: str, most: int = SHOWN.maxstring) -> str:
     """Return a text as a message shows it: both ends if it is long."""
-    half = SHOWN.maxstring // 2
-    return text if len(text) <= SHOWN.maxstring else f"{text[:half]}...{text[-half:]}"
+    half = most // 2
+    return text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
 
 
 def warn_user(message: str, category: type[UserWarning]) -> None:

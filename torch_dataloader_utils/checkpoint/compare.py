@@ -17,6 +17,9 @@ from torch_dataloader_utils.planning.plan import DeliveredBaseline
 SHOWN = 5
 """How many paths of each kind a message shows."""
 
+MOST_CHARACTERS = 3500
+"""About how long a message may be. The lines of a longer one are shortened in their middle."""
+
 MOST_RANKS = 100
 """How many missing ranks are looked for."""
 
@@ -179,6 +182,8 @@ def mismatch(
         lines.append(f"  the shard [{ranges}] of the checkpoint is not in this rank's plan of today")
     advice = "; or ".join([*_advice(differences, files), "start the epoch from its beginning, without a state"])
     lines.append(f"What to do: {advice}")
+    if sum(map(len, lines)) > MOST_CHARACTERS:
+        lines = [cut(line, MOST_CHARACTERS // len(lines)) for line in lines]
     return CheckpointMismatchError(
         "\n".join(lines),
         differences=tuple(differences),
