@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from torch_dataloader_utils.distributed.gather import Stateful, all_gather, require_equal_digests
+from torch_dataloader_utils.distributed.gather import Stateful, require_one_plan
 from torch_dataloader_utils.storage.filesystem import Storage
 
 
@@ -150,14 +150,16 @@ class CheckpointEntry:
     def state_dict(self) -> dict[str, str]:
         """Return this rank's state as JSON, with the rank and the number of ranks in its name.
 
-        ``dcp.save`` and ``dcp.load`` call it on all ranks together.
+        ``dcp.save`` and ``dcp.load`` call it on all ranks together. They compare their plans, unless it is a loader for
+        one rank alone, which other ranks need not have.
 
         Raises:
-            RankMismatchError: On every rank, if ranks planned different epochs.
+            RankMismatchError: On every rank, if ranks planned different epochs, or several processes deliver a rank and
+                none delivers another.
         """
         state = self._source.state_dict()
-        if dist.is_initialized():
-            require_equal_digests(all_gather(state.get("plan_digest"), self._group))
+        if dist.is_initialized() and state["num_ranks"] > 1:
+            require_one_plan(state, self._group)
         return {_entry_name(state): json.dumps(state)}
 
     def load_state_dict(self, entry: dict[str, str]) -> None:

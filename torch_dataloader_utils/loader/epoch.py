@@ -30,7 +30,7 @@ from torch_dataloader_utils.loader.user_warnings import (
     warn_of_uneven_ranks,
     warn_of_unknown_lengths,
 )
-from torch_dataloader_utils.planning.plan import Plan, PlanOptions
+from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, Plan, PlanOptions
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.strategy import SplitStrategy
 from torch_dataloader_utils.planning.topology import Topology
@@ -103,7 +103,8 @@ class EpochState:
         """Digest of all that determines which rows each rank delivers. Their batches may have different sizes."""
         files = self._opened_files
         contents = files.manifest.fingerprint, files.filter_digest, files.filter_binding, files.format.options_digest
-        return _digest(self._current_plan().digest, *contents, self._planner.options)
+        fixed = PLAN_ALGORITHM, sorted(files.pin.items()), self.topology.num_ranks
+        return _digest(self._current_plan().digest, *contents, *fixed, self._planner.options)
 
     def balanced_rows(self) -> dict[str, list[tuple[str, int]]]:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""

@@ -81,6 +81,24 @@ def test_own_state_refuses_a_list_that_lacks_the_last_ranks(data):
         own_state(states_of(data, 3)[:2], 0)
 
 
+@pytest.mark.parametrize("name", ["a text", "no list", "long", "nested", "other ranks"])
+def test_own_state_of_a_damaged_list_is_a_documented_error_in_few_words(data, name):
+    state = states_of(data, 1)[0]
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    damaged: dict[str, Any] = {
+        "a text": [state | {"rank": "0"}],
+        "no list": ["x" * 10_000_000],
+        "long": [state | {"rank": number, "num_ranks": 10_000} for number in range(9999)],
+        "nested": [state | {"rank": rank, "num_ranks": 2, "plan_digest": [rank, nested]} for rank in range(2)],
+        "other ranks": [state | {"rank": [rank], "num_ranks": {}} for rank in range(2)],
+    }
+    with pytest.raises(ValueError, match=r"rank|not a list") as raised:
+        own_state(damaged[name], 0)
+    assert len(str(raised.value)) < 4096
+
+
 def test_another_ranks_state_and_one_of_more_ranks_are_refused(data):
     loader, _ = open_loader(data, batch_size=8, num_ranks=2, rank=0)
     with pytest.raises(CheckpointMismatchError, match="rank changed: checkpoint=1, current=0"):
