@@ -12,7 +12,13 @@ import pytest
 from support import batches_of, open_loader, write_dataset
 
 from torch_dataloader_utils import CheckpointMismatchError, RankMismatchError
-from torch_dataloader_utils.distributed import gather_states, load_rank_state, own_state, save_rank_state
+from torch_dataloader_utils.distributed import (
+    CheckpointEntry,
+    gather_states,
+    load_rank_state,
+    own_state,
+    save_rank_state,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning")
 
@@ -142,10 +148,19 @@ def test_a_state_that_cannot_be_written_is_an_error_that_names_its_file_and_leav
 def test_a_file_that_is_no_state_is_an_error_that_names_it(data, tmp_path):
     loader, _ = open_loader(data, batch_size=8)
     path = Path(save_rank_state(loader, tmp_path))
-    for content in (path.read_bytes()[:-9], b"[" * 100_000, b"\xff"):
+    state = path.read_bytes()
+    damaged = state.replace(b'"epoch": 0', b'"epoch": 1')
+    for content in (state[:-9], b"[" * 100_000, b"\xff", b"{}", damaged):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"loader-00000-of-00001\.json is not a state"):
-            load_rank_state(loader, tmp_path)
+        for strict in (True, False):
+            with pytest.raises(ValueError, match=r"loader-00000-of-00001\.json(:| is) not a state"):
+                load_rank_state(loader, tmp_path, strict=strict)
+
+
+def test_a_checkpoints_entry_that_is_no_state_is_a_documented_error(data):
+    for text in ("[" * 100_000, "{", "{}"):
+        with pytest.raises(ValueError, match="not a state"):
+            CheckpointEntry(open_loader(data)[0]).load_state_dict({"rank-0-of-1": text})
 
 
 def test_states_are_kept_on_any_storage(data):
