@@ -159,7 +159,8 @@ ADVICE = {
     "split_strategy": "use the split strategy that the checkpoint was saved with: it has to return the same shards",
     "format_options": "use the format_options and count_rows that the checkpoint was saved with",
     "filters": "use the filter that the checkpoint was saved with (a new pyarrow may also write it differently)",
-    "filter_binding": "open the table or the partitions as they were then: the filter's columns are other ones now",
+    "filter_binding": "the filter's columns are other ones now: open the table as it was then (a snapshot that is "
+    "passed as snapshot_id has the columns of its time), or the partitions",
     "global_batch_size": "use the batch_size that, times the number of ranks, gives the checkpoint's",
 }
 
