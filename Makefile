@@ -53,8 +53,10 @@ soak: $(STAMP)  ## the long tests, and random examples for Hypothesis
 
 floors:  ## the tests with the oldest dependencies allowed (downloads gigabytes)
 	$(PYTHON) -m venv .venv-floors
+	.venv-floors/bin/python -m pip install -qq pip==$(PIP_VERSION)
 	.venv-floors/bin/python -m pip install -qq --constraint floors.txt --editable . --group test
-	.venv-floors/bin/python -m pytest
+	.venv-floors/bin/python -m pytest -m "not soak and not alone" -n $(PROCESSES)
+	.venv-floors/bin/python -m pytest -m "alone and not soak"
 
 bench: $(STAMP)  ## measure this library beside raw Arrow
 	$(BIN)/python -m benchmarks run
