@@ -86,11 +86,13 @@ class Decoder:
         self, path: str, number: int, rows: int, first: int, *, use_threads: bool = True
     ) -> Iterator[pa.Table]:
         with self._at_hand(path, number) as opened:
-            for batch in opened.row_groups.batches(number, rows, use_threads=use_threads):
+            batches = opened.row_groups.batches(number, rows, use_threads=use_threads)
+            while (batch := next(batches, None)) is not None:
                 opened.require_unchanged()
                 if batch.num_rows > first:
                     yield pa.Table.from_batches([batch.slice(first)])
                 first = max(0, first - batch.num_rows)
+                opened.require_unchanged()  # a map of a file that was cut short meanwhile must not be read
 
     @contextmanager
     def _at_hand(self, path: str, number: int) -> Iterator[_OpenFile]:

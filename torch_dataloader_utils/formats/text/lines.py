@@ -40,7 +40,7 @@ class Text:
         return reader if self.compression is None else pa.CompressedInputStream(reader, self.compression)
 
     def lines(self, longest: int | None = None) -> Iterator[bytes]:
-        """Yield its lines, each with its end. The first longer than `longest` may be cut: the caller takes none after it."""
+        """Yield its lines, each with its end. Of the first that is longer than `longest` the end may be missing."""
         parts: list[bytes] = []  # of the line that has begun
         length = 0
         with self.open() as stream:
