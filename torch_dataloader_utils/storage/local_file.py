@@ -8,6 +8,7 @@ import os
 import sys
 import weakref
 from abc import ABC, abstractmethod
+from functools import cache
 
 import pyarrow as pa
 
@@ -46,10 +47,14 @@ def filesystem_type(path: str) -> int | None:
     if sys.platform != "linux":
         return None
     content = ctypes.create_string_buffer(STATFS_BYTES)
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.statfs(os.fsencode(path), content) != 0:
+    if _libc().statfs(os.fsencode(path), content) != 0:
         return None
     return int(ctypes.c_ulong.from_buffer(content).value & 0xFFFFFFFF)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def may_be_mapped(filesystem: int | None) -> bool:
