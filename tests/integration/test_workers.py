@@ -6,6 +6,7 @@ import os
 import pickle
 import time
 from collections import deque
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,6 +19,9 @@ from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.workers.channel import AssignmentQueue
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
+
+
+ALLOCATE = pa.allocate_buffer
 
 
 class HangingForks:
@@ -44,10 +48,11 @@ class HangingForks:
         if self._hangs and not self.hangs_in_threads:
             time.sleep(3600)
 
-    def allocate(self, _size: int) -> None:
+    def allocate(self, size: int, **options: Any) -> Any:
         """Stand for Arrow's allocator, whose lock another thread held at the fork."""
         if self._hangs:
             time.sleep(3600)
+        return ALLOCATE(size, **options)
 
 
 HANGING = HangingForks()
