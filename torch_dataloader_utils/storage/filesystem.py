@@ -102,16 +102,19 @@ class Storage:
             ValueError: If they are on several storages.
         """
         redactor = Redactor(options or {}, urls)
-        found = []
+        first: Any = None
+        locations = []
         for url in urls:
             with redactor.errors(partial(str, url), ValueError, ImportError):
-                found.append(_locate(url, options or {}))
-        first = found[0][0]
-        for url, (fs, _) in zip(urls, found, strict=True):
+                # A filesystem may log in as it is made. The log of a table must not choose where to.
+                fs, location = _locate(url, options or {}) if _may_share(url, urls[0], options or {}) else (None, "")
+            if first is None:
+                first = fs
             if fs != first:
                 msg = f"{redactor.clean(url)} and {redactor.clean(urls[0])} are on two storages: a dataset has only one"
                 raise ValueError(msg)
-        return cls(first, redactor, memory_map), [location for _, location in found]
+            locations.append(location)
+        return cls(first, redactor, memory_map), locations
 
     @property
     def fs(self) -> Any:
@@ -217,9 +220,28 @@ def _read_local(location: str, start: int, stop: int) -> bytes:
         os.close(number)
 
 
+def _may_share(url: str, other: str, options: Mapping[str, Any]) -> bool:
+    """Whether two URLs have the same protocols, and the same hosts where a storage belongs to one."""
+
+    def storage_of(link: str) -> tuple[Any, dict[str, Any]]:
+        protocol, mark, _ = link.partition("://")
+        fs_class = fsspec.get_filesystem_class("file" if not mark and _is_plain_path(link) else protocol)
+        return fs_class, {**fs_class._get_kwargs_from_urls(link), **options}  # noqa: SLF001 - as fsspec.core does it
+
+    def storages_of(url: str) -> list[tuple[Any, dict[str, Any]]]:
+        return list(map(storage_of, [url] if _is_plain_path(url) else url.split("::")))
+
+    return storages_of(url) == storages_of(other)
+
+
+def _is_plain_path(url: str) -> bool:
+    """Whether it is a path, in which two colons are a part of a name."""
+    return "://" not in url and url.partition("::")[0] not in fsspec.available_protocols()
+
+
 def _locate(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return a URL's filesystem and location; two colons in a plain path are part of its name."""
-    if "://" not in url and url.partition("::")[0] not in fsspec.available_protocols():
+    """Return a URL's filesystem and location."""
+    if _is_plain_path(url):
         fs = fsspec.filesystem("file", **options)
         return fs, str(fs._strip_protocol(url))  # noqa: SLF001 - fsspec's documented way to a path
     fs, location = fsspec.core.url_to_fs(url, **options)
