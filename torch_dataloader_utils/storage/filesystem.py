@@ -25,7 +25,7 @@ from torch_dataloader_utils.storage.local_file import (
     RangedFile,
     filesystem_type,
     may_be_mapped,
-    pread,
+    read_into,
 )
 from torch_dataloader_utils.storage.redaction import Redactor
 
@@ -215,7 +215,9 @@ class Storage:
 def _read_local(location: str, start: int, stop: int) -> bytes:
     number = os.open(location, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return bytes(pread(number, start, stop))
+        content = bytearray(stop - start)
+        read_into(number, start, content)
+        return bytes(content)
     finally:
         os.close(number)
 
