@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.storage import local_file
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 from torch_dataloader_utils.storage.local_file import RangedFile, filesystem_type, may_be_mapped, read_into
@@ -105,3 +106,8 @@ def test_its_descriptor_is_closed_when_nothing_refers_to_it(tmp_path: Path):
     del opened
     links = [entry.readlink() for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
     assert path not in links
+
+
+def test_an_option_that_is_no_flag_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(TypeError, match="memory_map=1 is int, expected True or False"):
+        StructuredDataset.create_dataloader(tmp_path, memory_map=1)  # type: ignore[arg-type]
