@@ -41,8 +41,11 @@ WORKERS = [
 ]
 MIXED = {"shuffle": True, "shuffle_buffer_size": 30}
 
-REASONABLE_SEC = 180
-"""An endpoint that refuses connections is tried again by botocore, by s3fs and by this package: about 10 seconds."""
+TIMEOUT_SEC = 2.0
+"""The storage_timeout of tests whose endpoint refuses connections until the end."""
+
+REASONABLE_SEC = 60
+"""What a busy machine needs to make several operations of so many seconds each."""
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +240,7 @@ def test_a_dead_endpoint_is_an_error_that_names_the_url_within_reasonable_time(s
     options["client_kwargs"]["endpoint_url"] = "http://127.0.0.1:9"
     began = time.monotonic()
     with pytest.raises(UnreadableFileError, match="s3://some-bucket/data"):
-        open_loader("s3://some-bucket/data", storage_options=options)
+        open_loader("s3://some-bucket/data", storage_options=options, storage_timeout=TIMEOUT_SEC)
     assert time.monotonic() - began < REASONABLE_SEC
 
 
@@ -246,8 +249,12 @@ def test_an_endpoint_that_dies_in_the_epoch_is_an_error_that_names_the_object_an
 ):
     rows = write_dataset(tmp_path / "data", SMALL_FILES)
     bucket = mortal_s3.new_bucket(tmp_path)
-    options = {**mortal_s3.storage_options(), "config_kwargs": {"retries": {"max_attempts": 0}}}
-    loader, _ = open_loader(f"s3://{bucket}/data", storage_options=options, batch_size=5)
+    loader, _ = open_loader(
+        f"s3://{bucket}/data",
+        storage_options=mortal_s3.storage_options(),
+        storage_timeout=TIMEOUT_SEC,
+        batch_size=5,
+    )
     batches = iter(loader)
     delivered = next(batches)["row"].tolist()
     mortal_s3.process.kill()
@@ -362,7 +369,8 @@ def test_no_secret_is_in_the_error_of_a_refused_login_or_a_dead_endpoint(s3, buc
         s3.check_credentials(False)
     options = s3.storage_options()
     options["client_kwargs"]["endpoint_url"] = f"http://trainer:{PASSWORD}@127.0.0.1:9"
-    told.error_of(lambda: open_loader(f"s3://{bucket}/data", storage_options=options))
+    path = f"s3://{bucket}/data"
+    told.error_of(lambda: open_loader(path, storage_options=options, storage_timeout=TIMEOUT_SEC))
     assert told.leaked() == []
 
 
@@ -434,7 +442,7 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 )
 def test_no_secret_is_in_an_error_whatever_its_option_is_called(talkative, told, monkeypatch, options):
     monkeypatch.setattr(Talkative, "broken", True)
-    text = told.error_of(lambda: open_loader(talkative, storage_options=options))
+    text = told.error_of(lambda: open_loader(talkative, storage_options=options, storage_timeout=TIMEOUT_SEC))
     assert "no connection with" in text
     assert next(iter(options)) in text
     assert "pat9" not in text
@@ -456,8 +464,8 @@ def test_no_secret_is_in_an_error_whatever_its_option_is_called(talkative, told,
 )
 def test_no_secret_of_a_url_is_in_an_error(s3, talkative, told, url):
     options = s3.storage_options() if url.startswith("s3") else {}
-    told.error_of(lambda: open_loader(url, storage_options=options))
-    told.error_of(lambda: open_loader([url, Path.cwd()], storage_options=options))
+    told.error_of(lambda: open_loader(url, storage_options=options, storage_timeout=TIMEOUT_SEC))
+    told.error_of(lambda: open_loader([url, Path.cwd()], storage_options=options, storage_timeout=TIMEOUT_SEC))
     assert told.leaked() == []
 
 
@@ -476,10 +484,10 @@ def test_no_query_of_a_url_in_memory_is_in_a_state(told):
 @pytest.mark.parametrize("workers", WORKERS[:2])
 def test_no_secret_is_in_an_error_though_the_storage_puts_it_there(talkative, told, monkeypatch, workers):
     options = {"account_key": SECRET_KEY, "deep": {"credentials": {"sas_token": SESSION_TOKEN}}, "password": PASSWORD}
-    loader, _ = open_loader(talkative, storage_options=options, **workers)
+    loader, _ = open_loader(talkative, storage_options=options, storage_timeout=TIMEOUT_SEC, **workers)
     monkeypatch.setattr(Talkative, "broken", True)
     texts = [
-        told.error_of(lambda: open_loader(talkative, storage_options=options)),
+        told.error_of(lambda: open_loader(talkative, storage_options=options, storage_timeout=TIMEOUT_SEC)),
         told.error_of(lambda: list(loader)),
     ]
     assert all("no connection with" in text and "account_key" in text for text in texts)

@@ -29,11 +29,15 @@ NO_COLUMNS = pa.schema([])
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to deliver of the files: columns and rows, None for all, and whether a column refuses nulls."""
+    """What to deliver of the files: columns and rows, None for all, and whether a column refuses nulls.
+
+    `storage_timeout` bounds each operation of their storage, in seconds.
+    """
 
     columns: Sequence[str] | None
     filters: pc.Expression | None
     refuses_nulls: Callable[[pa.Field], bool]
+    storage_timeout: float
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import glob
+import fnmatch
 import json
 import os
 import posixpath
@@ -45,7 +45,7 @@ def save_rank_state(
         _write_atomically(path, content)
         return path
     with storage.errors(f"{location}/{name}"):
-        storage.fs.pipe_file(f"{location}/{name}", content)
+        storage.call("pipe_file", f"{location}/{name}", content)
     return storage.display(f"{location}/{name}")
 
 
@@ -78,7 +78,7 @@ def load_rank_state(
     storage, location = _open_directory(directory, storage_options)
     with storage.errors(location):
         storage.fs.invalidate_cache()
-        found = sorted(map(posixpath.basename, storage.fs.glob(f"{glob.escape(location)}/loader-*.json")))
+        found = _states_in(storage, location)
     own = _file_name(current["rank"], current["num_ranks"])
     needed = [own] if strict and current["plan"]["virtual_ranks"] is None else found
     if not needed or not set(needed) <= set(found):
@@ -86,6 +86,15 @@ def load_rank_state(
         raise FileNotFoundError(msg)
     states = [_read_state(storage, f"{location}/{name}") for name in needed]
     source.load_state_dict(states, strict=strict, on_changed_files=on_changed_files)
+
+
+def _states_in(storage: Storage, location: str) -> list[str]:
+    """Return the names of the files of states in a directory; none if there is no such directory."""
+    try:
+        listed = storage.call("ls", location, detail=False)
+    except FileNotFoundError:
+        return []
+    return sorted(fnmatch.filter(map(posixpath.basename, listed), "loader-*.json"))
 
 
 def _open_directory(
@@ -124,7 +133,7 @@ def _write_atomically(path: Path, content: bytes) -> None:
 
 def _read_state(storage: Storage, location: str) -> Any:
     with storage.errors(location):
-        content = storage.fs.cat_file(location)
+        content = storage.call("cat_file", location)
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:

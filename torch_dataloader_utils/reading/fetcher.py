@@ -21,10 +21,20 @@ LARGEST_GAP = 64 * 1024
 
 
 class Fetcher:
-    """Fetches the bytes of row groups that the layout of their file says are needed, many ranges at once."""
+    """Fetches the bytes of row groups that the layout of their file says are needed, many ranges at once.
 
-    def __init__(self, storage: Storage, files: Mapping[str, StoredFile], layout: Callable[[str], Layout]) -> None:
+    `name` returns a row group's name for messages.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        files: Mapping[str, StoredFile],
+        layout: Callable[[str], Layout],
+        name: Callable[[str, int], str],
+    ) -> None:
         self._storage = storage
+        self._name = name
         self._files = files
         self._layout = layout
         self._threads = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
@@ -35,9 +45,10 @@ class Fetcher:
     def request(self, path: str, number: int) -> None:
         """Begin to fetch a row group."""
         ranges = coalesced(self._layout(path).ranges(number), LARGEST_GAP)
+        name = partial(self._name, path, number)
         with self._lock:
             opened = self._open(path)
-            fetched = [(start, self._threads.submit(self._fetch, opened, start, stop)) for start, stop in ranges]
+            fetched = [(start, self._threads.submit(self._fetch, opened, start, stop, name)) for start, stop in ranges]
             self._requested[path, number].append(fetched)  # it may be requested again before it is taken
 
     def take(self, path: str, number: int) -> Iterator[tuple[int, bytes]]:
@@ -64,6 +75,5 @@ class Fetcher:
             self._opened.popitem(last=False)
         return opened
 
-    def _fetch(self, opened: Future[RemoteFile], start: int, stop: int) -> bytes:
-        file = opened.result()
-        return self._storage.attempt(partial(file.read, start, stop))
+    def _fetch(self, opened: Future[RemoteFile], start: int, stop: int, name: Callable[[], str]) -> bytes:
+        return self._storage.fetch(opened.result(), start, stop, name)
