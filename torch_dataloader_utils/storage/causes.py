@@ -48,6 +48,10 @@ def meaning(error: Exception) -> Exception:
         return FileNotFoundError(str(error))
     if status == HTTPStatus.PRECONDITION_FAILED or type(error).__name__ == "FileExpired":  # s3fs' error
         return ChangedFileError("it changed since it was listed: the storage no longer has that version")
+    if status == HTTPStatus.BAD_REQUEST and "HeadObject" in str(_origin(error)):  # an answer without a body
+        advised = OSError(f"{_origin(error)}; S3 answers so where a session token has expired or the region is wrong")
+        advised.__cause__ = error  # it has the status
+        return advised
     return _origin(error) if isinstance(error, FileNotFoundError) else error
 
 
@@ -89,6 +93,8 @@ def _status(error: Exception) -> int | None:
 
 def _own_status(error: BaseException) -> int | None:
     """Return the HTTP status in an error of botocore, aiohttp, requests, gcsfs or azure-core; None if it has none."""
+    if type(error).__module__.startswith("aiohttp.http_"):
+        return None  # of an answer that was cut short, which aiohttp calls 400
     response: Any = getattr(error, "response", None)
     if isinstance(response, dict):
         found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
