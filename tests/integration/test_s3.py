@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ import pytest
 from conftest import ACCESS_KEY, SECRET_KEY, S3Server
 from fsspec.implementations.memory import MemoryFileSystem
 from jobs.processes import own_children, wait_until_none
+from s3fs import S3FileSystem
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError, UnreadableFileError
@@ -295,6 +297,31 @@ def test_credentials_that_are_wrong_are_refused_in_an_error_that_names_the_url_a
         s3.check_credentials(False)
 
 
+@pytest.mark.parametrize("path", ["data", "data/*.parquet", "data/**/*.parquet", "data/part-*"])
+def test_a_listing_that_is_refused_is_no_permission_and_not_an_empty_directory(s3, bucket, path):
+    s3.check_credentials(True)
+    try:
+        with pytest.raises(PermissionError, match=f"s3://{bucket}/data"):
+            open_loader(f"s3://{bucket}/{path}", storage_options=s3.storage_options())
+    finally:
+        s3.check_credentials(False)
+
+
+def test_the_retries_of_the_users_own_filesystem_stay_as_they_are(s3, bucket):
+    options = s3.storage_options()
+    own = fsspec.filesystem("s3", **options)
+    _, dataset = open_loader(f"s3://{bucket}/data", storage_options=options)
+    used = dataset._opened_files.storage.fs
+    assert own.retries == S3FileSystem.retries == 5
+    assert "retries" not in own.config_kwargs
+    assert used is not own
+    assert used.retries == 1
+    assert used.config_kwargs["retries"]["total_max_attempts"] == 1, "as botocore writes max_attempts=0"
+    options["config_kwargs"] = {"retries": {"max_attempts": 7}}
+    _, dataset = open_loader(f"s3://{bucket}/data", storage_options=options)
+    assert dataset._opened_files.storage.fs.config_kwargs["retries"]["total_max_attempts"] == 8, "as the user says"
+
+
 # Secrets ------------------------------------------------------------------------------------------------------------
 
 SESSION_TOKEN = "made-up-session-token-that-must-not-leak"
@@ -499,6 +526,8 @@ class _FileServer(http.server.BaseHTTPRequestHandler):
 
     directory: ClassVar[Path]
     broken: ClassVar[bool] = False
+    fails: ClassVar[bool] = False
+    asked: ClassVar[Counter[tuple[str, str, str | None]]] = Counter()
 
     def do_HEAD(self) -> None:
         self._answer(body=False)
@@ -511,6 +540,11 @@ class _FileServer(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         path, _, query = self.path.partition("?")
+        request = self.command, path, self.headers.get("Range")
+        self.asked[request] += 1
+        if self.fails and self.asked[request] == 1:
+            self.send_error(503)
+            return
         file = self.directory / path.rpartition("/")[2]
         if self.broken or f"token={QUERY_TOKEN}" not in query.split("&") or not file.is_file():
             self.send_error(404 if not file.is_file() else 403)
@@ -531,7 +565,7 @@ class _FileServer(http.server.BaseHTTPRequestHandler):
 def web(tmp_path: Path) -> Iterator[tuple[str, type[_FileServer]]]:
     """A web server with `SMALL_FILES` that wants a password and a token; what comes before the path in its URLs."""
     write_dataset(tmp_path, SMALL_FILES)
-    handler = type("Handler", (_FileServer,), {"directory": tmp_path})
+    handler = type("Handler", (_FileServer,), {"directory": tmp_path, "asked": Counter()})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -576,6 +610,30 @@ def test_no_token_and_no_password_of_a_url_is_in_states_reprs_errors_logs_or_war
     text = told.error_of(lambda: list(batches))
     assert "part-" in text
     assert told.leaked() == []
+
+
+REFUSED = r"^(?=.*part-000\.parquet)(?=.*403).*the signed URL give no access, or no longer do$"
+
+
+def test_a_signed_url_that_expires_is_refused_and_not_missing(web):
+    base, handler = web
+    urls = [f"{base}/{signed(f'part-{number:03d}.parquet')}" for number in range(3)]
+    loader, _ = open_loader(urls)
+    handler.broken = True
+    with pytest.raises(PermissionError, match=REFUSED):
+        list(loader)
+    with pytest.raises(PermissionError, match=REFUSED):
+        open_loader(urls)
+    with pytest.raises(FileNotFoundError, match=r"nothing\.parquet"):
+        open_loader(f"{base}/{signed('nothing.parquet')}")
+
+
+def test_a_web_server_that_fails_once_for_each_request_is_asked_again(web):
+    base, handler = web
+    handler.fails = True
+    urls = [f"{base}/{signed(f'part-{number:03d}.parquet')}" for number in range(3)]
+    loader, _ = open_loader(urls)
+    assert sorted(all_rows_of(loader)) == list(range(71))
 
 
 def test_a_state_is_resumed_under_a_newly_signed_url(web):
