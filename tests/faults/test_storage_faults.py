@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import S3Server
 from faults.outcome import Outcome, Row, rows_in
-from faults.proxy import PASSING, PLACES, FaultyProxy, Rule, at, can_be, faulty_proxy, never, some
+from faults.proxy import NEVER, PASSING, PLACES, ProxyProcess, Rule, can_be, faulty_proxy
 from pairwise import covering
 from ranged import RangedFile, RangedFileSystem
 from support import open_loader
@@ -115,7 +115,7 @@ def deliver(outcome: Outcome, open_one: Callable[[float], Any], timeout: float, 
 class Bucket:
     """Objects behind the proxy, and the rows that they hold."""
 
-    def __init__(self, server: S3Server, proxy: FaultyProxy, directory: Path) -> None:
+    def __init__(self, server: S3Server, proxy: ProxyProcess, directory: Path) -> None:
         self.expected = write_checked(directory / "data")
         self.name = server.new_bucket(directory)
         self.server, self.proxy = server, proxy
@@ -128,24 +128,29 @@ class Bucket:
 
     def deliver(self, outcome: Outcome, workers: int, timeout: float, rule: Rule) -> Trainer:
         """Deliver an epoch under a rule. Where it ends with an error, end the fault and resume."""
+
+        def heal() -> None:
+            outcome.faults = self.proxy.made()
+            self.proxy.fail(NEVER)
+
         self.proxy.fail(rule)
-        trainer = deliver(outcome, partial(self.open, workers), timeout, lambda: self.proxy.fail(never))
+        trainer = deliver(outcome, partial(self.open, workers), timeout, heal)
         outcome.compare(self.expected, trainer.committed)
         return trainer
 
 
 @pytest.fixture(scope="module")
-def proxy(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyProxy]:
+def proxy(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ProxyProcess]:
     with faulty_proxy(s3.url) as proxy:
         list(Bucket(s3, proxy, tmp_path_factory.mktemp("first")).open(0, ENOUGH_SEC))  # opens what stays open
         yield proxy
 
 
 @pytest.fixture
-def bucket(s3: S3Server, proxy: FaultyProxy, tmp_path: Path) -> Iterator[Bucket]:
-    proxy.fail(never)
+def bucket(s3: S3Server, proxy: ProxyProcess, tmp_path: Path) -> Iterator[Bucket]:
+    proxy.fail(NEVER)
     yield Bucket(s3, proxy, tmp_path)
-    proxy.fail(never)
+    proxy.fail(NEVER)
 
 
 CASES = [
@@ -172,7 +177,7 @@ def test_a_fault_is_overcome_or_an_error_that_names_file_and_cause(request, buck
     fault, place, workers, times = case
     timeout = ENOUGH_SEC if times and fault not in SLOW else SHORT_SEC
     with record(TABLE_ROW, request.node.callspec.id) as outcome:
-        trainer = bucket.deliver(outcome, workers, timeout, at(place, fault, times=times))
+        trainer = bucket.deliver(outcome, workers, timeout, Rule((fault,), place, times=times))
     assert trainer.message or times, "a fault for good cannot be overcome"
     if trainer.message:
         assert timeout == SHORT_SEC or fault in FINAL, "another attempt would have succeeded"
@@ -183,10 +188,10 @@ def test_a_fault_is_overcome_or_an_error_that_names_file_and_cause(request, buck
 
 
 def test_requests_of_a_range_that_always_fails_are_bounded_by_the_pauses_between_them(bucket):
-    bucket.proxy.fail(at("range", "503"))
+    bucket.proxy.fail(Rule(("503",), "range"))
     with pytest.raises(UnreadableFileError, match=r"row group \d of s3://.*part-\d.parquet: no success in"):
         list(bucket.open(0, 3.0))
-    asked = Counter((request.key, request.start) for request, _ in bucket.proxy.requests if request.place == "range")
+    asked = Counter((request.key, request.start) for request, _ in bucket.proxy.requests() if request.place == "range")
     assert 3 <= max(asked.values()) <= 7, "pauses of 0.05, 0.1, 0.2, 0.4, 0.8 and 1.6 s are the shortest"
 
 
@@ -194,8 +199,7 @@ def test_requests_of_a_range_that_always_fails_are_bounded_by_the_pauses_between
 def test_a_share_of_all_requests_fails(bucket, record, workers):
     quick = [fault for fault in PASSING if fault not in SLOW]
     with record(TABLE_ROW, f"a fifth of all requests fails, {workers} workers") as outcome:
-        bucket.deliver(outcome, workers, ENOUGH_SEC, some(quick, 0.2))
-        outcome.faults = bucket.proxy.made
+        bucket.deliver(outcome, workers, ENOUGH_SEC, Rule(tuple(quick), share=0.2))
 
 
 @pytest.mark.soak
@@ -203,10 +207,8 @@ def test_a_share_of_all_requests_fails(bucket, record, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_share_of_all_requests_fails_epoch_after_epoch(bucket, record, seeds, share, workers):
     for seed in seeds(200):
-        bucket.proxy.seed = seed
         with record(TABLE_ROW, f"{share:.0%} of all requests fail, {workers} workers") as outcome:
-            trainer = bucket.deliver(outcome, workers, 4 * SHORT_SEC, some(PASSING, share))
-            outcome.faults = bucket.proxy.made
+            trainer = bucket.deliver(outcome, workers, 4 * SHORT_SEC, Rule(PASSING, share=share, seed=seed))
         if trainer.message:
             trainer.require_told(f"s3://{bucket.name}/data")
 
@@ -227,8 +229,7 @@ class Change:
         elif self.name == "replaced":
             write_checked(directory, first=10_000)
             bucket.server.client().upload_file(str(directory / Path(LAST).name), bucket.name, LAST)
-        token = self.name == "expired token"
-        bucket.proxy.fail(lambda request: "expired token" if token and request.key == LAST else None)
+        bucket.proxy.fail(Rule(("expired token",), key=LAST) if self.name == "expired token" else NEVER)
 
 
 CHANGES = {
@@ -244,7 +245,7 @@ def test_what_changes_in_the_epoch_is_an_error_before_a_wrong_row(bucket, record
     def changed(loader: Any) -> Iterator[Any]:
         """Yield a loader's batches; make the change after the first."""
         # What the file holds must not be read ahead of the change.
-        bucket.proxy.fail(lambda request: "503" if request.key == LAST else None)
+        bucket.proxy.fail(Rule(("503",), key=LAST))
         batches = iter(loader)
         yield next(batches)
         CHANGES[change].make(bucket, tmp_path / "new")
@@ -260,7 +261,7 @@ def test_what_changes_in_the_epoch_is_an_error_before_a_wrong_row(bucket, record
 
 def test_an_expired_token_in_the_epoch_resumes_exactly_with_a_new_one(bucket, record):
     with record(TABLE_ROW, "expired token in the epoch, resumed with another") as outcome:
-        trainer = bucket.deliver(outcome, 0, ENOUGH_SEC, at("range", "expired token", first=3))
+        trainer = bucket.deliver(outcome, 0, ENOUGH_SEC, Rule(("expired token",), "range", first=3))
     trainer.require_told("PermissionError", "expired")
 
 

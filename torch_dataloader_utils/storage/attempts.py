@@ -39,7 +39,7 @@ def attempt(  # noqa: D417 - `action` is in the summary
     action: Callable[[float], T],
     *,
     timeout_sec: float,
-    is_final: Callable[[Exception], bool],
+    most_attempts: Callable[[Exception], float],
     name: Callable[[], str],
     clean: Callable[[str], str],
 ) -> T:
@@ -50,7 +50,7 @@ def attempt(  # noqa: D417 - `action` is in the summary
 
     Args:
         timeout_sec: Seconds for all attempts and the pauses between them.
-        is_final: Whether another attempt does not help against an error.
+        most_attempts: Returns how many attempts an error is worth: 1 where another does not help.
         name: Returns what is read, for messages. Called if there is an error.
         clean: Removes secrets from a message.
 
@@ -68,7 +68,7 @@ def attempt(  # noqa: D417 - `action` is in the summary
             raise
         except Exception as error:  # noqa: BLE001 - storages raise errors of any type
             cause = meaning(error)
-        if is_final(cause):
+        if number >= most_attempts(cause):
             break
         passed = time.monotonic() - began
         pause = min(LONGEST_PAUSE_SEC, FIRST_PAUSE_SEC * 2 ** min(number - 1, 10)) * _RANDOM.uniform(0.5, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
@@ -15,11 +16,14 @@ TRANSIENT = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPSta
 
 CLIENT_ERRORS = range(400, 500)
 
-FINAL = (
-    *(AttributeError, ImportError, NotImplementedError, TypeError, ValueError),  # wrong options
-    *(FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError),
-)
+FINAL = (FileNotFoundError, ImportError, IsADirectoryError, NotADirectoryError, NotImplementedError, PermissionError)
 """Errors that another attempt does not help against."""
+
+DOUBTFUL = (AttributeError, LookupError, TypeError, ValueError)
+"""Errors of a wrong option; or of two threads that disturbed one another, as in fsspec's caches of files."""
+
+FEW = 3
+"""How many attempts a doubtful error is worth."""
 
 MISCONFIGURED = frozenset(
     {"NoCredentialsError", "NoRegionError", "ParamValidationError", "PartialCredentialsError", "ProfileNotFound"}
@@ -55,18 +59,19 @@ def meaning(error: Exception) -> Exception:
     return _origin(error) if isinstance(error, FileNotFoundError) else error
 
 
-def is_final(error: Exception) -> bool:
-    """Whether another attempt does not help against a remote storage's error, which is what `meaning` returned."""
-    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
-        return False  # of an answer that was cut short
+def most_attempts(error: Exception) -> float:
+    """Return how many attempts a remote storage's error is worth at most. It is what `meaning` returned."""
     status = _status(error)
     refused = status in CLIENT_ERRORS and status not in TRANSIENT
-    return refused or isinstance(error, (*FINAL, ChangedFileError)) or type(error).__name__ in MISCONFIGURED
+    if refused or isinstance(error, (*FINAL, ChangedFileError)) or type(error).__name__ in MISCONFIGURED:
+        return 1
+    cut_short = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
+    return FEW if isinstance(error, DOUBTFUL) and not cut_short else math.inf
 
 
-def is_final_locally(error: Exception) -> bool:
-    """Whether another attempt does not help against a local file's error."""
-    return not isinstance(error, OSError) or error.errno not in TRANSIENT_LOCAL
+def most_attempts_locally(error: Exception) -> float:
+    """Return how many attempts a local file's error is worth at most."""
+    return math.inf if isinstance(error, OSError) and error.errno in TRANSIENT_LOCAL else 1
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -22,7 +22,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC, attempt, within
-from torch_dataloader_utils.storage.causes import is_final, is_final_locally
+from torch_dataloader_utils.storage.causes import most_attempts, most_attempts_locally
 from torch_dataloader_utils.storage.redaction import Redactor
 
 T = TypeVar("T")
@@ -297,7 +297,7 @@ class Storage:
         return attempt(
             action,
             timeout_sec=self._timeout_sec,
-            is_final=is_final_locally if self.is_local else is_final,
+            most_attempts=most_attempts_locally if self.is_local else most_attempts,
             name=name,
             clean=self._redactor.clean,
         )

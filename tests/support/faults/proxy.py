@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import random
 import re
 import socket
 import struct
-import threading
+import subprocess
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
 from urllib.parse import unquote, urlsplit
+
+from jobs.processes import inherited
+
+JOBS = Path(__file__).parent.parent / "jobs"
 
 TRICKLE_SEC = 0.2
 """Between two bytes of a trickle."""
@@ -41,14 +49,13 @@ PASSING = ("500", "503", "429", *BROKEN)
 
 @dataclass(frozen=True)
 class Request:
-    """A request as a rule sees it.
+    """A request, and what was made of it.
 
     Attributes:
         place: What it is for. Looking is to ask whether there is an object. The range that ends with the file is its
             footer.
         number: How many requests for this place came before it.
         start: The first byte of the range, or 0.
-        draw: A number from 0 to 1 that the seed and the number of the request determine.
     """
 
     method: str
@@ -56,37 +63,42 @@ class Request:
     place: Place
     number: int
     start: int
-    draw: float
 
 
-Rule: TypeAlias = Callable[[Request], Fault | None]
+@dataclass(frozen=True)
+class Rule:
+    """Which requests fail, and how.
 
+    Attributes:
+        faults: The faults; none lets everything pass.
+        place: Where; None for every place.
+        key: Of which object; None for all.
+        first: From which request on.
+        times: How many of them; None for all.
+        share: How many of these fail, from 0 to 1. The seed chooses which, and by which fault.
+        seed: Of these choices.
+    """
 
-def never(_: Request) -> None:
-    """Let everything pass."""
+    faults: tuple[Fault, ...] = ()
+    place: Place | None = None
+    key: str | None = None
+    first: int = 0
+    times: int | None = None
+    share: float = 1.0
+    seed: int = 0
 
-
-def at(place: Place, fault: Fault, *, first: int = 0, times: int | None = None) -> Rule:
-    """Return the rule that requests for a place fail, from one on, so many times; for good if that is None."""
-
-    def rule(request: Request) -> Fault | None:
-        hit = request.place == place and request.number >= first
-        return fault if hit and (times is None or request.number < first + times) else None
-
-    return rule
-
-
-def some(faults: Iterable[Fault], share: float) -> Rule:
-    """Return the rule that a share of all requests, which the seed chooses, fail by one of some faults."""
-    choices = tuple(faults)
-
-    def rule(request: Request) -> Fault | None:
-        if request.draw >= share:
+    def fault_of(self, request: Request) -> Fault | None:
+        """Return the fault of a request."""
+        here = self.place in {None, request.place} and self.key in {None, request.key}
+        now = request.number >= self.first and (self.times is None or request.number < self.first + self.times)
+        draw = random.Random(f"{self.seed} {request.place} {request.number}").random()
+        if not self.faults or not here or not now or draw >= self.share:
             return None
-        fault = choices[int(request.draw / share * len(choices))]
+        fault = self.faults[int(draw / self.share * len(self.faults))]
         return fault if can_be(fault, request.place) else "reset"
 
-    return rule
+
+NEVER = Rule()
 
 
 def can_be(fault: Fault, place: Place) -> bool:
@@ -124,38 +136,36 @@ class Answer:
 
 @dataclass
 class FaultyProxy:
-    """The proxy, in a thread of its own.
+    """The proxy itself, which is run by ``jobs/s3_proxy.py``.
 
-    Attributes:
-        rule: Returns the fault of a request, or None. It may be replaced at any time.
-        requests: All requests, and what was made of each.
-        url: Where it listens.
+    It obeys one line of JSON at a time: the fields of a rule, with which it begins anew, or null, to which it answers
+    with all requests since then and their faults.
     """
 
     upstream: str
-    seed: int = 0
-    rule: Rule = never
+    rule: Rule = NEVER
     requests: list[tuple[Request, Fault | None]] = field(default_factory=list)
-    url: str = ""
     _counts: Counter[str] = field(default_factory=Counter)
-    _connections: set[asyncio.Task[None]] = field(default_factory=set)
 
-    def fail(self, rule: Rule) -> None:
-        """Begin with a rule: forget the requests before it."""
+    async def run(self) -> None:
+        """Serve until standard input ends."""
+        server = await asyncio.start_server(self.serve, "127.0.0.1", 0)
+        print(server.sockets[0].getsockname()[1], flush=True)  # noqa: T201 - read by who started it
+        lines = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), sys.stdin)
+        while line := await lines.readline():
+            print(self._obey(json.loads(line)), flush=True)  # noqa: T201
+
+    def _obey(self, command: dict[str, Any] | None) -> str:
+        if command is None:
+            return json.dumps([[asdict(request), fault] for request, fault in self.requests])
         self.requests.clear()
         self._counts.clear()
-        self.rule = rule
-
-    @property
-    def made(self) -> int:
-        """How many faults were made since the rule began."""
-        return sum(fault is not None for _, fault in self.requests)
+        self.rule = Rule(**{**command, "faults": tuple(command["faults"])})
+        return "{}"
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
         try:
             while await self._serve_one(reader, writer):
                 pass
@@ -163,15 +173,6 @@ class FaultyProxy:
             pass
         finally:
             writer.transport.abort()
-            self._connections.discard(task)
-
-    async def end(self) -> None:
-        """Close all connections."""
-        connections = list(self._connections)
-        for connection in connections:
-            connection.cancel()
-        await asyncio.gather(*connections, return_exceptions=True)
-        await asyncio.sleep(0)  # in which the transports end
 
     async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         """Answer one request; return whether the connection stays open."""
@@ -181,7 +182,7 @@ class FaultyProxy:
         method, target, _ = head.split(b"\r\n")[0].decode().split(" ")
         answer = await self._ask(head, body, is_head=method == "HEAD")
         request = self._seen(method, target, answer)
-        fault = self.rule(request)
+        fault = self.rule.fault_of(request)
         self.requests.append((request, fault))
         if fault == "hang":
             await reader.read()  # until the client has enough
@@ -209,8 +210,7 @@ class FaultyProxy:
             place = "footer" if ends else "range"
         number = self._counts[place]
         self._counts[place] += 1
-        draw = random.Random(f"{self.seed} {place} {number}").random()
-        return Request(method, key, place, number, int(content_range[1]) if content_range else 0, draw)
+        return Request(method, key, place, number, int(content_range[1]) if content_range else 0)
 
 
 async def _answer(writer: asyncio.StreamWriter, answer: Answer, fault: Fault | None, *, is_head: bool) -> bool:
@@ -257,27 +257,52 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
+class ProxyProcess:
+    """A proxy in a process of its own. In the tests' process, forked workers would keep its connections open.
+
+    Attributes:
+        url: Where it listens.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._commands, self._answers = process.stdin, process.stdout
+        self.url = f"http://127.0.0.1:{int(self._answers.readline())}"
+
+    def fail(self, rule: Rule) -> None:
+        """Begin with a rule, and forget the requests before it."""
+        self._command(asdict(rule))
+
+    def requests(self) -> list[tuple[Request, Fault | None]]:
+        """Return all requests since the rule began, and what was made of them."""
+        return [(Request(**request), fault) for request, fault in self._command(None)]
+
+    def made(self) -> int:
+        """Return how many faults were made since the rule began."""
+        return sum(fault is not None for _, fault in self.requests())
+
+    def _command(self, command: dict[str, Any] | None) -> Any:
+        self._commands.write(json.dumps(command) + "\n")
+        self._commands.flush()
+        return json.loads(self._answers.readline())
+
+
 @contextmanager
-def faulty_proxy(upstream: str, seed: int = 0) -> Iterator[FaultyProxy]:
+def faulty_proxy(upstream: str) -> Iterator[ProxyProcess]:
     """Run a proxy in front of a server, until the end of the context."""
-    proxy = FaultyProxy(upstream, seed)
-    started, loop = threading.Event(), asyncio.new_event_loop()
-    stop = asyncio.Event()
-
-    async def run() -> None:
-        server = await asyncio.start_server(proxy.serve, "127.0.0.1", 0)
-        proxy.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-        started.set()
-        await stop.wait()
-        server.close()
-        await proxy.end()
-
-    thread = threading.Thread(target=lambda: loop.run_until_complete(run()), name="proxy", daemon=True)
-    thread.start()
-    assert started.wait(10), "the proxy does not start"
-    try:
-        yield proxy
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(10)
-        loop.close()
+    command = [sys.executable, str(JOBS / "s3_proxy.py"), str(os.getpid()), upstream]
+    paths = os.pathsep.join([str(JOBS.parent), os.environ.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**inherited(), "PYTHONPATH": paths},
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            yield ProxyProcess(process)
+        finally:
+            process.kill()

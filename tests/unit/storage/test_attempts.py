@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import re
 import threading
 import time
@@ -18,7 +19,7 @@ from yarl import URL
 from torch_dataloader_utils import StorageRetryWarning, UnreadableFileError
 from torch_dataloader_utils.storage import attempts
 from torch_dataloader_utils.storage.attempts import attempt, within
-from torch_dataloader_utils.storage.causes import is_final, is_final_locally, meaning
+from torch_dataloader_utils.storage.causes import meaning, most_attempts, most_attempts_locally
 
 SECRET = "made-up-secret"
 
@@ -49,7 +50,7 @@ def run(action: Callable[[float], Any], timeout_sec: float = 120.0) -> Any:
     return attempt(
         action,
         timeout_sec=timeout_sec,
-        is_final=is_final,
+        most_attempts=most_attempts,
         name=lambda: "row group 3 of s3://bucket/one.parquet",
         clean=lambda text: text.replace(SECRET, "***"),
     )
@@ -149,7 +150,7 @@ MEANINGS = {
     "s3 500": (of_s3(500, "InternalError"), OSError, False),
     "s3 503": (of_s3(503, "SlowDown"), OSError, False),
     "no credentials": (NoCredentialsError(), NoCredentialsError, True),
-    "a wrong option": (TypeError("unexpected keyword"), TypeError, True),
+    "a wrong option": (TypeError("unexpected keyword"), TypeError, False),
     "stale": (OSError(errno.ESTALE, "Stale file handle"), OSError, False),
     "a cut answer": (aiohttp.http_exceptions.ContentLengthError("not enough data"), Exception, False),
     "cut JSON": (UnicodeDecodeError("utf-8", b"", 0, 1, "cut"), ValueError, False),
@@ -163,7 +164,7 @@ def test_an_error_means_what_its_status_says_and_is_final_or_not(case):
     found = meaning(error)
     assert isinstance(found, expected)
     assert isinstance(found, FileNotFoundError) == (expected is FileNotFoundError)
-    assert is_final(found) == final
+    assert (most_attempts(found) == 1) == final
 
 
 def test_a_version_that_the_storage_no_longer_has_is_a_file_that_changed(clock):
@@ -174,10 +175,16 @@ def test_a_version_that_the_storage_no_longer_has_is_a_file_that_changed(clock):
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE])
 def test_of_local_files_only_errors_of_the_system_that_pass_are_tried_again(number):
-    assert not is_final_locally(OSError(number, "as the system says"))
-    assert is_final_locally(OSError("the file was written while it was read"))
-    assert is_final_locally(PermissionError(errno.EACCES, "no"))
-    assert is_final_locally(ValueError("cannot mmap an empty file"))
+    assert most_attempts_locally(OSError(number, "as the system says")) == math.inf
+    assert most_attempts_locally(OSError("the file was written while it was read")) == 1
+    assert most_attempts_locally(PermissionError(errno.EACCES, "no")) == 1
+    assert most_attempts_locally(ValueError("cannot mmap an empty file")) == 1
+
+
+def test_an_error_of_a_wrong_option_is_tried_only_three_times(clock):
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        run(failing(9, TypeError("unexpected keyword")))
+    assert len(clock.pauses) == 2
 
 
 # What never returns -------------------------------------------------------------------------------------------------
