@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
+import gc
 import itertools
+import multiprocessing
 import os
 import threading
 import time
@@ -24,9 +27,11 @@ from faults.outcome import Outcome, Row, rows_in
 from faults.proxy import NEVER, PASSING, PLACES, ProxyProcess, Rule, can_be, faulty_proxy
 from pairwise import covering
 from ranged import RangedFile, RangedFileSystem
+from s3fs import S3FileSystem
 from support import open_loader
 
 from torch_dataloader_utils import UnreadableFileError
+from torch_dataloader_utils.storage.s3 import OneAttemptS3
 
 pytestmark = [
     pytest.mark.usefixtures("leaves_nothing_behind"),
@@ -211,6 +216,30 @@ def test_a_share_of_all_requests_fails_epoch_after_epoch(bucket, record, seeds, 
             trainer = bucket.deliver(outcome, workers, 4 * SHORT_SEC, Rule(PASSING, share=share, seed=seed))
         if trainer.message:
             trainer.require_told(f"s3://{bucket.name}/data")
+
+
+async def forget() -> None:
+    S3FileSystem.clear_instance_cache()
+    OneAttemptS3.clear_instance_cache()
+    gc.collect()
+    await asyncio.sleep(0.1)  # for what that begins
+
+
+def forget_filesystems() -> None:
+    """End the filesystems that a forked process has inherited, in its own event loop, as may happen by chance there."""
+    fsspec.asyn.sync(fsspec.asyn.get_loop(), forget)
+
+
+def test_a_forked_process_that_forgets_a_filesystem_leaves_its_parents_connections_alone(bucket):
+    list(bucket.open(0, ENOUGH_SEC))  # its connections are kept for the next requests
+    child = multiprocessing.get_context("fork").Process(target=forget_filesystems)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    bucket.proxy.fail(NEVER)
+    bucket.open(0, ENOUGH_SEC)
+    asked = [request.key for request, _ in bucket.proxy.requests() if request.place == "looking"]
+    assert asked == ["data"], "the answer to the first request was not seen"
 
 
 # In the epoch -------------------------------------------------------------------------------------------------------

@@ -18,14 +18,17 @@ import fsspec
 import pyarrow as pa
 from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.spec import AbstractBufferedFile
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
 
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC, attempt, within
 from torch_dataloader_utils.storage.causes import most_attempts, most_attempts_locally
+from torch_dataloader_utils.storage.forks import hold_filesystems, release_filesystems
 from torch_dataloader_utils.storage.redaction import Redactor
 
 T = TypeVar("T")
+
+os.register_at_fork(before=hold_filesystems, after_in_parent=release_filesystems)
 
 S3_MODULE = "torch_dataloader_utils.storage.s3"
 
