@@ -18,7 +18,7 @@ import fsspec
 import pyarrow as pa
 from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
-from fsspec.spec import AbstractBufferedFile, AbstractFileSystem
+from fsspec.spec import AbstractBufferedFile
 
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC, attempt, within
