@@ -84,6 +84,7 @@ def use_every_parameter() -> None:
         storage_timeout=30.0,
         manifest=b"",
         read_ahead_bytes="64MiB",
+        memory_map=False,
         row_id_column="id",
         show_progress=True,
         progress_interval_sec=0.5,
