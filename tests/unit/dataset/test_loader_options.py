@@ -39,6 +39,7 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "collate_fn": ("list", TypeError),
     "storage_options": ("key", TypeError),
     "storage_timeout": (0, ValueError),
+    "memory_map": ("yes", TypeError),
     "partitioning": ("directories", TypeError),
     "manifest": (b"no manifest", ValueError),
     "row_id_column": ("", TypeError),
