@@ -19,6 +19,7 @@ from torch_dataloader_utils.errors import (
     MetadataFileWarning,
     ProgressUnknownError,
     RankMismatchError,
+    StorageRetryWarning,
     UnevenRanksWarning,
     UnreadableFileError,
 )
@@ -52,6 +53,7 @@ __all__ = [
     "Shard",
     "Split",
     "SplitStrategy",
+    "StorageRetryWarning",
     "StructuredDataLoader",
     "StructuredDataset",
     "UnevenRanksWarning",

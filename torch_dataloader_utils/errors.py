@@ -17,7 +17,8 @@ Warning:
         ├── ChangedFilesWarning       files have a new modification time, but the same size and footer
         ├── FooterMismatchWarning     a footer's total of rows disagrees with its row groups, which count
         ├── LostRowsWarning           rows can no longer be delivered: their files were removed or rewritten
-        └── MetadataFileWarning       a `_metadata` file does not describe the files of its directory
+        ├── MetadataFileWarning       a `_metadata` file does not describe the files of its directory
+        └── StorageRetryWarning       a storage has failed for 10 seconds, and is tried again
 
 A malformed argument or a malformed state is a plain ``ValueError`` or ``TypeError``; a path that matches nothing is a
 ``FileNotFoundError``.
@@ -84,6 +85,10 @@ class FooterMismatchWarning(UserWarning):
 
 class LostRowsWarning(UserWarning):
     """An epoch continues without the rows of files that were removed or rewritten since the checkpoint."""
+
+
+class StorageRetryWarning(UserWarning):
+    """A listing, an opening or a read has failed for 10 seconds, and is tried again until `storage_timeout` is over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from functools import partial
 import pyarrow as pa
 
 from torch_dataloader_utils.columns.arrow import stacked
+from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, OpenedFiles, RowGroups
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.reading.fetcher import Fetcher
@@ -41,7 +42,7 @@ class Decoder:
         return self._submit(partial(self._decode, path, number))
 
     def _submit(self, decode: Callable[[], pa.Table]) -> Future[pa.Table]:
-        return self.thread.submit(self._storage.attempt, decode)
+        return self.thread.submit(_once_more, decode)
 
     def in_parts(self, path: str, number: int, rows: int) -> Iterator[pa.Table]:
         """Yield a row group in tables of some rows; each is decoded when it is requested."""
@@ -138,7 +139,7 @@ class Decoder:
 class Parts:
     """A row group that is decoded part by part in a decoder's thread.
 
-    `submit` calls a function there, and again if storage fails for a moment. `decode_from` yields the tables that
+    `submit` calls a function there, and once more if the bytes are damaged. `decode_from` yields the tables that
     follow a number of rows. The parts begin with row `first`.
     """
 
@@ -180,6 +181,20 @@ class Parts:
             raise
         self._done += rows - wanted
         return stacked(parts)
+
+
+def _once_more(decode: Callable[[], pa.Table]) -> pa.Table:
+    """Decode. If that fails, read the bytes again and decode those: they may have been damaged on their way.
+
+    A storage that fails is not tried again here: its operations have made their own attempts.
+    """
+    final = (FileNotFoundError, PermissionError, UnreadableFileError)
+    try:
+        return decode()
+    except Exception as error:  # what Arrow raises of damaged bytes is of many types
+        if isinstance(error, final):
+            raise
+    return decode()
 
 
 @dataclass(frozen=True, slots=True)

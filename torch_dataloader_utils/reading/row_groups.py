@@ -70,7 +70,7 @@ class RowGroupReader:
 
         codec = self._codec = files.format.codec(files, read_cache.footers)
         self._measures = cache(lambda path: codec.layout(path).measures())  # small, and needed in any order
-        self._fetcher = Fetcher(files.storage, files.files, codec.layout)
+        self._fetcher = Fetcher(files.storage, files.files, codec.layout, self._name)
         self._new_decoder = partial(Decoder, files, codec, self._fetcher)
         self._decoders = [self._new_decoder() for _ in range(min(MOST_DECODERS, pa.cpu_count()))]
         self._decoded: defaultdict[FileRowGroup, deque[Future[pa.Table]]] = defaultdict(deque)
@@ -102,7 +102,10 @@ class RowGroupReader:
 
     def name(self, group: FileRowGroup) -> str:
         """Return a row group's name for messages."""
-        return f"row group {group.number} of {self._files.manifest.full_path(group.path)}"
+        return self._name(group.path, group.number)
+
+    def _name(self, path: str, number: int) -> str:
+        return f"row group {number} of {self._files.manifest.full_path(path)}"
 
     # Sizes ---------------------------------------------------------------------------------------------------------
 
