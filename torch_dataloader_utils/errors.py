@@ -19,7 +19,8 @@ Warning:
         ├── FooterMismatchWarning     a footer's total of rows disagrees with its row groups, which count
         ├── LostRowsWarning           rows can no longer be delivered: their files were removed or rewritten
         ├── MetadataFileWarning       a `_metadata` file does not describe the files of its directory
-        └── SilentWorkerWarning       a worker process that is waited for has sent nothing for half a minute
+        ├── SilentWorkerWarning       a worker process that is waited for has sent nothing for half a minute
+        └── StorageRetryWarning       a storage has failed for 10 seconds, and is tried again
 
 A malformed argument or a malformed state is a plain ``ValueError`` or ``TypeError``; a path that matches nothing is a
 ``FileNotFoundError``.
@@ -94,6 +95,10 @@ class LostRowsWarning(UserWarning):
 
 class SilentWorkerWarning(UserWarning):
     """A worker process that is waited for has sent nothing for half a minute. The message says what it is reading."""
+
+
+class StorageRetryWarning(UserWarning):
+    """A listing, an opening or a read has failed for 10 seconds, and is tried again until `storage_timeout` is over."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from functools import partial
 import pyarrow as pa
 
 from torch_dataloader_utils.columns.arrow import stacked
+from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, OpenedFiles, RowGroups
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.formats.read_cache import CurrentReads
@@ -53,7 +54,7 @@ class Decoder:
 
     def _attempt(self, path: str, number: int, decode: Callable[[], pa.Table]) -> pa.Table:
         with nullcontext() if self._reads is None else self._reads.of(self._files.row_group_name(path, number)):
-            return self._storage.attempt(decode)
+            return _once_more(decode)
 
     def in_parts(self, path: str, number: int, rows: int) -> Iterator[pa.Table]:
         """Yield a row group in tables of some rows; each is decoded when it is requested."""
@@ -154,7 +155,7 @@ class Decoder:
 class Parts:
     """A row group that is decoded part by part in a decoder's thread.
 
-    `submit` calls a function there, and again if storage fails for a moment. `decode_from` yields the tables that
+    `submit` calls a function there, and once more if the bytes are damaged. `decode_from` yields the tables that
     follow a number of rows. The parts begin with row `first`.
     """
 
@@ -201,6 +202,20 @@ class Parts:
             raise
         self._done += rows - wanted
         return stacked(parts)
+
+
+def _once_more(decode: Callable[[], pa.Table]) -> pa.Table:
+    """Decode. If that fails, read the bytes again and decode those: they may have been damaged on their way.
+
+    A storage that fails is not tried again here: its operations have made their own attempts.
+    """
+    final = (FileNotFoundError, PermissionError, UnreadableFileError)
+    try:
+        return decode()
+    except Exception as error:  # what Arrow raises of damaged bytes is of many types
+        if isinstance(error, final):
+            raise
+    return decode()
 
 
 @dataclass(frozen=True, slots=True)

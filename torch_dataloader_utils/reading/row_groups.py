@@ -70,7 +70,7 @@ class RowGroupReader:
 
         codec = self._codec = files.format.codec(files, read_cache.footers)
         self._measures = cache(lambda path: codec.layout(path).measures())  # small, and needed in any order
-        self._fetcher = Fetcher(files.storage, files.files, codec.layout)
+        self._fetcher = Fetcher(files.storage, files.files, codec.layout, files.row_group_name)
         self._new_decoder = partial(Decoder, files, codec, self._fetcher, read_cache.reads)
         self._decoders = [self._new_decoder() for _ in range(min(MOST_DECODERS, pa.cpu_count()))]
         self._decoded: defaultdict[FileRowGroup, deque[Future[pa.Table]]] = defaultdict(deque)
