@@ -15,7 +15,7 @@ from logged import LoggedFileSystem
 from support import all_rows_of, open_loader, write_dataset
 
 from torch_dataloader_utils import UnreadableFileError
-from torch_dataloader_utils.dataset.manifest_file import KEY, SCHEMA, dump_manifest
+from torch_dataloader_utils.dataset.manifest_file import DIGEST_SIZE, KEY, MAGIC, SCHEMA, dump_manifest, sealed
 from torch_dataloader_utils.formats.base import KnownFooters
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
@@ -110,7 +110,7 @@ def test_a_file_that_changed_since_is_an_error_that_names_it(path, workers):
 
 def edited(manifest: bytes, edit: Callable[[dict[str, Any], list[dict[str, Any]]], Any]) -> bytes:
     """Return a manifest with other contents: what it says about itself, and its rows."""
-    with pa.ipc.open_stream(manifest) as stream:
+    with pa.ipc.open_stream(manifest[len(MAGIC) + DIGEST_SIZE :]) as stream:
         table = stream.read_all()
     about, rows = json.loads(table.schema.metadata[KEY]), table.to_pylist()
     edit(about, rows)
@@ -118,7 +118,7 @@ def edited(manifest: bytes, edit: Callable[[dict[str, Any], list[dict[str, Any]]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_table(pa.Table.from_pylist(rows, schema=schema))
-    return sink.getvalue().to_pybytes()
+    return sealed(sink.getvalue().to_pybytes())
 
 
 def test_a_manifest_leads_nowhere_else(path, tmp_path):
