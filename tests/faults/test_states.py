@@ -259,8 +259,9 @@ def owners(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 
 def changed(state: Any, path: tuple[Any, ...], change: Callable[[Any, Any], None]) -> Any:
     """Return a copy of a state of which one place was changed."""
-    damaged = owner = copy.deepcopy(state)
+    damaged = owner = copy.copy(state)
     for key in path[:-1]:
+        owner[key] = copy.copy(owner[key])  # not a deep copy: other places may be nested too deeply for that
         owner = owner[key]
     change(owner, path[-1])
     return damaged
@@ -315,7 +316,7 @@ def test_states_without_a_checksum_are_refused_by_a_documented_error_or_loaded(k
                 value = draw.choice([*WRONG.values(), draw.randrange(200), draw.randrange(-3, 10**12)])
                 try:
                     state = changed(state, path, lambda owner, key, value=value: owner.__setitem__(key, value))
-                except (KeyError, IndexError, TypeError):  # a change before took the place away
+                except (AttributeError, KeyError, IndexError, TypeError):  # a change before took the place away
                     continue
             loader = kind.open()
             if kind.load(loader, state) is None:
