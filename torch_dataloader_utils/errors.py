@@ -155,10 +155,10 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} that is too long to show"
 
 
-def cut(text: str) -> str:
+def cut(text: str, most: int = SHOWN.maxstring) -> str:
     """Return a text as a message shows it: both ends if it is long, and in one line."""
-    half = SHOWN.maxstring // 2
-    short = text if len(text) <= SHOWN.maxstring else f"{text[:half]}...{text[-half:]}"
+    half = most // 2
+    short = text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
     return printable(short).replace("\n", "\\n")
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from torch_dataloader_utils.distributed.gather import LOG, all_gather, require_equal_digests, require_one_of_each_rank
+from torch_dataloader_utils.distributed.gather import LOG, all_gather, require_one_plan
 from torch_dataloader_utils.loader.arguments import require_choice
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.iteration import BatchIterator
@@ -39,8 +39,8 @@ def in_step(
 
     Raises:
         TypeError: If the loader is not this package's loader.
-        RankMismatchError: On every rank, before the first step, if ranks planned different epochs, or two loaders of
-            the group were opened as the same rank: then they would deliver the same rows.
+        RankMismatchError: On every rank, before the first step, if ranks planned different epochs, or several processes
+            deliver a rank and none delivers another.
     """
     require_choice(uneven, "uneven", ("drop", "pad"))
     batches = iter(loader)
@@ -49,10 +49,7 @@ def in_step(
     if not dist.is_initialized():
         yield from batches
         return
-    state = loader.state_dict()
-    met = all_gather((state["rank"], state["num_ranks"], state["plan_digest"]), group)
-    require_one_of_each_rank([(rank, count) for rank, count, _ in met], "in_step needs a group with each rank once")
-    require_equal_digests([digest for *_, digest in met])
+    require_one_plan(loader.state_dict(), group)
     num_ranks = dist.get_world_size(group)
     wanted = num_ranks if uneven == "drop" else 1
     steps = 0

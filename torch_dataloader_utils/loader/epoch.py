@@ -105,10 +105,11 @@ class EpochState:
     def _rows_digest(self) -> str:
         """Digest of all that determines which rows each rank delivers. Their batches may have different sizes."""
         files = self._opened_files
-        versions = files.manifest.fingerprint, files.manifest.versions_digest, *files.pin.items()
+        versions = files.manifest.fingerprint, files.manifest.versions_digest, *sorted(files.pin.items())
         contents = *versions, files.filter_digest, files.filter_binding, files.format.options_digest
         algorithm = self._plan_algorithm or newest_algorithm()
-        return _digest(self._current_plan().digest, algorithm, *contents, self._planner.options)
+        fixed = algorithm, self.topology.num_ranks
+        return _digest(self._current_plan().digest, *fixed, *contents, self._planner.options)
 
     @property
     def _shared_digest(self) -> str | None:

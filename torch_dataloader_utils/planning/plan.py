@@ -35,7 +35,8 @@ class Shard:
     @property
     def present(self) -> tuple[Split, ...]:
         """The splits that can be read."""
-        return tuple(split for index, split in enumerate(self.splits) if index not in self.missing)
+        missing = frozenset(self.missing)
+        return tuple(split for index, split in enumerate(self.splits) if index not in missing)
 
     def content(self) -> bytes:
         """Return the bytes that represent this shard in digests and in permutation keys."""
