@@ -21,6 +21,7 @@ from torch_dataloader_utils.storage.listing import GLOB, Listing
 from torch_dataloader_utils.storage.redaction import REDACTED
 
 VERSION = 2
+VERSION_WITHOUT_DIGEST = 1
 MAGIC = b"TDUM"
 DIGEST_SIZE = 16
 KEY = b"torch_dataloader_utils"
@@ -65,6 +66,20 @@ def sealed(stream: bytes) -> bytes:
     return _seal_of(stream) + stream
 
 
+def _unsealed(content: bytes) -> tuple[int, memoryview]:
+    """Return a manifest's version and its stream, or raise a ValueError if its digest is not that of the stream.
+
+    Manifests of the first version are a stream alone.
+    """
+    whole = memoryview(content)
+    if whole[: len(MAGIC)] != MAGIC:
+        return VERSION_WITHOUT_DIGEST, whole
+    size = len(MAGIC) + DIGEST_SIZE
+    if whole[:size] != _seal_of(whole[size:]):
+        raise ValueError("the manifest is damaged")
+    return VERSION, whole[size:]
+
+
 def _seal_of(stream: bytes | memoryview) -> bytes:
     return MAGIC + hashlib.blake2b(stream, digest_size=DIGEST_SIZE).digest()
 
@@ -78,14 +93,12 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
         ValueError: If it is not a manifest, is damaged, or belongs to other paths.
     """
     try:
-        seal, stored = content[: len(MAGIC) + DIGEST_SIZE], memoryview(content)[len(MAGIC) + DIGEST_SIZE :]
-        if seal != _seal_of(stored):
-            raise ValueError  # noqa: TRY301 - as other damage
+        version, stored = _unsealed(content)
         with pa.ipc.open_stream(pa.py_buffer(stored)) as stream:
             table = stream.read_all()
         about = json.loads(table.schema.metadata[KEY])
         table.validate(full=True)
-        is_valid = _is_valid(about, table)
+        is_valid = about["version"] == version and _is_valid(about, table)
     except (pa.ArrowException, OSError, TypeError, KeyError, ValueError, RecursionError):
         is_valid = False
     if not is_valid:
@@ -109,7 +122,7 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
 
 def _is_valid(about: dict[str, Any], table: pa.Table) -> bool:
     """Whether the values are such that `dump_manifest` can have written them."""
-    if about["version"] != VERSION or not isinstance(about["root"], str):
+    if not isinstance(about["root"], str):
         return False
     if table.schema.remove_metadata() != SCHEMA or not table.num_rows:
         return False
