@@ -93,12 +93,12 @@ class LostRowsWarning(UserWarning):
     """An epoch continues without the rows of files that were removed or rewritten since the checkpoint."""
 
 
-class SilentWorkerWarning(UserWarning):
-    """A worker process that is waited for has sent nothing for half a minute. The message says what it is reading."""
-
-
 class StorageRetryWarning(UserWarning):
     """A listing, an opening or a read has failed for 10 seconds, and is tried again until `storage_timeout` is over."""
+
+
+class SilentWorkerWarning(UserWarning):
+    """A worker process that is waited for has sent nothing for half a minute. The message says what it is reading."""
 
 
 @dataclass(frozen=True, slots=True)
