@@ -40,6 +40,12 @@ class TaggedFileSystem(LocalFileSystem):
 
     protocol = "tagged"
 
+    @classmethod
+    def _strip_protocol(cls, path: Any) -> Any:
+        """Return a path; old releases of fsspec know only the protocols of local files."""
+        stripped = [str(one).removeprefix("tagged://") for one in (path if isinstance(path, list) else [path])]
+        return super()._strip_protocol(stripped if isinstance(path, list) else stripped[0])
+
     def info(self, path: str, **options: Any) -> dict[str, Any]:
         """Return what is known of a file."""
         found: dict[str, Any] = super().info(path, **options)
