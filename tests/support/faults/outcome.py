@@ -52,6 +52,7 @@ class Outcome:
         seconds: From the fault to the recovery or to the error, where that is measured.
         faults: How many faults were made in this case.
         left: What was left behind after `END_SEC`: processes, threads, descriptors, files in shared memory.
+        in_order: Whether rows came in the order of an uninterrupted epoch; None where that was not compared.
     """
 
     fault: str
@@ -64,6 +65,7 @@ class Outcome:
     seconds: float | None = None
     faults: int = 1
     left: dict[str, int] = field(default_factory=dict)
+    in_order: bool | None = None
 
     def compare(self, expected: Iterable[Row], committed: Iterable[Row]) -> None:
         """Count the rows that were lost, repeated and corrupted."""
@@ -95,7 +97,8 @@ class Outcome:
     def line(self) -> str:
         """Return it in a line for people."""
         took = "" if self.seconds is None else f", {self.seconds:.1f} s"
-        ended = "exact" if self.error is None else self.error.partition("\n")[0]
+        ended = self.error.partition("\n")[0] if self.error else "exact" if self.is_exact else "not exact"
+        ended += ", in another order" if self.in_order is False else ""
         left = ", ".join(f"{count} {what}" for what, count in self.left.items() if count) or "nothing"
         counts = f"lost {self.lost}, repeated {self.repeated}, corrupted {self.corrupted}"
         return f"{self.fault}: {self.case}: {counts}{took}; {ended}; left behind: {left}"
