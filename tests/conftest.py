@@ -8,14 +8,17 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
 import requests
+from faults.outcome import Record, recorded
 from hypothesis import HealthCheck, settings
 from jobs.processes import inherited, mark_semaphores, own_children, ownerless, shared_memory, wait_until_none
 from plain_ids import plain_id
@@ -231,3 +234,28 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     assert not left, f"processes left behind: {left}"
     blocks = wait_until_none(lambda: ownerless(shared_memory() - files))
     assert not blocks, f"shared memory left behind: {blocks}"
+
+
+@pytest.fixture
+def record(request: pytest.FixtureRequest) -> Record:
+    """Return what records a case: no row is lost, repeated or corrupted, and nothing is left behind.
+
+    It is called with the fault, which is a row of the published table, and with the case.
+    """
+    published: str | None = request.config.getoption("--outcomes")
+    return partial(recorded, published=None if published is None else Path(published))
+
+
+@pytest.fixture
+def seeds(request: pytest.FixtureRequest) -> Callable[[int], Iterator[int]]:
+    """Return what counts a long test's cases: up to so many, or until the minutes of `--minutes` have passed."""
+    seconds = 60 * float(request.config.getoption("--minutes"))
+
+    def count(most: int) -> Iterator[int]:
+        end = time.monotonic() + seconds
+        for seed in range(most):
+            if time.monotonic() > end:
+                return
+            yield seed
+
+    return count

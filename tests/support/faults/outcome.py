@@ -10,10 +10,10 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from jobs.processes import own_children, ownerless, shared_memory, wait_until_none
 
@@ -108,6 +108,10 @@ class Outcome:
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab", buffering=0) as file:
             file.write(json.dumps(asdict(self)).encode() + b"\n")
+
+
+Record: TypeAlias = Callable[[str, str], contextlib.AbstractContextManager[Outcome]]
+"""Records a case: it is called with the fault and the case."""
 
 
 @contextlib.contextmanager
