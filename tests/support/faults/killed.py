@@ -38,6 +38,10 @@ LONGEST_SEC = 0.3
 """A job lives so long at most after its first batch."""
 HANGS_SEC = 60.0
 HANGS = f"TimeoutError: no sign of life for {HANGS_SEC:.0f} s"
+STAGE_KILLS = 100
+STANDS_STILL = (
+    f"TimeoutError: {STAGE_KILLS} kills after the last change of the number of ranks, it has not come further"
+)
 BEFORE = 0.2
 """So many of the kills may fall before the first batch."""
 
@@ -216,9 +220,11 @@ class Epoch:
             if self.case.changed and share == 1:
                 write_files(self.data, only=2)
                 prepare(self.trainer, self.data, self.directory)
-            killed = True
+            most, killed = self.outcome.faults + STAGE_KILLS, True
             while killed and (share == 1 or self.count() < share * rows):
                 killed = self._train(place, kill=share < 1 or self.outcome.faults < most_kills)
+                if self.outcome.faults > most:
+                    raise JobFailed(STANDS_STILL)
 
     def committed(self) -> list[list[list[Row]]]:
         """Return the rows that were committed: by the place in `Case.ranks`, by rank."""
