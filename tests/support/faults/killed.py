@@ -190,7 +190,6 @@ class Epoch:
         directory: Where its checkpoints are.
         choice: Decides when it is killed.
         outcome: Gets the number of kills, the slowest recovery, and what was left behind.
-        pause: Seconds that a step takes.
     """
 
     trainer: Trainer
@@ -199,7 +198,6 @@ class Epoch:
     directory: Path
     choice: random.Random
     outcome: Outcome
-    pause: float = PAUSE_SEC
 
     def __post_init__(self) -> None:
         """Begin without a kill."""
@@ -222,7 +220,10 @@ class Epoch:
                 prepare(self.trainer, self.data, self.directory)
             most, killed = self.outcome.faults + STAGE_KILLS, True
             while killed and (share == 1 or self.count() < share * rows):
-                killed = self._train(place, kill=share < 1 or self.outcome.faults < most_kills)
+                kill = share < 1 or self.outcome.faults < most_kills
+                # However slow the machine is: one kill at least, and one before files change.
+                ends = not kill or (self.outcome.faults > 0 and not (self.case.changed and share < 1))
+                killed = self._train(place, kill=kill, ends=ends)
                 if self.outcome.faults > most:
                     raise JobFailed(STANDS_STILL)
 
@@ -243,7 +244,7 @@ class Epoch:
     def _path(self, place: int) -> Path:
         return self.directory / f"checkpoint-{place}"
 
-    def _train(self, place: int, *, kill: bool) -> bool:
+    def _train(self, place: int, *, kill: bool, ends: bool = True) -> bool:
         """Train until the end, or until a random moment. Return whether it was killed."""
         job = Job(
             str(self.data),
@@ -253,7 +254,8 @@ class Epoch:
             num_ranks=self.case.ranks[place],
             num_workers=self.case.num_workers,
             shuffle=self.case.shuffle,
-            pause=self.pause,
+            pause=PAUSE_SEC if kill else 0.0,
+            ends=ends,
         )
         began = time.monotonic()
         session = self.trainer.start(job)
@@ -317,7 +319,7 @@ def files_of(pids: Collection[int]) -> set[str]:
 def whole_epoch(trainer: Trainer, case: Case, data: Path, directory: Path) -> list[list[Row]]:
     """Return the rows of each rank in an epoch that nobody kills, under a case's first number of ranks."""
     alone = Case(case.num_workers, case.shuffle, case.ranks[:1])
-    epoch = Epoch(trainer, alone, data, directory, random.Random(0), Outcome("", ""), pause=0)
+    epoch = Epoch(trainer, alone, data, directory, random.Random(0), Outcome("", ""))
     epoch.train(0)
     return epoch.committed()[0]
 

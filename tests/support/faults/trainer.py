@@ -50,6 +50,7 @@ class Job:
         batch_size: Rows of a step of all ranks together. It divides evenly.
         every: Steps between two commits.
         pause: Seconds that a step takes.
+        ends: Whether the epoch may end. Else its ranks wait to be killed.
         rank: Which of the ranks this is.
         prepares: Whether the job is to convert or index the files, and trains nothing.
     """
@@ -64,6 +65,7 @@ class Job:
     batch_size: int = 12
     every: int = 6
     pause: float = 0.0
+    ends: bool = True
     rank: int = 0
     prepares: bool = False
 
@@ -106,6 +108,8 @@ def train_rank(adapter: Any, job: Job, saved: list[Any] | None, leader: Any, tel
             leader.send((rows, save(), False))
             leader.recv()
             rows = []
+    while not job.ends:
+        signal.pause()
     leader.send((rows, save(), True))
 
 
