@@ -25,7 +25,8 @@ def open(job: Job, saved: list[Any] | None) -> tuple[Iterator[list[Row]], Callab
     datasets.disable_progress_bars()
     stream = load_dataset("parquet", data_files=files_of(job), split="train", streaming=True)
     if job.shuffle:
-        stream = stream.shuffle(seed=7, buffer_size=BUFFER_ROWS)
+        # With several input shards, as by default, its state did not load in worker processes: an IndexError.
+        stream = stream.shuffle(seed=7, buffer_size=BUFFER_ROWS, max_buffer_input_shards=1)
     if job.num_ranks > 1:
         stream = split_dataset_by_node(stream, rank=job.rank, world_size=job.num_ranks)
     loader = StatefulDataLoader(
