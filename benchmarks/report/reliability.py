@@ -81,6 +81,16 @@ OUTSIDE = """\
 - All figures are of one machine, with files on its local disk or on servers of the tests' own on the same machine.
 """
 
+REWRITTEN = "A file rewritten with other rows between SIGKILL and resume"
+
+NOTES = {
+    REWRITTEN: (
+        "The epoch cannot be finished as it was begun, unless the loader keeps the old rows. An error says so. Rows of",
+        "the new file in the place of old ones count as corrupted, and the old ones as lost.",
+        "",
+    )
+}
+
 KINDS: dict[str, Callable[[str, str], bool]] = {
     "In order, the same number of ranks": lambda fault, case: (
         _is_kill(fault) and "then" not in case and "order" in case
@@ -89,9 +99,7 @@ KINDS: dict[str, Callable[[str, str], bool]] = {
         _is_kill(fault) and "then" not in case and "shuffled" in case
     ),
     "2, then 3, then 1 ranks": lambda fault, case: _is_kill(fault) and "then" in case,
-    "A file rewritten with other rows between SIGKILL and resume": lambda fault, _: fault.startswith(
-        "A file rewritten"
-    ),
+    REWRITTEN: lambda fault, _: fault.startswith("A file rewritten"),
 }
 
 
@@ -153,7 +161,7 @@ MOST_CASES = 12
 def _peers(loaders: Mapping[str, Results]) -> Iterator[str]:
     ran = {name: found for name, found in loaders.items() if "outcomes" in found}
     for title, belongs in KINDS.items():
-        yield from (f"### {title}", "")
+        yield from (f"### {title}", "", *NOTES.get(title, ()))
         yield from table(
             ["", "kills", *OUTCOMES, "epochs in the same order", "ended in an error", "slowest, s", "left behind"],
             list(_peer_rows(ran, belongs)),

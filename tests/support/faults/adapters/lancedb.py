@@ -33,8 +33,11 @@ def open(job: Job, saved: list[Any] | None) -> tuple[Iterator[list[Row]], Callab
     import lancedb  # noqa: PLC0415
     from lancedb.streaming import StreamingDataLoader, StreamingDataset  # noqa: PLC0415
 
+    table = lancedb.connect(job.converted).open_table("rows")
+    version = saved[0][0] if saved is not None else table.version
+    table.checkout(version)  # its guide: resume on the same snapshot
     dataset = StreamingDataset(
-        lancedb.connect(job.converted).open_table("rows"),
+        table,
         num_splits=NUM_SPLITS,
         shuffle=job.shuffle,
         shuffle_seed=7,
@@ -42,7 +45,7 @@ def open(job: Job, saved: list[Any] | None) -> tuple[Iterator[list[Row]], Callab
         world_size=job.num_ranks,
     )
     if saved is not None:
-        dataset.load_state_dict(StreamingDataset.merge_state_dicts(saved))
+        dataset.load_state_dict(StreamingDataset.merge_state_dicts([state for _, state in saved]))
     loader = StreamingDataLoader(
         dataset,
         batch_size=job.batch_size // job.num_ranks,
@@ -50,4 +53,4 @@ def open(job: Job, saved: list[Any] | None) -> tuple[Iterator[list[Row]], Callab
         collate_fn=columns_of,
         multiprocessing_context="spawn" if job.num_workers else None,
     )
-    return (rows_in(batch) for batch in loader), dataset.state_dict
+    return (rows_in(batch) for batch in loader), lambda: (version, dataset.state_dict())
