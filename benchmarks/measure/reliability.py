@@ -9,7 +9,7 @@ import subprocess
 import sys
 import xml.etree.ElementTree as ET
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,15 +66,12 @@ def run(path: Path, *, minutes: float, kills: int, own: bool, names: Iterable[st
         own: Whether to run the tests of this library.
         names: The loaders, of `LOADERS`.
     """
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    results = {"kind": "reliability", "tests": before.get("tests"), "loaders": before.get("loaders", {})}
     if own:
-        results["tests"] = _run_tests(minutes)
-        _write(path, results)
+        _keep(path, "tests", _run_tests(minutes))
     for name in names:
-        results["loaders"][name] = _run_loader(name, minutes, kills)
-        _write(path, results)
-    return results
+        found = _run_loader(name, minutes, kills)
+        _keep(path, "loaders", {**_read(path)["loaders"], name: found})
+    return _read(path)
 
 
 def grouped(lines: Iterable[str]) -> list[Results]:
@@ -165,7 +162,16 @@ def _without_paths(text: str) -> str:
     return re.sub(r"(?<![\w:/])/(?:[^\s/'\"\]]+/)+", "", text)
 
 
-def _write(path: Path, results: Mapping[str, Any]) -> None:
+def _read(path: Path) -> Results:
+    """Return the results so far."""
+    if not path.exists():
+        return {"kind": "reliability", "tests": None, "loaders": {}}
+    results: Results = json.loads(path.read_text(encoding="utf-8"))
+    return results
+
+
+def _keep(path: Path, name: str, value: Any) -> None:
+    """Put something into the file of the results."""
     unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    unfinished.write_text(json.dumps(_read(path) | {name: value}, indent=1) + "\n", encoding="utf-8")
     os.replace(unfinished, path)  # noqa: PTH105 - replaces in one step

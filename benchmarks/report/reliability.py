@@ -98,7 +98,8 @@ KINDS: dict[str, Callable[[str, str], bool]] = {
     "Rows shuffled, the same number of ranks": lambda fault, case: (
         _is_kill(fault) and "then" not in case and "shuffled" in case
     ),
-    "2, then 3, then 1 ranks": lambda fault, case: _is_kill(fault) and "then" in case,
+    "2, then 3 ranks": lambda fault, case: _is_kill(fault) and case.startswith("2, then 3 ranks"),
+    "2, then 3, then 1 ranks": lambda fault, case: _is_kill(fault) and case.startswith("2, then 3, then 1 ranks"),
     REWRITTEN: lambda fault, _: fault.startswith("A file rewritten"),
 }
 

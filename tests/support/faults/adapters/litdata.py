@@ -30,6 +30,7 @@ def open(job: Job, saved: list[Any] | None) -> tuple[Iterator[list[Row]], Callab
         job.converted,
         item_loader=ParquetLoader(),
         shuffle=job.shuffle,
+        drop_last=job.num_ranks > 1 or bool(job.earlier),  # its default, kept when one rank takes over from several
         seed=7,
     )
     loader = litdata.StreamingDataLoader(
