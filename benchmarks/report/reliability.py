@@ -160,6 +160,7 @@ MOST_CASES = 12
 
 
 def _peers(loaders: Mapping[str, Results]) -> Iterator[str]:
+    loaders = {name: loaders[name] for name in LOADERS if name in loaders}
     ran = {name: found for name, found in loaders.items() if "outcomes" in found}
     for title, belongs in KINDS.items():
         yield from (f"### {title}", "", *NOTES.get(title, ()))

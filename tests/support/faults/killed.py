@@ -84,7 +84,7 @@ class Trainer:
         if paths is not None:
             environment["PYTHONPATH"] = os.pathsep.join(paths)
         self._server = subprocess.Popen(
-            [python, "-P", str(program), adapter],
+            [python, str(program), adapter],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
