@@ -81,6 +81,7 @@ OUTSIDE = """\
 - All figures are of one machine, with files on its local disk or on servers of the tests' own on the same machine.
 """
 
+KILLED = "SIGKILL of the whole job at random moments"
 REWRITTEN = "A file rewritten with other rows between SIGKILL and resume"
 
 NOTES = {
@@ -226,7 +227,7 @@ def _origin(found: Results, more: str) -> str:
 
 
 def _is_kill(fault: str) -> bool:
-    return fault.startswith("SIGKILL of the whole job")
+    return fault == KILLED
 
 
 def _sum(groups: Iterable[Results], name: str) -> int:

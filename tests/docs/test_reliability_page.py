@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+from faults.killed import CHANGED, KILLED
 
 ROOT = Path(__file__).parent.parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "reliability.json"
@@ -26,6 +27,11 @@ def outcome(**changes: object) -> str:
 def test_the_page_is_what_the_results_say():
     written = importlib.import_module("benchmarks.report.reliability").page(json.loads(RESULTS.read_text()))
     assert (ROOT / "docs" / "reliability.md").read_text() == written, "run: python -m benchmarks report"
+
+
+def test_the_page_finds_its_faults_by_the_names_that_the_tests_record():
+    reliability = importlib.import_module("benchmarks.report.reliability")
+    assert (reliability.KILLED, reliability.REWRITTEN) == (KILLED, CHANGED)
 
 
 def test_outcomes_are_added_up_by_fault_and_case_without_the_paths_of_the_machine():

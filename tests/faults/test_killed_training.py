@@ -7,10 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults.killed import Case, Epoch, JobFailed, Trainer, rows_of_files, whole_epoch, write_files
-
-FAULT = "SIGKILL of the whole job at random moments"
-CHANGED = "A file rewritten with other rows between SIGKILL and resume"
+from faults.killed import CHANGED, KILLED, Case, Epoch, JobFailed, Trainer, rows_of_files, whole_epoch, write_files
 
 CASES = {
     f"{'-then-'.join(map(str, ranks))}-ranks-{num_workers}-workers-{'shuffled' if shuffle else 'in-order'}": Case(
@@ -53,7 +50,7 @@ def check_epoch(epoch: Epoch, most_kills: int) -> None:
 )
 def test_an_epoch_killed_at_random_moments_commits_each_row_once(trainer, directory, record, name):
     case = CASES[name]
-    with record(FAULT, str(case)) as outcome:
+    with record(KILLED, str(case)) as outcome:
         check_epoch(
             Epoch(trainer, case, directory / "data", directory / "epoch", random.Random(3), outcome), most_kills=3
         )
@@ -75,7 +72,7 @@ def test_a_file_rewritten_with_other_rows_between_kill_and_resume_is_refused(tra
 def test_many_epochs_killed_at_random_moments_commit_each_row_once(trainer, directory, record, seeds, name):
     case, kills = CASES[name], 0
     for seed in seeds(KILLS):
-        with record(FAULT, str(case)) as outcome:
+        with record(KILLED, str(case)) as outcome:
             epoch = Epoch(trainer, case, directory / "data", directory / str(seed), random.Random(seed), outcome)
             check_epoch(epoch, most_kills=KILLS - kills)
         kills += outcome.faults

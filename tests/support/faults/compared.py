@@ -13,12 +13,21 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from faults.killed import Case, Epoch, JobFailed, Trainer, prepare, rows_of_files, whole_epoch, write_files
+from faults.killed import (
+    CHANGED,
+    KILLED,
+    Case,
+    Epoch,
+    JobFailed,
+    Trainer,
+    prepare,
+    rows_of_files,
+    whole_epoch,
+    write_files,
+)
 from faults.outcome import Outcome, Row
 
 NO_FAULT = "None: an uninterrupted epoch"
-KILLED = "SIGKILL of the whole job at random moments"
-CHANGED = "A file rewritten with other rows between SIGKILL and resume"
 
 CASES = [
     Case(num_workers, shuffle, ranks)

@@ -33,6 +33,10 @@ from typing_extensions import Self
 FILES = ((900, 40), (36, 36), (1100, 50), (700, 25))
 """Rows and row group size of each file. All rows divide by 12, for loaders that share rows in equal parts only."""
 
+KILLED = "SIGKILL of the whole job at random moments"
+CHANGED = "A file rewritten with other rows between SIGKILL and resume"
+"""The faults, as they are published."""
+
 PAUSE_SEC = 0.004
 LONGEST_SEC = 0.3
 """A job lives so long at most after its first batch."""

@@ -101,7 +101,7 @@ class Outcome:
         ended += ", in another order" if self.in_order is False else ""
         left = ", ".join(f"{count} {what}" for what, count in self.left.items() if count) or "nothing"
         counts = f"lost {self.lost}, repeated {self.repeated}, corrupted {self.corrupted}"
-        times = "" if self.faults == 1 else f", {self.faults} times"
+        times = "" if self.faults < 2 else f", {self.faults} times"
         return f"{self.fault}{times}: {self.case}: {counts}{took}; {ended}; left behind: {left}"
 
     def append_to(self, path: Path) -> None:
