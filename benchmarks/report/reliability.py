@@ -101,7 +101,7 @@ KINDS: dict[str, Callable[[str, str], bool]] = {
     ),
     "2, then 3 ranks": lambda fault, case: _is_kill(fault) and case.startswith("2, then 3 ranks"),
     "2, then 3, then 1 ranks": lambda fault, case: _is_kill(fault) and case.startswith("2, then 3, then 1 ranks"),
-    REWRITTEN: lambda fault, _: fault.startswith("A file rewritten"),
+    REWRITTEN: lambda fault, _: fault == REWRITTEN,
 }
 
 
