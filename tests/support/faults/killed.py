@@ -25,7 +25,6 @@ from jobs.processes import (
     inherited,
     mapped_shared_memory,
     processes_of_sessions,
-    shared_memory,
     wait_until_none,
 )
 from typing_extensions import Self
@@ -262,11 +261,14 @@ class Epoch:
             ends=ends,
         )
         began = time.monotonic()
-        session = self.trainer.start(job)
+        session, killed = self.trainer.start(job), True
         try:
-            return self._killed(began) if kill else self._ended(began)
+            killed = self._killed(began) if kill else self._ended(began)
         finally:
+            if not killed:
+                wait_until_none(lambda: processes_of_sessions([session]), END_SEC)
             self._end(session)
+        return killed
 
     def _ended(self, began: float) -> bool:
         while "ended" not in (event := self.trainer.next_event()):
@@ -299,24 +301,26 @@ class Epoch:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(session, signal.SIGKILL)
         processes = wait_until_none(lambda: processes_of_sessions([session]), END_SEC)
-        files = wait_until_none(lambda: files & shared_memory(), END_SEC)
+        files = wait_until_none(lambda: [file for file in files if file.exists()], END_SEC)
+        semaphores = [file for file in files if file.name.startswith("sem.")]
         for pid in processes:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        for what, left in (("processes", processes), ("shared memory", files)):
-            if left:
-                self.outcome.left[what] = self.outcome.left.get(what, 0) + len(left)
+        for file in files:
+            file.unlink(missing_ok=True)
+        counts = {"processes": len(processes), "semaphores": len(semaphores)}
+        counts["shared memory"] = len(files) - len(semaphores)
+        self.outcome.add_left(counts)
 
 
-def files_of(pids: Collection[int]) -> set[str]:
-    """Return the names of the files in shared memory that processes have mapped or named after themselves."""
+def files_of(pids: Collection[int]) -> list[Path]:
+    """Return the files in shared memory that processes have mapped or named after themselves."""
     mapped = set().union(*map(mapped_shared_memory, pids))
-    found = set()
-    for name in shared_memory():
+    found = []
+    for path in SHARED_MEMORY.iterdir():
         with contextlib.suppress(FileNotFoundError):
-            inode = (SHARED_MEMORY / name).stat().st_ino
-            if inode in mapped or any(str(pid) in name.split("_") for pid in pids):
-                found.add(name)
+            if path.stat().st_ino in mapped or any(str(pid) in path.name.split("_") for pid in pids):
+                found.append(path)
     return found
 
 

@@ -80,6 +80,12 @@ class Outcome:
         """Note the error that ended the case."""
         self.error = f"{type(error).__name__}: {str(error)[:300]}"
 
+    def add_left(self, counts: Mapping[str, int]) -> None:
+        """Add to what was left behind."""
+        for what, count in counts.items():
+            if count:
+                self.left[what] = self.left.get(what, 0) + count
+
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Measure the seconds to the recovery or to the error, which is raised further."""
@@ -126,7 +132,7 @@ def recorded(fault: str, case: str, published: Path | None = None) -> Iterator[O
     """
     outcome, before = Outcome(fault, case), present()
     yield outcome
-    outcome.left = left_behind(before)
+    outcome.add_left(left_behind(before))
     print(outcome.line())  # noqa: T201 - `pytest -s` shows it
     if published is not None:
         outcome.append_to(published)
