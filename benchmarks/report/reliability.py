@@ -47,6 +47,9 @@ documentation says: see `tests/support/faults/adapters`. All processes of the jo
 are the same for all. Ranks commit together, after the same number of steps. What a loader leaves out of an
 uninterrupted epoch does not count as lost. The data are small, local Parquet files. This is no measure of speed: some
 loaders are imported anew after each kill, and most of their recovery is that.
+
+The semaphores that are left behind are those of Python's multiprocessing, for workers that are spawned, as LitData and
+LanceDB ask for. This library leaves them as well where its workers are spawned. Here they are forked, as by default.
 """
 
 CHOICES = """\
@@ -75,6 +78,8 @@ OUTSIDE = """\
 - Rows are exact as far as state and model are saved together, in one step. A state that is older or newer than the
   model repeats rows or leaves them out.
 - A file that is rewritten with the same size, footer and checksum is not noticed where the storage gives no version.
+- When all processes of a job are killed at once and its workers were spawned instead of forked, Python's semaphores stay
+  in shared memory, some bytes each.
 - What `collate_fn` does besides returning a batch, for example what it writes, is not undone by a resume.
 - Memory that flips bits, a pyarrow or torch that returns wrong values, and code that changes the loader's private
   attributes.
