@@ -26,6 +26,7 @@ A malformed argument or a malformed state is a plain ``ValueError`` or ``TypeErr
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 import sys
 import warnings
@@ -33,9 +34,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters by which a file name could change what a terminal shows: escapes, and changes of the writing direction."""
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters escaped; lines and tabs stay."""
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
 
 class DatasetError(Exception):
     """The base class of this package's errors."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable(message))
 
 
 class ColumnError(DatasetError, ValueError):
@@ -143,10 +155,11 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} that is too long to show"
 
 
-def cut(text: str) -> str:
-    """Return a text as a message shows it: both ends if it is long."""
-    half = SHOWN.maxstring // 2
-    return text if len(text) <= SHOWN.maxstring else f"{text[:half]}...{text[-half:]}"
+def cut(text: str, most: int = SHOWN.maxstring) -> str:
+    """Return a text as a message shows it: both ends if it is long, and in one line."""
+    half = most // 2
+    short = text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
+    return printable(short).replace("\n", "\\n")
 
 
 def warn_user(message: str, category: type[UserWarning]) -> None:
@@ -155,7 +168,7 @@ def warn_user(message: str, category: type[UserWarning]) -> None:
     depth = 1
     while sys._getframe(depth).f_globals.get("__name__", "").partition(".")[0] == package:  # noqa: SLF001
         depth += 1
-    warnings.warn(message, category, stacklevel=depth + 1)
+    warnings.warn(printable(message), category, stacklevel=depth + 1)
 
 
 def nearest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:

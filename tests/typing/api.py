@@ -83,6 +83,7 @@ def use_every_parameter() -> None:
         storage_options={"anon": True},
         manifest=b"",
         read_ahead_bytes="64MiB",
+        memory_map=False,
         row_id_column="id",
         show_progress=True,
         progress_interval_sec=0.5,

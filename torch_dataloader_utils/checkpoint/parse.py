@@ -19,7 +19,7 @@ from torch_dataloader_utils.checkpoint.saved_state import (
     SavedShard,
     SavedState,
 )
-from torch_dataloader_utils.errors import shown
+from torch_dataloader_utils.errors import cut, shown
 from torch_dataloader_utils.planning.manifest import Split, root_prefix
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS
 from torch_dataloader_utils.planning.row_ranges import RowRange, Windows, first_overlap, size_of
@@ -97,7 +97,7 @@ def _require_checksum(state: JsonValue) -> None:
     saved = state["checksum"].string()
     try:
         found = checksum_of(state.mapping())
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"not a state of this package: {error}") from None
     if saved != found:
         msg = f"not a state of this package: its checksum is {shown(saved)}, and that of what it holds {found}: it was "
@@ -201,9 +201,11 @@ def _partial_shards(
 ) -> tuple[SavedShard, ...]:
     """Return shards in progress, or raise if a row is in two of them or completed."""
     shards = tuple(_partial_shard(shard, tree, dataset_rows) for shard in in_progress.items())
-    counted = [shard for shard in shards if not shard.repeats]  # repeated rows are in another rank's shard as well
-    _refuse_overlap(RowRange("the dataset", *pair) for shard in counted for pair in _pairs(shard.rows))
-    _refuse_overlap(RowRange.of(split) for shard in (*completed, *counted) for split in shard.splits)
+    counted = [shard for shard in shards if not shard.repeats]
+    repeated = [shard for shard in shards if shard.repeats]  # these rows may be in a shard that counts as well
+    for apart in ((*completed, *counted), repeated):
+        _refuse_overlap(RowRange("the dataset", *pair) for shard in apart for pair in _pairs(shard.rows))
+        _refuse_overlap(RowRange.of(split) for shard in apart for split in shard.splits)
     return shards
 
 
@@ -215,12 +217,15 @@ def _partial_shard(shard: JsonValue, tree: _Tree, dataset_rows: int) -> SavedSha
     missing = tuple(index.integer() for index in shard["absent"].optional_items())
     if any(index >= len(splits) for index in missing) or len(set(missing)) < len(missing):
         raise shard["absent"].fail("indices of splits")
-    most = sum(split.row_length for index, split in enumerate(splits) if index not in missing)
+    most = sum(split.row_length for split in splits) + size_of(_pairs(rows))
+    rounds = 1 if shard["rounds"].missing else shard["rounds"].integer(1)
+    if rounds > most:
+        raise shard["rounds"].fail("at most one for each row of the shard")
     return SavedShard(
         splits=splits,
         rows=rows,
-        windows=_windows(shard, most + size_of(_pairs(rows))),
-        rounds=1 if shard["rounds"].missing else shard["rounds"].integer(1),
+        windows=_windows(shard, most - sum(splits[index].row_length for index in missing)),
+        rounds=rounds,
         missing=missing,
         repeats=not shard["repeats"].missing and shard["repeats"].boolean(),
     )
@@ -256,8 +261,8 @@ def _refuse_overlap(ranges: Iterable[RowRange]) -> None:
     overlap = first_overlap(ranges)
     if overlap is not None:
         path, start, *_ = overlap[1]
-        msg = f"not a state of this package: it records rows of {path} twice, from {start} on; two states were mixed "
-        raise ValueError(msg + "up, or a state was edited")
+        msg = f"not a state of this package: it records rows of {cut(path)} twice, from {shown(start)} on; two states "
+        raise ValueError(msg + "were mixed up, or a state was edited")
 
 
 def _rising_numbers(numbers: JsonValue, dataset_rows: int) -> tuple[int, ...]:

@@ -29,11 +29,19 @@ NO_COLUMNS = pa.schema([])
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to deliver of the files: columns and rows, None for all, and whether a column refuses nulls."""
+    """What to deliver of the files, and how local ones are read.
+
+    Attributes:
+        columns: The columns to deliver; None for all.
+        filters: Which rows to deliver; None for all.
+        refuses_nulls: Whether a column refuses nulls.
+        memory_map: Whether local files are mapped into memory; None for those on a file system of this machine.
+    """
 
     columns: Sequence[str] | None
     filters: pc.Expression | None
     refuses_nulls: Callable[[pa.Field], bool]
+    memory_map: bool | None
 
 
 @dataclass(frozen=True)

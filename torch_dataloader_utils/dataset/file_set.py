@@ -52,7 +52,7 @@ class PathSet(FileSet):
 
     def open(self, request: Request) -> OpenedFiles:
         """List the files, or take them from the manifest, and read their footers."""
-        storage, locations = Storage.for_urls(self.urls, self.storage_options)
+        storage, locations = Storage.for_urls(self.urls, self.storage_options, memory_map=request.memory_map)
         hint = partial(format_hint, current=self.format.name)
         if self.manifest is None:
             listing, known = list_files(storage, locations, self.format.suffixes, hint), None

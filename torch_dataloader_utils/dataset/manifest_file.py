@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import posixpath
 import re
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
@@ -73,13 +75,14 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
         is_valid = False
     if not is_valid:
         raise ValueError(f"the manifest is not a result of dataset.dump_manifest() of this release (version {VERSION})")
+    given = list(map(posixpath.normpath, locations)) if storage.is_local else locations  # as listings do
     files, footers = [], {}
     for row in table.to_pylist():
         footer = row.pop("footer")
         if footer is not None:
             footers[row["path"]] = footer
         files.append(StoredFile(**row))
-        if not any(_is_at(row["location"], location) for location in locations):
+        if not any(_is_at(row["location"], location) for location in given):
             shown = cut(" and ".join(map(storage.display, locations)))
             raise ValueError(f"the manifest holds {cut(storage.display(row['location']))}, which is not at {shown}")
     metadata_file = table.schema.metadata.get(METADATA_FILE_KEY)
@@ -103,5 +106,16 @@ def _is_at(location: str, given: str) -> bool:
     """Whether a file may be the given file, in the given directory, or match the given glob."""
     if ".." in location.split("/"):  # it would lead out of the directory
         return location == given
-    plain = re.split(GLOB, given, maxsplit=1)[0]
-    return location == given or location.startswith(plain if plain != given else f"{given.rstrip('/')}/")
+    return location == given or location.startswith(f"{given.rstrip('/')}/") or _matches(location, given)
+
+
+def _matches(location: str, pattern: str) -> bool:
+    """Whether a glob matches a file, or a directory that holds it: such a directory is searched in depth."""
+    names, patterns = location.split("/"), pattern.rstrip("/").split("/")
+    reached = {0}
+    for part in patterns if re.search(GLOB, pattern) else ():
+        if part == "**":
+            reached = set(range(min(reached, default=len(names) + 1), len(names) + 1))
+        else:
+            reached = {index + 1 for index in reached if index < len(names) and fnmatchcase(names[index], part)}
+    return bool(reached - {0})

@@ -70,6 +70,7 @@ class LoaderOptions:
     drop_last: bool
     row_id_column: str | None
     read_ahead_bytes: int
+    memory_map: bool | None
     collate_fn: Callable[[Any], Any] | None
     progress_interval_sec: float | None
     torch_options: Mapping[str, Any]
@@ -114,6 +115,7 @@ class LoaderOptions:
             drop_last=arguments.require_flag(given["drop_last"], "drop_last"),
             row_id_column=given["row_id_column"],
             read_ahead_bytes=arguments.parse_bytes(given["read_ahead_bytes"], "read_ahead_bytes"),
+            memory_map=arguments.optional_flag(given["memory_map"], "memory_map"),
             collate_fn=given["collate_fn"],
             progress_interval_sec=interval if arguments.require_flag(given["show_progress"], "show_progress") else None,
             torch_options=torch_options,
@@ -122,7 +124,7 @@ class LoaderOptions:
     def open_files(self) -> OpenedFiles:
         """List the files and read their footers."""
         refuses_nulls = partial(refuses_announced_nulls, options=self.column_options)
-        return self.files.open(Request(self.columns, self.filters, refuses_nulls))
+        return self.files.open(Request(self.columns, self.filters, refuses_nulls, self.memory_map))
 
     def read_options(self, schema: pa.Schema) -> ReadOptions:
         """Return how rows of these columns become batches, or raise a ColumnError if what was chosen does not fit."""

@@ -61,6 +61,7 @@ class StructuredDataset(BatchDataset):
         split_rows: int | None = None,
         split_strategy: SplitStrategy | None = None,
         read_ahead_bytes: int | str = "128MiB",
+        memory_map: bool | None = None,
         num_workers: int | None = None,
         num_ranks: int | None = None,
         rank: int | None = None,
@@ -127,6 +128,10 @@ class StructuredDataset(BatchDataset):
             read_ahead_bytes: Decoded bytes that a stream (each worker, or this process) holds, at most, including the
                 batches that it is delivering: an integer or a string. A row group of more than half as many bytes is
                 read in parts. A shard of shuffled rows may be larger; then the next one is not read ahead.
+            memory_map: Whether local files are mapped into memory, which is fastest, or read. A mapped file that is cut
+                short, or that a network file system fails to read, kills the process that reads it; a file that is
+                read raises an `UnreadableFileError`. None maps files on a file system of this machine, such as ext4,
+                xfs or tmpfs, and reads all others, such as NFS, Lustre or FUSE. Other storages are never mapped.
             num_workers: Number of worker processes; 0 reads in this process. None uses the CPUs less one on a single
                 rank, and 1 on several, whose machines may differ; it adopts the number of a loaded state.
             num_ranks: Number of ranks; None uses the process group's, else ``WORLD_SIZE``, else 1.

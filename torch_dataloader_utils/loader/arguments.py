@@ -65,6 +65,11 @@ def require_flag(value: object, name: str) -> bool:
     return value
 
 
+def optional_flag(value: object, name: str) -> bool | None:
+    """Return True, False or None."""
+    return None if value is None else require_flag(value, name)
+
+
 def require_seconds(value: object, name: str) -> float:
     """Return a number of seconds that is not negative."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:

@@ -1,4 +1,4 @@
-"""Row groups decoded by Arrow: from memory-mapped local files, or from the ranges that were fetched of others."""
+"""Row groups decoded by Arrow: of files that are mapped into memory, or of the ranges that were fetched of others."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from torch_dataloader_utils.formats.base import Codec, OpenedFiles, RowGroups
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.reading.fetcher import Fetcher
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
-from torch_dataloader_utils.storage.filesystem import LocalFile
+from torch_dataloader_utils.storage.local_file import LocalFile, RangedFile
 
 
 class Decoder:
     """A thread that decodes row groups in order, and the files that it has open for itself.
 
-    Local files have no fetcher. The thread may be another decoder's.
+    The thread may be another decoder's.
     """
 
     def __init__(
-        self, files: OpenedFiles, codec: Codec, fetcher: Fetcher | None, *, thread: ThreadPoolExecutor | None = None
+        self, files: OpenedFiles, codec: Codec, fetcher: Fetcher, *, thread: ThreadPoolExecutor | None = None
     ) -> None:
         self._files = files
         self._storage = files.storage
@@ -86,11 +86,13 @@ class Decoder:
         self, path: str, number: int, rows: int, first: int, *, use_threads: bool = True
     ) -> Iterator[pa.Table]:
         with self._at_hand(path, number) as opened:
-            for batch in opened.row_groups.batches(number, rows, use_threads=use_threads):
+            batches = opened.row_groups.batches(number, rows, use_threads=use_threads)
+            while (batch := next(batches, None)) is not None:
                 opened.require_unchanged()
                 if batch.num_rows > first:
                     yield pa.Table.from_batches([batch.slice(first)])
                 first = max(0, first - batch.num_rows)
+                opened.require_unchanged()  # a map of a file that was cut short meanwhile must not be read
 
     @contextmanager
     def _at_hand(self, path: str, number: int) -> Iterator[_OpenFile]:
@@ -99,17 +101,15 @@ class Decoder:
             opened = self._opened(path)
             opened.require_unchanged()
             extent = self._codec.layout(path).extent(number)
-            if opened.local is not None:
-                opened.local.will_need(*extent)
-            if self._fetcher is not None:
+            opened.prepare(extent)
+            if self._fetcher.fetches(path):
                 for start, content in self._fetcher.take(path, number):
                     opened.add(start, content)
             yield opened
             opened.forget(extent)
         except BaseException:
             self._open.pop(path, None)
-            if self._fetcher is not None:
-                self._fetcher.forget(path)
+            self._fetcher.forget(path)
             raise
 
     def _opened(self, path: str) -> _OpenFile:
@@ -118,17 +118,21 @@ class Decoder:
             return self._open[path]
         while len(self._open) >= OPEN_FILES:
             self._open.popitem(last=False)[1].row_groups.close()
-        if self._storage.is_local:
-            local = self._storage.open_local(self._files.files[path])
-            opened = _OpenFile(self._codec.open(path, local.file, local), local=local)
-        else:
-            size = self._files.files[path].size
-            sparse = SparseFile(size)
-            tail = self._codec.tail(path)
-            sparse.add(size - len(tail), tail)
-            opened = _OpenFile(self._codec.open(path, pa.PythonFile(sparse, mode="r"), None), sparse=sparse)
-        self._open[path] = opened
+        self._open[path] = opened = self._open_ranged(path) if self._fetcher.fetches(path) else self._open_mapped(path)
         return opened
+
+    def _open_mapped(self, path: str) -> _OpenFile:
+        mapped = self._storage.open_mapped(self._files.files[path])
+        return _OpenFile(self._codec.open(path, mapped.file, mapped), local=mapped)
+
+    def _open_ranged(self, path: str) -> _OpenFile:
+        file = self._files.files[path]
+        opened = self._fetcher.opened(path) if self._storage.is_local else None
+        local = opened if isinstance(opened, RangedFile) else None
+        sparse = SparseFile(file.size)
+        tail = self._codec.tail(path)
+        sparse.add(file.size - len(tail), tail)
+        return _OpenFile(self._codec.open(path, pa.PythonFile(sparse, mode="r"), local), local=local, sparse=sparse)
 
 
 class Parts:
@@ -180,7 +184,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True)
 class _OpenFile:
-    """A file that is open for reading row groups: a local one, or the ranges that were fetched of a remote one."""
+    """A file that is open for reading row groups: mapped into memory, or the ranges that were fetched of it."""
 
     row_groups: RowGroups
     local: LocalFile | None = None
@@ -190,7 +194,11 @@ class _OpenFile:
         if self.local is not None:
             self.local.require_unchanged()
 
-    def add(self, start: int, content: bytes) -> None:
+    def prepare(self, extent: tuple[int, int]) -> None:
+        if self.local is not None:
+            self.local.will_need(*extent)
+
+    def add(self, start: int, content: bytes | pa.Buffer) -> None:
         if self.sparse is not None:
             self.sparse.add(start, content)
 

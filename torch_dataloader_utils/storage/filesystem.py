@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import pickle
 import threading
@@ -15,15 +14,23 @@ from functools import partial
 from typing import Any, TypeVar
 
 import fsspec
-import pyarrow as pa
 from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.storage.local_file import (
+    LocalFile,
+    MappedFile,
+    RangedFile,
+    filesystem_type,
+    may_be_mapped,
+    pread,
+)
 from torch_dataloader_utils.storage.redaction import Redactor
 
 T = TypeVar("T")
+L = TypeVar("L", bound=LocalFile)
 
 FINAL = (FileNotFoundError, PermissionError, UnreadableFileError)
 """Errors that another attempt does not help against."""
@@ -44,57 +51,6 @@ class StoredFile:
     size: int
     etag: str | None
     modified: float | None
-
-
-class LocalFile:
-    """A local file that is mapped into memory, and whether it is still as it was when it was opened.
-
-    Reading a mapped file beyond its end kills the process. So its size is checked before every read; a file that
-    shrinks during a read still kills the process. Reading without a map would prevent that, but makes an epoch of
-    numbers a sixth slower.
-
-    Attributes:
-        modified: Its modification time when it was opened: seconds since 1970, as in listings.
-        size: Its size in bytes at that time.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self.modified = os.stat(path).st_mtime  # noqa: PTH116 - as listings ask
-        self._version = self._stat()
-        self.size = self._version[0]
-        with open(path, "rb") as file:  # noqa: PTH123 - the path as fsspec and os.stat take it
-            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.file = pa.BufferReader(pa.py_buffer(self._mapped))
-
-    def ends_with(self, content: bytes) -> bool:
-        """Whether these are its last bytes. The next read begins at its start."""
-        self.file.seek(self.size - len(content))
-        is_end = bool(self.file.read(len(content)) == content)
-        self.file.seek(0)
-        return is_end
-
-    def will_need(self, start: int, stop: int) -> None:
-        """Let the system read a range from disk, unless it is in memory."""
-        self._advise(mmap.MADV_WILLNEED, start, stop)
-
-    def forget(self, start: int, stop: int) -> None:
-        """Release the pages of a range: as long as they are mapped they count as this process's memory."""
-        self._advise(mmap.MADV_DONTNEED, start, stop)
-
-    def _advise(self, advice: int, start: int, stop: int) -> None:
-        first = start - start % mmap.PAGESIZE
-        if stop > first:
-            self._mapped.madvise(advice, first, stop - first)
-
-    def require_unchanged(self) -> None:
-        """Raise an OSError if the file was written since it was opened: what was read may be neither old nor new."""
-        if self._stat() != self._version:
-            raise OSError("the file was written while it was read")
-
-    def _stat(self) -> tuple[int, int, int, int]:
-        status = os.stat(self._path)  # noqa: PTH116 - of the path: pyarrow's file has no number before release 18
-        return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
 
 
 class RemoteFile:
@@ -127,31 +83,38 @@ class RemoteFile:
 class Storage:
     """One fsspec filesystem, usable after a fork and after pickling. Made by `for_urls`."""
 
-    def __init__(self, fs: Any, redactor: Redactor) -> None:
+    def __init__(self, fs: Any, redactor: Redactor, memory_map: bool | None = None) -> None:  # noqa: FBT001 - as users say it
         self._fs = fs
         self._redactor = redactor
+        self._memory_map = memory_map
         self._pid = os.getpid()
 
     @classmethod
-    def for_urls(cls, urls: Sequence[str], options: Mapping[str, Any] | None = None) -> tuple[Storage, list[str]]:
+    def for_urls(
+        cls, urls: Sequence[str], options: Mapping[str, Any] | None = None, *, memory_map: bool | None = None
+    ) -> tuple[Storage, list[str]]:
         """Return the storage of some paths or URLs, and what it calls each of them.
 
-        URLs may be chained, as in ``simplecache::s3://bucket/key``.
+        URLs may be chained, as in ``simplecache::s3://bucket/key``. `memory_map` says whether local files are mapped
+        into memory; None for those on a file system of this machine.
 
         Raises:
             ValueError: If they are on several storages.
         """
         redactor = Redactor(options or {}, urls)
-        found = []
+        first: Any = None
+        locations = []
         for url in urls:
             with redactor.errors(partial(str, url), ValueError, ImportError):
-                found.append(_locate(url, options or {}))
-        first = found[0][0]
-        for url, (fs, _) in zip(urls, found, strict=True):
+                # A filesystem may log in as it is made. The log of a table must not choose where to.
+                fs, location = _locate(url, options or {}) if _may_share(url, urls[0], options or {}) else (None, "")
+            if first is None:
+                first = fs
             if fs != first:
                 msg = f"{redactor.clean(url)} and {redactor.clean(urls[0])} are on two storages: a dataset has only one"
                 raise ValueError(msg)
-        return cls(first, redactor), [location for _, location in found]
+            locations.append(location)
+        return cls(first, redactor, memory_map), locations
 
     @property
     def fs(self) -> Any:
@@ -173,25 +136,34 @@ class Storage:
                 return self.attempt(partial(_read_local, file.location, start, stop))
             return bytes(self.attempt(partial(self.fs.cat_file, file.location, start=start, end=stop)))
 
-    def open_local(self, file: StoredFile) -> LocalFile:
-        """Open a local file.
+    def maps(self, file: StoredFile) -> bool:
+        """Whether a file is mapped into memory; else ranges of it are read."""
+        if not self.is_local:
+            return False
+        if self._memory_map is not None:
+            return self._memory_map
+        return may_be_mapped(filesystem_type(file.location))
 
-        Raises:
-            FileNotFoundError: If it is gone.
-            UnreadableFileError: If it cannot be opened, or its size is no longer the listed one.
-        """
-        with self.errors(file.location):
-            opened = self.attempt(lambda: LocalFile(file.location))
-        self._require_version(file, opened.size, None)
-        return opened
+    def open_mapped(self, file: StoredFile) -> MappedFile:
+        """Map a local file into memory; raises what `open_ranged` raises."""
+        return self._open_local(file, MappedFile)
 
-    def open_remote(self, file: StoredFile) -> RemoteFile:
-        """Open a file of a remote storage.
+    def open_ranged(self, file: StoredFile) -> RangedFile | RemoteFile:
+        """Open a file to read ranges of it.
 
         Raises:
             FileNotFoundError: If it is gone.
             UnreadableFileError: If it cannot be opened, or its size or etag is no longer the listed one.
         """
+        return self._open_local(file, RangedFile) if self.is_local else self._open_remote(file)
+
+    def _open_local(self, file: StoredFile, kind: type[L]) -> L:
+        with self.errors(file.location):
+            opened = self.attempt(lambda: kind(file.location))
+        self._require_version(file, opened.size, None)
+        return opened
+
+    def _open_remote(self, file: StoredFile) -> RemoteFile:
         caches = isinstance(self._fs, CachingFileSystem)
         options: dict[str, Any] = {} if caches else {"cache_type": "none"}
         is_listed = self._is_s3 and file.etag is not None
@@ -243,14 +215,33 @@ class Storage:
 def _read_local(location: str, start: int, stop: int) -> bytes:
     number = os.open(location, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.pread(number, stop - start, start)
+        return bytes(pread(number, start, stop))
     finally:
         os.close(number)
 
 
+def _may_share(url: str, other: str, options: Mapping[str, Any]) -> bool:
+    """Whether two URLs have the same protocols, and the same hosts where a storage belongs to one."""
+
+    def storage_of(link: str) -> tuple[Any, dict[str, Any]]:
+        protocol, mark, _ = link.partition("://")
+        fs_class = fsspec.get_filesystem_class("file" if not mark and _is_plain_path(link) else protocol)
+        return fs_class, {**fs_class._get_kwargs_from_urls(link), **options}  # noqa: SLF001 - as fsspec.core does it
+
+    def storages_of(url: str) -> list[tuple[Any, dict[str, Any]]]:
+        return list(map(storage_of, [url] if _is_plain_path(url) else url.split("::")))
+
+    return storages_of(url) == storages_of(other)
+
+
+def _is_plain_path(url: str) -> bool:
+    """Whether it is a path, in which two colons are a part of a name."""
+    return "://" not in url and url.partition("::")[0] not in fsspec.available_protocols()
+
+
 def _locate(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return a URL's filesystem and location; two colons in a plain path are part of its name."""
-    if "://" not in url and url.partition("::")[0] not in fsspec.available_protocols():
+    """Return a URL's filesystem and location."""
+    if _is_plain_path(url):
         fs = fsspec.filesystem("file", **options)
         return fs, str(fs._strip_protocol(url))  # noqa: SLF001 - fsspec's documented way to a path
     fs, location = fsspec.core.url_to_fs(url, **options)

@@ -130,7 +130,7 @@ class VersionFiles(FileSet):
         with redactor.errors(lambda: f"the table {self.url}"):
             log = _read_log(self.url, self.version, self.delta_options)
         urls = [self.url, *(_file_url(self.url, path) for path in log.sizes)]
-        storage, (root, *locations) = Storage.for_urls(urls, self.storage_options)
+        storage, (root, *locations) = Storage.for_urls(urls, self.storage_options, memory_map=request.memory_map)
         listing = list_known(storage, list(zip(locations, log.sizes.values(), strict=True)), root)
         by_location = dict(zip(locations, log.sizes, strict=True))
         files = {file.path: by_location[file.location] for file in listing.files}

@@ -20,6 +20,9 @@ from jobs.processes import own_children, ownerless, shared_memory, wait_until_no
 END_SEC = 2.0
 """Within this time nothing may be left of what a case started."""
 
+ARENAS = "/dev/shm/pym-"  # noqa: S108 - looked at, not written to
+"""Where multiprocessing keeps the values that processes share: it keeps the memory of the first for the next one."""
+
 Row = tuple[int, str]
 """A row's id, and a hash of all its values."""
 
@@ -171,5 +174,5 @@ def _open_files() -> Iterator[tuple[str, str]]:
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the listing's own
             link = os.readlink(entry)  # noqa: PTH115 - a pipe's is no path
-            if link.startswith("/") and link != "/dev/null":
+            if link.startswith("/") and link != "/dev/null" and not link.startswith(ARENAS):
                 yield entry.name, link

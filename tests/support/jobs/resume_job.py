@@ -97,6 +97,9 @@ def refusals(data: str) -> dict[str, str | None]:
         "drop_last": refusal(data, drop_last=last),
         "filters": refusal(data, filters=pc.field("value") >= (-1 if last else 0)),
         "gather": gather_refusal(data),
+        "one rank twice": refusal(data, num_ranks=dist.get_world_size(), rank=0),
+        "each rank alone": refusal(data, num_ranks=1, rank=0),
+        "an entry on one rank alone": entry_refusal(data) if first else None,
         **{f"{where} of other plans": message for where, message in meetings(data, seed=1 if last else 2).items()},
     }
 
@@ -132,6 +135,11 @@ def gather_refusal(data: str) -> str | None:
     last = dist.get_rank() == dist.get_world_size() - 1
     rank = {"num_ranks": dist.get_world_size(), "rank": 0 if last else dist.get_rank()}
     return message_of(lambda: gather_states(make_loader(data, **rank)[0]))
+
+
+def entry_refusal(data: str) -> str | None:
+    """Return what the entry of a loader that only this rank has says: it would hang if it waited for others."""
+    return message_of(CheckpointEntry(make_loader(data, num_ranks=1, rank=0)[0]).state_dict)
 
 
 def main() -> None:

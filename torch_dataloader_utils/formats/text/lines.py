@@ -39,15 +39,20 @@ class Text:
         reader = pa.BufferReader(self.content)
         return reader if self.compression is None else pa.CompressedInputStream(reader, self.compression)
 
-    def lines(self) -> Iterator[bytes]:
-        """Yield its lines, each with its end."""
-        rest = b""
+    def lines(self, longest: int | None = None) -> Iterator[bytes]:
+        """Yield its lines, each with its end. Of the first that is longer than `longest` the end may be missing."""
+        parts: list[bytes] = []  # of the line that has begun
+        length = 0
         with self.open() as stream:
-            while content := stream.read(CHUNK):
-                *lines, rest = (rest + content).split(b"\n")
-                yield from (line + b"\n" for line in lines)
-        if rest:
-            yield rest
+            while (longest is None or length <= longest) and (content := stream.read(CHUNK)):
+                *lines, rest = content.split(b"\n")
+                for line in lines:
+                    yield b"".join([*parts, line, b"\n"])
+                    parts, length = [], 0
+                parts.append(rest)
+                length += len(rest)
+        if length:
+            yield b"".join(parts)
 
     def error(self, line: int | None, what: str) -> UnreadableFileError:
         """Return the error that says what is wrong with a line, counted from 1 at the text's beginning."""

@@ -225,7 +225,8 @@ class SnapshotFiles:
         tasks = self._plan(request.filters, scan_filter)
         deletes = dict.fromkeys(file for task in tasks for file in task.delete_files)
         urls = [file.file_path for file in (*(task.file for task in tasks), *deletes)]
-        storage, (root, *found) = Storage.for_urls([self.metadata.location, *urls], self.storage_options)
+        urls_of_all = [self.metadata.location, *urls]
+        storage, (root, *found) = Storage.for_urls(urls_of_all, self.storage_options, memory_map=request.memory_map)
         locations = dict(zip(urls, found, strict=True))
         sizes = [(location, task.file.file_size_in_bytes) for location, task in zip(found, tasks, strict=False)]
         listing = list_known(storage, sizes, root)
