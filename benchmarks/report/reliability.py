@@ -78,8 +78,8 @@ OUTSIDE = """\
 - Rows are exact as far as state and model are saved together, in one step. A state that is older or newer than the
   model repeats rows or leaves them out.
 - A file that is rewritten with the same size, footer and checksum is not noticed where the storage gives no version.
-- When all processes of a job are killed at once and its workers were spawned instead of forked, Python's semaphores stay
-  in shared memory, some bytes each.
+- When all processes of a job are killed at once and its workers were spawned instead of forked, Python's semaphores
+  stay in shared memory, some bytes each.
 - What `collate_fn` does besides returning a batch, for example what it writes, is not undone by a resume.
 - Memory that flips bits, a pyarrow or torch that returns wrong values, and code that changes the loader's private
   attributes.

@@ -32,7 +32,7 @@ NO_FAULT = "None: an uninterrupted epoch"
 CASES = [
     Case(num_workers, shuffle, ranks)
     for ranks in ((1,), (2,), (2, 3), (2, 3, 1))
-    for num_workers in (0, 2)
+    for num_workers in ((0, 2) if len(ranks) == 1 else (0,))  # spawned workers start slowly, and that many times
     for shuffle in (False, True)
 ]
 CHANGES = [Case(shuffle=shuffle, changed=True) for shuffle in (False, True)]
