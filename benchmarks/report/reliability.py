@@ -48,6 +48,9 @@ are the same for all. Ranks commit together, after the same number of steps. Wha
 uninterrupted epoch does not count as lost. The data are small, local Parquet files. This is no measure of speed: some
 loaders are imported anew after each kill, and most of their recovery is that.
 
+LitData and the package from PyPI begin the epoch again from a state that was saved after its last batch. So a kill
+between that commit and the end of the epoch repeats all rows.
+
 The semaphores that are left behind are those of Python's multiprocessing, for workers that are spawned, as LitData and
 LanceDB ask for. This library leaves them as well where its workers are spawned. Here they are forked, as by default.
 """
