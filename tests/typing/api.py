@@ -81,6 +81,7 @@ def use_every_parameter() -> None:
         mask_nulls=["y"],
         collate_fn=len,
         storage_options={"anon": True},
+        storage_timeout=30.0,
         manifest=b"",
         read_ahead_bytes="64MiB",
         memory_map=False,

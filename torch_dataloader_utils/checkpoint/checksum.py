@@ -55,7 +55,7 @@ def checksum_of(state: Mapping[str, Any], known: Mapping[str, bytes] | None = No
 def _part_digest(key: str, value: Any) -> bytes:
     if key == "completed_rows":
         return numbers_digest(value)
-    if key == "base" and value is not None:
+    if key == "base" and value is not None and "completed_rows" in value:
         return baseline_digest(value, numbers_digest(value["completed_rows"]))
     return json_digest(value)
 

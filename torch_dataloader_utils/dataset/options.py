@@ -59,6 +59,7 @@ class LoaderOptions:
     """
 
     files: FileSet
+    storage_timeout: float
     columns: list[str] | None
     column_options: ColumnOptions
     filters: pc.Expression | None
@@ -101,6 +102,7 @@ class LoaderOptions:
         _try_torch_options(torch_options, topology.num_workers)
         return cls(
             files=files,
+            storage_timeout=arguments.require_timeout(given["storage_timeout"], "storage_timeout"),
             columns=columns,
             column_options=parse_column_options(
                 arguments.require_choice(given["output_format"], "output_format", OUTPUT_FORMATS),
@@ -124,7 +126,8 @@ class LoaderOptions:
     def open_files(self) -> OpenedFiles:
         """List the files and read their footers."""
         refuses_nulls = partial(refuses_announced_nulls, options=self.column_options)
-        return self.files.open(Request(self.columns, self.filters, refuses_nulls, self.memory_map))
+        request = Request(self.columns, self.filters, refuses_nulls, self.storage_timeout, self.memory_map)
+        return self.files.open(request)
 
     def read_options(self, schema: pa.Schema) -> ReadOptions:
         """Return how rows of these columns become batches, or raise a ColumnError if what was chosen does not fit."""

@@ -28,6 +28,7 @@ from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.metrics import Metrics
 from torch_dataloader_utils.planning.plan import UnevenRanks
 from torch_dataloader_utils.planning.strategy import SplitStrategy
+from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC
 
 
 class StructuredDataset(BatchDataset):
@@ -71,6 +72,7 @@ class StructuredDataset(BatchDataset):
         mask_nulls: Sequence[str] | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        storage_timeout: float = DEFAULT_TIMEOUT_SEC,
         partitioning: Partitioning | None = None,
         manifest: bytes | None = None,
         row_id_column: str | None = None,
@@ -152,6 +154,11 @@ class StructuredDataset(BatchDataset):
             collate_fn: Called with each batch, in the worker. Its result is delivered.
             storage_options: fsspec's options for the storage, credentials included. They appear in no state,
                 message or log.
+            storage_timeout: Seconds that each operation of the storage may take, with all its attempts: listing a
+                directory, opening a file, reading a footer or a range. An operation that fails is tried again after
+                growing pauses; one without an answer is given up and tried again after half of the time. After 10
+                seconds of failure a `StorageRetryWarning` names the file and the cause. Local files, too, are tried
+                again where the system reports an error that may pass, such as ESTALE; waiting for them is not bounded.
             partitioning: Which directories become columns: ``"hive"`` for names such as ``day=2024-02-29``, or a
                 ``pyarrow.dataset.Partitioning``; None for none. With ``"hive"``, as in pyarrow and polars, the
                 directories below a given directory become columns, and not those in its own path; of a given file or

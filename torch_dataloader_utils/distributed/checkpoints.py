@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import glob
+import fnmatch
 import json
 import os
 import posixpath
@@ -46,7 +46,7 @@ def save_rank_state(
         _write_atomically(path, content)
         return path
     with storage.errors(f"{location}/{name}"):
-        storage.fs.pipe_file(f"{location}/{name}", content)
+        storage.call("pipe_file", f"{location}/{name}", content)
     return storage.display(f"{location}/{name}")
 
 
@@ -79,7 +79,7 @@ def load_rank_state(
     storage, location = _open_directory(directory, storage_options)
     with storage.errors(location):
         storage.fs.invalidate_cache()
-        found = sorted(map(posixpath.basename, storage.fs.glob(f"{glob.escape(location)}/loader-*.json")))
+        found = _states_in(storage, location)
     own = _file_name(current["rank"], current["num_ranks"])
     needed = [own] if strict and current["plan"]["virtual_ranks"] is None else found
     if not needed or not set(needed) <= set(found):
@@ -93,6 +93,15 @@ def load_rank_state(
     except ValueError as error:
         files = storage.display(f"{location}/{needed[0]}") + (" and others" if len(needed) > 1 else "")
         raise ValueError(f"{files}: {error}") from None
+
+
+def _states_in(storage: Storage, location: str) -> list[str]:
+    """Return the names of the files of states in a directory; none if there is no such directory."""
+    try:
+        listed = storage.call("ls", location, detail=False)
+    except FileNotFoundError:
+        return []
+    return sorted(fnmatch.filter(map(posixpath.basename, listed), "loader-*.json"))
 
 
 def _open_directory(
@@ -131,7 +140,7 @@ def _write_atomically(path: Path, content: bytes) -> None:
 
 def _read_state(storage: Storage, location: str) -> Any:
     with storage.errors(location):
-        content = storage.fs.cat_file(location)
+        content = storage.call("cat_file", location)
     return _parse(content, storage.display(location))
 
 

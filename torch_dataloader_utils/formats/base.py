@@ -282,6 +282,10 @@ class OpenedFiles:
             digest.update(f"\n{sources[self.projected.get(file.path, 0)]} {constants}".encode())
         return digest.hexdigest()
 
+    def row_group_name(self, path: str, number: int) -> str:
+        """Return a row group's name for messages."""
+        return f"row group {number} of {self.manifest.full_path(path)}"
+
     @property
     def unknown_rows(self) -> str | None:
         """Why it is unknown, before the files are read, how many rows are delivered; None where it is known."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import operator
 import os
 import re
@@ -75,6 +76,14 @@ def require_seconds(value: object, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise ValueError(f"{name}={value!r}: expected a number of seconds")
     return float(value)
+
+
+def require_timeout(value: object, name: str) -> float:
+    """Return a number of seconds that is more than 0 and not infinite."""
+    seconds = require_seconds(value, name)
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{name}={value!r}: expected a number of seconds, more than 0 and not infinite")
+    return seconds
 
 
 def require_callable(value: object, name: str) -> None:

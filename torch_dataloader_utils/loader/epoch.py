@@ -122,6 +122,10 @@ class EpochState:
 
     # What changes it -------------------------------------------------------------------------------------------------
 
+    def prepare_iteration(self) -> None:
+        """End the newest iteration, since another is about to begin: see `ProgressOwner.prepare`."""
+        self.owner.prepare()
+
     def begin_iteration(self) -> Iteration:
         """Begin an iteration: of the whole epoch, or of the rows that a state left which was loaded since the last."""
         if self.owner.loaded is None:
@@ -206,6 +210,14 @@ class EpochState:
         """Return a copy for a worker. These opened files have no footers: the worker's assignments contain them."""
         copied = copy.copy(self)
         copied._opened_files, copied.owner.loaded = opened_files, None  # noqa: SLF001 - of this class
+        return copied
+
+    def for_user(self) -> EpochState:
+        """Return a copy that continues where this stands. After a finished pass it begins the epoch, as this does."""
+        copied = copy.copy(self)
+        iteration = self.owner.iteration
+        if iteration is not None and not iteration.finished():
+            copied.owner.loaded = iteration.progress
         return copied
 
     def __copy__(self) -> EpochState:

@@ -28,10 +28,20 @@ Content: TypeAlias = bytes | pa.Buffer
 
 
 class Fetcher:
-    """Fetches the bytes of row groups that the layout of their file says are needed, many ranges at once."""
+    """Fetches the bytes of row groups that the layout of their file says are needed, many ranges at once.
 
-    def __init__(self, storage: Storage, files: Mapping[str, StoredFile], layout: Callable[[str], Layout]) -> None:
+    `name` returns a row group's name for messages.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        files: Mapping[str, StoredFile],
+        layout: Callable[[str], Layout],
+        name: Callable[[str, int], str],
+    ) -> None:
         self._storage = storage
+        self._name = name
         self._files = files
         self._layout = layout
         self.fetches = cache(lambda path: not storage.maps(files[path]))
@@ -46,9 +56,10 @@ class Fetcher:
         if not self.fetches(path):
             return
         ranges = coalesced(self._layout(path).ranges(number), LARGEST_GAP)
+        name = partial(self._name, path, number)
         with self._lock:
             opened = self._open(path)
-            fetched = [(start, self._threads.submit(self._fetch, opened, start, stop)) for start, stop in ranges]
+            fetched = [(start, self._threads.submit(self._fetch, opened, start, stop, name)) for start, stop in ranges]
             self._requested[path, number].append(fetched)  # it may be requested again before it is taken
 
     def take(self, path: str, number: int) -> Iterator[tuple[int, Content]]:
@@ -81,6 +92,5 @@ class Fetcher:
             self._opened.popitem(last=False)
         return opened
 
-    def _fetch(self, opened: Future[Opened], start: int, stop: int) -> Content:
-        file = opened.result()
-        return self._storage.attempt(partial(file.read, start, stop))
+    def _fetch(self, opened: Future[Opened], start: int, stop: int, name: Callable[[], str]) -> Content:
+        return self._storage.fetch(opened.result(), start, stop, name)

@@ -70,8 +70,8 @@ class RowGroupReader:
 
         codec = self._codec = files.format.codec(files, read_cache.footers)
         self._measures = cache(lambda path: codec.layout(path).measures())  # small, and needed in any order
-        self._fetcher = Fetcher(files.storage, files.files, codec.layout)
-        self._new_decoder = partial(Decoder, files, codec, self._fetcher)
+        self._fetcher = Fetcher(files.storage, files.files, codec.layout, files.row_group_name)
+        self._new_decoder = partial(Decoder, files, codec, self._fetcher, read_cache.reads)
         self._decoders = [self._new_decoder() for _ in range(min(MOST_DECODERS, pa.cpu_count()))]
         self._decoded: defaultdict[FileRowGroup, deque[Future[pa.Table]]] = defaultdict(deque)
 
@@ -102,7 +102,7 @@ class RowGroupReader:
 
     def name(self, group: FileRowGroup) -> str:
         """Return a row group's name for messages."""
-        return f"row group {group.number} of {self._files.manifest.full_path(group.path)}"
+        return self._files.row_group_name(group.path, group.number)
 
     # Sizes ---------------------------------------------------------------------------------------------------------
 
@@ -308,6 +308,7 @@ class Cursor:
     def close(self) -> None:
         """Decode nothing more; wait for what is being decoded."""
         wait([part for part, _ in self._requested if not part.cancel()])
+        self._parts.close()
         self._decoder.close()
 
 

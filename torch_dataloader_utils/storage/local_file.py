@@ -110,11 +110,14 @@ class RangedFile(LocalFile):
 
     def ends_with(self, content: bytes) -> bool:
         """Whether these are its last bytes."""
-        return bytes(pread(self._number, self.size - len(content), self.size)) == content
+        found = bytearray(len(content))
+        read_into(self._number, self.size - len(content), found)
+        return found == content
 
     def read(self, start: int, stop: int) -> pa.Buffer:
         """Read a range; an OSError where it comes back short, or the file was written since it was opened."""
-        content = pread(self._number, start, stop)
+        content = pa.allocate_buffer(stop - start)  # of Arrow's pool, whose memory is used again
+        read_into(self._number, start, content)
         self.require_unchanged()
         return content
 
@@ -153,16 +156,15 @@ class MappedFile(LocalFile):
             self._mapped.madvise(advice, first, stop - first)
 
 
-def pread(number: int, start: int, stop: int) -> pa.Buffer:
-    """Read a range of an open file into memory of Arrow's pool, which is used again; an OSError if it comes back short.
+def read_into(number: int, start: int, content: bytearray | pa.Buffer) -> None:
+    """Fill memory with a range of an open file; an OSError if the range comes back short.
 
     One call returns at most some 2 GB (read(2)), and a network file system may return less than was asked for.
     """
-    content = pa.allocate_buffer(stop - start)
     rest = memoryview(content).cast("B")
+    stop = start + len(rest)
     while rest and (count := os.preadv(number, [rest], stop - len(rest))):
         rest = rest[count:]
     if rest:
         size = stop - start - len(rest)
         raise OSError(f"{size} bytes came back of bytes {start} to {stop}: the file was cut short")
-    return content

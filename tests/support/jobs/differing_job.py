@@ -21,6 +21,7 @@ import fsspec
 import pyarrow.compute as pc
 import torch.distributed as dist
 from fsspec.implementations.local import LocalFileSystem
+from jobs.groups import leave_group
 
 from torch_dataloader_utils import (
     CheckpointMismatchError,
@@ -166,7 +167,7 @@ def main() -> None:
     dist.init_process_group("gloo", timeout=timedelta(seconds=LIMIT_SEC))
     found = [tried(Path(arguments["data"]), place, name) for place, name in arguments["cells"]]
     Path(f"{arguments['report']}-{dist.get_rank()}").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

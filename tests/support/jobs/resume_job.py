@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from jobs.groups import leave_group
 
 from torch_dataloader_utils import RankMismatchError, StructuredDataLoader, StructuredDataset, UnevenRanksWarning
 from torch_dataloader_utils.distributed import (
@@ -160,7 +161,7 @@ def main() -> None:
         report["refusals"] = refusals(arguments["data"])
         report["without values"] = steps_without_values(arguments["data"])
     (directory / f"run-{arguments['run']}-rank-{rank}.json").write_text(json.dumps(report))
-    dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

@@ -133,8 +133,13 @@ class CsvParser:
         """Yield the rows, block by block."""
         watched = self._watched(text)
         with self._lines.errors(text, self._serially):
-            for batch in csv.open_csv(_open(text, watched), *self._settings(text, use_threads=use_threads)):
-                yield batch.select(self._stored.names)
+            opened = _open(text, watched)
+            reader = csv.open_csv(opened, *self._settings(text, use_threads=use_threads))
+            try:
+                for batch in reader:
+                    yield batch.select(self._stored.names)
+            finally:
+                _read_no_more(reader, watched)
         self._lines.require_sound(text, watched)
 
     def _serially(self, text: Text) -> None:
@@ -285,5 +290,18 @@ class _Lines:
             position += len(self._quote) if inside else 0
 
 
+def _read_no_more(reader: csv.CSVStreamingReader, watched: WatchedText | None) -> None:
+    """Wait until Arrow's thread, which reads ahead, has read the end.
+
+    That thread calls Python. If it did so while the interpreter ends, the process would be aborted.
+    """
+    if watched is not None:
+        watched.end()
+        with contextlib.suppress(pa.ArrowException, OSError, StopIteration):
+            while True:
+                reader.read_next_batch()
+
+
 def _open(text: Text, watched: WatchedText | None) -> pa.NativeFile:
-    return text.open() if watched is None else pa.PythonFile(watched, mode="r")
+    """Open a text. What is read of a watched one is copied, or Arrow's threads would call Python to free it."""
+    return text.open() if watched is None else pa.BufferedInputStream(pa.PythonFile(watched, mode="r"), CHUNK)

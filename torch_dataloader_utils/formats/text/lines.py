@@ -77,6 +77,11 @@ class WatchedText(io.RawIOBase):
         self._quote = quote
         self.quotes = 0
         self.has_zeros = False
+        self._has_ended = False
+
+    def end(self) -> None:
+        """Let it end here: who reads gets nothing more."""
+        self._has_ended = True
 
     def readable(self) -> bool:
         """Return True."""
@@ -84,6 +89,8 @@ class WatchedText(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         """Read bytes."""
+        if self._has_ended:
+            return b""
         content: bytes = self._stream.read(size if size >= 0 else None)
         self.quotes += content.count(self._quote) if self._quote else 0
         self.has_zeros = self.has_zeros or 0 in content

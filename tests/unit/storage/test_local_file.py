@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.storage import local_file
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
-from torch_dataloader_utils.storage.local_file import RangedFile, filesystem_type, may_be_mapped, pread
+from torch_dataloader_utils.storage.local_file import RangedFile, filesystem_type, may_be_mapped, read_into
 
 NETWORK = {
     "nfs": 0x6969,
@@ -83,7 +84,7 @@ def _some(piece: bytes, buffer: memoryview) -> int:
 def test_a_range_beyond_the_end_is_an_error(tmp_path: Path):
     (tmp_path / "a").write_bytes(bytes(100))
     with (tmp_path / "a").open("rb") as file, pytest.raises(OSError, match="10 bytes came back of bytes 90 to 110"):
-        pread(file.fileno(), 90, 110)
+        read_into(file.fileno(), 90, bytearray(20))
 
 
 def test_a_file_that_was_written_since_it_was_opened_is_an_error(tmp_path: Path):
@@ -105,3 +106,8 @@ def test_its_descriptor_is_closed_when_nothing_refers_to_it(tmp_path: Path):
     del opened
     links = [entry.readlink() for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
     assert path not in links
+
+
+def test_an_option_that_is_no_flag_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(TypeError, match="memory_map=1 is int, expected True or False"):
+        StructuredDataset.create_dataloader(tmp_path, memory_map=1)  # type: ignore[arg-type]
