@@ -144,14 +144,18 @@ def recorded(fault: str, case: str, published: Path | None = None) -> Iterator[O
 
 
 def left_behind(before: Mapping[str, set[Any]]) -> dict[str, int]:
-    """Return how much there is after `END_SEC` at most that there was not before, of each kind."""
+    """Return how much that was not there before is still there `END_SEC` later, of each kind.
 
-    def new() -> dict[str, set[Any]]:
-        return {kind: found for kind, now in present().items() if (found := now - before[kind])}
-
-    if new():
+    What only appears within that time is not counted: other processes of the machine have files in shared memory, too.
+    """
+    if any(found - before[kind] for kind, found in present().items()):
         gc.collect()
-    left = wait_until_none(new, END_SEC)
+    new = {kind: found - before[kind] for kind, found in present().items()}
+
+    def still_there() -> dict[str, set[Any]]:
+        return {kind: found for kind, now in present().items() if (found := now & new[kind])}
+
+    left = wait_until_none(still_there, END_SEC)
     shared = ownerless(left.pop("shared memory", set()))
     return {kind: len(found) for kind, found in left.items()} | ({"shared memory": len(shared)} if shared else {})
 
