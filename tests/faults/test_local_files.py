@@ -141,7 +141,7 @@ def test_a_file_that_changes_is_an_error_that_names_it_before_a_wrong_row_or_rea
     options = SMALL | {"num_workers": workers, "memory_map": how == "mapped"}
     options |= {"persistent_workers": False} if workers else {}
     with record(FAULT, f"{change}, {kind}, {workers} workers, {how}, {which}") as outcome:
-        loader, _ = StructuredDataset.create_dataloader(tmp_path / "data", kind, **options)
+        loader = StructuredDataset.create_dataloader(tmp_path / "data", kind, **options)[0]
         batches = iter(loader)
         rows = [row for batch in itertools.islice(batches, STEPS) for row in rows_in(batch)]
         # A mapped file that is cut short while it is read ends the process: see the guide's page about trouble.
@@ -179,9 +179,9 @@ def test_a_read_that_the_system_fails_for_good_is_an_error_that_names_file_and_c
     # Only a broken disk or server makes this fault otherwise.
     expected = write_files(tmp_path / "data", tmp_path / "other", kind)
     with record(FAULT, f"{errno.errorcode[code]} for good, {kind}") as outcome:
-        loader, _ = StructuredDataset.create_dataloader(
-            tmp_path / "data", kind, num_workers=0, memory_map=False, **SMALL
-        )
+        loader = StructuredDataset.create_dataloader(
+            tmp_path / "data", kind, num_workers=0, memory_map=False, storage_timeout=1, **SMALL
+        )[0]
         batches = iter(loader)
         rows = [row for batch in itertools.islice(batches, STEPS) for row in rows_in(batch)]
         monkeypatch.setattr(os, "preadv", partial(failing, code))
@@ -203,9 +203,9 @@ def test_a_read_that_fails_for_a_moment_is_done_again(
         return failing(errno.ESTALE) if next(calls) % 10 == 5 else read(number, buffers, offset)
 
     with record(FAULT, f"ESTALE at each tenth read, {kind}") as outcome:
-        loader, _ = StructuredDataset.create_dataloader(
-            tmp_path / "data", kind, num_workers=0, memory_map=False, **SMALL
-        )
+        loader = StructuredDataset.create_dataloader(tmp_path / "data", kind, num_workers=0, memory_map=False, **SMALL)[
+            0
+        ]
         monkeypatch.setattr(os, "preadv", sometimes)
         outcome.compare(expected.items(), [row for batch in loader for row in rows_in(batch)])
         del loader

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from faults.outcome import Record, Row, rows_in
+from jobs.forked import run_forked
 from jobs.processes import inherited, living, wait_until_none
 from jobs.resuming import rest_of_in_new_process
 from pairwise import pairwise
@@ -288,6 +289,25 @@ if __name__ == "__main__":
     if sys.argv[2] == "is killed":
         os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+ENDS_WITH_WORKERS = """
+import os, signal, sys
+from support import open_loader
+
+if __name__ == "__main__":
+    loader = open_loader(sys.argv[1], num_workers=2, multiprocessing_context="fork")[0]
+    iterator = iter(loader)
+    next(iterator)
+    if sys.argv[2] == "stopped":
+        os.kill(loader._answers().workers[1].pid, signal.SIGSTOP)
+"""
+
+
+@pytest.mark.parametrize("workers", ["running", "stopped"])
+def test_a_process_that_multiprocessing_started_exits_whatever_its_workers_do(data, tmp_path, workers):
+    """It runs no exit handlers, and sends its children a SIGTERM that workers leave to the training process."""
+    run_forked(ENDS_WITH_WORKERS, tmp_path, str(data.path), workers)
 
 
 @pairwise(most=2, end=["is killed", "exits"], start=["fork", "forkserver", "spawn"])

@@ -27,6 +27,9 @@ from torch_dataloader_utils.planning.row_ranges import RowRange, Windows, first_
 MOST_WORKERS = 10_000
 """More workers than any machine runs. A larger number is damage, and planning for it would take hours."""
 
+MOST_EPOCHS = 2**63 - 1
+"""Copies of a dataset in other processes learn the epoch as an integer of 64 bits."""
+
 FILE_REQUIRED = ("path", "size", "digest")
 
 FILE_OPTIONAL = ("etag", "modified", "rows")
@@ -74,7 +77,7 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         raise state["completed_rows"].fail("an empty list together with completed_shards")
     saved = SavedState(
         settings=settings,
-        epoch=state["epoch"].integer(),
+        epoch=_epoch(state["epoch"]),
         batches_delivered=state["batches_delivered"].integer(),
         next_worker=next_worker,
         fingerprint=plan["fingerprint"].string(),
@@ -88,6 +91,12 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
     )
     _require_checksum(state)  # last: an error that names a wrong value says more
     return saved
+
+
+def _epoch(epoch: JsonValue) -> int:
+    if epoch.integer() > MOST_EPOCHS:
+        raise epoch.fail("an integer of at most 63 bits")
+    return epoch.integer()
 
 
 def _require_checksum(state: JsonValue) -> None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.checkpoint.merge import ON_CHANGED_FILES
+from torch_dataloader_utils.checkpoint.parse import MOST_EPOCHS
 from torch_dataloader_utils.columns.convert import OutputFormat
 from torch_dataloader_utils.columns.options import ColumnFormat
 from torch_dataloader_utils.dataset.base import BatchDataset
@@ -267,7 +268,10 @@ class StructuredDataset(BatchDataset):
         Args:
             epoch: The epoch, from 0.
         """
-        self._epoch_state.set_epoch(require_count(epoch, "epoch", least=0))
+        epoch = require_count(epoch, "epoch", least=0)
+        if epoch > MOST_EPOCHS:
+            raise ValueError(f"epoch={epoch}: at most {MOST_EPOCHS} is possible")
+        self._epoch_state.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as plain values: what was delivered, to the row. Changes nothing.

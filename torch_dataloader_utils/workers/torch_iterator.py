@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import os
 import signal
@@ -10,7 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import connection
+from multiprocessing import connection, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -40,6 +39,9 @@ HINTS = {
 
 _running: weakref.WeakSet[WorkerIterator] = weakref.WeakSet()
 
+_killed_at_exit: set[int] = set()
+"""The processes, this one or those that it was forked from, whose exit kills their workers."""
+
 
 class WorkerIterator(_MultiProcessingDataLoaderIter):
     """torch's iterator over the messages of a loader's workers.
@@ -59,6 +61,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         self._worker_pids_set = False
         self._hear()
         _running.add(self)
+        _kill_all_at_exit()
         super().__init__(loader)
         self._unwatch()
 
@@ -210,11 +213,18 @@ def _is_stopped(pid: int | None) -> bool:
     return False
 
 
+def _kill_all_at_exit() -> None:
+    """Have the workers of this process killed when it exits, where multiprocessing would wait for them for ever.
+
+    It ends its children by SIGTERM, which no worker of ours heeds, and which a stopped process does not get. Its own
+    finalizers run before that, also in a process that multiprocessing has started, where those of `atexit` do not run.
+    """
+    if os.getpid() not in _killed_at_exit:
+        _killed_at_exit.add(os.getpid())
+        util.Finalize(None, _kill_all, exitpriority=100)
+
+
 def _kill_all() -> None:
-    """Kill the workers of this process at its exit, where multiprocessing would wait for stopped ones for ever."""
     for iterator in list(_running):
         if iterator._owner == os.getpid():  # noqa: SLF001 - of this module
             iterator.kill()
-
-
-atexit.register(_kill_all)  # exit handlers run in reverse: before multiprocessing's, which torch has imported
