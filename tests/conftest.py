@@ -168,6 +168,7 @@ SET_UP_ONCE = (
     "test_two_runs.py",
     "test_changing_ranks.py",
     "test_ranks_that_differ.py",
+    "test_killed_training.py",
     "test_s3.py",
     "test_node_ids.py",
 )
@@ -175,6 +176,7 @@ SET_UP_ONCE = (
 # Files that begin first, for their tests take longest: when they end, short ones fill up what is left of the time.
 BEGIN_FIRST = (
     "test_killed_jobs.py",
+    "test_killed_training.py",
     "test_two_hosts.py",
     "test_two_runs.py",
     "test_changing_ranks.py",
