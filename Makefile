@@ -21,9 +21,12 @@ SMOKE := import pathlib, torch_dataloader_utils as package; \
 # Of the tests: one more than there are CPUs, at most five. A third of their time they wait for processes and deadlines.
 PROCESSES := $(shell echo $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 5 )))
 
+# The time that each long test may take, if it can choose.
+MINUTES ?= 5
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick check format soak floors bench bench-peers bench-check bench-compare bench-report docs wheel clean
+.PHONY: help demo test quick check format soak reliability floors bench bench-peers bench-check bench-compare bench-report docs wheel clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,8 +51,11 @@ format: $(STAMP)  ## format the code and mend what ruff can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-soak: $(STAMP)  ## the long tests, and random examples for Hypothesis
-	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=random
+soak: $(STAMP)  ## the long tests, up to MINUTES=5 each, and random examples for Hypothesis
+	$(BIN)/python -m pytest -m "soak or hypothesis" --hypothesis-profile=random --minutes $(MINUTES)
+
+reliability: $(STAMP)  ## every fault, up to MINUTES=5 each, here and with other loaders; writes docs/reliability.md
+	$(BIN)/python -m benchmarks reliability --minutes $(MINUTES)
 
 floors:  ## the tests with the oldest dependencies allowed (downloads gigabytes)
 	$(PYTHON) -m venv .venv-floors

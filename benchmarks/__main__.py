@@ -1,12 +1,13 @@
-"""The commands: ``python -m benchmarks run | peers | check | compare | report``, each with --help."""
+"""The commands: ``python -m benchmarks run | peers | check | compare | reliability | report``, each with --help."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.measure import reliability as kills
 from benchmarks.measure.environments import packages_of
 from benchmarks.measure.machine import commit
 from benchmarks.measure.peers import PEER_WORKLOADS, PEERS, PeerMaker, environment_of, ready_peers
@@ -14,6 +15,7 @@ from benchmarks.measure.session import Session, read
 from benchmarks.measure.workloads import WORKLOADS, Settings
 from benchmarks.paths import RESULTS, ROOT
 from benchmarks.report import claims, comparison, page
+from benchmarks.report import reliability as reliability_page
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -79,19 +81,48 @@ def compare(options: argparse.Namespace) -> int:
     return int(any(one.why for one in compared))
 
 
+def reliability(options: argparse.Namespace) -> int:
+    """Run the reliability tests and the same kills with other loaders, and write docs/reliability.md.
+
+    Exit status 1 if a test failed.
+    """
+    results = kills.run(
+        options.out, minutes=options.minutes, kills=options.kills, own=options.tests, names=options.loaders
+    )
+    reliability_page.write(results, options.page)
+    return int(bool(options.tests and results["tests"]["failed"]))
+
+
 def write(options: argparse.Namespace) -> int:
-    """Write the page and its plots from the raw results."""
-    page.write([read(path) for path in sorted(options.results.glob("*.json"))], options.page)
+    """Write the pages and their plots from the raw results."""
+    results = [read(path) for path in sorted(options.results.glob("*.json"))]
+    page.write([found for found in results if found["kind"] != "reliability"], options.page)
+    for found in results:
+        if found["kind"] == "reliability":
+            reliability_page.write(found, options.page.with_name("reliability.md"))
     return 0
+
+
+COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "run": run,
+    "peers": peers,
+    "check": judge,
+    "compare": compare,
+    "reliability": reliability,
+    "report": write,
+}
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure this library and its peers.")
     commands = parser.add_subparsers(required=True)
-    for name, command in (("run", run), ("peers", peers), ("check", judge), ("compare", compare), ("report", write)):
+    for name, command in COMMANDS.items():
         summary, _, rest = (command.__doc__ or "").partition("\n\n")
         command_parser = commands.add_parser(name, help=summary, description=f"{summary} {rest}")
         command_parser.set_defaults(command=command)
+        if name == "reliability":
+            _add_reliability(command_parser)
+            continue
         if name == "report":
             command_parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the raw results")
             command_parser.add_argument(
@@ -118,6 +149,19 @@ def _parser() -> argparse.ArgumentParser:
                 "--taken", type=Path, metavar="FILE", help="take these results, measure nothing"
             )
     return parser
+
+
+def _add_reliability(parser: argparse.ArgumentParser) -> None:
+    known = tuple(kills.LOADERS)
+    parser.add_argument("--minutes", type=float, default=5, help="for each long test, and for each case of a loader")
+    parser.add_argument("--kills", type=int, default=20, help="in each case of a loader")
+    parser.add_argument("--tests", action=argparse.BooleanOptionalAction, default=True, help="run the tests")
+    parser.add_argument("--loaders", type=_Names(known), default=list(known), help=f"some of {','.join(known)}")
+    parser.add_argument(
+        "--no-peers", dest="loaders", action="store_const", const=["ours"], help="no loader but this library's"
+    )
+    parser.add_argument("--out", type=Path, default=RESULTS / "reliability.json", help="file for the raw results")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "reliability.md", help="the page to write")
 
 
 def _checkout(text: str) -> Path:

@@ -164,14 +164,24 @@ def pytest_collection_finish() -> None:
 
 
 # What takes long to set up, once: all tests of such a file run in the same pytest-xdist worker.
-SET_UP_ONCE = ("test_two_runs.py", "test_changing_ranks.py", "test_s3.py", "test_node_ids.py")
+SET_UP_ONCE = (
+    "test_two_runs.py",
+    "test_changing_ranks.py",
+    "test_ranks_that_differ.py",
+    "test_killed_training.py",
+    "test_s3.py",
+    "test_node_ids.py",
+)
 
 # Files that begin first, for their tests take longest: when they end, short ones fill up what is left of the time.
 BEGIN_FIRST = (
     "test_killed_jobs.py",
+    "test_killed_training.py",
     "test_two_hosts.py",
     "test_two_runs.py",
     "test_changing_ranks.py",
+    "test_ranks_that_differ.py",
+    "test_ends.py",
     "test_s3.py",
     "test_docs.py",
     "test_node_ids.py",

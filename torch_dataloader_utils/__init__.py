@@ -19,8 +19,11 @@ from torch_dataloader_utils.errors import (
     MetadataFileWarning,
     ProgressUnknownError,
     RankMismatchError,
+    SilentWorkerWarning,
+    StorageRetryWarning,
     UnevenRanksWarning,
     UnreadableFileError,
+    WorkerError,
 )
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
@@ -50,12 +53,15 @@ __all__ = [
     "RankMismatchError",
     "RowGroup",
     "Shard",
+    "SilentWorkerWarning",
     "Split",
     "SplitStrategy",
+    "StorageRetryWarning",
     "StructuredDataLoader",
     "StructuredDataset",
     "UnevenRanksWarning",
     "UnreadableFileError",
+    "WorkerError",
 ]
 
 _TABLES = {"DeltaDataset": "tables.delta", "IcebergDataset": "tables.iceberg"}

@@ -9,7 +9,8 @@
         ├── UnreadableFileError       (OSError)       a data file cannot be read, or changed since it was listed
         ├── IterationEndedError       (RuntimeError)  an iterator was used after an error, or after a newer one
         ├── ProgressUnknownError      (RuntimeError)  batches were delivered in processes that do not report progress
-        └── RankMismatchError         (ValueError)    ranks disagree, or a rank's state is missing
+        ├── RankMismatchError         (ValueError)    ranks disagree, or a rank's state is missing
+        └── WorkerError               (RuntimeError)  a worker process died, or sent nothing within `timeout`
 
 Warning:
     └── UserWarning
@@ -17,7 +18,9 @@ Warning:
         ├── ChangedFilesWarning       files have a new modification time, but the same size and footer
         ├── FooterMismatchWarning     a footer's total of rows disagrees with its row groups, which count
         ├── LostRowsWarning           rows can no longer be delivered: their files were removed or rewritten
-        └── MetadataFileWarning       a `_metadata` file does not describe the files of its directory
+        ├── MetadataFileWarning       a `_metadata` file does not describe the files of its directory
+        ├── SilentWorkerWarning       a worker process that is waited for has sent nothing for half a minute
+        └── StorageRetryWarning       a storage has failed for 10 seconds, and is tried again
 
 A malformed argument or a malformed state is a plain ``ValueError`` or ``TypeError``; a path that matches nothing is a
 ``FileNotFoundError``.
@@ -26,6 +29,7 @@ A malformed argument or a malformed state is a plain ``ValueError`` or ``TypeErr
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 import sys
 import warnings
@@ -33,9 +37,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Characters by which a file name could change what a terminal shows: escapes, and changes of the writing direction."""
+
+
+def printable(text: str) -> str:
+    """Return a text with control characters escaped; lines and tabs stay."""
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
+
 
 class DatasetError(Exception):
     """The base class of this package's errors."""
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(printable(message))
 
 
 class ColumnError(DatasetError, ValueError):
@@ -58,6 +73,10 @@ class RankMismatchError(DatasetError, ValueError):
     """Ranks planned different epochs, or the states of the ranks do not fit together."""
 
 
+class WorkerError(DatasetError, RuntimeError):
+    """A worker process died, or sent nothing within the loader's ``timeout``. The message says what it was reading."""
+
+
 class UnevenRanksWarning(UserWarning):
     """Ranks make, or may make, different numbers of steps: a DDP loop would wait for ranks that have no batch left."""
 
@@ -72,6 +91,14 @@ class FooterMismatchWarning(UserWarning):
 
 class LostRowsWarning(UserWarning):
     """An epoch continues without the rows of files that were removed or rewritten since the checkpoint."""
+
+
+class StorageRetryWarning(UserWarning):
+    """A listing, an opening or a read has failed for 10 seconds, and is tried again until `storage_timeout` is over."""
+
+
+class SilentWorkerWarning(UserWarning):
+    """A worker process that is waited for has sent nothing for half a minute. The message says what it is reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,19 +170,20 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} that is too long to show"
 
 
-def cut(text: str) -> str:
-    """Return a text as a message shows it: both ends if it is long."""
-    half = SHOWN.maxstring // 2
-    return text if len(text) <= SHOWN.maxstring else f"{text[:half]}...{text[-half:]}"
+def cut(text: str, most: int = SHOWN.maxstring) -> str:
+    """Return a text as a message shows it: both ends if it is long, and in one line."""
+    half = most // 2
+    short = text if len(text) <= most else f"{text[:half]}...{text[-half:]}"
+    return printable(short).replace("\n", "\\n")
 
 
 def warn_user(message: str, category: type[UserWarning]) -> None:
     """Warn at the line of the user's code that called this package, however deep in the package the cause was found."""
-    package = __name__.partition(".")[0]
+    between = (f"{__name__.partition('.')[0]}.", "torch.utils.data.")  # torch's loader calls this package back
     depth = 1
-    while sys._getframe(depth).f_globals.get("__name__", "").partition(".")[0] == package:  # noqa: SLF001
+    while f"{sys._getframe(depth).f_globals.get('__name__', '')}.".startswith(between):  # noqa: SLF001
         depth += 1
-    warnings.warn(message, category, stacklevel=depth + 1)
+    warnings.warn(printable(message), category, stacklevel=depth + 1)
 
 
 def nearest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 
 from benchmarks.measure.s3 import DELAY_MS
 from benchmarks.report import claims
-from benchmarks.report.sections import TITLES, is_peer, section, table
+from benchmarks.report.markdown import table
+from benchmarks.report.sections import TITLES, is_peer, section
 
 __all__ = ["write"]
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from benchmarks.measure.peers import PEERS
 from benchmarks.measure.workloads import RAW_ARROW
 from benchmarks.report import claims
+from benchmarks.report.markdown import table
 from benchmarks.report.plots import Bar, Point, bars, points
 
-__all__ = ["TITLES", "is_peer", "section", "table"]
+__all__ = ["TITLES", "is_peer", "section"]
 
 Results = Mapping[str, Any]
 
@@ -55,15 +56,6 @@ def section(name: str, workload: Results, plots: Path, kind: str) -> Iterable[st
 def is_peer(contender: str) -> bool:
     """Whether a contender is neither this library nor Arrow."""
     return contender.startswith(PEER_TITLES)
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """Give the lines of a table."""
-    yield f"| {' | '.join(header)} |"
-    yield f"| {' | '.join('---' for _ in header)} |"
-    for row in rows:
-        yield f"| {' | '.join(row)} |"
-    yield ""
 
 
 def _rates(name: str, workload: Results, plots: Path, kind: str) -> Iterator[str]:

@@ -210,6 +210,20 @@ def test_ranks_that_planned_different_epochs_are_refused_on_every_rank_with_the_
         assert message is not None
         named = [json.loads(f"[{ranks}]") for ranks in re.findall(r"ranks \[([\d, ]+)\]", message)]
         assert sorted(named) == apart
+        assert "of other plans" not in difference or "shuffle_seed=2 and 1" in message
+
+
+@each_start
+def test_a_rank_that_no_process_delivers_is_an_error_on_every_rank(two_runs):
+    others = list(range(1, two_runs.num_ranks))
+    for report in two_runs.reports[0]:
+        assert f"delivers the rows of ranks {others} of {two_runs.num_ranks}" in report["refusals"]["one rank twice"]
+        assert report["refusals"]["each rank alone"] is None
+
+
+@each_start
+def test_a_loader_of_one_rank_alone_waits_for_no_other(two_runs):
+    assert {report["refusals"]["an entry on one rank alone"] for report in two_runs.reports[0]} == {None}
 
 
 @each_start

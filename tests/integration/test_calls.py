@@ -918,23 +918,6 @@ def test_a_worker_that_dies_ends_the_iteration_in_an_error_and_the_state_resumes
     assert batches_of(fresh) == whole[6:]
 
 
-def test_a_worker_killed_from_outside_loses_nothing(path: Path):
-    workers = Workers(2)
-    whole = whole_epoch(path, workers.count)
-    loader = open_shuffled(path, workers, collate_fn=add_process)
-    iterator = iter(loader)
-    batches = [next(iterator) for _ in range(4)]
-
-    with pytest.raises(RuntimeError, match="killed by signal"):
-        kill_and_wait(batches[0]["process"])
-    batches += until_error(iterator, RuntimeError)
-
-    delivered = list(map(rows_of, batches))
-    assert delivered == whole[: len(delivered)]
-    loader.load_state_dict(loader.state_dict())
-    assert delivered + batches_of(loader) == whole
-
-
 def test_a_worker_that_stalls_ends_the_iteration_after_the_timeout_and_the_state_resumes(path: Path, tmp_path: Path):
     workers = Workers(2, persistent=True)
     whole = whole_epoch(path, workers.count)
@@ -950,39 +933,6 @@ def test_a_worker_that_stalls_ends_the_iteration_after_the_timeout_and_the_state
     broken.unlink()
     loader.load_state_dict(loader.state_dict())
     assert batches_of(loader) == whole[3:]
-
-
-def test_persistent_workers_killed_between_two_iterations_are_started_again(path: Path):
-    workers = Workers(2, persistent=True)
-    whole = whole_epoch(path, workers.count)
-    loader = open_shuffled(path, workers, collate_fn=add_process)
-    process = next(iter(loader))["process"]
-    loader.load_state_dict(loader.state_dict())
-    state = loader.state_dict()
-    with pytest.raises(RuntimeError, match="killed by signal"):
-        kill_and_wait(process)
-
-    try:
-        rest = batches_of(loader)
-    except RuntimeError:  # an iteration that did not begin has not used up the state
-        assert loader.state_dict() == state
-        rest = batches_of(loader)
-
-    assert rest == whole[1:]
-
-
-def kill_and_wait(process: int) -> None:
-    """Kill a worker; torch raises its error wherever the training process then is."""
-    os.kill(process, signal.SIGKILL)
-    time.sleep(120)
-
-
-def until_error(iterator: Iterator[Any], error: type[Exception]) -> list[Any]:
-    batches = []
-    with pytest.raises(error):  # noqa: PT012 - the batches before the error count
-        for batch in iterator:
-            batches.append(batch)  # noqa: PERF402 - they are lost in list(iterator)
-    return batches
 
 
 # Batches --------------------------------------------------------------------------------------------------------------

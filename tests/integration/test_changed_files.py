@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from jobs.forked import run_forked
 from jobs.processes import wait_until_asleep
 from support import open_loader
 
@@ -59,9 +60,18 @@ def changing(tmp_path):
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("change", [overwrite, cut_short])
 @pytest.mark.parametrize("options", [{}, {"shuffle": True, "shuffle_buffer_size": 200}], ids=["in order", "mixed"])
-def test_a_file_that_is_written_while_it_is_open_is_an_error_that_names_it(changing, change, options, workers):
+@pytest.mark.parametrize("memory_map", [True, False], ids=["mapped", "read"])
+def test_a_file_that_is_written_while_it_is_open_is_an_error_that_names_it(
+    changing, change, options, workers, memory_map
+):
     path, other = changing
-    loader, dataset = open_loader(path, batch_size=10, num_workers=workers, read_ahead_bytes=READ_AHEAD, **options)
+    options = options | {
+        "batch_size": 10,
+        "num_workers": workers,
+        "read_ahead_bytes": READ_AHEAD,
+        "memory_map": memory_map,
+    }
+    loader, dataset = open_loader(path, **options)
     batches = iter(loader)
     delivered = [batch["value"] for batch in itertools.islice(batches, STEPS)]
     # A mapped file that is cut short while it is read ends the process: see the guide's page about trouble.
@@ -99,3 +109,40 @@ def test_a_file_that_is_only_touched_is_read_on(changing):
         if step % 30 == 0:
             os.utime(path, (step + 1, step + 1))
     assert sorted(values) == list(range(ROWS))
+
+
+CUT_IN_MIDAIR = """
+import os, sys
+import torch_dataloader_utils.reading.decoder as decoder
+from torch_dataloader_utils import StructuredDataset, UnreadableFileError
+
+path, memory_map = sys.argv[1], sys.argv[2] == "mapped"
+loader, _ = StructuredDataset.create_dataloader(path, num_workers=0, memory_map=memory_map)
+require_unchanged = decoder._OpenFile.require_unchanged
+
+def cut_after(opened):
+    require_unchanged(opened)
+    os.truncate(path, 0)  # nobody looks again before the row group is decoded
+
+decoder._OpenFile.require_unchanged = cut_after
+try:
+    list(loader)
+except UnreadableFileError as error:
+    print(error, flush=True)
+"""
+"""Cuts a file short after its size was checked and before its row group is decoded."""
+
+
+def cut_in_midair(path: Path, directory: Path, how: str) -> str:
+    return run_forked(CUT_IN_MIDAIR, directory, str(path), how)
+
+
+def test_a_file_that_is_cut_short_while_it_is_read_is_an_error_where_it_is_not_mapped(changing, tmp_path):
+    path, _ = changing
+    assert "part.parquet" in cut_in_midair(path, tmp_path, "read")
+
+
+def test_a_mapped_file_that_is_cut_short_while_it_is_read_ends_the_process(changing, tmp_path):
+    path, _ = changing
+    with pytest.raises(AssertionError, match="status -7"):  # SIGBUS
+        cut_in_midair(path, tmp_path, "mapped")

@@ -319,6 +319,7 @@ def test_options_of_the_storage_are_shown_nowhere(tmp_path):
     assert "s3cr3t" not in str(caught.value)
 
 
+@pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 18, reason="this pyarrow cannot add a field to a struct")
 def test_a_field_that_was_added_within_a_column_is_null_in_older_files(tmp_path):
     write_deltalake(tmp_path, pa.table({"a": pa.array([3], pa.int32()), "b": [{"q": 1}]}))
     more = pa.table({"a": pa.array([4], pa.int32()), "b": [{"q": 5, "r": "z"}]})

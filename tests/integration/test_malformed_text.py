@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import io
+import itertools
 import json
 import os
 import subprocess
@@ -17,6 +19,7 @@ from jobs.processes import inherited
 from text_files import COMPRESSORS, WRITERS, csv_of, jsonl_of, open_text, replace_file, rows_of, write_text
 
 from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.formats.text.lines import Text
 
 
 def read_all(path: Path, kind: str, **options: Any) -> list[int]:
@@ -302,3 +305,50 @@ def test_a_beginning_of_blank_lines_alone_is_said_to_be_that(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\n" * 3_000_000 + b'{"a": 1}\n')
     with pytest.raises(UnreadableFileError, match=r"a\.jsonl begins with 2097152 bytes without a line of jsonl"):
         open_text(tmp_path / "a.jsonl", format="jsonl")
+
+
+class Counting(io.RawIOBase):
+    """A stream that counts the bytes that are read of it, of all streams together."""
+
+    count = 0
+
+    def __init__(self, stream: pa.NativeFile) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1) -> bytes:
+        content: bytes = self._stream.read(size)
+        Counting.count += len(content)
+        return content
+
+
+@pytest.mark.parametrize("suffix", COMPRESSORS)
+@pytest.mark.parametrize("quoted", [False, True])
+def test_of_a_line_much_longer_than_a_block_only_some_blocks_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, quoted: bool
+):
+    opened = Text.open
+    monkeypatch.setattr(Text, "open", lambda text: pa.PythonFile(Counting(opened(text)), mode="r"))
+    monkeypatch.setattr(Counting, "count", 0)
+    quote = b'"' if quoted else b""
+    text = csv_of(range(100)) + b"100," + b"1," + quote + b"x" * (64 << 20) + quote + b"\n"
+    path = tmp_path / f"data.csv{suffix}"
+    path.write_bytes(COMPRESSORS[suffix](text))
+
+    with pytest.raises(UnreadableFileError, match=rf"data\.csv{suffix}, line 102: a row is longer than .*block_size"):
+        read_all(path, "csv")
+    assert Counting.count < 48 << 20  # Arrow's thread may be 32 blocks of 1 MiB ahead when the error is met
+
+
+def test_the_lines_of_a_text_are_the_same_wherever_its_pieces_end(monkeypatch: pytest.MonkeyPatch):
+    content = b"a\n\nbcdefg\nhi\n" * 3 + b"end"
+    for size in range(1, 12):
+        monkeypatch.setattr("torch_dataloader_utils.formats.text.lines.CHUNK", size)
+        text = Text("a.csv", pa.py_buffer(content))
+        assert list(text.lines()) == content.splitlines(keepends=True)
+        first, second, third = itertools.islice(text.lines(longest=4), 3)
+        assert (first, second) == (b"a\n", b"\n")
+        assert b"bcdefg\n".startswith(third)
+        assert len(third) > 4

@@ -70,6 +70,17 @@ def test_no_more_than_read_ahead_bytes_is_in_memory(path, groups, output_format)
     assert peak_of(path / "a.parquet", output_format=output_format, read_ahead_bytes=limit) < 1.1 * limit
 
 
+def test_no_more_is_in_memory_where_local_files_are_not_mapped(path):
+    limit = 12 * GROUP * WIDTH
+    assert peak_of(path / "a.parquet", memory_map=False, read_ahead_bytes=limit) < 1.1 * limit
+
+
+def test_the_stored_bytes_of_a_larger_row_group_are_in_memory_where_files_are_not_mapped(path):
+    stored = (path / "large").stat().st_size
+    peak = peak_of(path / "large", memory_map=False, read_ahead_bytes=LIMIT)
+    assert peak < 1.1 * LIMIT + COLUMNS * PAGE + stored
+
+
 @pytest.mark.parametrize("output_format", ["torch", "arrow"])
 def test_a_row_group_that_is_larger_is_read_in_pieces_with_a_page_of_each_column_beside_them(path, output_format):
     peak = peak_of(path / "large", output_format=output_format, read_ahead_bytes=LIMIT)

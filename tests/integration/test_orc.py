@@ -193,6 +193,7 @@ def test_a_file_cut_off_anywhere_is_an_error_that_names_it(tmp_path):
             read_all(path)
 
 
+@pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 18, reason="this pyarrow's own reader aborts on such files")
 def test_flipped_bytes_are_errors_that_name_the_file_or_change_no_number_of_rows(tmp_path):
     path = tmp_path / "a.orc"
     write_stripes(path, [rows_table(0, 30), rows_table(30, 30)], compression="zlib")

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ import pytest
 from conftest import ACCESS_KEY, SECRET_KEY, S3Server
 from fsspec.implementations.memory import MemoryFileSystem
 from jobs.processes import own_children, wait_until_none
+from s3fs import S3FileSystem
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError, UnreadableFileError
@@ -41,8 +43,11 @@ WORKERS = [
 ]
 MIXED = {"shuffle": True, "shuffle_buffer_size": 30}
 
-REASONABLE_SEC = 180
-"""An endpoint that refuses connections is tried again by botocore, by s3fs and by this package: about 10 seconds."""
+TIMEOUT_SEC = 2.0
+"""The storage_timeout of tests whose endpoint refuses connections until the end."""
+
+REASONABLE_SEC = 60
+"""What a busy machine needs to make several operations of so many seconds each."""
 
 
 @pytest.fixture(scope="module")
@@ -237,7 +242,7 @@ def test_a_dead_endpoint_is_an_error_that_names_the_url_within_reasonable_time(s
     options["client_kwargs"]["endpoint_url"] = "http://127.0.0.1:9"
     began = time.monotonic()
     with pytest.raises(UnreadableFileError, match="s3://some-bucket/data"):
-        open_loader("s3://some-bucket/data", storage_options=options)
+        open_loader("s3://some-bucket/data", storage_options=options, storage_timeout=TIMEOUT_SEC)
     assert time.monotonic() - began < REASONABLE_SEC
 
 
@@ -246,8 +251,12 @@ def test_an_endpoint_that_dies_in_the_epoch_is_an_error_that_names_the_object_an
 ):
     rows = write_dataset(tmp_path / "data", SMALL_FILES)
     bucket = mortal_s3.new_bucket(tmp_path)
-    options = {**mortal_s3.storage_options(), "config_kwargs": {"retries": {"max_attempts": 0}}}
-    loader, _ = open_loader(f"s3://{bucket}/data", storage_options=options, batch_size=5)
+    loader, _ = open_loader(
+        f"s3://{bucket}/data",
+        storage_options=mortal_s3.storage_options(),
+        storage_timeout=TIMEOUT_SEC,
+        batch_size=5,
+    )
     batches = iter(loader)
     delivered = next(batches)["row"].tolist()
     mortal_s3.process.kill()
@@ -286,6 +295,31 @@ def test_credentials_that_are_wrong_are_refused_in_an_error_that_names_the_url_a
             assert time.monotonic() - began < REASONABLE_SEC
     finally:
         s3.check_credentials(False)
+
+
+@pytest.mark.parametrize("path", ["data", "data/*.parquet", "data/**/*.parquet", "data/part-*"])
+def test_a_listing_that_is_refused_is_no_permission_and_not_an_empty_directory(s3, bucket, path):
+    s3.check_credentials(True)
+    try:
+        with pytest.raises(PermissionError, match=f"s3://{bucket}/data"):
+            open_loader(f"s3://{bucket}/{path}", storage_options=s3.storage_options())
+    finally:
+        s3.check_credentials(False)
+
+
+def test_the_retries_of_the_users_own_filesystem_stay_as_they_are(s3, bucket):
+    options = s3.storage_options()
+    own = fsspec.filesystem("s3", **options)
+    _, dataset = open_loader(f"s3://{bucket}/data", storage_options=options)
+    used = dataset._opened_files.storage.fs
+    assert own.retries == S3FileSystem.retries == 5
+    assert "retries" not in own.config_kwargs
+    assert used is not own
+    assert used.retries == 1
+    assert used.config_kwargs["retries"]["total_max_attempts"] == 1, "as botocore writes max_attempts=0"
+    options["config_kwargs"] = {"retries": {"max_attempts": 7}}
+    _, dataset = open_loader(f"s3://{bucket}/data", storage_options=options)
+    assert dataset._opened_files.storage.fs.config_kwargs["retries"]["total_max_attempts"] == 8, "as the user says"
 
 
 # Secrets ------------------------------------------------------------------------------------------------------------
@@ -362,7 +396,8 @@ def test_no_secret_is_in_the_error_of_a_refused_login_or_a_dead_endpoint(s3, buc
         s3.check_credentials(False)
     options = s3.storage_options()
     options["client_kwargs"]["endpoint_url"] = f"http://trainer:{PASSWORD}@127.0.0.1:9"
-    told.error_of(lambda: open_loader(f"s3://{bucket}/data", storage_options=options))
+    path = f"s3://{bucket}/data"
+    told.error_of(lambda: open_loader(path, storage_options=options, storage_timeout=TIMEOUT_SEC))
     assert told.leaked() == []
 
 
@@ -434,7 +469,7 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 )
 def test_no_secret_is_in_an_error_whatever_its_option_is_called(talkative, told, monkeypatch, options):
     monkeypatch.setattr(Talkative, "broken", True)
-    text = told.error_of(lambda: open_loader(talkative, storage_options=options))
+    text = told.error_of(lambda: open_loader(talkative, storage_options=options, storage_timeout=TIMEOUT_SEC))
     assert "no connection with" in text
     assert next(iter(options)) in text
     assert "pat9" not in text
@@ -456,8 +491,8 @@ def test_no_secret_is_in_an_error_whatever_its_option_is_called(talkative, told,
 )
 def test_no_secret_of_a_url_is_in_an_error(s3, talkative, told, url):
     options = s3.storage_options() if url.startswith("s3") else {}
-    told.error_of(lambda: open_loader(url, storage_options=options))
-    told.error_of(lambda: open_loader([url, Path.cwd()], storage_options=options))
+    told.error_of(lambda: open_loader(url, storage_options=options, storage_timeout=TIMEOUT_SEC))
+    told.error_of(lambda: open_loader([url, Path.cwd()], storage_options=options, storage_timeout=TIMEOUT_SEC))
     assert told.leaked() == []
 
 
@@ -469,17 +504,17 @@ def test_no_query_of_a_url_in_memory_is_in_a_state(told):
         told.show(dataset.state_dict(), dataset)
         assert dataset.state_dict()["plan"]["root"] == "memory:///queried?token=***"
     finally:
-        filesystem.rm(f"/queried?token={SESSION_TOKEN}", recursive=True)
+        filesystem.rm_file(f"/queried?token={SESSION_TOKEN}/one.parquet")
     assert told.leaked() == []
 
 
 @pytest.mark.parametrize("workers", WORKERS[:2])
 def test_no_secret_is_in_an_error_though_the_storage_puts_it_there(talkative, told, monkeypatch, workers):
     options = {"account_key": SECRET_KEY, "deep": {"credentials": {"sas_token": SESSION_TOKEN}}, "password": PASSWORD}
-    loader, _ = open_loader(talkative, storage_options=options, **workers)
+    loader, _ = open_loader(talkative, storage_options=options, storage_timeout=TIMEOUT_SEC, **workers)
     monkeypatch.setattr(Talkative, "broken", True)
     texts = [
-        told.error_of(lambda: open_loader(talkative, storage_options=options)),
+        told.error_of(lambda: open_loader(talkative, storage_options=options, storage_timeout=TIMEOUT_SEC)),
         told.error_of(lambda: list(loader)),
     ]
     assert all("no connection with" in text and "account_key" in text for text in texts)
@@ -491,6 +526,8 @@ class _FileServer(http.server.BaseHTTPRequestHandler):
 
     directory: ClassVar[Path]
     broken: ClassVar[bool] = False
+    fails: ClassVar[bool] = False
+    asked: ClassVar[Counter[tuple[str, str, str | None]]] = Counter()
 
     def do_HEAD(self) -> None:
         self._answer(body=False)
@@ -503,6 +540,11 @@ class _FileServer(http.server.BaseHTTPRequestHandler):
 
     def _answer(self, *, body: bool) -> None:
         path, _, query = self.path.partition("?")
+        request = self.command, path, self.headers.get("Range")
+        self.asked[request] += 1
+        if self.fails and self.asked[request] == 1:
+            self.send_error(503)
+            return
         file = self.directory / path.rpartition("/")[2]
         if self.broken or f"token={QUERY_TOKEN}" not in query.split("&") or not file.is_file():
             self.send_error(404 if not file.is_file() else 403)
@@ -523,7 +565,7 @@ class _FileServer(http.server.BaseHTTPRequestHandler):
 def web(tmp_path: Path) -> Iterator[tuple[str, type[_FileServer]]]:
     """A web server with `SMALL_FILES` that wants a password and a token; what comes before the path in its URLs."""
     write_dataset(tmp_path, SMALL_FILES)
-    handler = type("Handler", (_FileServer,), {"directory": tmp_path})
+    handler = type("Handler", (_FileServer,), {"directory": tmp_path, "asked": Counter()})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
@@ -568,6 +610,30 @@ def test_no_token_and_no_password_of_a_url_is_in_states_reprs_errors_logs_or_war
     text = told.error_of(lambda: list(batches))
     assert "part-" in text
     assert told.leaked() == []
+
+
+REFUSED = r"^(?=.*part-000\.parquet)(?=.*403).*the signed URL give no access, or no longer do$"
+
+
+def test_a_signed_url_that_expires_is_refused_and_not_missing(web):
+    base, handler = web
+    urls = [f"{base}/{signed(f'part-{number:03d}.parquet')}" for number in range(3)]
+    loader, _ = open_loader(urls)
+    handler.broken = True
+    with pytest.raises(PermissionError, match=REFUSED):
+        list(loader)
+    with pytest.raises(PermissionError, match=REFUSED):
+        open_loader(urls)
+    with pytest.raises(FileNotFoundError, match=r"nothing\.parquet"):
+        open_loader(f"{base}/{signed('nothing.parquet')}")
+
+
+def test_a_web_server_that_fails_once_for_each_request_is_asked_again(web):
+    base, handler = web
+    handler.fails = True
+    urls = [f"{base}/{signed(f'part-{number:03d}.parquet')}" for number in range(3)]
+    loader, _ = open_loader(urls)
+    assert sorted(all_rows_of(loader)) == list(range(71))
 
 
 def test_a_state_is_resumed_under_a_newly_signed_url(web):

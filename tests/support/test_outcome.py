@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
 import tempfile
 import threading
 
+import faults.outcome
 import pytest
 from faults.outcome import Outcome, left_behind, present, recorded, rows_in
 
@@ -71,3 +73,10 @@ def test_a_case_is_published_as_a_line(tmp_path):
 def test_a_case_that_lost_a_row_fails():
     with pytest.raises(AssertionError, match="lost 1"), recorded("fault", "case") as outcome:
         outcome.compare(WHOLE, WHOLE[:2])
+
+
+def test_files_of_others_that_come_and_go_are_not_left_behind(monkeypatch):
+    numbers = itertools.count()
+    monkeypatch.setattr(faults.outcome, "present", lambda: {"processes": {"ours", next(numbers)}})
+    assert left_behind({"processes": {"ours"}}) == {}
+    assert left_behind({"processes": set()}) == {"processes": 1}

@@ -17,6 +17,9 @@ from torch_dataloader_utils.planning.plan import DeliveredBaseline
 SHOWN = 5
 """How many paths of each kind a message shows."""
 
+MOST_CHARACTERS = 3500
+"""About how long a message may be. The lines of a longer one are shortened in their middle."""
+
 MOST_RANKS = 100
 """How many missing ranks are looked for."""
 
@@ -156,7 +159,8 @@ ADVICE = {
     "split_strategy": "use the split strategy that the checkpoint was saved with: it has to return the same shards",
     "format_options": "use the format_options and count_rows that the checkpoint was saved with",
     "filters": "use the filter that the checkpoint was saved with (a new pyarrow may also write it differently)",
-    "filter_binding": "open the table or the partitions as they were then: the filter's columns are other ones now",
+    "filter_binding": "the filter's columns are other ones now: open the table as it was then (a snapshot that is "
+    "passed as snapshot_id has the columns of its time), or the partitions",
     "global_batch_size": "use the batch_size that, times the number of ranks, gives the checkpoint's",
 }
 
@@ -179,6 +183,8 @@ def mismatch(
         lines.append(f"  the shard [{ranges}] of the checkpoint is not in this rank's plan of today")
     advice = "; or ".join([*_advice(differences, files), "start the epoch from its beginning, without a state"])
     lines.append(f"What to do: {advice}")
+    if sum(map(len, lines)) > MOST_CHARACTERS:
+        lines = [cut(line, MOST_CHARACTERS // len(lines)) for line in lines]
     return CheckpointMismatchError(
         "\n".join(lines),
         differences=tuple(differences),

@@ -10,12 +10,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch_dataloader_utils.checkpoint.checksum import checksum_of
+from torch_dataloader_utils.checkpoint.checksum import baseline_digest, checksum_of, numbers_digest
+from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import MOST_FILES, STATE_VERSION, dump_splits
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, DeliveredBaseline, Shard
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Shard, ShardSlice
 from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_row_numbers, row_numbers, size_of
 
 MOST_BYTES = 500_000
@@ -25,17 +26,27 @@ BYTES_OF_A_RANGE = 80
 """The most bytes of JSON that a range needs in addition to its path."""
 
 
-def dump_state(run: Run, epoch: int, progress: Progress, plan_digest: str | None = None) -> dict[str, Any]:
+def dump_state(
+    run: Run, epoch: int, progress: Progress, plan_digest: str | None = None, record: EpochRecord | None = None
+) -> dict[str, Any]:
     """Return this rank's progress as a state: dictionaries, lists, strings, integers, booleans and None.
 
-    The plan's digest is there to compare the states of several ranks. The state shares no object with other states. It
-    has no credentials, and survives JSON and ``torch.load(..., weights_only=True)``.
+    The plan's digest is there to compare the states of several ranks. `record` is what was prepared for all states of
+    the epoch. The state shares no object with other states. It has no credentials, and survives JSON and
+    ``torch.load(..., weights_only=True)``.
     """
     manifest = run.manifest
-    done, partial, repeated = _delivered(progress)
-    by_number = _is_long(manifest, [*done, *partial])
+    record = record or EpochRecord(manifest, progress)
+    has_many = record.has_many(progress)
+    done, partial, repeated = _delivered(record.delivered_parts(progress) if has_many else _slices(progress))
+    by_number = has_many or _is_long(manifest, [*done, *partial])
     done_ranges: dict[str, Any] = {"completed_shards": []}
-    if by_number:
+    known: dict[str, bytes] = {}
+    if has_many:
+        numbers = record.completed_rows(progress, done)
+        done_ranges["completed_rows"] = numbers.tolist()
+        known["completed_rows"] = numbers_digest(numbers)
+    elif by_number:
         done_ranges["completed_rows"] = merged_row_numbers(manifest, _splits(done))
     else:
         done_ranges["completed_shards"] = [{"splits": dump_splits(manifest, shard.splits)} for shard in done]
@@ -43,7 +54,7 @@ def dump_state(run: Run, epoch: int, progress: Progress, plan_digest: str | None
     in_progress += [_dump_partial(manifest, *shard, by_number) | {"repeats": True} for shard in repeated.items()]
     state = {
         "version": STATE_VERSION,
-        "plan_algorithm": PLAN_ALGORITHM,
+        "plan_algorithm": run.plan_algorithm,
         "epoch": epoch,
         "batches_delivered": progress.batches_delivered,
         "next_worker": progress.next_turn,
@@ -56,23 +67,34 @@ def dump_state(run: Run, epoch: int, progress: Progress, plan_digest: str | None
         "files": [entry.copy() for entry in manifest.entries] if len(manifest.files) <= MOST_FILES else None,
         **done_ranges,
         "in_progress": in_progress,
-        "base": None if progress.baseline is None else _dump_baseline(manifest, progress.baseline),
+        "base": None if progress.baseline is None else _dump_baseline(manifest, progress.baseline, record),
     }
-    return state | {"checksum": checksum_of(state, None if state["files"] is None else manifest.entries_digest)}
+    if state["files"] is not None:
+        known["files"] = manifest.entries_digest
+    if state["base"] is not None:
+        known["base"] = baseline_digest(state["base"], record.baseline_digest)
+    return state | {"checksum": checksum_of(state, known)}
 
 
-def _delivered(progress: Progress) -> tuple[list[Shard], dict[Shard, Windows], dict[Shard, Windows]]:
-    """Return what a rank has delivered: whole shards, windows of other shards, and windows of repeated rows.
+def _slices(progress: Progress) -> list[ShardSlice]:
+    """Return all delivered slices."""
+    return [part for stream in progress.streams for part in stream.done]
+
+
+def _delivered(
+    slices: Iterable[ShardSlice],
+) -> tuple[list[Shard], dict[Shard, Windows], dict[Shard, Windows]]:
+    """Return what slices deliver: whole shards, windows of other shards, and windows of repeated rows.
 
     Another slice delivers the repeated rows as well, and they count there.
     """
     done: list[Shard] = []
     parts: dict[Shard, list[tuple[int, int]]] = defaultdict(list)
     repeated: dict[Shard, list[tuple[int, int]]] = defaultdict(list)
-    for part in (part for stream in progress.streams for part in stream.done):
+    for part in slices:
         if part.repeats:
             repeated[part.shard].append((part.start, part.stop))
-        elif _is_whole(part.shard, ((part.start, part.stop),)):
+        elif part.is_whole:
             done.append(part.shard)
         else:
             parts[part.shard].append((part.start, part.stop))
@@ -113,11 +135,11 @@ def _dump_partial(manifest: Manifest, shard: Shard, windows: Windows, by_number:
     return entry
 
 
-def _dump_baseline(manifest: Manifest, baseline: DeliveredBaseline) -> dict[str, Any]:
+def _dump_baseline(manifest: Manifest, baseline: DeliveredBaseline, record: EpochRecord) -> dict[str, Any]:
     by_number = _is_long(manifest, [partial.shard for partial in baseline.partial])
     return {
         "batches_delivered": baseline.batches,
-        "completed_rows": merged_row_numbers(manifest, baseline.done),
+        "completed_rows": record.baseline_rows.copy(),
         "in_progress": [_dump_partial(manifest, part.shard, part.windows, by_number) for part in baseline.partial],
         "left_out": list(baseline.left_out),
     }

@@ -10,8 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-import numpy as np
-
 from torch_dataloader_utils.checkpoint.compare import (
     TOPOLOGY,
     FileChanges,
@@ -21,12 +19,13 @@ from torch_dataloader_utils.checkpoint.compare import (
     require_alike,
     require_each_rank,
     require_row_groups,
+    shorten,
 )
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedShard, SavedState
-from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError, shown
+from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError, cut, shown
 from torch_dataloader_utils.planning.manifest import Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, Shard, ShardSlice
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, Shard
 from torch_dataloader_utils.planning.row_ranges import (
     FileRows,
     RowRange,
@@ -36,11 +35,14 @@ from torch_dataloader_utils.planning.row_ranges import (
     merged_splits,
     splits_of_rows,
 )
-from torch_dataloader_utils.planning.shuffle import delivery_order
+from torch_dataloader_utils.planning.shuffle import rows_of_splits
 
 OnChangedFiles: TypeAlias = Literal["error", "continue"]
 
 ON_CHANGED_FILES: tuple[str, ...] = get_args(OnChangedFiles)
+
+MOST_ROWS = 2**63 - 1
+"""More rows than any file has, and the most that NumPy counts."""
 
 ALIKE: dict[str, Callable[[SavedState], Any]] = {
     "datasets": lambda state: (state.fingerprint, state.settings["rows"]),
@@ -157,7 +159,7 @@ class _Claims:
             claimants = " and ".join(dict.fromkeys(claimant for *_, claimant in windows))
             ranges += [RowRange.of(split, claimants) for split in splits]
             within = [RowRange("the shard", *window) for window in windows]
-            _require_apart(within, f"of the shard that begins with row {splits[0].row_offset} of {splits[0].path}")
+            _require_apart(within, f"of the shard that begins with row {splits[0].row_offset} of {cut(splits[0].path)}")
         _require_apart(ranges, "")
 
     def baseline(self, states: Sequence[SavedState]) -> DeliveredBaseline:
@@ -183,7 +185,8 @@ def _require_apart(ranges: Iterable[RowRange], where: str) -> None:
     overlap = first_overlap(ranges)
     if overlap is not None:
         (path, _, _, claimant), (_, start, _, other) = overlap
-        msg = f"the states overlap: {claimant} and {other} both record row {start} {where or f'of {path}'} as "
+        where = where or f"of {cut(path)}"
+        msg = f"the states overlap: {claimant} and {other} both record row {shown(start)} {where} as "
         msg += "delivered, or as part of a shard in progress; give the states that all ranks saved at one checkpoint"
         raise RankMismatchError(msg)
 
@@ -206,6 +209,7 @@ def _without_changed(
             partial.append(shard)
             continue
         _require_known_rows(shard, missing, run)
+        _require_possible_rows(shard, run)
         kept = _without_splits(shard, missing, run, saved.epoch, lost)
         if kept is not None:
             partial.append(kept)
@@ -221,10 +225,20 @@ def _require_known_rows(partial: PartialShard, missing: set[int], run: Run) -> N
     # Windows count the rows that the filter left. Only the changed files would show which rows these were.
     why = "through a filter" if run.filter_digest is not None else "and not counted"
     paths = sorted({partial.shard.splits[index].path for index in missing})
-    msg = f"{paths} changed while rows of them were being delivered together with rows of other files, {why}: which of "
-    msg += "the others were delivered is not known; restore the files of the checkpoint, or start the epoch from its "
-    msg += "beginning, without a state"
+    msg = f"{shorten(paths)} changed while rows of them were being delivered together with rows of other files, {why}: "
+    msg += "which of the others were delivered is not known; restore the files of the checkpoint, or start "
+    msg += "the epoch from its beginning, without a state"
     raise CheckpointMismatchError(msg, files_changed=tuple(paths))
+
+
+def _require_possible_rows(partial: PartialShard, run: Run) -> None:
+    """Raise if a shard has more rows than any plan gives it: it records files that are gone, so nothing else tells."""
+    buffer, shard = run.options.shuffle_buffer_size, partial.shard
+    rows = sum(split.row_length for split in shard.splits)
+    most = MOST_ROWS if buffer is None else min(MOST_ROWS, (buffer + len(shard.splits)) * shard.rounds)
+    if rows > most:
+        msg = f"not a state of this package: a shard in progress has {shown(rows)} rows, shuffled in {shard.rounds} "
+        raise ValueError(msg + f"rounds, where at most {shown(most)} can be: the state was damaged or edited")
 
 
 def _without_splits(
@@ -235,19 +249,16 @@ def _without_splits(
     The delivered rows of these splits are subtracted from those that are lost.
     """
     shard = partial.shard
-    order = delivery_order(ShardSlice(shard), seed=run.options.row_shuffle_seed, epoch=epoch)
-    ends = np.cumsum([split.row_length for split in shard.splits])
-    split_of_row = np.searchsorted(ends, order, side="right")
-    gone = np.isin(split_of_row, sorted(missing))
-    delivered = np.zeros(len(order), dtype=bool)
-    for start, stop in partial.windows:
-        delivered[start:stop] = True
-    for index in missing:
-        path = shard.splits[index].path
-        if path in lost:
-            lost[path] -= int(np.count_nonzero(delivered & (split_of_row == index)))
+    gone = sorted(missing - set(shard.missing))
+    bounds = [bound for window in partial.windows for bound in window]
+    seed = run.options.row_shuffle_seed
+    rows = [counts[gone] for counts in rows_of_splits(shard, bounds, seed=seed, epoch=epoch)]
+    for start, stop in zip(rows[::2], rows[1::2], strict=True):
+        for index, delivered in zip(gone, (stop - start).tolist(), strict=True):
+            if shard.splits[index].path in lost:
+                lost[shard.splits[index].path] -= delivered
     # A window's bounds move down by the number of removed rows before them.
-    kept = np.concatenate([[0], np.cumsum(~gone)])
-    windows = merged((int(kept[start]), int(kept[stop])) for start, stop in partial.windows)
+    moved = [bound - int(counts.sum()) for bound, counts in zip(bounds, rows, strict=True)]
+    windows = merged(zip(moved[::2], moved[1::2], strict=True))
     left = Shard(shard.splits, shard.rounds, tuple(sorted({*shard.missing, *missing})))
     return PartialShard(left, tuple((start, stop) for start, stop in windows if start < stop)) if left.rows else None

@@ -19,13 +19,16 @@ from torch_dataloader_utils.checkpoint.saved_state import (
     SavedShard,
     SavedState,
 )
-from torch_dataloader_utils.errors import shown
+from torch_dataloader_utils.errors import cut, shown
 from torch_dataloader_utils.planning.manifest import Split, root_prefix
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS
 from torch_dataloader_utils.planning.row_ranges import RowRange, Windows, first_overlap, size_of
 
 MOST_WORKERS = 10_000
 """More workers than any machine runs. A larger number is damage, and planning for it would take hours."""
+
+MOST_EPOCHS = 2**63 - 1
+"""Copies of a dataset in other processes learn the epoch as an integer of 64 bits."""
 
 FILE_REQUIRED = ("path", "size", "digest")
 
@@ -74,7 +77,7 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         raise state["completed_rows"].fail("an empty list together with completed_shards")
     saved = SavedState(
         settings=settings,
-        epoch=state["epoch"].integer(),
+        epoch=_epoch(state["epoch"]),
         batches_delivered=state["batches_delivered"].integer(),
         next_worker=next_worker,
         fingerprint=plan["fingerprint"].string(),
@@ -90,6 +93,12 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
     return saved
 
 
+def _epoch(epoch: JsonValue) -> int:
+    if epoch.integer() > MOST_EPOCHS:
+        raise epoch.fail("an integer of at most 63 bits")
+    return epoch.integer()
+
+
 def _require_checksum(state: JsonValue) -> None:
     """Raise if a state has a checksum that is not its own. States of earlier releases have none."""
     if state["checksum"].missing:
@@ -97,7 +106,7 @@ def _require_checksum(state: JsonValue) -> None:
     saved = state["checksum"].string()
     try:
         found = checksum_of(state.mapping())
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         raise ValueError(f"not a state of this package: {error}") from None
     if saved != found:
         msg = f"not a state of this package: its checksum is {shown(saved)}, and that of what it holds {found}: it was "
@@ -201,9 +210,11 @@ def _partial_shards(
 ) -> tuple[SavedShard, ...]:
     """Return shards in progress, or raise if a row is in two of them or completed."""
     shards = tuple(_partial_shard(shard, tree, dataset_rows) for shard in in_progress.items())
-    counted = [shard for shard in shards if not shard.repeats]  # repeated rows are in another rank's shard as well
-    _refuse_overlap(RowRange("the dataset", *pair) for shard in counted for pair in _pairs(shard.rows))
-    _refuse_overlap(RowRange.of(split) for shard in (*completed, *counted) for split in shard.splits)
+    counted = [shard for shard in shards if not shard.repeats]
+    repeated = [shard for shard in shards if shard.repeats]  # these rows may be in a shard that counts as well
+    for apart in ((*completed, *counted), repeated):
+        _refuse_overlap(RowRange("the dataset", *pair) for shard in apart for pair in _pairs(shard.rows))
+        _refuse_overlap(RowRange.of(split) for shard in apart for split in shard.splits)
     return shards
 
 
@@ -215,12 +226,15 @@ def _partial_shard(shard: JsonValue, tree: _Tree, dataset_rows: int) -> SavedSha
     missing = tuple(index.integer() for index in shard["absent"].optional_items())
     if any(index >= len(splits) for index in missing) or len(set(missing)) < len(missing):
         raise shard["absent"].fail("indices of splits")
-    most = sum(split.row_length for index, split in enumerate(splits) if index not in missing)
+    most = sum(split.row_length for split in splits) + size_of(_pairs(rows))
+    rounds = 1 if shard["rounds"].missing else shard["rounds"].integer(1)
+    if rounds > most:
+        raise shard["rounds"].fail("at most one for each row of the shard")
     return SavedShard(
         splits=splits,
         rows=rows,
-        windows=_windows(shard, most + size_of(_pairs(rows))),
-        rounds=1 if shard["rounds"].missing else shard["rounds"].integer(1),
+        windows=_windows(shard, most - sum(splits[index].row_length for index in missing)),
+        rounds=rounds,
         missing=missing,
         repeats=not shard["repeats"].missing and shard["repeats"].boolean(),
     )
@@ -256,8 +270,8 @@ def _refuse_overlap(ranges: Iterable[RowRange]) -> None:
     overlap = first_overlap(ranges)
     if overlap is not None:
         path, start, *_ = overlap[1]
-        msg = f"not a state of this package: it records rows of {path} twice, from {start} on; two states were mixed "
-        raise ValueError(msg + "up, or a state was edited")
+        msg = f"not a state of this package: it records rows of {cut(path)} twice, from {shown(start)} on; two states "
+        raise ValueError(msg + "were mixed up, or a state was edited")
 
 
 def _rising_numbers(numbers: JsonValue, dataset_rows: int) -> tuple[int, ...]:

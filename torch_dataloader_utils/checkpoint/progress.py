@@ -30,6 +30,19 @@ class StreamProgress:
     rows_delivered: int = 0
 
     @property
+    def reached(self) -> tuple[int, ShardSlice | None]:
+        """How many of the planned slices are done, and the part of the next one that is delivered, if any is."""
+        slices_left = len(self.slices) - self.position
+        if not slices_left:
+            return len(self.planned), None
+        current, done = self.slices[self.position], len(self.planned) - slices_left
+        start = max(current.start, self.rows_delivered)
+        if start > current.start and start == current.stop:  # a batch may end with a slice whose end was not known then
+            return done + 1, None
+        planned = self.planned[done]
+        return done, replace(planned, stop=start) if start > planned.start else None
+
+    @property
     def left(self) -> tuple[ShardSlice, ...]:
         """The slices that are not done. The current slice begins with its first undelivered row."""
         slices = self.slices[self.position :]
@@ -42,11 +55,8 @@ class StreamProgress:
     @property
     def done(self) -> tuple[ShardSlice, ...]:
         """The slices that are done: the stream's first ones. The current slice ends with its last delivered row."""
-        left = self.left
-        count = len(self.planned) - len(left)
-        if left and left[0].start > (current := self.planned[count]).start:
-            return (*self.planned[:count], replace(current, stop=left[0].start))
-        return self.planned[:count]
+        count, part = self.reached
+        return self.planned[:count] if part is None else (*self.planned[:count], part)
 
     @property
     def rows_left(self) -> int:

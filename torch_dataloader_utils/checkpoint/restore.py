@@ -8,7 +8,7 @@ that the plan does not have.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -23,7 +23,7 @@ from torch_dataloader_utils.checkpoint.compare import (
 from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedState
-from torch_dataloader_utils.errors import Difference, RankMismatchError
+from torch_dataloader_utils.errors import Difference, RankMismatchError, shown
 from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, ShardSlice
 from torch_dataloader_utils.planning.row_ranges import (
@@ -150,17 +150,13 @@ class _Recorded:
         # A range that two states record would look like one in the coverage, which merges ranges.
         self._shared = None if len(states) == 1 else first_overlap(map(RowRange.of, completed))
         self._rows = sum(split.row_length for split in completed)
-        self._partial: dict[tuple[Split, ...], Windows] = {}
-        self._repeated: dict[tuple[Split, ...], Windows] = {}
+        recorded: list[defaultdict[tuple[Split, ...], list[tuple[int, int]]]] = [defaultdict(list), defaultdict(list)]
         for shard in (shard for state in states for shard in state.in_progress):
-            splits = shard.partial(manifest.rows_by_file).shard.splits
-            held = self._repeated if shard.repeats else self._partial
-            windows = [*held.get(splits, ()), *shard.windows]
-            held[splits] = merged(windows)
-            if not shard.repeats:
-                self._rows += size_of(shard.windows)
-                if size_of(held[splits]) != size_of(windows):
-                    raise ValueError("not a state of this package: it records a shard in progress twice")
+            recorded[shard.repeats][shard.partial(manifest.rows_by_file).shard.splits] += shard.windows
+        self._partial, self._repeated = ({key: merged(held[key]) for key in held} for held in recorded)
+        self._rows += sum(map(size_of, self._partial.values()))
+        if any(size_of(self._partial[splits]) != size_of(windows) for splits, windows in recorded[0].items()):
+            raise ValueError("not a state of this package: it records a shard in progress twice")
 
     def windows(self, shard_slice: ShardSlice) -> Windows:
         """Return the rows of a slice's shard that were delivered."""
@@ -223,4 +219,4 @@ def _require_possible(progress: Progress) -> None:
     rows = planned - progress.rows_left
     batches = progress.batches_delivered - (0 if progress.baseline is None else progress.baseline.batches)
     if batches > rows:
-        raise ValueError(f"not a state of this package: it records {batches} batches of {rows} rows")
+        raise ValueError(f"not a state of this package: it records {shown(batches)} batches of {rows} rows")

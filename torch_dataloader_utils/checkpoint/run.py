@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch_dataloader_utils.planning.manifest import Manifest
-from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, PlanOptions
+from torch_dataloader_utils.planning.plan import PlanOptions
+from torch_dataloader_utils.planning.planner import newest_algorithm
 from torch_dataloader_utils.planning.topology import Topology
 
 
@@ -29,6 +30,7 @@ class Run:
     snapshot_id: int | None = None
     version: int | None = None
     split_strategy: str | None = None
+    plan_algorithm: int = field(default_factory=newest_algorithm)
 
     def settings(self) -> dict[str, Any]:
         """Return what must be equal to load a state, by the names that users know. Files are compared separately."""
@@ -41,7 +43,7 @@ class Run:
             "rows": self.manifest.rows,
             "filters": self.filter_digest,
             "filter_binding": self.filter_binding,
-            "plan_algorithm": PLAN_ALGORITHM,
+            "plan_algorithm": self.plan_algorithm,
         }
 
     def plan(self) -> dict[str, Any]:

@@ -11,6 +11,9 @@ import pyarrow as pa
 from torch_dataloader_utils.columns.arrow import fixed_shape, leaf_type
 from torch_dataloader_utils.columns.nulls import flatten_fixed, where
 
+_FLOATS = {"halffloat": "float16", "float": "float32", "double": "float64"}
+"""Arrow's names of numbers that NumPy calls otherwise."""
+
 NAT = np.iinfo(np.int64).min
 """The integer that NumPy reads as NaT (not a time)."""
 
@@ -22,8 +25,7 @@ def numpy_dtype(dtype: pa.DataType, *, numpy_times: bool) -> np.dtype[Any]:
     """
     dtype = leaf_type(dtype)
     if not pa.types.is_temporal(dtype):
-        numpy_type: type[Any] = dtype.to_pandas_dtype()
-        return np.dtype(numpy_type)
+        return np.dtype(_FLOATS.get(str(dtype), str(dtype)))  # to_pandas_dtype() needs pandas before pyarrow 18
     if not numpy_times or pa.types.is_time(dtype):  # NumPy has no time of day
         return np.dtype(np.int64)
     unit = "D" if pa.types.is_date32(dtype) else "ms" if pa.types.is_date64(dtype) else dtype.unit
@@ -50,8 +52,7 @@ def _times(values: pa.Array) -> npt.NDArray[np.int64]:
 def _numbers(values: pa.Array) -> npt.NDArray[Any]:
     """Return the values of a numeric array; nulls of floats become NaN."""
     if values.null_count == 0 and not pa.types.is_boolean(values.type):  # Arrow packs booleans into bits
-        dtype = np.dtype(values.type.to_pandas_dtype())
-        return read_buffer(values.buffers()[1], dtype, len(values), values.offset)
+        return read_buffer(values.buffers()[1], numpy_dtype(values.type, numpy_times=False), len(values), values.offset)
     array: npt.NDArray[Any] = values.to_numpy(zero_copy_only=False)
     return array if array.flags.writeable else array.copy()
 

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_dataloader_utils.formats.base import OpenedFiles
-from torch_dataloader_utils.formats.read_cache import ReadCache
+from torch_dataloader_utils.formats.read_cache import CurrentReads, ReadCache
 from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, round_robin
 from torch_dataloader_utils.planning.assignment import Assignment
@@ -85,6 +86,10 @@ class BatchDataset(IterableDataset[Any]):
         """Rows in a batch."""
         return self._stream.options.batch_size
 
+    def prepare_iteration(self) -> None:
+        """End the newest iteration. From now on the state is that at which the next one begins."""
+        self._epoch_state.prepare_iteration()
+
     def begin_iteration(self) -> Iteration:
         """Begin an iteration: of the whole epoch, or of the rest that a state loaded since the last one left."""
         return self._epoch_state.begin_iteration()
@@ -96,6 +101,9 @@ class BatchDataset(IterableDataset[Any]):
     def attach_channel(self, channel: WorkerChannel) -> None:
         """Make this copy, in a worker, answer the assignments that arrive by channel."""
         self._channel = channel
+        if channel.page is not None:
+            reads = CurrentReads(channel.page.write_text)
+            self._stream = replace(self._stream, read_cache=replace(self._stream.read_cache, reads=reads))
 
     @contextmanager
     def without_footers(self) -> Iterator[None]:
@@ -128,9 +136,15 @@ class BatchDataset(IterableDataset[Any]):
         yield from BatchIterator(iteration, self.batches(assignment), streams=streams)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Give a copy progress of its own, and within `without_footers` no footers."""
+        """Give a copy progress of its own, and within `without_footers` no footers.
+
+        A user's copy continues where this dataset stands. One in a plain loader's worker begins what the next iteration
+        of this dataset would.
+        """
         if not self._leaves_footers_out:
-            return self.__dict__ | {"_epoch_state": copy.copy(self._epoch_state)}
+            is_users = get_spawning_popen() is None
+            epoch_state = self._epoch_state.for_user() if is_users else copy.copy(self._epoch_state)
+            return self.__dict__ | {"_epoch_state": epoch_state}
         stream = self._stream.without_footers()
         return {
             **self.__dict__,

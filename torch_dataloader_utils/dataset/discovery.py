@@ -29,11 +29,25 @@ NO_COLUMNS = pa.schema([])
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What to deliver of the files: columns and rows, None for all, and whether a column refuses nulls."""
+    """What to deliver of the files, and how they are read.
+
+    Attributes:
+        columns: The columns to deliver; None for all.
+        filters: Which rows to deliver; None for all.
+        refuses_nulls: Whether a column refuses nulls.
+        storage_timeout: Bounds each operation of the storage, in seconds.
+        memory_map: Whether local files are mapped into memory; None for those on a file system of this machine.
+    """
 
     columns: Sequence[str] | None
     filters: pc.Expression | None
     refuses_nulls: Callable[[pa.Field], bool]
+    storage_timeout: float
+    memory_map: bool | None
+
+    def storage_of(self, urls: Sequence[str], options: Mapping[str, Any] | None) -> tuple[Storage, list[str]]:
+        """Return the storage of some paths or URLs, and what it calls each of them: see `Storage.for_urls`."""
+        return Storage.for_urls(urls, options, timeout_sec=self.storage_timeout, memory_map=self.memory_map)
 
 
 @dataclass(frozen=True)

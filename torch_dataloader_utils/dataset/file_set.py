@@ -16,7 +16,7 @@ from torch_dataloader_utils.dataset.partitions import Partitioning, is_hive, par
 from torch_dataloader_utils.formats.base import Format, OpenedFiles
 from torch_dataloader_utils.formats.recognition import format_hint
 from torch_dataloader_utils.loader.arguments import parse_paths
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import StoredFile
 from torch_dataloader_utils.storage.listing import GLOB, list_files
 from torch_dataloader_utils.storage.redaction import is_http, without_query
 
@@ -52,7 +52,7 @@ class PathSet(FileSet):
 
     def open(self, request: Request) -> OpenedFiles:
         """List the files, or take them from the manifest, and read their footers."""
-        storage, locations = Storage.for_urls(self.urls, self.storage_options)
+        storage, locations = request.storage_of(self.urls, self.storage_options)
         hint = partial(format_hint, current=self.format.name)
         if self.manifest is None:
             listing, known = list_files(storage, locations, self.format.suffixes, hint), None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import posixpath
 import re
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
@@ -17,7 +20,10 @@ from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 from torch_dataloader_utils.storage.listing import GLOB, Listing
 from torch_dataloader_utils.storage.redaction import REDACTED
 
-VERSION = 1
+VERSION = 2
+VERSION_WITHOUT_DIGEST = 1
+MAGIC = b"TDUM"
+DIGEST_SIZE = 16
 KEY = b"torch_dataloader_utils"
 METADATA_FILE_KEY = b"torch_dataloader_utils:_metadata"
 SCHEMA = pa.schema(
@@ -33,7 +39,7 @@ SCHEMA = pa.schema(
 
 
 def dump_manifest(root: str, files: Sequence[StoredFile], known: KnownFooters, storage: Storage) -> bytes:
-    """Return files and their footers as an Arrow IPC stream, compressed.
+    """Return files and their footers as an Arrow IPC stream, compressed, after a digest of it.
 
     Raises:
         ValueError: If a URL has a query or a user name that may be secret: the file cannot be found without it.
@@ -52,7 +58,30 @@ def dump_manifest(root: str, files: Sequence[StoredFile], known: KnownFooters, s
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_stream(sink, SCHEMA.with_metadata(about), options=options) as stream:
         stream.write_table(pa.table(columns, schema=SCHEMA))
-    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+    return sealed(sink.getvalue().to_pybytes())
+
+
+def sealed(stream: bytes) -> bytes:
+    """Return a manifest's stream with its digest before it: Arrow would read many damaged streams as other values."""
+    return _seal_of(stream) + stream
+
+
+def _unsealed(content: bytes) -> tuple[int, memoryview]:
+    """Return a manifest's version and its stream, or raise a ValueError if its digest is not that of the stream.
+
+    Manifests of the first version are a stream alone.
+    """
+    whole = memoryview(content)
+    if whole[: len(MAGIC)] != MAGIC:
+        return VERSION_WITHOUT_DIGEST, whole
+    size = len(MAGIC) + DIGEST_SIZE
+    if whole[:size] != _seal_of(whole[size:]):
+        raise ValueError("the manifest is damaged")
+    return VERSION, whole[size:]
+
+
+def _seal_of(stream: bytes | memoryview) -> bytes:
+    return MAGIC + hashlib.blake2b(stream, digest_size=DIGEST_SIZE).digest()
 
 
 def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) -> tuple[Listing, KnownFooters]:
@@ -61,25 +90,28 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
     `locations` are the paths of the dataset, as the storage calls them.
 
     Raises:
-        ValueError: If it is not a manifest, or belongs to other paths.
+        ValueError: If it is not a manifest, is damaged, or belongs to other paths.
     """
     try:
-        with pa.ipc.open_stream(pa.py_buffer(content)) as stream:
+        version, stored = _unsealed(content)
+        with pa.ipc.open_stream(pa.py_buffer(stored)) as stream:
             table = stream.read_all()
         about = json.loads(table.schema.metadata[KEY])
         table.validate(full=True)
-        is_valid = _is_valid(about, table)
+        is_valid = about["version"] == version and _is_valid(about, table)
     except (pa.ArrowException, OSError, TypeError, KeyError, ValueError, RecursionError):
         is_valid = False
     if not is_valid:
-        raise ValueError(f"the manifest is not a result of dataset.dump_manifest() of this release (version {VERSION})")
+        msg = f"the manifest is not a result of dataset.dump_manifest() of this release (version {VERSION}), or damaged"
+        raise ValueError(msg)
+    given = list(map(posixpath.normpath, locations)) if storage.is_local else locations  # as listings do
     files, footers = [], {}
     for row in table.to_pylist():
         footer = row.pop("footer")
         if footer is not None:
             footers[row["path"]] = footer
         files.append(StoredFile(**row))
-        if not any(_is_at(row["location"], location) for location in locations):
+        if not any(_is_at(row["location"], location) for location in given):
             shown = cut(" and ".join(map(storage.display, locations)))
             raise ValueError(f"the manifest holds {cut(storage.display(row['location']))}, which is not at {shown}")
     metadata_file = table.schema.metadata.get(METADATA_FILE_KEY)
@@ -90,7 +122,7 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
 
 def _is_valid(about: dict[str, Any], table: pa.Table) -> bool:
     """Whether the values are such that `dump_manifest` can have written them."""
-    if about["version"] != VERSION or not isinstance(about["root"], str):
+    if not isinstance(about["root"], str):
         return False
     if table.schema.remove_metadata() != SCHEMA or not table.num_rows:
         return False
@@ -103,5 +135,16 @@ def _is_at(location: str, given: str) -> bool:
     """Whether a file may be the given file, in the given directory, or match the given glob."""
     if ".." in location.split("/"):  # it would lead out of the directory
         return location == given
-    plain = re.split(GLOB, given, maxsplit=1)[0]
-    return location == given or location.startswith(plain if plain != given else f"{given.rstrip('/')}/")
+    return location == given or location.startswith(f"{given.rstrip('/')}/") or _matches(location, given)
+
+
+def _matches(location: str, pattern: str) -> bool:
+    """Whether a glob matches a file, or a directory that holds it: such a directory is searched in depth."""
+    names, patterns = location.split("/"), pattern.rstrip("/").split("/")
+    reached = {0}
+    for part in patterns if re.search(GLOB, pattern) else ():
+        if part == "**":
+            reached = set(range(min(reached, default=len(names) + 1), len(names) + 1))
+        else:
+            reached = {index + 1 for index in reached if index < len(names) and fnmatchcase(names[index], part)}
+    return bool(reached - {0})

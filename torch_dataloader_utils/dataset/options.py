@@ -59,6 +59,7 @@ class LoaderOptions:
     """
 
     files: FileSet
+    storage_timeout: float
     columns: list[str] | None
     column_options: ColumnOptions
     filters: pc.Expression | None
@@ -70,6 +71,7 @@ class LoaderOptions:
     drop_last: bool
     row_id_column: str | None
     read_ahead_bytes: int
+    memory_map: bool | None
     collate_fn: Callable[[Any], Any] | None
     progress_interval_sec: float | None
     torch_options: Mapping[str, Any]
@@ -100,6 +102,7 @@ class LoaderOptions:
         _try_torch_options(torch_options, topology.num_workers)
         return cls(
             files=files,
+            storage_timeout=arguments.require_timeout(given["storage_timeout"], "storage_timeout"),
             columns=columns,
             column_options=parse_column_options(
                 arguments.require_choice(given["output_format"], "output_format", OUTPUT_FORMATS),
@@ -114,6 +117,7 @@ class LoaderOptions:
             drop_last=arguments.require_flag(given["drop_last"], "drop_last"),
             row_id_column=given["row_id_column"],
             read_ahead_bytes=arguments.parse_bytes(given["read_ahead_bytes"], "read_ahead_bytes"),
+            memory_map=arguments.optional_flag(given["memory_map"], "memory_map"),
             collate_fn=given["collate_fn"],
             progress_interval_sec=interval if arguments.require_flag(given["show_progress"], "show_progress") else None,
             torch_options=torch_options,
@@ -122,7 +126,8 @@ class LoaderOptions:
     def open_files(self) -> OpenedFiles:
         """List the files and read their footers."""
         refuses_nulls = partial(refuses_announced_nulls, options=self.column_options)
-        return self.files.open(Request(self.columns, self.filters, refuses_nulls))
+        request = Request(self.columns, self.filters, refuses_nulls, self.storage_timeout, self.memory_map)
+        return self.files.open(request)
 
     def read_options(self, schema: pa.Schema) -> ReadOptions:
         """Return how rows of these columns become batches, or raise a ColumnError if what was chosen does not fit."""

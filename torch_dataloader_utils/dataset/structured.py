@@ -11,6 +11,7 @@ import pyarrow as pa
 from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.checkpoint.merge import ON_CHANGED_FILES
+from torch_dataloader_utils.checkpoint.parse import MOST_EPOCHS
 from torch_dataloader_utils.columns.convert import OutputFormat
 from torch_dataloader_utils.columns.options import ColumnFormat
 from torch_dataloader_utils.dataset.base import BatchDataset
@@ -28,6 +29,7 @@ from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.metrics import Metrics
 from torch_dataloader_utils.planning.plan import UnevenRanks
 from torch_dataloader_utils.planning.strategy import SplitStrategy
+from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC
 
 
 class StructuredDataset(BatchDataset):
@@ -61,6 +63,7 @@ class StructuredDataset(BatchDataset):
         split_rows: int | None = None,
         split_strategy: SplitStrategy | None = None,
         read_ahead_bytes: int | str = "128MiB",
+        memory_map: bool | None = None,
         num_workers: int | None = None,
         num_ranks: int | None = None,
         rank: int | None = None,
@@ -70,6 +73,7 @@ class StructuredDataset(BatchDataset):
         mask_nulls: Sequence[str] | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
+        storage_timeout: float = DEFAULT_TIMEOUT_SEC,
         partitioning: Partitioning | None = None,
         manifest: bytes | None = None,
         row_id_column: str | None = None,
@@ -127,6 +131,10 @@ class StructuredDataset(BatchDataset):
             read_ahead_bytes: Decoded bytes that a stream (each worker, or this process) holds, at most, including the
                 batches that it is delivering: an integer or a string. A row group of more than half as many bytes is
                 read in parts. A shard of shuffled rows may be larger; then the next one is not read ahead.
+            memory_map: Whether local files are mapped into memory, which is fastest, or read. A mapped file that is cut
+                short, or that a network file system fails to read, kills the process that reads it; a file that is
+                read raises an `UnreadableFileError`. None maps files on a file system of this machine, such as ext4,
+                xfs or tmpfs, and reads all others, such as NFS, Lustre or FUSE. Other storages are never mapped.
             num_workers: Number of worker processes; 0 reads in this process. None uses the CPUs less one on a single
                 rank, and 1 on several, whose machines may differ; it adopts the number of a loaded state.
             num_ranks: Number of ranks; None uses the process group's, else ``WORLD_SIZE``, else 1.
@@ -147,6 +155,11 @@ class StructuredDataset(BatchDataset):
             collate_fn: Called with each batch, in the worker. Its result is delivered.
             storage_options: fsspec's options for the storage, credentials included. They appear in no state,
                 message or log.
+            storage_timeout: Seconds that each operation of the storage may take, with all its attempts: listing a
+                directory, opening a file, reading a footer or a range. An operation that fails is tried again after
+                growing pauses; one without an answer is given up and tried again after half of the time. After 10
+                seconds of failure a `StorageRetryWarning` names the file and the cause. Local files, too, are tried
+                again where the system reports an error that may pass, such as ESTALE; waiting for them is not bounded.
             partitioning: Which directories become columns: ``"hive"`` for names such as ``day=2024-02-29``, or a
                 ``pyarrow.dataset.Partitioning``; None for none. With ``"hive"``, as in pyarrow and polars, the
                 directories below a given directory become columns, and not those in its own path; of a given file or
@@ -260,7 +273,10 @@ class StructuredDataset(BatchDataset):
         Args:
             epoch: The epoch, from 0.
         """
-        self._epoch_state.set_epoch(require_count(epoch, "epoch", least=0))
+        epoch = require_count(epoch, "epoch", least=0)
+        if epoch > MOST_EPOCHS:
+            raise ValueError(f"epoch={epoch}: at most {MOST_EPOCHS} is possible")
+        self._epoch_state.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as plain values: what was delivered, to the row. Changes nothing.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import glob
+import fnmatch
 import json
 import os
 import posixpath
@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import torch.distributed as dist
 
-from torch_dataloader_utils.distributed.gather import Stateful, all_gather, require_equal_digests
+from torch_dataloader_utils.distributed.gather import Stateful, require_one_plan
+from torch_dataloader_utils.errors import DatasetError, shown
 from torch_dataloader_utils.storage.filesystem import Storage
 
 
@@ -45,7 +46,7 @@ def save_rank_state(
         _write_atomically(path, content)
         return path
     with storage.errors(f"{location}/{name}"):
-        storage.fs.pipe_file(f"{location}/{name}", content)
+        storage.call("pipe_file", f"{location}/{name}", content)
     return storage.display(f"{location}/{name}")
 
 
@@ -78,14 +79,29 @@ def load_rank_state(
     storage, location = _open_directory(directory, storage_options)
     with storage.errors(location):
         storage.fs.invalidate_cache()
-        found = sorted(map(posixpath.basename, storage.fs.glob(f"{glob.escape(location)}/loader-*.json")))
+        found = _states_in(storage, location)
     own = _file_name(current["rank"], current["num_ranks"])
     needed = [own] if strict and current["plan"]["virtual_ranks"] is None else found
     if not needed or not set(needed) <= set(found):
-        msg = f"there is no {storage.display(f'{location}/{own}')}; the directory holds {found or 'no states'}"
+        msg = f"there is no {storage.display(f'{location}/{own}')}; the directory holds {shown(found or 'no states')}"
         raise FileNotFoundError(msg)
     states = [_read_state(storage, f"{location}/{name}") for name in needed]
-    source.load_state_dict(states, strict=strict, on_changed_files=on_changed_files)
+    try:
+        source.load_state_dict(states, strict=strict, on_changed_files=on_changed_files)
+    except DatasetError:
+        raise
+    except ValueError as error:
+        files = storage.display(f"{location}/{needed[0]}") + (" and others" if len(needed) > 1 else "")
+        raise ValueError(f"{files}: {error}") from None
+
+
+def _states_in(storage: Storage, location: str) -> list[str]:
+    """Return the names of the files of states in a directory; none if there is no such directory."""
+    try:
+        listed = storage.call("ls", location, detail=False)
+    except FileNotFoundError:
+        return []
+    return sorted(fnmatch.filter(map(posixpath.basename, listed), "loader-*.json"))
 
 
 def _open_directory(
@@ -124,11 +140,15 @@ def _write_atomically(path: Path, content: bytes) -> None:
 
 def _read_state(storage: Storage, location: str) -> Any:
     with storage.errors(location):
-        content = storage.fs.cat_file(location)
+        content = storage.call("cat_file", location)
+    return _parse(content, storage.display(location))
+
+
+def _parse(content: str | bytes, name: str) -> Any:
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{storage.display(location)} is not a state: {error}") from None
+        raise ValueError(f"{name} is not a state: {error}") from None
 
 
 class CheckpointEntry:
@@ -150,14 +170,16 @@ class CheckpointEntry:
     def state_dict(self) -> dict[str, str]:
         """Return this rank's state as JSON, with the rank and the number of ranks in its name.
 
-        ``dcp.save`` and ``dcp.load`` call it on all ranks together.
+        ``dcp.save`` and ``dcp.load`` call it on all ranks together. They compare their plans, unless it is a loader for
+        one rank alone, which other ranks need not have.
 
         Raises:
-            RankMismatchError: On every rank, if ranks planned different epochs.
+            RankMismatchError: On every rank, if ranks planned different epochs, or several processes deliver a rank and
+                none delivers another.
         """
         state = self._source.state_dict()
-        if dist.is_initialized():
-            require_equal_digests(all_gather(state.get("plan_digest"), self._group))
+        if dist.is_initialized() and state["num_ranks"] > 1:
+            require_one_plan(state, self._group)
         return {_entry_name(state): json.dumps(state)}
 
     def load_state_dict(self, entry: dict[str, str]) -> None:
@@ -165,8 +187,10 @@ class CheckpointEntry:
 
         Raises:
             CheckpointMismatchError: If the state was saved under another plan.
+            ValueError: If the entry is not a state.
         """
-        self._source.load_state_dict(json.loads(entry[_entry_name(self._source.state_dict())]))
+        name = _entry_name(self._source.state_dict())
+        self._source.load_state_dict(_parse(entry[name], f"the checkpoint's entry {name!r}"))
 
 
 def _entry_name(state: dict[str, Any]) -> str:

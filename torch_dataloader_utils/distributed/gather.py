@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import logging
+import operator
 import os
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import torch.distributed as dist
 
-from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError
+from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError, cut, shown
 
 LOG = logging.getLogger("torch_dataloader_utils")
+SHOWN = 5
+"""How many differences between two ranks a message shows."""
+
 SHARED_KEYS = ("plan", "files", "base")
 """Parts of a state that are large, and equal on all ranks."""
 
@@ -51,7 +56,8 @@ def gather_states(source: Stateful, group: dist.ProcessGroup | None = None) -> l
         return [state]
     gathered = all_gather(state, group)
     require_one_of_each_rank([(state["rank"], state["num_ranks"]) for state in gathered])
-    require_equal_digests([state.get("plan_digest") for state in gathered])
+    gathered.sort(key=lambda state: int(state["rank"]))
+    require_equal_digests([state["plan_digest"] for state in gathered], gathered)
     for state in gathered[1:]:
         for key in SHARED_KEYS:
             if state[key] == gathered[0][key]:
@@ -80,15 +86,15 @@ def own_state(
     if rank is None:
         rank = dist.get_rank(group) if dist.is_initialized() else int(os.environ.get("RANK", "0"))
     try:
-        saved = [(state["rank"], state["num_ranks"]) for state in states]
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"not a list of loader states: {error!r}") from None
+        saved = [(operator.index(state["rank"]), operator.index(state["num_ranks"])) for state in states]
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"not a list of loader states: {cut(repr(error))}") from None
     ranks = require_one_of_each_rank(saved)
     if not 0 <= rank < len(saved):
         raise RankMismatchError(f"rank {rank} has no state: the list was saved by {len(saved)} ranks")
-    digests = {state["rank"]: state.get("plan_digest") for state in states}
-    require_equal_digests([digests[number] for number in range(len(saved))])
-    return states[ranks.index(rank)]
+    in_order = [states[ranks.index(number)] for number in range(len(saved))]
+    require_equal_digests([shown(state.get("plan_digest")) for state in in_order], in_order)
+    return in_order[rank]
 
 
 def load_gathered(source: Stateful, states: Sequence[dict[str, Any]]) -> None:
@@ -116,45 +122,98 @@ def require_one_of_each_rank(saved: Sequence[tuple[int, int]]) -> list[int]:
     ranks = [rank for rank, _ in saved]
     if any(count != len(saved) for _, count in saved) or sorted(ranks) != list(range(len(saved))):
         counts = sorted({count for _, count in saved})
-        msg = f"a gathered list holds each rank's state once; this one holds ranks {ranks}, saved by {counts} ranks"
+        msg = f"a gathered list holds each rank's state once; this one holds ranks {shown(ranks)}, saved by "
+        msg += f"{shown(counts)} ranks"
         raise RankMismatchError(msg)
     return ranks
 
 
 class Planned(Protocol):
-    """An object with a plan, such as a dataset."""
+    """An object with a plan for several ranks, such as a dataset."""
 
     @property
     def plan_digest(self) -> str:
         """Digest of the plan."""
         ...
 
+    @property
+    def num_ranks(self) -> int:
+        """Number of ranks that the plan is for."""
+        ...
+
+    @property
+    def rank(self) -> int:
+        """The rank that it delivers, from 0 to `num_ranks` - 1."""
+        ...
+
 
 def require_same_plan(dataset: Planned, group: dist.ProcessGroup | None = None) -> None:
-    """Raise on every rank unless all ranks planned the same epoch. All ranks call it together, before training.
+    """Raise on every rank unless all ranks planned the same epoch, and each rank of the plan is there.
+
+    All ranks call it together, before training. Processes may share a rank, as in tensor parallelism.
 
     Args:
         dataset: This rank's dataset.
         group: The process group; None for the default one.
 
     Raises:
-        RankMismatchError: If plans differ; the message names the ranks.
+        RankMismatchError: If plans differ, or several processes deliver a rank and none delivers another; the message
+            names the ranks.
     """
     if not dist.is_initialized():
         return
-    require_equal_digests(all_gather(dataset.plan_digest, group))
+    gathered = all_gather((dataset.plan_digest, dataset.rank, dataset.num_ranks), group)
+    require_equal_digests([digest for digest, *_ in gathered])
+    require_all_ranks([rank for _, rank, _ in gathered], dataset.num_ranks)
 
 
-def require_equal_digests(digests: Sequence[str | None]) -> None:
+def require_one_plan(state: Mapping[str, Any], group: dist.ProcessGroup | None) -> None:
+    """Do the same by this rank's state. The message also says in what the states differ."""
+    gathered = all_gather((state["plan_digest"], state["rank"], state["num_ranks"]), group)
+    digests = [digest for digest, *_ in gathered]
+    if len(set(digests)) > 1:  # then all ranks are here
+        require_equal_digests(digests, all_gather(state, group))
+    require_all_ranks([rank for _, rank, _ in gathered], state["num_ranks"])
+
+
+def require_all_ranks(ranks: Sequence[int], num_ranks: int) -> None:
+    """Raise if these processes, enough for all ranks, deliver some ranks several times and others not at all."""
+    missing = sorted(set(range(num_ranks)) - set(ranks)) if len(ranks) >= num_ranks else []
+    if missing:
+        msg = f"no process delivers the rows of ranks {shown(missing)} of {num_ranks}: the processes deliver ranks "
+        raise RankMismatchError(f"{msg}{shown(ranks)}; create the loader with another `rank`, or without it")
+
+
+def require_equal_digests(digests: Sequence[Any], states: Sequence[Mapping[str, Any]] = ()) -> None:
     """Raise a RankMismatchError that names the ranks unless all of them planned the same epoch.
 
-    States that were saved before states had a digest of their plan have None.
+    States that were saved before states had a digest of their plan have None. The message also says in what the states
+    of the ranks, if they are given, differ.
     """
-    if len(set(digests)) > 1:
-        by_digest = {digest: [rank for rank, other in enumerate(digests) if other == digest] for digest in digests}
-        groups = "; ".join(f"ranks {ranks} have {digest}" for digest, ranks in by_digest.items())
-        msg = f"ranks planned different epochs: {groups}. They see different files, or were given different options, "
-        raise RankMismatchError(msg + "epochs or worker counts")
+    if all(digest == digests[0] for digest in digests):
+        return
+    alike: dict[Any, list[int]] = defaultdict(list)
+    for rank, digest in enumerate(digests):
+        alike[digest].append(rank)
+    groups = [f"ranks {shown(ranks)}" for ranks in alike.values()]
+    msg = f"ranks planned different epochs; these planned alike: {', '.join(groups[:SHOWN])}"
+    msg += f" and {len(groups) - SHOWN} more groups. " if len(groups) > SHOWN else ". "
+    first, other, *_ = (ranks[0] for ranks in alike.values())
+    found = _differences(states[first], states[other]) if states else []
+    if found:
+        raise RankMismatchError(f"{msg}Rank {first} and rank {other} have {'; '.join(found[:SHOWN])}")
+    raise RankMismatchError(f"{msg}They see different files, or were given different options, epochs or worker counts")
+
+
+def _differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """Return in what two states differ that should be equal, as a message shows it."""
+    names = {
+        name: name.strip("_") for name in ("epoch", "num_ranks", "_num_workers", "_shuffle_seed", "plan_algorithm")
+    }
+    pairs = [(shown_as, first.get(name), other.get(name)) for name, shown_as in names.items()]
+    plans = [state["plan"] if isinstance(state.get("plan"), Mapping) else {} for state in (first, other)]
+    pairs += [(str(name), value, plans[1].get(name)) for name, value in plans[0].items() if name != "root"]
+    return [f"{name}={shown(one)} and {shown(two)}" for name, one, two in pairs if shown(one) != shown(two)]
 
 
 def all_gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 
-from torch_dataloader_utils.distributed.gather import LOG, all_gather, require_equal_digests
+from torch_dataloader_utils.distributed.gather import LOG, all_gather, require_one_plan
 from torch_dataloader_utils.loader.arguments import require_choice
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.iteration import BatchIterator
@@ -39,7 +39,8 @@ def in_step(
 
     Raises:
         TypeError: If the loader is not this package's loader.
-        RankMismatchError: On every rank, before the first step, if ranks planned different epochs.
+        RankMismatchError: On every rank, before the first step, if ranks planned different epochs, or several processes
+            deliver a rank and none delivers another.
     """
     require_choice(uneven, "uneven", ("drop", "pad"))
     batches = iter(loader)
@@ -48,7 +49,7 @@ def in_step(
     if not dist.is_initialized():
         yield from batches
         return
-    require_equal_digests(all_gather(loader.state_dict()["plan_digest"], group))
+    require_one_plan(loader.state_dict(), group)
     num_ranks = dist.get_world_size(group)
     wanted = num_ranks if uneven == "drop" else 1
     steps = 0

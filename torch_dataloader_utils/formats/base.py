@@ -20,8 +20,9 @@ import pyarrow.compute as pc
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.schema import Projection
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest
-from torch_dataloader_utils.storage.filesystem import LocalFile, Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 from torch_dataloader_utils.storage.listing import Listing
+from torch_dataloader_utils.storage.local_file import LocalFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +156,8 @@ class Codec(ABC):
     def open(self, path: str, file: Any, local: LocalFile | None) -> RowGroups:
         """Open a file, or raise an UnreadableFileError if it is not the listed one, as far as can be seen.
 
-        `file` has its bytes, as pyarrow reads them: all of them, or those of the row groups that are needed.
+        `file` has its bytes, as pyarrow reads them: all of them if it is mapped into memory, else those of the row
+        groups that are needed. `local` is the file itself, if it is a local one.
         """
 
     def close(self) -> None:  # noqa: B027 - most need nothing
@@ -279,6 +281,10 @@ class OpenedFiles:
             constants = [repr(values[name]) for name, _ in columns if name in values]
             digest.update(f"\n{sources[self.projected.get(file.path, 0)]} {constants}".encode())
         return digest.hexdigest()
+
+    def row_group_name(self, path: str, number: int) -> str:
+        """Return a row group's name for messages."""
+        return f"row group {number} of {self.manifest.full_path(path)}"
 
     @property
     def unknown_rows(self) -> str | None:

@@ -6,6 +6,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TypeVar
 
 import pyarrow as pa
@@ -27,6 +28,26 @@ QUICK_SEC = 0.0005
 """If the median of some footers takes longer than this, they wait for their storage."""
 
 
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise the KeyboardInterrupt where Python's own locks raise another error for it.
+
+    A `threading.Condition`, on which the start of a thread and each `Future` wait, releases its lock twice if Ctrl-C
+    comes just after it has begun to wait: then it raises "cannot release un-acquired lock".
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if hides_interrupt(error):
+            raise KeyboardInterrupt from None
+        raise
+
+
+def hides_interrupt(error: BaseException) -> bool:
+    """Whether a lock raised an error in place of a KeyboardInterrupt: see `interruptible`."""
+    return isinstance(error, RuntimeError) and isinstance(error.__context__, KeyboardInterrupt) and "lock" in str(error)
+
+
 def read_each(read: Callable[[T], U], files: Sequence[T], storage: Storage) -> Iterator[U]:
     """Read footers one by one as long as a local storage answers at once: threads would only slow one another down."""
     start = 0
@@ -40,7 +61,7 @@ def read_each(read: Callable[[T], U], files: Sequence[T], storage: Storage) -> I
         in_a_row = statistics.median(seconds) < QUICK_SEC
         start += FOOTERS_IN_A_ROW
     if start < len(files):
-        with ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="footers") as threads:
+        with interruptible(), ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="footers") as threads:
             yield from threads.map(read, files[start:])
 
 
@@ -50,7 +71,7 @@ def read_concurrently(action: Callable[[T], U], items: Sequence[T], storage: Sto
         yield from map(action, items)
         return
     count = min(pa.cpu_count(), FOOTER_THREADS) if storage.is_local else FOOTER_THREADS
-    with ThreadPoolExecutor(count, thread_name_prefix="footers") as threads:
+    with interruptible(), ThreadPoolExecutor(count, thread_name_prefix="footers") as threads:
         try:
             yield from threads.map(action, items)
         finally:

@@ -1,11 +1,14 @@
 """What readers of the same files learn and keep from epoch to epoch: footers, and how large rows are in memory.
 
 Threads may share both. Each operation is one of a dict, so nothing is locked, and nothing stays locked after a fork.
+`CurrentReads` has a lock; a worker makes it for itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -54,12 +57,39 @@ class SizeEstimates:
                 self._row_bytes[column.name] = max(self._row_bytes.get(column.name, 0), row_bytes)
 
 
+class CurrentReads:
+    """Which row groups the threads of a process read at this moment, or read last, for messages about the process.
+
+    Args:
+        publish: Called with what messages say of it, each time that it changes.
+    """
+
+    def __init__(self, publish: Callable[[str], None]) -> None:
+        self._publish = publish
+        self._names: list[str] = []
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Say that a row group is read."""
+        with self._lock:
+            self._names.append(name)
+            self._publish(f"reading: {', '.join(self._names)}")
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._names.remove(name)
+                self._publish(f"reading: {', '.join(self._names)}" if self._names else f"last read: {name}")
+
+
 @dataclass(frozen=True, slots=True)
 class ReadCache:
-    """What the readers of one dataset share in a process."""
+    """What the readers of one dataset share in a process. A worker has current reads, for the training process."""
 
     footers: FooterStore
     sizes: SizeEstimates
+    reads: CurrentReads | None = None
 
     @classmethod
     def of_opened(cls, footers: Mapping[str, bytes]) -> ReadCache:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import operator
 import os
 import re
@@ -65,11 +66,24 @@ def require_flag(value: object, name: str) -> bool:
     return value
 
 
+def optional_flag(value: object, name: str) -> bool | None:
+    """Return True, False or None."""
+    return None if value is None else require_flag(value, name)
+
+
 def require_seconds(value: object, name: str) -> float:
     """Return a number of seconds that is not negative."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 0:
         raise ValueError(f"{name}={value!r}: expected a number of seconds")
     return float(value)
+
+
+def require_timeout(value: object, name: str) -> float:
+    """Return a number of seconds that is more than 0 and not infinite."""
+    seconds = require_seconds(value, name)
+    if not 0 < seconds < math.inf:
+        raise ValueError(f"{name}={value!r}: expected a number of seconds, more than 0 and not infinite")
+    return seconds
 
 
 def require_callable(value: object, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -12,15 +13,17 @@ from typing import Any, Literal, Protocol
 import torch
 from torch.utils.data import DataLoader
 
+from torch_dataloader_utils.formats.concurrency import interruptible
 from torch_dataloader_utils.loader.arguments import refuse_torch_options
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, round_robin
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
-from torch_dataloader_utils.workers.lifecycle import StartupBarrier, WorkerSetup
+from torch_dataloader_utils.workers.lifecycle import StartupBarrier, WorkerSetup, interrupt_later
 from torch_dataloader_utils.workers.message_size import MessageSizer
 from torch_dataloader_utils.workers.messages import MAX_HELD, Content, Message
-from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
+from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool, SharedPage
+from torch_dataloader_utils.workers.torch_iterator import WorkerIterator
 
 FORK_ATTEMPTS = 3
 
@@ -38,6 +41,7 @@ class _Dataset(Protocol):
     @property
     def batch_size(self) -> int: ...
     def begin_iteration(self) -> Iteration: ...
+    def prepare_iteration(self) -> None: ...
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]: ...
     def attach_channel(self, channel: WorkerChannel) -> None: ...
     def without_footers(self) -> AbstractContextManager[None]: ...
@@ -73,9 +77,8 @@ class StructuredDataLoader(DataLoader[Any]):
             **dataloader_kwargs,
         )
         self._dataset = dataset
-        self._user_worker_init_fn = worker_init_fn
         self._channels: list[WorkerChannel] = []
-        self._answers: weakref.ref[Any] | None = None
+        self._answers: weakref.ref[WorkerIterator] | None = None
         self._newest: weakref.ref[BatchIterator] | None = None
 
     def __iter__(self) -> BatchIterator:  # type: ignore[override]
@@ -83,15 +86,21 @@ class StructuredDataLoader(DataLoader[Any]):
 
         Returns:
             An iterator of batches. It ends when a later `iter`, `set_epoch` or `load_state_dict` takes the progress
-            over: its next call then raises an `IterationEndedError`.
+            over: its next call then raises an `IterationEndedError`. If this call itself fails, the state is that at
+            which it was to begin.
+
+        Raises:
+            WorkerError: If a worker process died. The next call starts new ones.
         """
         if self._newest is not None and (before := self._newest()) is not None:
             before.end("iter")
+        self._dataset.prepare_iteration()
         if self.num_workers != self._dataset.num_workers:
             self._forget_workers()
             self.num_workers = self._dataset.num_workers
             self.prefetch_factor = self.prefetch_factor or 2
-        iterator = self._in_process() if self.num_workers == 0 else self._from_workers()
+        with interruptible():
+            iterator = self._in_process() if self.num_workers == 0 else self._from_workers()
         self._newest = weakref.ref(iterator)
         return iterator
 
@@ -134,6 +143,21 @@ class StructuredDataLoader(DataLoader[Any]):
         msg = "accelerator.prepare() would divide this rank's rows among the ranks once more: use prepare_loader("
         raise TypeError(msg + "accelerator, loader) of torch_dataloader_utils.integrations.accelerate instead")
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave workers and iterators out of a copy.
+
+        A copy continues where this loader stands, as if it had loaded its state. After a finished pass it begins the
+        epoch, as this loader does. It can be pickled if what the loader was made with can, as its `collate_fn`.
+        """
+        own: dict[str, Any] = {"_channels": [], "_answers": None, "_newest": None, "_iterator": None}
+        return {**self.__dict__, **own}
+
+    def __copy__(self) -> StructuredDataLoader:
+        copied = type(self).__new__(type(self))
+        dataset = copy.copy(self._dataset)  # or both loaders would take the progress from one another
+        copied.__dict__.update(self.__getstate__(), dataset=dataset, _dataset=dataset)
+        return copied
+
     def _in_process(self) -> BatchIterator:
         iteration = self._dataset.begin_iteration()
         read = partial(self._dataset.batches, pin=self.pin_memory and _has_accelerator())
@@ -144,9 +168,10 @@ class StructuredDataLoader(DataLoader[Any]):
             answers = self._ask_workers()
             iteration = self._dataset.begin_iteration()
             assignments = list(iteration.assignments())
-            for channel, assignment in zip(self._channels, assignments, strict=True):
-                knows_all = self._context().get_start_method() == "fork"  # it has the memory of this process
-                channel.send(assignment if knows_all else self._dataset.with_footers(assignment, channel.known))
+            with interrupt_later():  # a queue starts a thread
+                for channel, assignment in zip(self._channels, assignments, strict=True):
+                    knows_all = self._context().get_start_method() == "fork"  # it has the memory of this process
+                    channel.send(assignment if knows_all else self._dataset.with_footers(assignment, channel.known))
         except BaseException:
             self._forget_workers()
             raise
@@ -154,7 +179,7 @@ class StructuredDataLoader(DataLoader[Any]):
         batches = _unpacked(answers, iteration.number, workers, self._channels[0].sizer)
         return BatchIterator(iteration, round_robin(batches), on_error=self._forget_workers)
 
-    def _ask_workers(self) -> Iterator[Message]:
+    def _ask_workers(self) -> WorkerIterator:
         """Let torch start workers, or use the persistent ones again. If a worker hangs at its start, start new ones."""
         if self.persistent_workers and self._channels:
             return self._torch_iterator()
@@ -162,15 +187,11 @@ class StructuredDataLoader(DataLoader[Any]):
         for _ in range(FORK_ATTEMPTS):
             startup = StartupBarrier(context)
             self._channels = self._new_channels(context)
-            self.worker_init_fn = WorkerSetup(startup, self._channels, self._user_worker_init_fn)
-            answers = self._torch_iterator()
-            workers = getattr(answers, "_workers", [])
-            if context.get_start_method() != "fork" or startup.wait_for(workers, START_SEC):
+            answers = self._start_workers(WorkerSetup(startup, self._channels, self.worker_init_fn))
+            if context.get_start_method() != "fork" or startup.wait_for(answers.workers, START_SEC):
                 return answers
-            self._forget_workers()  # before they are killed: torch raises if a worker dies that it watches
-            for worker in workers:
-                worker.kill()
-                worker.join()
+            answers.kill()
+            self._forget_workers()
         msg = f"worker processes hung at their start, {FORK_ATTEMPTS} times: they were forked while another thread of "
         msg += "this process held a lock; start them with multiprocessing_context='forkserver', or before such threads"
         raise RuntimeError(msg)
@@ -184,24 +205,39 @@ class StructuredDataLoader(DataLoader[Any]):
         sizer = MessageSizer(ahead)
         count = ahead * self.num_workers + MAX_HELD + 1  # all messages in transit may be of the same worker
         pools = [SharedMemoryPool.if_possible(count) for _ in range(self.num_workers)]
-        return [WorkerChannel(AssignmentQueue(context), sizer, pool) for pool in pools]
+        return [WorkerChannel(AssignmentQueue(context), sizer, pool, SharedPage.if_possible()) for pool in pools]
 
-    def _torch_iterator(self) -> Iterator[Message]:
+    def _start_workers(self, setup: WorkerSetup) -> WorkerIterator:
+        """Let torch start workers that run this first, which calls the user's own function."""
+        users, self.worker_init_fn = self.worker_init_fn, setup
+        try:
+            with interrupt_later():
+                return self._torch_iterator()
+        finally:
+            self.worker_init_fn = users
+
+    def _torch_iterator(self) -> WorkerIterator:
         with self._dataset.without_footers():
-            answers = super().__iter__()
+            answers: WorkerIterator = super().__iter__()  # type: ignore[assignment]
         self._answers = weakref.ref(answers)
         return answers
 
+    def _get_iterator(self) -> Any:
+        """Return what `super().__iter__` returns, or uses again if workers are persistent."""
+        self.check_worker_number_rationality()
+        channels = self._channels
+        return WorkerIterator(self, lambda worker: channels[worker].reading)
+
     def _forget_workers(self) -> None:
         """Shut down worker processes that must not serve another iteration."""
-        answers = None if self._answers is None else self._answers()
-        self._answers = self._iterator = None
-        shut_down = getattr(answers, "_shutdown_workers", None)  # torch calls it when its iterator is deleted
-        if shut_down is not None:
-            shut_down()
-        for channel in self._channels:
-            channel.close()
-        self._channels = []
+        with interrupt_later():
+            answers = None if self._answers is None else self._answers()
+            self._answers = self._iterator = None
+            if answers is not None:
+                answers.end()
+            for channel in self._channels:
+                channel.close()
+            self._channels = []
 
 
 def _unpacked(

@@ -12,6 +12,7 @@ from typing import Any
 from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.checkpoint.dump import dump_state
+from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.merge import OnChangedFiles, merge_states
 from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.progress import Progress
@@ -31,7 +32,7 @@ from torch_dataloader_utils.loader.user_warnings import (
     warn_of_unknown_lengths,
 )
 from torch_dataloader_utils.planning.plan import Plan, PlanOptions
-from torch_dataloader_utils.planning.planner import EpochPlanner
+from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, EpochPlanner, newest_algorithm
 from torch_dataloader_utils.planning.strategy import SplitStrategy
 from torch_dataloader_utils.planning.topology import Topology
 from torch_dataloader_utils.reading.scan import ReadOptions
@@ -63,6 +64,8 @@ class EpochState:
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
         self._warned_of_uneven_ranks = False
+        self._record: EpochRecord | None = None
+        self._plan_algorithm: int | None = None  # that of a loaded state; None for the newest
         self._check_epoch()
 
     # What is known of the epoch --------------------------------------------------------------------------------------
@@ -75,7 +78,7 @@ class EpochState:
     @property
     def plan(self) -> Plan:
         """The plan of the whole epoch."""
-        return self._planner.plan(self.epoch, self.topology)
+        return self._planner.plan(self.epoch, self.topology, algorithm=self._plan_algorithm)
 
     @property
     def progress(self) -> Progress:
@@ -102,8 +105,16 @@ class EpochState:
     def _rows_digest(self) -> str:
         """Digest of all that determines which rows each rank delivers. Their batches may have different sizes."""
         files = self._opened_files
-        contents = files.manifest.fingerprint, files.filter_digest, files.filter_binding, files.format.options_digest
-        return _digest(self._current_plan().digest, *contents, self._planner.options)
+        versions = files.manifest.fingerprint, files.manifest.versions_digest, *sorted(files.pin.items())
+        contents = *versions, files.filter_digest, files.filter_binding, files.format.options_digest
+        algorithm = self._plan_algorithm or newest_algorithm()
+        fixed = algorithm, self.topology.num_ranks
+        return _digest(self._current_plan().digest, *fixed, *contents, self._planner.options)
+
+    @property
+    def _shared_digest(self) -> str | None:
+        """The digest by which the states of several ranks are compared; None on a single rank."""
+        return self._rows_digest if self.topology.num_ranks > 1 else None
 
     def balanced_rows(self) -> dict[str, list[tuple[str, int]]]:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""
@@ -111,14 +122,21 @@ class EpochState:
 
     # What changes it -------------------------------------------------------------------------------------------------
 
+    def prepare_iteration(self) -> None:
+        """End the newest iteration, since another is about to begin: see `ProgressOwner.prepare`."""
+        self.owner.prepare()
+
     def begin_iteration(self) -> Iteration:
         """Begin an iteration: of the whole epoch, or of the rows that a state left which was loaded since the last."""
+        if self.owner.loaded is None:
+            self._plan_algorithm = None
         progress = self.owner.loaded or self._fresh()
         line = None
         if self._progress_interval_sec is not None:
             total = None if self._opened_files.unknown_rows is not None else self._batches(progress)
             line = ProgressLine(self._progress_interval_sec, total)
         iteration = self.owner.begin(progress, self.topology.processes, line)
+        self._prepare_states(progress)
         if LOG.isEnabledFor(logging.INFO):
             log_uneven_rows(self.epoch, self.balanced_rows())
         return iteration
@@ -128,18 +146,22 @@ class EpochState:
         if epoch == self.epoch and self.owner.is_untouched:
             return
         self.owner.take_over("set_epoch", epoch)
+        self._plan_algorithm = None
         self._check_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
-        digest = self._rows_digest if self.topology.num_ranks > 1 else None
-        return dump_state(self._run(self.epoch), self.epoch, self.progress, digest)
+        progress = self.progress
+        return dump_state(self._run(self.epoch), self.epoch, progress, self._shared_digest, self._recorded(progress))
 
     def load_state_dict(self, states: Any, *, strict: bool, on_changed_files: OnChangedFiles) -> None:
         """Load a state, or those of all ranks. If this raises, nothing has changed."""
         saved = parse_states(states)
         epoch = saved[0].epoch
         run = self._run(epoch)
+        algorithm = saved[0].settings["plan_algorithm"]
+        if algorithm in PLAN_ALGORITHMS:  # else it will be a difference
+            run = replace(run, plan_algorithm=algorithm)
         if not strict:
             progress = self._planned_again(saved, run, on_changed_files)
         elif on_changed_files != "error":
@@ -152,19 +174,22 @@ class EpochState:
                 run = replace(run, topology=replace(run.topology, num_workers=saved[0].num_workers))
             progress = self._placed(saved, run)
         self.topology = run.topology
+        self._plan_algorithm = run.plan_algorithm
         self.owner.take_over("load_state_dict", epoch, progress)
 
     def _placed(self, states: Sequence[SavedState], run: Run) -> Progress:
         """Return the progress of a run that continues exactly where it saved the states."""
         checked = check_states(states, run)
-        progress = place_states(checked, self._planner.plan(checked.epoch, run.topology, checked.baseline))
+        progress = place_states(
+            checked, self._planner.plan(checked.epoch, run.topology, checked.baseline, run.plan_algorithm)
+        )
         warn_of_touched_files(states[0], run.manifest)
         return progress
 
     def _planned_again(self, states: Sequence[SavedState], run: Run, on_changed_files: OnChangedFiles) -> Progress:
         """Return the progress of a run that plans again what other ranks and workers have not delivered."""
         baseline, lost_rows = merge_states(states, run, on_changed_files=on_changed_files)
-        plan = self._planner.plan(states[0].epoch, run.topology, baseline)
+        plan = self._planner.plan(states[0].epoch, run.topology, baseline, run.plan_algorithm)
         warn_of_touched_files(states[0], run.manifest)
         warn_of_lost_rows(lost_rows, counts_rows=run.manifest.counts_rows)
         return Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
@@ -187,9 +212,18 @@ class EpochState:
         copied._opened_files, copied.owner.loaded = opened_files, None  # noqa: SLF001 - of this class
         return copied
 
+    def for_user(self) -> EpochState:
+        """Return a copy that continues where this stands. After a finished pass it begins the epoch, as this does."""
+        copied = copy.copy(self)
+        iteration = self.owner.iteration
+        if iteration is not None and not iteration.finished():
+            copied.owner.loaded = iteration.progress
+        return copied
+
     def __copy__(self) -> EpochState:
         copied = EpochState.__new__(EpochState)
-        copied.__dict__.update(self.__dict__, owner=copy.copy(self.owner), _planner=copy.copy(self._planner))
+        own = {"owner": copy.copy(self.owner), "_planner": copy.copy(self._planner), "_record": None}
+        copied.__dict__.update(self.__dict__, **own)
         return copied
 
     # Within ----------------------------------------------------------------------------------------------------------
@@ -201,7 +235,19 @@ class EpochState:
     def _current_plan(self) -> Plan:
         """Return the plan of the epoch, or of the rows that an elastic load left of it."""
         progress = self.owner.progress
-        return self._planner.plan(self.epoch, self.topology, None if progress is None else progress.baseline)
+        baseline = None if progress is None else progress.baseline
+        return self._planner.plan(self.epoch, self.topology, baseline, self._plan_algorithm)
+
+    def _prepare_states(self, progress: Progress) -> None:
+        """Compute now what all states of the epoch share, so that each of them takes little time."""
+        _ = self._shared_digest, self._opened_files.manifest.fingerprint
+        self._recorded(progress).prepare()
+
+    def _recorded(self, progress: Progress) -> EpochRecord:
+        """Return what all states of the progress' epoch share."""
+        if self._record is None or not self._record.is_of(progress):
+            self._record = EpochRecord(self._opened_files.manifest, progress)
+        return self._record
 
     def _run(self, epoch: int) -> Run:
         """Return what a state of an epoch is compared with."""
@@ -217,6 +263,7 @@ class EpochState:
             format_options=self._opened_files.format.options_digest,
             **self._opened_files.pin,
             split_strategy=self._planner.strategy_digest(epoch),
+            plan_algorithm=self._plan_algorithm or newest_algorithm(),
         )
 
     def _batches(self, progress: Progress) -> int:

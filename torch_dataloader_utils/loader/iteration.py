@@ -9,6 +9,7 @@ from typing import Any
 
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.errors import IterationEndedError
+from torch_dataloader_utils.formats.concurrency import hides_interrupt
 from torch_dataloader_utils.loader.metrics import Metrics, ProgressLine
 from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
@@ -137,6 +138,9 @@ class BatchIterator(Iterator[Any]):
                 msg = "a worker process ended before its stream did; the state holds what was delivered"
                 raise RuntimeError(msg)  # noqa: TRY301 - handled as every other error
         except BaseException as error:
+            if hides_interrupt(error):
+                self._fail(KeyboardInterrupt())
+                raise KeyboardInterrupt from None
             self._fail(error)
             raise
         return self._batches > after

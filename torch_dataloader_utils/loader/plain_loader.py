@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import os
 from multiprocessing import sharedctypes
+from typing import Any
 
 from torch_dataloader_utils.errors import ProgressUnknownError
+from torch_dataloader_utils.workers.shared_memory import SharedPage
 
 _GENERATION, _EPOCH, _WAITING, _DELIVERED, _CONSUMER = range(5)
 """Indices of the shared integers.
@@ -31,15 +33,22 @@ class Copies:
     def publish(self, epoch: int, *, waiting: bool) -> None:
         """Note that the dataset changed in the training process."""
         if self._owner != os.getpid():  # a forked copy must not write where its parent does
-            self._marks, self._owner = sharedctypes.RawArray("q", 5), os.getpid()
-        self._marks[_EPOCH], self._marks[_WAITING], self._marks[_CONSUMER] = epoch, int(waiting), 0
-        self._marks[_GENERATION] += 1
-        self._seen = self._marks[_GENERATION]
+            self._page, self._owner = SharedPage.if_possible() or sharedctypes.RawArray("q", 5), os.getpid()
+        marks = self._marks
+        marks[_EPOCH], marks[_WAITING], marks[_CONSUMER] = epoch, int(waiting), 0
+        marks[_GENERATION] += 1
+        self._seen = marks[_GENERATION]
+
+    @property
+    def _marks(self) -> Any:
+        """The shared integers."""
+        return self._page.integers if isinstance(self._page, SharedPage) else self._page
 
     @property
     def have_delivered(self) -> bool:
         """Whether copies have delivered batches since the dataset changed last. The training process counts none."""
-        return bool(self._marks[_DELIVERED] == self._marks[_GENERATION])
+        marks = self._marks
+        return bool(marks[_DELIVERED] == marks[_GENERATION])
 
     def join(self, epoch: int, workers_of_state: int | None, *, num_workers: int, loader_seed: int) -> tuple[int, bool]:
         """Return, when a worker begins an iteration, the epoch, and whether to continue from the loaded state.

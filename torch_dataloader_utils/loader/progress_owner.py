@@ -51,6 +51,10 @@ class ProgressOwner:
         self.iteration = Iteration(self._iterations, self.epoch, progress, processes, line)
         return self.iteration
 
+    def prepare(self) -> None:
+        """Let the progress be that at which the next iteration begins, so that it is right if making that one fails."""
+        self.take_over("iter", self.epoch, self.loaded)
+
     def take_over(self, by: str, epoch: int, loaded: Progress | None = None) -> None:
         """Let a call take the progress from the iteration that owned it, whose iterator's error names the call.
 

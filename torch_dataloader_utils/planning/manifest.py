@@ -152,6 +152,11 @@ class Manifest:
         return json_digest(self.entries)
 
     @cached_property
+    def versions_digest(self) -> bytes:
+        """Digest of the files' etags: of which version each file is, where the storage has versions."""
+        return json_digest([file.etag for file in self.files])
+
+    @cached_property
     def rows_by_file(self) -> list[tuple[str, int]]:
         """Each file's path and its number of rows."""
         return [(file.path, file.rows) for file in self.files]

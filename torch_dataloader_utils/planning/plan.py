@@ -35,7 +35,8 @@ class Shard:
     @property
     def present(self) -> tuple[Split, ...]:
         """The splits that can be read."""
-        return tuple(split for index, split in enumerate(self.splits) if index not in self.missing)
+        missing = frozenset(self.missing)
+        return tuple(split for index, split in enumerate(self.splits) if index not in missing)
 
     def content(self) -> bytes:
         """Return the bytes that represent this shard in digests and in permutation keys."""
@@ -70,6 +71,11 @@ class ShardSlice:
     def rows(self) -> int:
         """Number of rows, where no filter drops any."""
         return self.stop - self.start
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its shard, which can be read whole, and no other slice delivers these rows."""
+        return self.start == 0 and self.stop == self.shard.rows and not self.shard.missing and not self.repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +157,9 @@ class Plan:
         for shard_slice in self.slices:
             shard = shard_slice.shard
             digest.update(b"\n\n" + shard.content())
-            if shard_slice != ShardSlice(Shard(shard.splits)):
+            if not shard_slice.is_whole or shard.rounds > 1:
                 digest.update(f"\n{shard_slice.start} {shard_slice.stop} {shard.rounds} {shard.missing}".encode())
         return digest.hexdigest()
-
-
-PLAN_ALGORITHM = 2
-"""Number of the planning algorithm. Any change that can change a plan or a permutation raises it."""
 
 
 @dataclass(frozen=True, slots=True)

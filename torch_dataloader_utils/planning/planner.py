@@ -5,7 +5,7 @@ Every rank and worker that computes a plan from the same manifest and options ge
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -36,11 +36,17 @@ class EpochPlanner:
         self._bundles: tuple[int, list[list[SizedSplit]], str] | None = None
         self._uneven_rows: tuple[Plan, dict[str, list[tuple[str, int]]]] | None = None
 
-    def plan(self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None = None) -> Plan:
-        """Return the plan of an epoch, or of the rows of it that a baseline does not contain."""
-        key = (epoch, topology.planned_ranks, topology.planned_workers, baseline)
+    def plan(
+        self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None = None, algorithm: int | None = None
+    ) -> Plan:
+        """Return the plan of an epoch, or of the rows of it that a baseline does not contain.
+
+        `algorithm` is one of `PLAN_ALGORITHMS`; None for the newest.
+        """
+        algorithm = newest_algorithm() if algorithm is None else algorithm
+        key = (algorithm, epoch, topology.planned_ranks, topology.planned_workers, baseline)
         if self._plan is None or self._plan[0] != key:
-            plan = make_plan(
+            plan = PLAN_ALGORITHMS[algorithm](
                 self.manifest,
                 self.options,
                 epoch=epoch,
@@ -117,6 +123,19 @@ def make_plan(
     assert options.batch_size is not None  # noqa: S101 - it is set wherever ranks are balanced
     ranks = [plan.rank_streams(rank) for rank in range(num_ranks)]
     return replace(plan, balanced=balance(ranks, options.batch_size, pad=options.uneven_ranks == "pad"))
+
+
+PLAN_ALGORITHMS: dict[int, Callable[..., Plan]] = {2: make_plan}
+"""The planning algorithms by number. The newest plans new epochs; a state's plans the epoch that it continues.
+
+A change that can change a plan or a permutation is a new algorithm with a number of its own, beside those here:
+states that were saved name them.
+"""
+
+
+def newest_algorithm() -> int:
+    """Return the number of the algorithm that plans new epochs."""
+    return max(PLAN_ALGORITHMS)
 
 
 def _carried(baseline: DeliveredBaseline) -> Iterator[ShardSlice]:

@@ -12,7 +12,10 @@ import numpy.random  # import it before workers are forked: each worker would im
 import numpy.typing as npt
 
 from torch_dataloader_utils.planning.manifest import SizedSplit, Split
-from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, Shard, ShardSlice
+from torch_dataloader_utils.planning.plan import Shard, ShardSlice
+
+KEYED_BY = 2
+"""A part of all keys: the planning algorithm that introduced them. Algorithms that keep these orders keep it."""
 
 
 def round_bounds(shard: Shard, number: int) -> list[tuple[int, int]]:
@@ -49,7 +52,8 @@ def delivery_order(shard_slice: ShardSlice, *, seed: int | None, epoch: int) -> 
     parts, first = [np.empty(0, dtype=np.intp)], 0
     for number in range(shard.rounds):
         bounds = round_bounds(shard, number)
-        count = sum(stop - start for index, (start, stop) in enumerate(bounds) if index not in shard.missing)
+        count = sum(stop - start for start, stop in bounds)
+        count -= sum(bounds[index][1] - bounds[index][0] for index in shard.missing)
         if first < shard_slice.stop and first + count > shard_slice.start:
             rows = np.concatenate([np.arange(*bound) + begin for begin, bound in zip(starts, bounds, strict=False)])
             if seed is not None:
@@ -59,6 +63,40 @@ def delivery_order(shard_slice: ShardSlice, *, seed: int | None, epoch: int) -> 
             parts.append(rows[max(0, shard_slice.start - first) : shard_slice.stop - first])
         first += count
     return np.concatenate(parts)
+
+
+def rows_of_splits(
+    shard: Shard, positions: Iterable[int], *, seed: int | None, epoch: int
+) -> Iterator[npt.NDArray[np.int64]]:
+    """Yield, for each of rising positions, how many rows of each split the shard delivers before it.
+
+    No filter drops any. Only the rounds that contain a position are drawn, so that time and memory do not depend on the
+    number of rows of the others.
+    """
+    lengths = [split.row_length for split in shard.splits]
+    present = np.ones(len(lengths), dtype=np.int64)
+    present[list(shard.missing)] = 0
+
+    def before(number: int) -> npt.NDArray[np.int64]:
+        return np.array([length * number // shard.rounds for length in lengths], dtype=np.int64) * present
+
+    number, drawn = -1, np.empty(0, dtype=np.int64)
+    for position in positions:
+        found = bisect_right(range(shard.rounds), position, key=lambda number: int(before(number).sum())) - 1
+        if found != number:
+            number, counts, taken = found, before(found), 0
+            first, in_round = int(counts.sum()), [stop - start for start, stop in round_bounds(shard, number)]
+            if seed is not None:
+                drawn = np.repeat(np.arange(len(lengths)), in_round)
+                drawn = drawn[permutation(len(drawn), seed=seed, epoch=epoch, shard=shard, number=number)]
+                drawn = drawn[present[drawn] == 1]
+        if seed is None:
+            own = in_round * present
+            yield counts + np.clip(position - first - (np.cumsum(own) - own), 0, own)
+            continue
+        counts = counts + np.bincount(drawn[taken : position - first], minlength=len(lengths))
+        taken = position - first
+        yield counts
 
 
 def delivered_rows(slices: Iterable[ShardSlice], *, seed: int | None, epoch: int) -> Iterator[tuple[str, int]]:
@@ -93,7 +131,7 @@ def stable_argsort(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
 
 def epoch_key(purpose: str, seed: int, epoch: int) -> bytes:
     """Return the key of an epoch's hashes for one purpose, 32 bytes."""
-    return hashlib.blake2b(f"{PLAN_ALGORITHM}|{purpose}|{seed}|{epoch}".encode(), digest_size=32).digest()
+    return hashlib.blake2b(f"{KEYED_BY}|{purpose}|{seed}|{epoch}".encode(), digest_size=32).digest()
 
 
 def shuffled(splits: Iterable[SizedSplit], seed: int, epoch: int) -> list[SizedSplit]:

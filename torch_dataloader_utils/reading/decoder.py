@@ -1,51 +1,64 @@
-"""Row groups decoded by Arrow: from memory-mapped local files, or from the ranges that were fetched of others."""
+"""Row groups decoded by Arrow: of files that are mapped into memory, or of the ranges that were fetched of others."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import pyarrow as pa
 
 from torch_dataloader_utils.columns.arrow import stacked
+from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, OpenedFiles, RowGroups
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
+from torch_dataloader_utils.formats.read_cache import CurrentReads
 from torch_dataloader_utils.reading.fetcher import Fetcher
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
-from torch_dataloader_utils.storage.filesystem import LocalFile
+from torch_dataloader_utils.storage.local_file import LocalFile, RangedFile
 
 
 class Decoder:
     """A thread that decodes row groups in order, and the files that it has open for itself.
 
-    Local files have no fetcher. The thread may be another decoder's.
+    The thread may be another decoder's. `reads` is told what the thread reads.
     """
 
     def __init__(
-        self, files: OpenedFiles, codec: Codec, fetcher: Fetcher | None, *, thread: ThreadPoolExecutor | None = None
+        self,
+        files: OpenedFiles,
+        codec: Codec,
+        fetcher: Fetcher,
+        reads: CurrentReads | None,
+        *,
+        thread: ThreadPoolExecutor | None = None,
     ) -> None:
         self._files = files
         self._storage = files.storage
         self._codec = codec
         self._fetcher = fetcher
+        self._reads = reads
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._shares = thread is not None
         self.thread = thread or ThreadPoolExecutor(1, thread_name_prefix="decode")
 
     def whole(self, path: str, number: int) -> Future[pa.Table]:
         """Decode a row group as one table, after those before it."""
-        return self._submit(partial(self._decode, path, number))
+        return self._submit(path, number, partial(self._decode, path, number))
 
-    def _submit(self, decode: Callable[[], pa.Table]) -> Future[pa.Table]:
-        return self.thread.submit(self._storage.attempt, decode)
+    def _submit(self, path: str, number: int, decode: Callable[[], pa.Table]) -> Future[pa.Table]:
+        return self.thread.submit(self._attempt, path, number, decode)
+
+    def _attempt(self, path: str, number: int, decode: Callable[[], pa.Table]) -> pa.Table:
+        with nullcontext() if self._reads is None else self._reads.of(self._files.row_group_name(path, number)):
+            return _once_more(decode)
 
     def in_parts(self, path: str, number: int, rows: int) -> Iterator[pa.Table]:
         """Yield a row group in tables of some rows; each is decoded when it is requested."""
-        tables: Iterator[pa.Table] | None = None
+        tables: Generator[pa.Table, None, None] | None = None
         done = 0
 
         def next_table() -> pa.Table | None:
@@ -57,15 +70,19 @@ class Decoder:
                 tables = None  # another attempt begins with the first row that was not yielded
                 raise
 
-        while (table := self._submit(next_table).result()) is not None:
-            done += table.num_rows
-            yield table
+        try:
+            while (table := self._submit(path, number, next_table).result()) is not None:
+                done += table.num_rows
+                yield table
+        finally:
+            if tables is not None:
+                tables.close()  # now, not when it is garbage: Arrow may still read ahead for it
 
     def parts(self, path: str, number: int, rows: int, first: int) -> Parts:
         """Return a row group that is decoded in parts of any size, from a first row on, so many rows at a time."""
         # Without Arrow's threads: others are decoded at the same time.
         decode_from = partial(self._decode_from, path, number, rows, use_threads=False)
-        return Parts(self._submit, decode_from, first)
+        return Parts(partial(self._submit, path, number), decode_from, first)
 
     def close(self) -> None:
         """Close the files. End the thread, unless it is shared, and wait for what is being decoded."""
@@ -84,13 +101,15 @@ class Decoder:
 
     def _decode_from(
         self, path: str, number: int, rows: int, first: int, *, use_threads: bool = True
-    ) -> Iterator[pa.Table]:
+    ) -> Generator[pa.Table, None, None]:
         with self._at_hand(path, number) as opened:
-            for batch in opened.row_groups.batches(number, rows, use_threads=use_threads):
+            batches = opened.row_groups.batches(number, rows, use_threads=use_threads)
+            while (batch := next(batches, None)) is not None:
                 opened.require_unchanged()
                 if batch.num_rows > first:
                     yield pa.Table.from_batches([batch.slice(first)])
                 first = max(0, first - batch.num_rows)
+                opened.require_unchanged()  # a map of a file that was cut short meanwhile must not be read
 
     @contextmanager
     def _at_hand(self, path: str, number: int) -> Iterator[_OpenFile]:
@@ -99,17 +118,15 @@ class Decoder:
             opened = self._opened(path)
             opened.require_unchanged()
             extent = self._codec.layout(path).extent(number)
-            if opened.local is not None:
-                opened.local.will_need(*extent)
-            if self._fetcher is not None:
+            opened.prepare(extent)
+            if self._fetcher.fetches(path):
                 for start, content in self._fetcher.take(path, number):
                     opened.add(start, content)
             yield opened
             opened.forget(extent)
         except BaseException:
             self._open.pop(path, None)
-            if self._fetcher is not None:
-                self._fetcher.forget(path)
+            self._fetcher.forget(path)
             raise
 
     def _opened(self, path: str) -> _OpenFile:
@@ -118,42 +135,51 @@ class Decoder:
             return self._open[path]
         while len(self._open) >= OPEN_FILES:
             self._open.popitem(last=False)[1].row_groups.close()
-        if self._storage.is_local:
-            local = self._storage.open_local(self._files.files[path])
-            opened = _OpenFile(self._codec.open(path, local.file, local), local=local)
-        else:
-            size = self._files.files[path].size
-            sparse = SparseFile(size)
-            tail = self._codec.tail(path)
-            sparse.add(size - len(tail), tail)
-            opened = _OpenFile(self._codec.open(path, pa.PythonFile(sparse, mode="r"), None), sparse=sparse)
-        self._open[path] = opened
+        self._open[path] = opened = self._open_ranged(path) if self._fetcher.fetches(path) else self._open_mapped(path)
         return opened
+
+    def _open_mapped(self, path: str) -> _OpenFile:
+        mapped = self._storage.open_mapped(self._files.files[path])
+        return _OpenFile(self._codec.open(path, mapped.file, mapped), local=mapped)
+
+    def _open_ranged(self, path: str) -> _OpenFile:
+        file = self._files.files[path]
+        opened = self._fetcher.opened(path) if self._storage.is_local else None
+        local = opened if isinstance(opened, RangedFile) else None
+        sparse = SparseFile(file.size)
+        tail = self._codec.tail(path)
+        sparse.add(file.size - len(tail), tail)
+        return _OpenFile(self._codec.open(path, pa.PythonFile(sparse, mode="r"), local), local=local, sparse=sparse)
 
 
 class Parts:
     """A row group that is decoded part by part in a decoder's thread.
 
-    `submit` calls a function there, and again if storage fails for a moment. `decode_from` yields the tables that
+    `submit` calls a function there, and once more if the bytes are damaged. `decode_from` yields the tables that
     follow a number of rows. The parts begin with row `first`.
     """
 
     def __init__(
         self,
         submit: Callable[[Callable[[], pa.Table]], Future[pa.Table]],
-        decode_from: Callable[[int], Iterator[pa.Table]],
+        decode_from: Callable[[int], Generator[pa.Table, None, None]],
         first: int,
     ) -> None:
         self._submit = submit
         self._decode_from = decode_from
         self._done = first
-        self._tables: Iterator[pa.Table] | None = None
+        self._tables: Generator[pa.Table, None, None] | None = None
         self._rest: list[pa.Table] = []
         self._empty = pa.table({})
 
     def next(self, rows: int) -> Future[pa.Table]:
         """Decode the next rows, after those before them; fewer if there are no more."""
         return self._submit(partial(self._next, rows))
+
+    def close(self) -> None:
+        """Decode nothing more, once what is being decoded is done."""
+        if self._tables is not None:
+            self._tables.close()
 
     def _next(self, rows: int) -> pa.Table:
         try:
@@ -178,9 +204,23 @@ class Parts:
         return stacked(parts)
 
 
+def _once_more(decode: Callable[[], pa.Table]) -> pa.Table:
+    """Decode. If that fails, read the bytes again and decode those: they may have been damaged on their way.
+
+    A storage that fails is not tried again here: its operations have made their own attempts.
+    """
+    final = (FileNotFoundError, PermissionError, UnreadableFileError)
+    try:
+        return decode()
+    except Exception as error:  # what Arrow raises of damaged bytes is of many types
+        if isinstance(error, final):
+            raise
+    return decode()
+
+
 @dataclass(frozen=True, slots=True)
 class _OpenFile:
-    """A file that is open for reading row groups: a local one, or the ranges that were fetched of a remote one."""
+    """A file that is open for reading row groups: mapped into memory, or the ranges that were fetched of it."""
 
     row_groups: RowGroups
     local: LocalFile | None = None
@@ -190,7 +230,11 @@ class _OpenFile:
         if self.local is not None:
             self.local.require_unchanged()
 
-    def add(self, start: int, content: bytes) -> None:
+    def prepare(self, extent: tuple[int, int]) -> None:
+        if self.local is not None:
+            self.local.will_need(*extent)
+
+    def add(self, start: int, content: bytes | pa.Buffer) -> None:
         if self.sparse is not None:
             self.sparse.add(start, content)
 

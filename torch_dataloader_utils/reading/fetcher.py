@@ -1,4 +1,4 @@
-"""The bytes of row groups from remote storage, fetched ahead of need."""
+"""The bytes of row groups of files that are not mapped into memory, fetched ahead of need."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from functools import cache, partial
+from typing import TypeAlias
+
+import pyarrow as pa
 
 from torch_dataloader_utils.formats.base import Layout
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.storage.byte_ranges import coalesced
 from torch_dataloader_utils.storage.filesystem import RemoteFile, Storage, StoredFile
+from torch_dataloader_utils.storage.local_file import RangedFile
 
 FETCHES = 32
 """How many ranges are fetched from a storage at once: its latency is high, and so is the network's bandwidth."""
@@ -19,33 +23,57 @@ FETCHES = 32
 LARGEST_GAP = 64 * 1024
 """Bytes between two column chunks that are fetched with them, because a second request would take longer."""
 
+Opened: TypeAlias = RangedFile | RemoteFile
+Content: TypeAlias = bytes | pa.Buffer
+
 
 class Fetcher:
-    """Fetches the bytes of row groups that the layout of their file says are needed, many ranges at once."""
+    """Fetches the bytes of row groups that the layout of their file says are needed, many ranges at once.
 
-    def __init__(self, storage: Storage, files: Mapping[str, StoredFile], layout: Callable[[str], Layout]) -> None:
+    `name` returns a row group's name for messages.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        files: Mapping[str, StoredFile],
+        layout: Callable[[str], Layout],
+        name: Callable[[str, int], str],
+    ) -> None:
         self._storage = storage
+        self._name = name
         self._files = files
         self._layout = layout
+        self.fetches = cache(lambda path: not storage.maps(files[path]))
+        """Whether a file, by path, is fetched: it is not mapped into memory."""
         self._threads = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
-        self._requested: defaultdict[tuple[str, int], deque[list[tuple[int, Future[bytes]]]]] = defaultdict(deque)
-        self._opened: OrderedDict[str, Future[RemoteFile]] = OrderedDict()
+        self._requested: defaultdict[tuple[str, int], deque[list[tuple[int, Future[Content]]]]] = defaultdict(deque)
+        self._opened: OrderedDict[str, Future[Opened]] = OrderedDict()
         self._lock = threading.Lock()
 
     def request(self, path: str, number: int) -> None:
-        """Begin to fetch a row group."""
+        """Begin to fetch a row group, unless its file is mapped into memory."""
+        if not self.fetches(path):
+            return
         ranges = coalesced(self._layout(path).ranges(number), LARGEST_GAP)
+        name = partial(self._name, path, number)
         with self._lock:
             opened = self._open(path)
-            fetched = [(start, self._threads.submit(self._fetch, opened, start, stop)) for start, stop in ranges]
+            fetched = [(start, self._threads.submit(self._fetch, opened, start, stop, name)) for start, stop in ranges]
             self._requested[path, number].append(fetched)  # it may be requested again before it is taken
 
-    def take(self, path: str, number: int) -> Iterator[tuple[int, bytes]]:
+    def take(self, path: str, number: int) -> Iterator[tuple[int, Content]]:
         """Wait for a row group and yield its ranges: the offset and the bytes of each."""
         if not self._requested[path, number]:  # another attempt
             self.request(path, number)
         for start, fetched in self._requested[path, number].popleft():
             yield start, fetched.result()
+
+    def opened(self, path: str) -> Opened:
+        """Return the open file that ranges are read of."""
+        with self._lock:
+            opened = self._open(path)
+        return opened.result()
 
     def forget(self, path: str) -> None:
         """Open a file again when it is needed again, because an error occurred in it."""
@@ -56,14 +84,13 @@ class Fetcher:
         """Request nothing more; wait for what is being fetched."""
         self._threads.shutdown(cancel_futures=True)
 
-    def _open(self, path: str) -> Future[RemoteFile]:
+    def _open(self, path: str) -> Future[Opened]:
         """Begin to open a file, unless it is open; its ranges are fetched as soon as it is."""
-        opened = self._opened.pop(path, None) or self._threads.submit(self._storage.open_remote, self._files[path])
+        opened = self._opened.pop(path, None) or self._threads.submit(self._storage.open_ranged, self._files[path])
         self._opened[path] = opened
         if len(self._opened) > OPEN_FILES:
             self._opened.popitem(last=False)
         return opened
 
-    def _fetch(self, opened: Future[RemoteFile], start: int, stop: int) -> bytes:
-        file = opened.result()
-        return self._storage.attempt(partial(file.read, start, stop))
+    def _fetch(self, opened: Future[Opened], start: int, stop: int, name: Callable[[], str]) -> Content:
+        return self._storage.fetch(opened.result(), start, stop, name)

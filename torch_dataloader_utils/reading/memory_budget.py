@@ -7,6 +7,7 @@ the batches that the chunk ends in. Who delivers those batches releases it.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 
 class BudgetClosedError(Exception):
@@ -19,33 +20,41 @@ class MemoryBudget:
     Args:
         limit: How many. A lease that is larger is granted once nothing else is leased.
 
+    The thread that delivers, mostly the main one, only releases leases and never waits. For it the lock is taken by
+    itself: an interrupt (Ctrl-C) in the Python code of a `threading.Condition` may leave its lock taken, or released
+    twice.
+
     Attributes:
-        changed: Notified when the budget changes. Its lock guards the budget and may guard more, as a queue's items.
+        changed: Notified when the budget changes, for the threads that wait for leases.
         is_short: Whether a thread waits for a lease.
+        on_short: Called when a thread begins to wait for a lease.
         leased: Bytes of all leases that are not released.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.changed = threading.Condition()
+        self._lock = threading.RLock()
+        self.changed = threading.Condition(self._lock)
         self.is_short = False
+        self.on_short: Callable[[], None] = lambda: None
         self.leased = 0
         self._kept = 0
         self._closed = False
 
     def take(self, size: int) -> MemoryLease:
         """Lease some bytes; wait until the budget has them. If it is closed meanwhile, raise a BudgetClosedError."""
-        with self.changed:
+        with self._lock:
             while (lease := self.try_take(size)) is None:
                 if not self.is_short:
                     self.is_short = True
                     self.changed.notify_all()
+                    self.on_short()
                 self.changed.wait()
             return lease
 
     def try_take(self, size: int) -> MemoryLease | None:
         """Lease some bytes, or return None where the budget does not have them. Raises as `take` does."""
-        with self.changed:
+        with self._lock:
             if self._closed:
                 raise BudgetClosedError
             # What is kept is released only after more was read: to wait for it would be a deadlock.
@@ -59,13 +68,13 @@ class MemoryBudget:
 
         Leases on a closed budget need not be released.
         """
-        with self.changed:
+        with self._lock:
             self._closed = True
             self.changed.notify_all()
 
     def _account(self, leased: int, kept: int) -> None:
         """Add to what is leased and kept."""
-        with self.changed:
+        with self._lock:
             self.leased += leased
             self._kept += kept
             if self.is_short:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
 from typing import Generic, TypeVar
 
+from torch_dataloader_utils.formats.concurrency import interruptible
 from torch_dataloader_utils.reading.memory_budget import BudgetClosedError, MemoryBudget, MemoryLease
 
 T = TypeVar("T")
@@ -39,7 +42,8 @@ class ReadAhead(Iterator[T], Generic[T]):
         self._retired: list[MemoryLease] = []
         thread = threading.Thread(target=_fill, args=(self._queue, read), name="read_ahead", daemon=True)
         self.close = weakref.finalize(self, _stop, self.budget, thread, os.getpid())
-        thread.start()
+        with interruptible():
+            thread.start()
 
     def __next__(self) -> T:
         return self._queue.get(when_short=self.release)
@@ -61,38 +65,45 @@ class ReadAhead(Iterator[T], Generic[T]):
 class _Queue(Generic[T]):
     """What the thread has read and the consumer has not taken. It does not refer to the consumer, who may be dropped.
 
-    Its lock is the budget's, so that the consumer waits for an item or for a shortage of memory, whichever comes first.
+    The consumer waits for an item or for a shortage of memory, whichever comes first, so both come by one queue. Its
+    `get` is one call that an interrupt (Ctrl-C) ends cleanly, which the wait for a `threading.Condition` is not.
     """
 
     def __init__(self, budget: MemoryBudget) -> None:
         self.budget = budget
-        self._items: deque[T] = deque()
-        self._ended = False
-        self._error: BaseException | None = None
+        self._entries: SimpleQueue[_Item[T] | _End | None] = SimpleQueue()
+        self._has_ended = False
+        budget.on_short = partial(self._entries.put, None)
 
     def put(self, item: T) -> None:
-        with self.budget.changed:
-            self._items.append(item)
-            self.budget.changed.notify_all()
+        self._entries.put(_Item(item))
 
     def end(self, error: BaseException | None = None) -> None:
-        with self.budget.changed:
-            self._ended, self._error = True, error
-            self.budget.changed.notify_all()
+        self._entries.put(_End(error))
 
     def get(self, when_short: Callable[[], None]) -> T:
         """Wait for the next item; call `when_short` if the thread cannot read it for lack of memory."""
-        with self.budget.changed:
-            while not self._items:
-                if self._error is not None:
-                    error, self._error = self._error, None
-                    raise error
-                if self._ended:
-                    raise StopIteration
-                if self.budget.is_short:
-                    when_short()
-                self.budget.changed.wait()
-            return self._items.popleft()
+        while not self._has_ended:
+            if self.budget.is_short and self._entries.empty():
+                when_short()
+            entry = self._entries.get()
+            if isinstance(entry, _Item):
+                return entry.item
+            if isinstance(entry, _End):
+                self._has_ended = True
+                if entry.error is not None:
+                    raise entry.error
+        raise StopIteration
+
+
+@dataclass(frozen=True, slots=True)
+class _Item(Generic[T]):
+    item: T
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    error: BaseException | None
 
 
 def _fill(queue: _Queue[T], read: Callable[[MemoryBudget], Iterator[T]]) -> None:
@@ -112,5 +123,5 @@ def _stop(budget: MemoryBudget, thread: threading.Thread, owner: int) -> None:
     if os.getpid() != owner:  # a forked copy has no thread to stop
         return
     budget.close()
-    if not threading.current_thread().name.startswith(READING_THREADS):
+    if thread.is_alive() and not threading.current_thread().name.startswith(READING_THREADS):
         thread.join(JOIN_SEC)

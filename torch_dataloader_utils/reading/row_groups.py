@@ -70,9 +70,8 @@ class RowGroupReader:
 
         codec = self._codec = files.format.codec(files, read_cache.footers)
         self._measures = cache(lambda path: codec.layout(path).measures())  # small, and needed in any order
-        is_local = files.storage.is_local
-        self._fetcher = None if is_local else Fetcher(files.storage, files.files, codec.layout)
-        self._new_decoder = partial(Decoder, files, codec, self._fetcher)
+        self._fetcher = Fetcher(files.storage, files.files, codec.layout, files.row_group_name)
+        self._new_decoder = partial(Decoder, files, codec, self._fetcher, read_cache.reads)
         self._decoders = [self._new_decoder() for _ in range(min(MOST_DECODERS, pa.cpu_count()))]
         self._decoded: defaultdict[FileRowGroup, deque[Future[pa.Table]]] = defaultdict(deque)
 
@@ -86,10 +85,9 @@ class RowGroupReader:
         """Whether it is known how many rows are delivered of each row group."""
         return self._files.unknown_rows is None
 
-    @property
-    def most_requested(self) -> int:
-        """How many row groups to request ahead: as many as can be fetched at once, or decoded while one is used."""
-        return FETCHES if self._fetcher is not None else len(self._decoders) + 1
+    def most_requested(self, group: FileRowGroup) -> int:
+        """Return how many to request ahead: as many as can be fetched at once, or decoded while one is used."""
+        return FETCHES if self._fetcher.fetches(group.path) else len(self._decoders) + 1
 
     def expect(self, splits: Iterable[Split]) -> None:
         """Begin to read what has to be known of files before any of their row groups can be requested."""
@@ -104,7 +102,7 @@ class RowGroupReader:
 
     def name(self, group: FileRowGroup) -> str:
         """Return a row group's name for messages."""
-        return f"row group {group.number} of {self._files.manifest.full_path(group.path)}"
+        return self._files.row_group_name(group.path, group.number)
 
     # Sizes ---------------------------------------------------------------------------------------------------------
 
@@ -114,7 +112,7 @@ class RowGroupReader:
 
     def fetched_bytes(self, group: FileRowGroup) -> int:
         """Return the bytes that are in memory before a row group is decoded."""
-        return 0 if self._fetcher is None else self.stored_bytes(group)
+        return self.stored_bytes(group) if self._fetcher.fetches(group.path) else 0
 
     def knows_sizes(self, group: FileRowGroup) -> bool:
         """Whether the row group's size in memory can be estimated well.
@@ -157,8 +155,7 @@ class RowGroupReader:
 
     def request(self, group: FileRowGroup, *, whole: bool) -> None:
         """Begin to fetch a row group that is read soon, and to decode it unless it is read in parts."""
-        if self._fetcher is not None:
-            self._fetcher.request(group.path, group.number)
+        self._fetcher.request(group.path, group.number)
         if whole:
             # Two slices of one shard may follow one another and request the same row group.
             self._decoded[group].append(self._next_decoder().whole(group.path, group.number))
@@ -198,8 +195,7 @@ class RowGroupReader:
 
         A part has about so many rows.
         """
-        if self._fetcher is not None:
-            self._fetcher.request(group.path, group.number)
+        self._fetcher.request(group.path, group.number)
         decoder = self._new_decoder(thread=self._next_decoder().thread)
         return Cursor(self, decoder, group, rows, first)
 
@@ -227,8 +223,7 @@ class RowGroupReader:
 
     def close(self) -> None:
         """Close the open files; wait for what is being fetched and decoded."""
-        if self._fetcher is not None:
-            self._fetcher.close()
+        self._fetcher.close()
         for decoder in self._decoders:
             decoder.close()
         self._codec.close()
@@ -313,6 +308,7 @@ class Cursor:
     def close(self) -> None:
         """Decode nothing more; wait for what is being decoded."""
         wait([part for part, _ in self._requested if not part.cancel()])
+        self._parts.close()
         self._decoder.close()
 
 

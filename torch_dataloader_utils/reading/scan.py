@@ -125,7 +125,7 @@ class Scan(ABC):
     def _may_request(self, step: Step, ahead: Collection[Step]) -> bool:
         """Whether a step may be requested behind others without using memory that the parts of a large one need."""
         if all(other.whole for other in ahead):
-            return len(ahead) < self.reader.most_requested
+            return len(ahead) < self.reader.most_requested(step.group)
         return not step.whole and len(ahead) < MOST_IN_PARTS
 
     def count_bytes(self, group: FileRowGroup, *, again: bool) -> None:

@@ -31,7 +31,7 @@ class SparseFile(io.RawIOBase):
         self._position = 0
         self._ranges: list[tuple[int, memoryview]] = []
 
-    def add(self, start: int, content: bytes) -> None:
+    def add(self, start: int, content: bytes | pa.Buffer) -> None:
         """Add a range."""
         self._ranges.append((start, memoryview(content)))
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import pickle
 import threading
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from typing import Any, TypeVar
 
 import fsspec
@@ -21,15 +20,25 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC, attempt, within
+from torch_dataloader_utils.storage.causes import most_attempts, most_attempts_locally
+from torch_dataloader_utils.storage.forks import hold_filesystems, release_filesystems
+from torch_dataloader_utils.storage.local_file import (
+    LocalFile,
+    MappedFile,
+    RangedFile,
+    filesystem_type,
+    may_be_mapped,
+    read_into,
+)
 from torch_dataloader_utils.storage.redaction import Redactor
 
 T = TypeVar("T")
+L = TypeVar("L", bound=LocalFile)
 
-FINAL = (FileNotFoundError, PermissionError, UnreadableFileError)
-"""Errors that another attempt does not help against."""
+os.register_at_fork(before=hold_filesystems, after_in_parent=release_filesystems)
 
-PAUSES_SEC = (0.1, 0.2)
-"""Pauses between attempts at a read, in addition to the retries of s3fs and other filesystems."""
+S3_MODULE = "torch_dataloader_utils.storage.s3"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,112 +55,84 @@ class StoredFile:
     modified: float | None
 
 
-class LocalFile:
-    """A local file that is mapped into memory, and whether it is still as it was when it was opened.
-
-    Reading a mapped file beyond its end kills the process. So its size is checked before every read; a file that
-    shrinks during a read still kills the process. Reading without a map would prevent that, but makes an epoch of
-    numbers a sixth slower.
-
-    Attributes:
-        modified: Its modification time when it was opened: seconds since 1970, as in listings.
-        size: Its size in bytes at that time.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self.modified = os.stat(path).st_mtime  # noqa: PTH116 - as listings ask
-        self._version = self._stat()
-        self.size = self._version[0]
-        with open(path, "rb") as file:  # noqa: PTH123 - the path as fsspec and os.stat take it
-            self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        self.file = pa.BufferReader(pa.py_buffer(self._mapped))
-
-    def ends_with(self, content: bytes) -> bool:
-        """Whether these are its last bytes. The next read begins at its start."""
-        self.file.seek(self.size - len(content))
-        is_end = bool(self.file.read(len(content)) == content)
-        self.file.seek(0)
-        return is_end
-
-    def will_need(self, start: int, stop: int) -> None:
-        """Let the system read a range from disk, unless it is in memory."""
-        self._advise(mmap.MADV_WILLNEED, start, stop)
-
-    def forget(self, start: int, stop: int) -> None:
-        """Release the pages of a range: as long as they are mapped they count as this process's memory."""
-        self._advise(mmap.MADV_DONTNEED, start, stop)
-
-    def _advise(self, advice: int, start: int, stop: int) -> None:
-        first = start - start % mmap.PAGESIZE
-        if stop > first:
-            self._mapped.madvise(advice, first, stop - first)
-
-    def require_unchanged(self) -> None:
-        """Raise an OSError if the file was written since it was opened: what was read may be neither old nor new."""
-        if self._stat() != self._version:
-            raise OSError("the file was written while it was read")
-
-    def _stat(self) -> tuple[int, int, int, int]:
-        status = os.stat(self._path)  # noqa: PTH116 - of the path: pyarrow's file has no number before release 18
-        return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
-
-
+@dataclass(frozen=True)  # without slots: they leave no room for a weak reference
 class RemoteFile:
-    """A file of a remote storage, for several threads to read ranges of. It is closed when nothing refers to it.
+    """A file of a remote storage, for several threads to read ranges of.
 
-    Args:
-        opened: fsspec's open file. A file of s3fs reads only the version of the object that it was opened for.
-        by_ranges: Whether it can fetch several ranges at once; else a read waits for the one before it.
+    `read` gets the seconds after which it is to give up, and the start and the stop of a range.
     """
 
-    def __init__(self, opened: Any, *, by_ranges: bool) -> None:
-        self._opened = opened
-        self._by_ranges = by_ranges
-        self._one_at_a_time = threading.Lock()
-        weakref.finalize(self, opened.close).atexit = False
+    file: StoredFile
+    read: Callable[[float, int, int], bytes] = field(repr=False)
 
-    def read(self, start: int, stop: int) -> bytes:
-        """Read a range; an OSError where it comes back short."""
-        if self._by_ranges:
-            content = bytes(self._opened._fetch_range(start, stop))  # noqa: SLF001 - how fsspec reads without its caches
-        else:
-            with self._one_at_a_time:
-                self._opened.seek(start)
-                content = self._opened.read(stop - start)
-        if len(content) != stop - start:
-            raise OSError(f"{len(content)} bytes came back of bytes {start} to {stop}")
-        return content
+    @classmethod
+    def of(cls, file: StoredFile, opened: Any, *, by_ranges: bool) -> RemoteFile:
+        """Return a file that fsspec has opened. It is closed when nothing refers to it.
+
+        `by_ranges` is whether it can fetch several ranges at once; else a read waits for the one before it.
+        """
+        one_at_a_time = threading.Lock()
+
+        def from_position(start: int, stop: int) -> bytes:
+            with one_at_a_time:
+                opened.seek(start)
+                return bytes(opened.read(stop - start))
+
+        def read(seconds: float, start: int, stop: int) -> bytes:
+            fetch = opened._fetch_range if by_ranges else from_position  # noqa: SLF001 - without fsspec's caches
+            return bytes(within(seconds, fetch, start, stop))
+
+        remote = cls(file, read)
+        weakref.finalize(remote, opened.close).atexit = False
+        return remote
 
 
 class Storage:
     """One fsspec filesystem, usable after a fork and after pickling. Made by `for_urls`."""
 
-    def __init__(self, fs: Any, redactor: Redactor) -> None:
+    def __init__(self, fs: Any, redactor: Redactor, timeout_sec: float, *, memory_map: bool | None) -> None:
         self._fs = fs
         self._redactor = redactor
+        self._timeout_sec = timeout_sec
+        self._memory_map = memory_map
         self._pid = os.getpid()
 
     @classmethod
-    def for_urls(cls, urls: Sequence[str], options: Mapping[str, Any] | None = None) -> tuple[Storage, list[str]]:
+    def for_urls(
+        cls,
+        urls: Sequence[str],
+        options: Mapping[str, Any] | None = None,
+        *,
+        timeout_sec: float = DEFAULT_TIMEOUT_SEC,
+        memory_map: bool | None = None,
+    ) -> tuple[Storage, list[str]]:
         """Return the storage of some paths or URLs, and what it calls each of them.
 
         URLs may be chained, as in ``simplecache::s3://bucket/key``.
+
+        Args:
+            urls: The paths or URLs.
+            options: fsspec's.
+            timeout_sec: Bounds each operation of the storage, with all its attempts.
+            memory_map: Whether local files are mapped into memory; None for those on a file system of this machine.
 
         Raises:
             ValueError: If they are on several storages.
         """
         redactor = Redactor(options or {}, urls)
-        found = []
+        first: Any = None
+        locations = []
         for url in urls:
             with redactor.errors(partial(str, url), ValueError, ImportError):
-                found.append(_locate(url, options or {}))
-        first = found[0][0]
-        for url, (fs, _) in zip(urls, found, strict=True):
+                # A filesystem may log in as it is made. The log of a table must not choose where to.
+                fs, location = _locate(url, options or {}) if _may_share(url, urls[0], options or {}) else (None, "")
+            if first is None:
+                first = fs
             if fs != first:
                 msg = f"{redactor.clean(url)} and {redactor.clean(urls[0])} are on two storages: a dataset has only one"
                 raise ValueError(msg)
-        return cls(first, redactor), [location for _, location in found]
+            locations.append(location)
+        return cls(_without_retries(first), redactor, timeout_sec, memory_map=memory_map), locations
 
     @property
     def fs(self) -> Any:
@@ -166,64 +147,149 @@ class Storage:
         """Whether the files are on this machine."""
         return type(self._fs) is LocalFileSystem
 
+    @property
+    def finds(self) -> bool:
+        """Whether the filesystem finds files in depth by requests of its own, and raises where one fails."""
+        find = self.fs.find
+        package = getattr(find, "__wrapped__", find).__module__.partition(".")[0]
+        return type(self._fs).__module__ == S3_MODULE or package not in {"fsspec", "s3fs"}
+
+    def call(self, method: str, location: str, *args: Any, **options: Any) -> Any:
+        """Call a method of the filesystem on a location, such as ``"ls"``; try again if the storage fails.
+
+        Raises what the storage raises; see `errors`.
+        """
+        function = getattr(self.fs, method)
+
+        def action(seconds: float) -> Any:
+            return (
+                function(location, *args, **options)
+                if self.is_local
+                else within(seconds, function, location, *args, **options)
+            )
+
+        return self._attempt(action, lambda: self.display(location))
+
     def read(self, file: StoredFile, start: int, stop: int) -> bytes:
-        """Read a range of a file's bytes; try again if the storage fails for a moment."""
+        """Read a range of a file's bytes, of the version that was listed if the storage knows it."""
         with self.errors(file.location):
             if self.is_local:
-                return self.attempt(partial(_read_local, file.location, start, stop))
-            return bytes(self.attempt(partial(self.fs.cat_file, file.location, start=start, end=stop)))
+                return self._attempt(lambda _: _read_local(file.location, start, stop), lambda: file.location)
+            remote = self._bound(file) or RemoteFile(file, partial(self._cat, file.location))
+            return self._fetch_remote(remote, start, stop, lambda: self.display(file.location))
 
-    def open_local(self, file: StoredFile) -> LocalFile:
-        """Open a local file.
+    def maps(self, file: StoredFile) -> bool:
+        """Whether a file is mapped into memory; else ranges of it are read."""
+        if not self.is_local:
+            return False
+        if self._memory_map is not None:
+            return self._memory_map
+        return may_be_mapped(filesystem_type(file.location))
 
-        Raises:
-            FileNotFoundError: If it is gone.
-            UnreadableFileError: If it cannot be opened, or its size is no longer the listed one.
-        """
-        with self.errors(file.location):
-            opened = self.attempt(lambda: LocalFile(file.location))
-        self._require_version(file, opened.size, None)
-        return opened
+    def open_mapped(self, file: StoredFile) -> MappedFile:
+        """Map a local file into memory; raises what `open_ranged` raises."""
+        return self._open_local(file, MappedFile)
 
-    def open_remote(self, file: StoredFile) -> RemoteFile:
-        """Open a file of a remote storage.
+    def open_ranged(self, file: StoredFile) -> RangedFile | RemoteFile:
+        """Open a file to read ranges of it.
 
         Raises:
             FileNotFoundError: If it is gone.
             UnreadableFileError: If it cannot be opened, or its size or etag is no longer the listed one.
         """
+        return self._open_local(file, RangedFile) if self.is_local else self._open_remote(file)
+
+    def _open_local(self, file: StoredFile, kind: type[L]) -> L:
+        with self.errors(file.location):
+            opened = self._attempt(lambda _: kind(file.location), lambda: file.location)
+        self._require_version(file, opened.size, None)
+        return opened
+
+    def _open_remote(self, file: StoredFile) -> RemoteFile:
+        bound = self._bound(file)
+        if bound is not None:
+            return bound
+        with self.errors(file.location):
+            if self._is_s3:
+                info = self.call("info", file.location)
+                self._require_version(file, info["size"], etag_of(info))
+                return self._bound(replace(file, etag=etag_of(info))) or self._opened(file)
+            return self._opened(file)
+
+    def _opened(self, file: StoredFile) -> RemoteFile:
         caches = isinstance(self._fs, CachingFileSystem)
         options: dict[str, Any] = {} if caches else {"cache_type": "none"}
-        is_listed = self._is_s3 and file.etag is not None
-        if is_listed:
-            options["size"] = file.size
-        with self.errors(file.location):
-            opened = self.attempt(lambda: self.fs.open(file.location, "rb", **options))
-            if not (is_listed and _bind(opened, file)):
-                self._require_version(file, *_version(opened))
-        return RemoteFile(opened, by_ranges=not caches and isinstance(opened, AbstractBufferedFile))
+
+        def opened_version() -> tuple[Any, int, str | None]:
+            opened = self.fs.open(file.location, "rb", **options)
+            return opened, *_version(opened)
+
+        opened, size, etag = self._attempt(
+            lambda seconds: within(seconds, opened_version), lambda: self.display(file.location)
+        )
+        self._require_version(file, size, etag)
+        return RemoteFile.of(file, opened, by_ranges=not caches and isinstance(opened, AbstractBufferedFile))
+
+    def fetch(
+        self, opened: RangedFile | RemoteFile, start: int, stop: int, name: Callable[[], str]
+    ) -> bytes | pa.Buffer:
+        """Read a range of an open file; try again if the storage fails. `name` returns what is read, for messages.
+
+        Raises what the storage raises; see `errors`.
+        """
+        if isinstance(opened, RangedFile):
+            return self._attempt(lambda _: opened.read(start, stop), name)
+        return self._fetch_remote(opened, start, stop, name)
+
+    def _fetch_remote(self, remote: RemoteFile, start: int, stop: int, name: Callable[[], str]) -> bytes:
+        def action(seconds: float) -> bytes:
+            content = remote.read(seconds, start, stop)
+            if len(content) != stop - start:
+                self._require_same_size(remote.file, seconds)
+                raise OSError(f"{len(content)} bytes came back of bytes {start} to {stop}")
+            return content
+
+        return self._attempt(action, name)
+
+    def _require_same_size(self, file: StoredFile, seconds: float) -> None:
+        """Raise if a file has another size than it was listed with. S3 answers with the listed version only."""
+        if not self._is_s3:
+            self.fs.invalidate_cache()
+            info = within(seconds, self.fs.info, file.location)
+            self._require_version(file, info["size"], etag_of(info))
 
     @property
     def _is_s3(self) -> bool:
-        """Whether it is s3fs, which requests the size and version of each file from S3 unless it is given them."""
-        return type(self._fs).__module__.partition(".")[0] == "s3fs" and not self._fs.version_aware
+        """Whether it is s3fs, which reads any version of an object that it is asked for by its etag."""
+        return type(self._fs).__module__ == S3_MODULE and not self._fs.version_aware
 
-    def _require_version(self, file: StoredFile, size: int, etag: str | None) -> None:
+    def _bound(self, file: StoredFile) -> RemoteFile | None:
+        """Return an object of S3 of which only the version with the listed etag is read, if it has one."""
+        if not self._is_s3 or file.etag is None:
+            return None
+
+        def fetch(seconds: float, start: int, stop: int) -> bytes:
+            return bytes(within(seconds, self.fs.get_range, file.location, start, stop, file.etag))
+
+        return RemoteFile(file, fetch)
+
+    def _cat(self, location: str, seconds: float, start: int, stop: int) -> bytes:
+        return bytes(within(seconds, self.fs.cat_file, location, start=start, end=stop))
+
+    def _require_version(self, file: StoredFile, size: int | None, etag: str | None) -> None:
         if size != file.size or (etag and file.etag and etag != file.etag):
             then, now = (f"{file.size} bytes", f"{size} bytes") if size != file.size else (file.etag, etag)
             msg = f"{self.display(file.location)} changed since it was listed: {then} then, {now} now"
             raise UnreadableFileError(msg)
 
-    def attempt(self, action: Callable[[], T]) -> T:
-        """Read something; try again if the storage fails for a moment."""
-        for pause in PAUSES_SEC:
-            try:
-                return action()
-            except FINAL:  # noqa: PERF203 - a try costs nothing compared with a read
-                raise
-            except Exception:  # noqa: BLE001 - storages raise errors of any type
-                time.sleep(pause)
-        return action()
+    def _attempt(self, action: Callable[[float], T], name: Callable[[], str]) -> T:
+        return attempt(
+            action,
+            timeout_sec=self._timeout_sec,
+            most_attempts=most_attempts_locally if self.is_local else most_attempts,
+            name=name,
+            clean=self._redactor.clean,
+        )
 
     def errors(self, location: str, *kept: type[Exception]) -> contextlib.AbstractContextManager[None]:
         """Turn an error that is raised within into one that names a location and holds no secret: see `Redactor`."""
@@ -243,14 +309,35 @@ class Storage:
 def _read_local(location: str, start: int, stop: int) -> bytes:
     number = os.open(location, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return os.pread(number, stop - start, start)
+        content = bytearray(stop - start)
+        read_into(number, start, content)
+        return bytes(content)
     finally:
         os.close(number)
 
 
+def _may_share(url: str, other: str, options: Mapping[str, Any]) -> bool:
+    """Whether two URLs have the same protocols, and the same hosts where a storage belongs to one."""
+
+    def storage_of(link: str) -> tuple[Any, dict[str, Any]]:
+        protocol, mark, _ = link.partition("://")
+        fs_class = fsspec.get_filesystem_class("file" if not mark and _is_plain_path(link) else protocol)
+        return fs_class, {**fs_class._get_kwargs_from_urls(link), **options}  # noqa: SLF001 - as fsspec.core does it
+
+    def storages_of(url: str) -> list[tuple[Any, dict[str, Any]]]:
+        return list(map(storage_of, [url] if _is_plain_path(url) else url.split("::")))
+
+    return storages_of(url) == storages_of(other)
+
+
+def _is_plain_path(url: str) -> bool:
+    """Whether it is a path, in which two colons are a part of a name."""
+    return "://" not in url and url.partition("::")[0] not in fsspec.available_protocols()
+
+
 def _locate(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return a URL's filesystem and location; two colons in a plain path are part of its name."""
-    if "://" not in url and url.partition("::")[0] not in fsspec.available_protocols():
+    """Return a URL's filesystem and location."""
+    if _is_plain_path(url):
         fs = fsspec.filesystem("file", **options)
         return fs, str(fs._strip_protocol(url))  # noqa: SLF001 - fsspec's documented way to a path
     fs, location = fsspec.core.url_to_fs(url, **options)
@@ -263,13 +350,11 @@ def etag_of(info: Mapping[str, Any]) -> str | None:
     return str(etag).strip('"') if etag else None
 
 
-def _bind(opened: Any, file: StoredFile) -> bool:
-    """Let an open file of s3fs read only the version that was listed; return whether that is possible."""
-    if not isinstance(getattr(opened, "read_kw", None), dict):
-        return False
-    opened.details = {"name": file.location, "size": file.size, "ETag": f'"{file.etag}"', "type": "file"}
-    opened.read_kw = {**opened.read_kw, "IfMatch": f'"{file.etag}"'}
-    return True
+def _without_retries(fs: Any) -> Any:
+    """Return s3fs without its own retries; another filesystem as it is."""
+    if f"{type(fs).__module__}.{type(fs).__qualname__}" == "s3fs.core.S3FileSystem":
+        return import_module(S3_MODULE).OneAttemptS3.of(fs)  # where s3fs is imported anyway
+    return fs
 
 
 def _version(opened: Any) -> tuple[int, str | None]:

@@ -13,6 +13,8 @@ from datetime import datetime
 from functools import cache
 from typing import Any
 
+from fsspec.utils import glob_translate
+
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile, etag_of
 from torch_dataloader_utils.storage.redaction import is_http, without_query
@@ -100,7 +102,7 @@ def _list_one(storage: Storage, location: str, suffixes: Sequence[str], hint: Ca
         location = posixpath.normpath(location)  # so that a file has a single name
     finder = _LocalFinder(storage) if storage.is_local else _Finder(storage)
     try:
-        info = storage.fs.info(location)
+        info = storage.call("info", location)
     except FileNotFoundError:
         info = None
     if info and info["type"] == "file":
@@ -122,26 +124,63 @@ def _list_one(storage: Storage, location: str, suffixes: Sequence[str], hint: Ca
 
 
 class _Finder:
-    """Finds files by fsspec."""
+    """Finds files by fsspec.
+
+    fsspec's own `find` and `glob` leave out directories that cannot be listed, and files would be missing without a
+    word. So directories are listed one by one, unless the filesystem brings a `find` of its own, as object stores do.
+    """
 
     def __init__(self, storage: Storage) -> None:
-        self._fs = storage.fs
+        self._storage = storage
         self._infos: dict[str, Mapping[str, Any]] = {}
 
     def directory(self, location: str) -> list[str]:
         """Return the files below a directory, in depth."""
-        found = self._fs.find(location, detail=True)
+        if self._storage.finds:
+            found = self._storage.call("find", location, detail=True)
+        else:
+            listed = {str(info["name"]): info for info in self._walk(location, None)}
+            found = {name: listed[name] for name in sorted(listed) if listed[name]["type"] != "directory"}
         self._infos |= found
         return list(found)
 
     def glob(self, pattern: str) -> list[str]:
         """Return the files that a pattern matches, and those in directories that it matches."""
-        for path, info in self._fs.glob(pattern, detail=True).items():
+        if self._storage.finds:
+            matches = self._storage.call("glob", pattern, detail=True).values()
+        else:
+            matches = self._globbed(pattern)
+        for info in matches:
             if info["type"] == "directory":
-                self.directory(path)
+                self.directory(info["name"])
             else:
-                self._infos[path] = info
+                self._infos[str(info["name"])] = info
         return list(self._infos)
+
+    def _globbed(self, pattern: str) -> list[Mapping[str, Any]]:
+        """Return what a pattern matches, as fsspec's `glob` does."""
+        wildcards = r"[*\[]" if is_http(pattern) else GLOB
+        root = posixpath.dirname(re.split(wildcards, pattern, maxsplit=1)[0])
+        depth = None if "**" in pattern else pattern[len(root) :].strip("/").count("/") + 1
+        matching = re.compile(glob_translate(pattern))
+        closed = "/" if pattern.endswith(("/", "/**")) else ""
+        found = {str(info["name"]).rstrip("/"): info for info in self._walk(root, depth)}
+        return [
+            found[name]
+            for name in sorted(found)
+            if matching.match(name + closed if found[name]["type"] == "directory" else name)
+        ]
+
+    def _walk(self, directory: str, depth: int | None) -> Iterator[Mapping[str, Any]]:
+        """Yield what is below a directory: files and directories, so many levels deep, or all if that is None."""
+        for info in self._storage.call("ls", directory, detail=True):
+            name = str(info["name"]).rstrip("/")
+            if info["type"] != "directory":
+                yield info
+            elif name != directory.rstrip("/"):
+                yield info
+                if depth is None or depth > 1:
+                    yield from self._walk(name, None if depth is None else depth - 1)
 
     def info(self, path: str) -> Mapping[str, Any]:
         """Return what the storage says of a file that was found."""

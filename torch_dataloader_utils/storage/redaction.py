@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
-from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.errors import UnreadableFileError, printable
 
 SECRET_NAMES = re.compile(
     r"secret|token|pass|pwd|credential|auth|cookie|connection_string|sig|private|sas|(^|[_-])p?key|(^|[_-])pat$",
@@ -65,7 +65,7 @@ class Redactor:
         except UnreadableFileError:
             raise
         except Exception as error:  # noqa: BLE001 - storages raise errors of any type
-            text, where = self.clean(str(error)), self.clean(name())
+            text, where = printable(self.clean(str(error))), printable(self.clean(name()).replace("\n", "\\n"))
             message = text if where in text else f"{where}: {type(error).__name__}: {text}"
             kept_types: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, *kept)
             raised = next((kept_type for kept_type in kept_types if isinstance(error, kept_type)), UnreadableFileError)

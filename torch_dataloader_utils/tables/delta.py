@@ -29,7 +29,6 @@ from torch_dataloader_utils.formats.parquet.format import Parquet
 from torch_dataloader_utils.formats.schema import table_column_type
 from torch_dataloader_utils.loader.arguments import PathLike, refuse_path_options, require_count, require_options
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
-from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import list_known
 from torch_dataloader_utils.storage.redaction import Redactor
 
@@ -130,7 +129,7 @@ class VersionFiles(FileSet):
         with redactor.errors(lambda: f"the table {self.url}"):
             log = _read_log(self.url, self.version, self.delta_options)
         urls = [self.url, *(_file_url(self.url, path) for path in log.sizes)]
-        storage, (root, *locations) = Storage.for_urls(urls, self.storage_options)
+        storage, (root, *locations) = request.storage_of(urls, self.storage_options)
         listing = list_known(storage, list(zip(locations, log.sizes.values(), strict=True)), root)
         by_location = dict(zip(locations, log.sizes, strict=True))
         files = {file.path: by_location[file.location] for file in listing.files}

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.workers.message_size import MessageSizer
-from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
+from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool, SharedPage
 
 
 class AssignmentQueue:
@@ -54,13 +54,15 @@ class AssignmentQueue:
 class WorkerChannel:
     """Everything that connects a worker with the training process.
 
-    The pool is None if the system has no such shared memory. `known` has the paths of the files whose footers the
+    The pool is None if the system has no such shared memory, and so is the page, on which the worker notes what it
+    reads. `known` has the paths of the files whose footers the
     worker was sent.
     """
 
     assignments: AssignmentQueue
     sizer: MessageSizer
     pool: SharedMemoryPool | None
+    page: SharedPage | None
     known: set[str] = field(default_factory=set)
 
     def send(self, assignment: Assignment) -> None:
@@ -70,6 +72,11 @@ class WorkerChannel:
         if self.pool is not None:
             self.pool.free_unheld()
         self.assignments.send(assignment)
+
+    @property
+    def reading(self) -> str:
+        """What the worker reads or has read, as it noted."""
+        return "" if self.page is None else self.page.read_text() or "nothing read yet"
 
     def close(self) -> None:
         """Close the queue and the shared memory, in the training process; batches in use keep their memory."""

@@ -1,19 +1,23 @@
 """Worker processes from their start to their end.
 
 1. torch starts a process with a copy of the dataset: by fork, forkserver or spawn.
-2. `WorkerSetup` is the first that runs in it. It reports to the `StartupBarrier`, limits Arrow's threads, connects the
-   copy with its channel, and calls the user's `worker_init_fn`.
-3. The worker reads one assignment after the other, until torch shuts it down.
-4. If the training process dies, a thread in the worker notices and ends it at once.
+2. `WorkerSetup` is the first that runs in it. It reports to the `StartupBarrier`, leaves signals to the training
+   process, limits Arrow's threads, connects the copy with its channel, and calls the user's `worker_init_fn`.
+3. The worker reads one assignment after the other, until the training process ends it: see `torch_iterator`.
+4. If the training process dies, the worker ends at once: the system kills it, or a thread in it notices.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import signal
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection, parent_process
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any
 
 import pyarrow as pa
@@ -24,6 +28,9 @@ from torch_dataloader_utils.workers.cpus import usable_cpus
 
 PARENT_CHECK_SEC = 1.0
 """How often a worker checks that its parent is still the process that started it."""
+
+PR_SET_PDEATHSIG = 1
+"""The number of Linux' prctl(2) that sets a process's "parent death signal"."""
 
 ALIVE_CHECK_SEC = 0.1
 """How often the training process checks that a worker which has not reported yet is still alive."""
@@ -42,7 +49,12 @@ class StartupBarrier:
     """
 
     def __init__(self, context: Any) -> None:
-        self._reports = context.Semaphore(0)
+        try:
+            self._reports = context.Semaphore(0)
+        except OSError as error:  # the first semaphore of several: torch's queues have some, too
+            msg = f"worker processes need semaphores, which the system refuses ({error.strerror}): they are "
+            msg += "files in /dev/shm; mount it with the right to write, or use num_workers=0"
+            raise OSError(error.errno, msg) from error
 
     def report(self) -> None:
         """Report, in a worker, that it can read."""
@@ -75,13 +87,15 @@ class WorkerSetup:
         self._user_worker_init_fn = user_worker_init_fn
         # All workers decode at the same time: with a thread for each CPU in each of them they would compete for CPUs.
         self._decoding_threads = max(1, usable_cpus() // len(channels))
+        self._is_started_in_main_thread = threading.current_thread() is threading.main_thread()
 
     def __call__(self, worker: int) -> None:
         """Set up the worker with this number."""
         _allocate_in_new_thread()
         self._startup.report()
+        leave_signals_to_training_process()
         pa.set_cpu_count(self._decoding_threads)
-        end_with_training_process()
+        end_with_training_process(is_started_in_main_thread=self._is_started_in_main_thread)
         dataset: Any = get_worker_info().dataset  # type: ignore[union-attr]
         dataset.attach_channel(self._channels[worker])
         if self._user_worker_init_fn is not None:
@@ -95,12 +109,54 @@ def _allocate_in_new_thread() -> None:
     thread.join()
 
 
-def end_with_training_process() -> None:
+@contextlib.contextmanager
+def interrupt_later() -> Iterator[None]:
+    """Let a Ctrl-C that comes meanwhile interrupt only afterwards.
+
+    Workers are started and ended within this. Halfway, a process that nobody knows of would be left.
+    """
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if came:
+            before(*came[0])
+
+
+def leave_signals_to_training_process() -> None:
+    """Let Ctrl-C and SIGTERM, which schedulers send to every process of a job, do nothing in this worker.
+
+    The training process handles them, and may need batches until it has ended. A forked worker would even run the
+    handler that the training process has: one that saves would write the state as it was at the fork. These are
+    functions, not SIG_IGN, which programs that a `collate_fn` starts would inherit.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _do_nothing)
+
+
+def _do_nothing(_number: int, _frame: Any) -> None:
+    pass
+
+
+def end_with_training_process(*, is_started_in_main_thread: bool) -> None:
     """Make this worker end soon after the training process does, whatever it is doing at that moment.
 
     torch ends the worker's loop by itself. But with a large batch in a queue that no process reads any more, the worker
     would wait at its exit for the queue's thread, which waits for a reader.
+
+    A worker that is stopped runs no thread, so the system is asked, too, to kill it when its parent dies. Linux takes
+    the end of the thread that started it for that. So it is asked only if that is the main thread, which others outlive
+    in no process.
     """
+    if is_started_in_main_thread:
+        with contextlib.suppress(AttributeError, OSError):  # other systems have no prctl
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_watch, args=(os.getppid(),), name="end_with_training_process", daemon=True).start()
 
 

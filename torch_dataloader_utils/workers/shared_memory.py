@@ -48,6 +48,53 @@ _pools: weakref.WeakValueDictionary[int, SharedMemoryPool] = weakref.WeakValueDi
 """The pools of this process by their keys, which messages carry in place of the pools themselves."""
 
 
+class SharedPage:
+    """A page of anonymous memory that a process shares with those that it starts. Nothing of it is in `/dev/shm`.
+
+    Attributes:
+        memory: The page, whose bytes are 0 at first.
+    """
+
+    def __init__(self, fd: int | None = None) -> None:
+        if fd is None:
+            fd = _new_memory(FLAGS_BYTES)
+        self._fd = fd
+        self.memory = mmap.mmap(fd, FLAGS_BYTES)
+        weakref.finalize(self, os.close, fd).atexit = False
+
+    @classmethod
+    def if_possible(cls) -> SharedPage | None:
+        """Return a page, or None if the system has or grants no such memory."""
+        if not hasattr(os, "memfd_create"):  # Linux has it
+            return None
+        try:
+            return cls()
+        except OSError:  # a limit on the size of files, or a sandbox
+            return None
+
+    @property
+    def integers(self) -> memoryview:
+        """The page as integers of 64 bits."""
+        return memoryview(self.memory).cast("q")
+
+    def write_text(self, text: str) -> None:
+        """Write a text, cut to the size of the page, over the one before."""
+        content = text.encode()[: FLAGS_BYTES - 2]
+        self.memory[: 2 + len(content)] = len(content).to_bytes(2, "little") + content
+
+    def read_text(self) -> str:
+        """Return the text that was written last, also by a process that was killed within the writing."""
+        size = int.from_bytes(self.memory[:2], "little")
+        return self.memory[2 : 2 + size].decode(errors="replace")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild_page, (reduction.DupFd(self._fd),)
+
+
+def _rebuild_page(fd: Any) -> SharedPage:
+    return SharedPage(fd.detach())
+
+
 class SharedMemoryPool:
     """The blocks of one worker. It is made in the training process, before the worker starts.
 
@@ -58,7 +105,7 @@ class SharedMemoryPool:
 
     def __init__(self, count: int, copied: tuple[int, int] | None = None) -> None:
         self._count = count
-        self._fd, self.key = copied or (_new_memory(count), next(_keys))
+        self._fd, self.key = copied or (_new_memory(FLAGS_BYTES + count * SPACING), next(_keys))
         self._flags = mmap.mmap(self._fd, FLAGS_BYTES)
         self._maps: dict[int, mmap.mmap] = {}
         self._held: set[int] = set()
@@ -131,10 +178,10 @@ def _free(flags: mmap.mmap, held: set[int], lock: Any, block: int, pid: int) -> 
             flags[block] = 0
 
 
-def _new_memory(count: int) -> int:
+def _new_memory(size: int) -> int:
     fd = os.memfd_create("torch_dataloader_utils", os.MFD_CLOEXEC)
     try:
-        os.ftruncate(fd, FLAGS_BYTES + count * SPACING)
+        os.ftruncate(fd, size)
     except OSError:
         os.close(fd)
         raise

@@ -20,6 +20,9 @@ from jobs.processes import own_children, ownerless, shared_memory, wait_until_no
 END_SEC = 2.0
 """Within this time nothing may be left of what a case started."""
 
+ARENAS = "/dev/shm/pym-"  # noqa: S108 - looked at, not written to
+"""Where multiprocessing keeps the values that processes share: it keeps the memory of the first for the next one."""
+
 Row = tuple[int, str]
 """A row's id, and a hash of all its values."""
 
@@ -52,6 +55,7 @@ class Outcome:
         seconds: From the fault to the recovery or to the error, where that is measured.
         faults: How many faults were made in this case.
         left: What was left behind after `END_SEC`: processes, threads, descriptors, files in shared memory.
+        in_order: Whether rows came in the order of an uninterrupted epoch; None where that was not compared.
     """
 
     fault: str
@@ -64,6 +68,7 @@ class Outcome:
     seconds: float | None = None
     faults: int = 1
     left: dict[str, int] = field(default_factory=dict)
+    in_order: bool | None = None
 
     def compare(self, expected: Iterable[Row], committed: Iterable[Row]) -> None:
         """Count the rows that were lost, repeated and corrupted."""
@@ -77,6 +82,12 @@ class Outcome:
     def failed(self, error: BaseException) -> None:
         """Note the error that ended the case."""
         self.error = f"{type(error).__name__}: {str(error)[:300]}"
+
+    def add_left(self, counts: Mapping[str, int]) -> None:
+        """Add to what was left behind."""
+        for what, count in counts.items():
+            if count:
+                self.left[what] = self.left.get(what, 0) + count
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
@@ -95,10 +106,12 @@ class Outcome:
     def line(self) -> str:
         """Return it in a line for people."""
         took = "" if self.seconds is None else f", {self.seconds:.1f} s"
-        ended = "exact" if self.error is None else self.error.partition("\n")[0]
+        ended = self.error.partition("\n")[0] if self.error else "exact" if self.is_exact else "not exact"
+        ended += ", in another order" if self.in_order is False else ""
         left = ", ".join(f"{count} {what}" for what, count in self.left.items() if count) or "nothing"
         counts = f"lost {self.lost}, repeated {self.repeated}, corrupted {self.corrupted}"
-        return f"{self.fault}: {self.case}: {counts}{took}; {ended}; left behind: {left}"
+        times = "" if self.faults < 2 else f", {self.faults} times"
+        return f"{self.fault}{times}: {self.case}: {counts}{took}; {ended}; left behind: {left}"
 
     def append_to(self, path: Path) -> None:
         """Append it to a file as a line of JSON. Several processes may do so at the same time."""
@@ -122,7 +135,7 @@ def recorded(fault: str, case: str, published: Path | None = None) -> Iterator[O
     """
     outcome, before = Outcome(fault, case), present()
     yield outcome
-    outcome.left = left_behind(before)
+    outcome.add_left(left_behind(before))
     print(outcome.line())  # noqa: T201 - `pytest -s` shows it
     if published is not None:
         outcome.append_to(published)
@@ -131,14 +144,18 @@ def recorded(fault: str, case: str, published: Path | None = None) -> Iterator[O
 
 
 def left_behind(before: Mapping[str, set[Any]]) -> dict[str, int]:
-    """Return how much there is after `END_SEC` at most that there was not before, of each kind."""
+    """Return how much that was not there before is still there `END_SEC` later, of each kind.
 
-    def new() -> dict[str, set[Any]]:
-        return {kind: found for kind, now in present().items() if (found := now - before[kind])}
-
-    if new():
+    What only appears within that time is not counted: other processes of the machine have files in shared memory, too.
+    """
+    if any(found - before[kind] for kind, found in present().items()):
         gc.collect()
-    left = wait_until_none(new, END_SEC)
+    new = {kind: found - before[kind] for kind, found in present().items()}
+
+    def still_there() -> dict[str, set[Any]]:
+        return {kind: found for kind, now in present().items() if (found := now & new[kind])}
+
+    left = wait_until_none(still_there, END_SEC)
     shared = ownerless(left.pop("shared memory", set()))
     return {kind: len(found) for kind, found in left.items()} | ({"shared memory": len(shared)} if shared else {})
 
@@ -161,5 +178,5 @@ def _open_files() -> Iterator[tuple[str, str]]:
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # the listing's own
             link = os.readlink(entry)  # noqa: PTH115 - a pipe's is no path
-            if link.startswith("/") and link != "/dev/null":
+            if link.startswith("/") and link != "/dev/null" and not link.startswith(ARENAS):
                 yield entry.name, link

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from jobs.groups import leave_group
 
 from torch_dataloader_utils import StructuredDataset, UnevenRanksWarning
 from torch_dataloader_utils.distributed import gather_states
@@ -53,7 +54,7 @@ def main() -> None:
                     torch.save({"loaders": states, "step": step}, checkpoint.with_suffix(".new"))
                     checkpoint.with_suffix(".new").replace(checkpoint)
     dist.barrier()
-    dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
+from jobs.groups import leave_group
 
 from torch_dataloader_utils import StructuredDataLoader, StructuredDataset, UnevenRanksWarning
 from torch_dataloader_utils.distributed import gather_states, own_state, require_same_plan
@@ -71,7 +72,7 @@ def main() -> None:
             commit(path, loader, trained, ended=False)
         batch = next(batches, None)
     commit(path, loader, trained, ended=True)
-    dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

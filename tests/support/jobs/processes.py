@@ -95,11 +95,11 @@ def ownerless(names: set[str]) -> set[str]:
         with contextlib.suppress(FileNotFoundError):
             inodes[name] = (SHARED_MEMORY / name).stat().st_ino
     ours = {os.getpid(), *own_children()}
-    held = set().union(*(_mapped_shared_memory(pid) for pid in living() if pid not in ours)) if inodes else set()
+    held = set().union(*(mapped_shared_memory(pid) for pid in living() if pid not in ours)) if inodes else set()
     return {name for name, inode in inodes.items() if inode not in held}
 
 
-def _mapped_shared_memory(pid: int) -> set[int]:
+def mapped_shared_memory(pid: int) -> set[int]:
     """Return the inodes: a semaphore's file is mapped under another name than the one it gets afterwards."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()

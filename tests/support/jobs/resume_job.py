@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from jobs.groups import leave_group
 
 from torch_dataloader_utils import RankMismatchError, StructuredDataLoader, StructuredDataset, UnevenRanksWarning
 from torch_dataloader_utils.distributed import (
@@ -97,6 +98,9 @@ def refusals(data: str) -> dict[str, str | None]:
         "drop_last": refusal(data, drop_last=last),
         "filters": refusal(data, filters=pc.field("value") >= (-1 if last else 0)),
         "gather": gather_refusal(data),
+        "one rank twice": refusal(data, num_ranks=dist.get_world_size(), rank=0),
+        "each rank alone": refusal(data, num_ranks=1, rank=0),
+        "an entry on one rank alone": entry_refusal(data) if first else None,
         **{f"{where} of other plans": message for where, message in meetings(data, seed=1 if last else 2).items()},
     }
 
@@ -134,6 +138,11 @@ def gather_refusal(data: str) -> str | None:
     return message_of(lambda: gather_states(make_loader(data, **rank)[0]))
 
 
+def entry_refusal(data: str) -> str | None:
+    """Return what the entry of a loader that only this rank has says: it would hang if it waited for others."""
+    return message_of(CheckpointEntry(make_loader(data, num_ranks=1, rank=0)[0]).state_dict)
+
+
 def main() -> None:
     """Run every case and write what this rank delivered."""
     arguments = json.loads(sys.argv[1])
@@ -152,7 +161,7 @@ def main() -> None:
         report["refusals"] = refusals(arguments["data"])
         report["without values"] = steps_without_values(arguments["data"])
     (directory / f"run-{arguments['run']}-rank-{rank}.json").write_text(json.dumps(report))
-    dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
+from jobs.groups import leave_group
 
 from torch_dataloader_utils import StructuredDataLoader, StructuredDataset, UnevenRanksWarning
 from torch_dataloader_utils.distributed import (
@@ -92,7 +93,7 @@ def main() -> None:
     report = {case["name"]: run_case(arguments, case) for case in arguments["cases"]}
     name = f"report-{arguments['save'] or 'last'}-{dist.get_rank()}.json"
     (Path(arguments["directory"]) / name).write_text(json.dumps(report))
-    dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 import torch.distributed.nn.functional
+from jobs.groups import leave_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -67,7 +68,7 @@ def main() -> None:
         (directory / f"{arguments['name']}.json").write_text(json.dumps(losses))
     dist.barrier()
     del model
-    dist.destroy_process_group()
+    leave_group()
 
 
 if __name__ == "__main__":

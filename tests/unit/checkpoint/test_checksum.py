@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support import edited, open_loader, write_dataset
+from support import all_rows_of, edited, open_loader, write_dataset
 
-from torch_dataloader_utils import RankMismatchError
+from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning, RankMismatchError
 from torch_dataloader_utils.distributed import own_state
 
 MOST_CHARACTERS = 4096
@@ -122,6 +122,78 @@ def test_a_hostile_state_is_refused_at_once_in_few_words(data, state, name, stri
     assert len(str(raised.value)) < MOST_CHARACTERS
 
 
+LONG = "x" * 10_000_000
+MANY = 80_000
+HUGE = 2 * 10**10
+"""Rows that would take 160 GB as row numbers."""
+
+
+def split(state: dict[str, Any], path: str, rows: int, start: int = 0) -> dict[str, Any]:
+    return {"path": f"{state['plan']['root']}/{path}", "row_offset": start, "row_length": rows}
+
+
+def shard(*splits: dict[str, Any], rows_delivered: int = 1, **others: Any) -> dict[str, Any]:
+    return {"splits": list(splits), "rows_delivered": rows_delivered, **others}
+
+
+def with_a_file_that_is_gone(state: dict[str, Any], rows: int, **others: Any) -> dict[str, Any]:
+    """Return a state in which a file with so many rows, which is gone, shares a shard with one that is there."""
+    plan = state["plan"] | {"rows": state["plan"]["rows"] + rows, "fingerprint": "0" * 32}
+    files = [*state["files"], ["zz.parquet", 9, "0", None, None, rows]]
+    both = shard(split(state, "part-000.parquet", 20), split(state, "zz.parquet", rows), **others)
+    return edited(state, plan=plan, files=files, completed_shards=[], in_progress=[both])
+
+
+ODD_SHARDS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "a long path twice": lambda state: [shard(split(state, LONG, 20))] * 2,
+    "many absent splits": lambda state: [
+        shard(*(split(state, "a", 1, row) for row in range(MANY)), rows_delivered=0, absent=list(range(MANY - 1)))
+    ],
+    "repeated again and again": lambda state: [
+        shard(split(state, "part-000.parquet", 10**6), repeats=True, windows=[[2 * row, 2 * row + 1]])
+        for row in range(MANY // 2)
+    ],
+    "the same row numbers": lambda state: [shard(rows=[0, state["plan"]["rows"]] * MANY, repeats=True)],
+    "more rounds than rows": lambda state: [shard(split(state, "part-000.parquet", 20), rounds=10**10)],
+}
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("name", ODD_SHARDS)
+def test_hostile_shards_are_refused_at_once_in_few_words(data, state, name, strict):
+    hostile = edited(state, completed_shards=[], in_progress=ODD_SHARDS[name](state))
+    with pytest.raises(ValueError, match=r"state|checkpoint") as raised:
+        load(data, hostile, strict=strict)
+    assert len(str(raised.value)) < MOST_CHARACTERS
+
+
+@pytest.mark.parametrize("rounds", [1, 10**10])
+def test_a_hostile_state_of_a_file_that_is_gone_is_refused_without_counting_its_rows(data, state, rounds):
+    rows = HUGE if rounds == 1 else 100
+    hostile = with_a_file_that_is_gone(state, rows, rounds=rounds)
+    with pytest.raises(ValueError, match="not a state of this package"):
+        load(data, hostile, strict=False, on_changed_files="continue")
+
+
+def test_a_file_that_is_gone_may_have_had_any_number_of_rows(data, state):
+    loader, _ = open_loader(data, batch_size=7)
+    plain = loader.state_dict()
+    with pytest.warns(LostRowsWarning, match="zz"):
+        loader.load_state_dict(with_a_file_that_is_gone(plain, HUGE), strict=False, on_changed_files="continue")
+    assert len(all_rows_of(loader)) == sum(rows for rows, _ in FILES) - 1
+
+
+def test_a_state_of_which_everything_differs_is_refused_in_few_words(data, state):
+    strings = dict.fromkeys(("format", "format_options", "split_strategy", "filter", "filter_binding"), LONG)
+    files = [[f"{LONG}{number}", 1, "", None, None, 1] for number in range(9)]
+    shards = [shard(split(state, f"{LONG}{number}", 10)) for number in range(9)]
+    plan = state["plan"] | strings | {"fingerprint": LONG, "split_bytes": 10**300, "snapshot_id": 10**300}
+    with pytest.raises(CheckpointMismatchError) as raised:
+        load(data, edited(state, plan=plan, files=files, completed_shards=[], in_progress=shards))
+    assert len(str(raised.value)) < MOST_CHARACTERS
+
+
 @pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning")
 def test_ranks_that_planned_different_epochs_are_refused_when_their_states_meet(data):
     states = [
@@ -129,6 +201,6 @@ def test_ranks_that_planned_different_epochs_are_refused_when_their_states_meet(
     ]
     with pytest.raises(RankMismatchError, match=r"ranks \[1\] were saved under other plans than rank 0"):
         load(data, states, strict=False)
-    with pytest.raises(RankMismatchError, match=r"planned different epochs: ranks \[0\] have .*; ranks \[1\] have"):
+    with pytest.raises(RankMismatchError, match=r"ranks \[0\], ranks \[1\]\. .* split_rows=20 and 21"):
         own_state(states, rank=0)
     assert own_state([state | {"plan_digest": None} for state in states], rank=1)["rank"] == 1

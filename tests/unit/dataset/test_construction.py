@@ -105,6 +105,13 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"num_ranks": 0, "rank": 0}, ValueError, "num_ranks=0"),
     ({"num_ranks": "2", "rank": 0}, TypeError, "num_ranks='2'"),
     ({"show_progress": True, "progress_interval_sec": -1}, ValueError, "progress_interval_sec=-1"),
+    ({"storage_timeout": -1}, ValueError, "storage_timeout=-1"),
+    ({"storage_timeout": 0}, ValueError, "storage_timeout=0"),
+    ({"storage_timeout": float("inf")}, ValueError, "storage_timeout=inf: expected .* not infinite"),
+    ({"storage_timeout": float("nan")}, ValueError, "storage_timeout=nan"),
+    ({"storage_timeout": "2 min"}, ValueError, "storage_timeout='2 min'"),
+    ({"storage_timeout": True}, ValueError, "storage_timeout=True"),
+    ({"storage_timeout": None}, ValueError, "storage_timeout=None"),
 ]
 
 

@@ -38,6 +38,8 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "mask_nulls": (["x", "x"], ValueError),
     "collate_fn": ("list", TypeError),
     "storage_options": ("key", TypeError),
+    "storage_timeout": (0, ValueError),
+    "memory_map": ("yes", TypeError),
     "partitioning": ("directories", TypeError),
     "manifest": (b"no manifest", ValueError),
     "row_id_column": ("", TypeError),

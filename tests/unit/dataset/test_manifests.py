@@ -15,7 +15,15 @@ from logged import LoggedFileSystem
 from support import all_rows_of, open_loader, write_dataset
 
 from torch_dataloader_utils import UnreadableFileError
-from torch_dataloader_utils.dataset.manifest_file import KEY, SCHEMA, dump_manifest
+from torch_dataloader_utils.dataset.manifest_file import (
+    DIGEST_SIZE,
+    KEY,
+    MAGIC,
+    METADATA_FILE_KEY,
+    SCHEMA,
+    dump_manifest,
+    sealed,
+)
 from torch_dataloader_utils.formats.base import KnownFooters
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
@@ -108,17 +116,22 @@ def test_a_file_that_changed_since_is_an_error_that_names_it(path, workers):
         list(known)
 
 
+def table_in(manifest: bytes) -> pa.Table:
+    """Return the table that a manifest holds after its digest."""
+    with pa.ipc.open_stream(manifest[len(MAGIC) + DIGEST_SIZE :]) as stream:
+        return stream.read_all()
+
+
 def edited(manifest: bytes, edit: Callable[[dict[str, Any], list[dict[str, Any]]], Any]) -> bytes:
     """Return a manifest with other contents: what it says about itself, and its rows."""
-    with pa.ipc.open_stream(manifest) as stream:
-        table = stream.read_all()
+    table = table_in(manifest)
     about, rows = json.loads(table.schema.metadata[KEY]), table.to_pylist()
     edit(about, rows)
     schema = SCHEMA.with_metadata({KEY: json.dumps(about).encode()})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, schema) as stream:
         stream.write_table(pa.Table.from_pylist(rows, schema=schema))
-    return sink.getvalue().to_pybytes()
+    return sealed(sink.getvalue().to_pybytes())
 
 
 def test_a_manifest_leads_nowhere_else(path, tmp_path):
@@ -128,6 +141,44 @@ def test_a_manifest_leads_nowhere_else(path, tmp_path):
     for given in (path, f"{path}/*"):
         with pytest.raises(ValueError, match=r"elsewhere/part-000\.parquet, which is not at"):
             open_loader(given, manifest=manifest)
+
+
+@pytest.mark.parametrize("given", ["d*", "*/part*.parquet", "data/**/part*", "data/part-00[12].parquet"])
+def test_a_manifest_of_a_glob_holds_only_files_that_it_matches(path, tmp_path, given):
+    (tmp_path / "elsewhere").mkdir()
+    (path / "part-000.parquet").rename(tmp_path / "elsewhere" / "other.parquet")
+    _, dataset = open_loader(tmp_path / given)
+    manifest = dataset.dump_manifest()
+    assert len(all_rows_of(open_loader(tmp_path / given, manifest=manifest)[0])) == 120
+    elsewhere = str(tmp_path / "elsewhere" / "other.parquet")
+    with pytest.raises(ValueError, match=r"elsewhere/other\.parquet, which is not at"):
+        open_loader(tmp_path / given, manifest=edited(manifest, lambda _, rows: rows[0].update(location=elsewhere)))
+
+
+@pytest.mark.parametrize("given", ["data/../data", "./data", "data//*.parquet", "data/../d*/"])
+def test_a_manifest_serves_a_path_however_it_is_written(path, given, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    loader, dataset = open_loader(given)
+    assert all_rows_of(open_loader(given, manifest=dataset.dump_manifest())[0]) == all_rows_of(loader)
+
+
+@pytest.mark.parametrize("damage", ["junk", "other files"])
+def test_a_manifest_of_a_damaged_metadata_file_is_refused(path, damage):
+    collected = []
+    for file in sorted(path.iterdir()):
+        collected.append(pq.read_metadata(file))
+        collected[-1].set_file_path(file.name)
+    schema = pq.read_schema(path / "part-000.parquet")
+    pq.write_metadata(schema, path / "_metadata", collected)
+    table = table_in(open_loader(path)[1].dump_manifest())
+    pq.write_metadata(schema, path / "_metadata", collected[:2])
+    content = b"junk" if damage == "junk" else (path / "_metadata").read_bytes()[4:]
+    sink = pa.BufferOutputStream()
+    schema = table.schema.with_metadata({**table.schema.metadata, METADATA_FILE_KEY: content})
+    with pa.ipc.new_stream(sink, schema) as stream:
+        stream.write_table(table.cast(schema))
+    with pytest.raises(UnreadableFileError, match="the manifest's `_metadata`"):
+        open_loader(path, manifest=sealed(sink.getvalue().to_pybytes()))
 
 
 DAMAGE: dict[str, Callable[[dict[str, Any], list[dict[str, Any]]], Any]] = {

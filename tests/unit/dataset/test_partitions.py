@@ -159,7 +159,7 @@ def test_a_state_is_refused_where_the_filters_columns_are_read_from_other_direct
     exchanged = pa.schema([names.field("second"), names.field("first")])
     other, _ = open_loader(tmp_path, partitioning=pads.partitioning(exchanged), **options)
     for states, strict in ((state, True), ([state], False)):
-        with pytest.raises(CheckpointMismatchError, match="the partitions as they were") as raised:
+        with pytest.raises(CheckpointMismatchError, match="or the partitions; or start") as raised:
             other.load_state_dict(states, strict=strict)
         assert [difference.name for difference in raised.value.differences] == ["filter_binding"]
     earlier = edited(state, plan={key: value for key, value in state["plan"].items() if key != "filter_binding"})

@@ -12,7 +12,13 @@ import pytest
 from support import batches_of, open_loader, write_dataset
 
 from torch_dataloader_utils import CheckpointMismatchError, RankMismatchError
-from torch_dataloader_utils.distributed import gather_states, load_rank_state, own_state, save_rank_state
+from torch_dataloader_utils.distributed import (
+    CheckpointEntry,
+    gather_states,
+    load_rank_state,
+    own_state,
+    save_rank_state,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning")
 
@@ -81,6 +87,24 @@ def test_own_state_refuses_a_list_that_lacks_the_last_ranks(data):
         own_state(states_of(data, 3)[:2], 0)
 
 
+@pytest.mark.parametrize("name", ["a text", "no list", "long", "nested", "other ranks"])
+def test_own_state_of_a_damaged_list_is_a_documented_error_in_few_words(data, name):
+    state = states_of(data, 1)[0]
+    nested: list[Any] = []
+    for _ in range(5000):
+        nested = [nested]
+    damaged: dict[str, Any] = {
+        "a text": [state | {"rank": "0"}],
+        "no list": ["x" * 10_000_000],
+        "long": [state | {"rank": number, "num_ranks": 10_000} for number in range(9999)],
+        "nested": [state | {"rank": rank, "num_ranks": 2, "plan_digest": [rank, nested]} for rank in range(2)],
+        "other ranks": [state | {"rank": [rank], "num_ranks": {}} for rank in range(2)],
+    }
+    with pytest.raises(ValueError, match=r"rank|not a list") as raised:
+        own_state(damaged[name], 0)
+    assert len(str(raised.value)) < 4096
+
+
 def test_another_ranks_state_and_one_of_more_ranks_are_refused(data):
     loader, _ = open_loader(data, batch_size=8, num_ranks=2, rank=0)
     with pytest.raises(CheckpointMismatchError, match="rank changed: checkpoint=1, current=0"):
@@ -124,10 +148,19 @@ def test_a_state_that_cannot_be_written_is_an_error_that_names_its_file_and_leav
 def test_a_file_that_is_no_state_is_an_error_that_names_it(data, tmp_path):
     loader, _ = open_loader(data, batch_size=8)
     path = Path(save_rank_state(loader, tmp_path))
-    for content in (path.read_bytes()[:-9], b"[" * 100_000, b"\xff"):
+    state = path.read_bytes()
+    damaged = state.replace(b'"epoch": 0', b'"epoch": 1')
+    for content in (state[:-9], b"[" * 100_000, b"\xff", b"{}", damaged):
         path.write_bytes(content)
-        with pytest.raises(ValueError, match=r"loader-00000-of-00001\.json is not a state"):
-            load_rank_state(loader, tmp_path)
+        for strict in (True, False):
+            with pytest.raises(ValueError, match=r"loader-00000-of-00001\.json(:| is) not a state"):
+                load_rank_state(loader, tmp_path, strict=strict)
+
+
+def test_a_checkpoints_entry_that_is_no_state_is_a_documented_error(data):
+    for text in ("[" * 100_000, "{", "{}"):
+        with pytest.raises(ValueError, match="not a state"):
+            CheckpointEntry(open_loader(data)[0]).load_state_dict({"rank-0-of-1": text})
 
 
 def test_states_are_kept_on_any_storage(data):

@@ -59,7 +59,8 @@ def test_a_row_group_of_zeros_is_read_where_a_set_holds_zero_whatever_statistics
     loader, dataset = open_loader(tmp_path, filters=filters, output_format="dict")
     assert [row for batch in loader for row in batch["row"]] == whole.filter(filters)["row"].to_pylist()
     if wanted == [7.0]:
-        assert dataset.get_metrics()["row_groups_pruned"] == len(ZEROS)
+        # Old releases of pyarrow (17) rule out a set only by row groups that have nothing but one value.
+        assert dataset.get_metrics()["row_groups_pruned"] in (2, len(ZEROS))
 
 
 def test_a_filter_is_not_tried_with_every_column_of_a_wide_table(tmp_path, monkeypatch):

@@ -14,9 +14,15 @@ from hypothesis import strategies as st
 from support import examples, manifest_of, manifests, plan_options, row_ids, shards_of
 
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
-from torch_dataloader_utils.planning.plan import PLAN_ALGORITHM, Plan, PlanOptions, Shard, ShardSlice
-from torch_dataloader_utils.planning.planner import make_plan
-from torch_dataloader_utils.planning.shuffle import permutation, round_bounds, stable_argsort
+from torch_dataloader_utils.planning.plan import Plan, PlanOptions, Shard, ShardSlice
+from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, make_plan
+from torch_dataloader_utils.planning.shuffle import (
+    delivery_order,
+    permutation,
+    round_bounds,
+    rows_of_splits,
+    stable_argsort,
+)
 
 EVEN = manifest_of([(10, 100)] * 40, [(10, 100)] * 24)
 """64 equal row groups in two files."""
@@ -450,7 +456,7 @@ def test_every_row_may_come_to_every_place():
     assert seen == {(place, row) for place in range(6) for row in range(6)}
 
 
-# Pinned: a change here changes what every saved state means, and asks for a new PLAN_ALGORITHM ----------------------
+# Pinned: a change here changes what every saved state means, and asks for another entry of PLAN_ALGORITHMS ----------
 
 GOLDEN_PERMUTATION = [2, 7, 8, 5, 9, 0, 12, 11, 6, 1, 15, 3, 4, 14, 10, 13]
 
@@ -463,12 +469,26 @@ GOLDEN_DIGESTS = {
 
 
 def test_the_permutation_is_the_one_of_plan_algorithm_2():
-    assert PLAN_ALGORITHM == 2
     assert permutation(16, seed=42, epoch=3, shard=SHARD).tolist() == GOLDEN_PERMUTATION
 
 
 @pytest.mark.parametrize("options", GOLDEN_DIGESTS)
 def test_the_plan_is_the_one_of_plan_algorithm_2(options):
-    assert PLAN_ALGORITHM == 2
     epoch = 3 if options.shuffle else 0
-    assert _plan(EVEN, options, epoch=epoch, num_ranks=2, num_workers=3).digest == GOLDEN_DIGESTS[options]
+    plan = PLAN_ALGORITHMS[2](EVEN, options, epoch=epoch, num_ranks=2, num_workers=3)
+    assert plan.digest == GOLDEN_DIGESTS[options]
+
+
+@given(st.data())
+@examples(200)
+def test_the_rows_of_each_split_before_a_position_are_counted_as_they_are_delivered(data):
+    lengths = data.draw(st.lists(st.integers(1, 30), min_size=1, max_size=5))
+    seed = data.draw(st.sampled_from([None, 5]))
+    missing = data.draw(st.sets(st.integers(0, len(lengths) - 1)))
+    splits = tuple(Split(f"{number}", 0, length) for number, length in enumerate(lengths))
+    shard = Shard(splits, 1 if seed is None else data.draw(st.integers(1, sum(lengths))), tuple(sorted(missing)))
+    order = delivery_order(ShardSlice(shard), seed=seed, epoch=2)
+    split_of_row = np.searchsorted(np.cumsum(lengths), order, side="right")
+    positions = sorted(data.draw(st.lists(st.integers(0, shard.rows), max_size=6)))
+    counted = [counts.tolist() for counts in rows_of_splits(shard, positions, seed=seed, epoch=2)]
+    assert counted == [np.bincount(split_of_row[:end], minlength=len(lengths)).tolist() for end in positions]

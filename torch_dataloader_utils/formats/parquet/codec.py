@@ -18,7 +18,7 @@ from torch_dataloader_utils.formats.concurrency import FOOTER_THREADS, OPEN_FILE
 from torch_dataloader_utils.formats.parquet.footer import FooterReader, leaves_of, parse_footer, row_groups_of
 from torch_dataloader_utils.formats.parquet.metadata_file import described_columns, description_digest
 from torch_dataloader_utils.formats.read_cache import FooterStore
-from torch_dataloader_utils.storage.filesystem import LocalFile
+from torch_dataloader_utils.storage.local_file import LocalFile
 
 
 class ParquetCodec(Codec):

@@ -13,7 +13,7 @@ from torch_dataloader_utils.formats.base import Codec, Described, FileCase, Form
 from torch_dataloader_utils.formats.concurrency import read_each
 from torch_dataloader_utils.formats.parquet.codec import FooterCache, ParquetCodec
 from torch_dataloader_utils.formats.parquet.footer import FooterReader
-from torch_dataloader_utils.formats.parquet.metadata_file import MetadataFile, read_metadata_file
+from torch_dataloader_utils.formats.parquet.metadata_file import MetadataFile, known_metadata_file, read_metadata_file
 from torch_dataloader_utils.formats.parquet.statistics import select_row_groups
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.recognition import ENDINGS
@@ -40,7 +40,7 @@ class Parquet(Format):
         reader = FooterReader(storage, counts_nulls)
         metadata_file = None
         if known is not None and known.metadata_file is not None:
-            metadata_file = MetadataFile(known.metadata_file)
+            metadata_file = known_metadata_file(known.metadata_file, listing.files)
         elif known is None and listing.metadata_file is not None:
             metadata_file = read_metadata_file(storage, listing.metadata_file, listing.files)
         if metadata_file is not None:

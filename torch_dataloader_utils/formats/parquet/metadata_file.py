@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from torch_dataloader_utils.errors import MetadataFileWarning, warn_user
+from torch_dataloader_utils.errors import MetadataFileWarning, UnreadableFileError, warn_user
 from torch_dataloader_utils.formats.base import FileCase, Footer
 from torch_dataloader_utils.formats.parquet.footer import SHOWN, FooterReader, NotParquetError, parse_footer
 from torch_dataloader_utils.formats.parquet.statistics import select_row_groups
@@ -89,6 +89,17 @@ def read_metadata_file(storage: Storage, file: StoredFile, files: Sequence[Store
         message = f"{name} is not used, all footers are read instead: {'; '.join(parts)}. Write it again, or remove it"
         warn_user(message, MetadataFileWarning)
         return None
+    return metadata_file
+
+
+def known_metadata_file(content: bytes, files: Sequence[StoredFile]) -> MetadataFile:
+    """Return what a manifest holds of a `_metadata` file, or raise if that does not describe exactly these files."""
+    try:
+        metadata_file = MetadataFile(content)
+    except (OSError, pa.ArrowException) as error:
+        raise UnreadableFileError(f"the manifest's `_metadata` is damaged: {error}; dump the manifest again") from None
+    if metadata_file.paths != {file.path for file in files}:
+        raise UnreadableFileError("the manifest's `_metadata` describes other files than it: dump the manifest again")
     return metadata_file
 
 

@@ -17,7 +17,7 @@ from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.text.footer import TextFooter
 from torch_dataloader_utils.formats.text.lines import Text
-from torch_dataloader_utils.storage.filesystem import LocalFile
+from torch_dataloader_utils.storage.local_file import LocalFile, MappedFile
 
 
 class Parser(Protocol):
@@ -94,7 +94,7 @@ class TextCodec(Codec):
             for column in stored
             if pa.types.is_floating(column.type) and pa.types.is_integer(types.get(column.name, pa.null()))
         ]
-        return _TextRowGroups(shown, footer, parser, file, widened, is_local=local is not None)
+        return _TextRowGroups(shown, footer, parser, file, widened, is_mapped=isinstance(local, MappedFile))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ class _TextRowGroups(RowGroups):
     parser: Parser
     file: pa.NativeFile
     widened: Sequence[str]
-    is_local: bool
+    is_mapped: bool
 
     def read(self, number: int) -> pa.Table:
         table = self.parser.table(self._text(number))
@@ -129,7 +129,7 @@ class _TextRowGroups(RowGroups):
                 raise UnreadableFileError(msg)
 
     def _text(self, number: int) -> Text:
-        start, stop = (0, self.footer.size) if self.is_local else self.footer.ranges[number]
+        start, stop = (0, self.footer.size) if self.is_mapped else self.footer.ranges[number]
         self.file.seek(start)
         return range_of(self.shown, self.footer, number, self.file.read_buffer(stop - start))
 

@@ -133,8 +133,13 @@ class CsvParser:
         """Yield the rows, block by block."""
         watched = self._watched(text)
         with self._lines.errors(text, self._serially):
-            for batch in csv.open_csv(_open(text, watched), *self._settings(text, use_threads=use_threads)):
-                yield batch.select(self._stored.names)
+            opened = _open(text, watched)
+            reader = csv.open_csv(opened, *self._settings(text, use_threads=use_threads))
+            try:
+                for batch in reader:
+                    yield batch.select(self._stored.names)
+            finally:
+                _read_no_more(reader, watched)
         self._lines.require_sound(text, watched)
 
     def _serially(self, text: Text) -> None:
@@ -184,6 +189,8 @@ class _Lines:
             raise text.error(None, f"it is cut short or damaged: {error}") from None
 
     def _located(self, text: Text, error: Exception, again: Callable[[Text], None] | None) -> UnreadableFileError:
+        if "straddling object" in str(error):
+            return self._too_long(text)
         found = MESSAGE.fullmatch(str(error))
         if again is not None and (found is None or found["row"] is None):
             try:
@@ -191,8 +198,6 @@ class _Lines:
             except pa.ArrowInvalid as detailed:
                 found = MESSAGE.fullmatch(str(detailed)) or found
         what = str(error) if found is None else found["what"]
-        if "straddling object" in what:
-            return self._too_long(text)
         if found is not None and found["column"] is not None:
             column = self._names()[int(found["column"])]
             advice = "'encoding': ..." if "UTF8" in what else f"'column_types': {{{column!r}: ...}}"
@@ -201,14 +206,19 @@ class _Lines:
         return text.error(None if row is None else self.line_of(text, int(row)), what)
 
     def _too_long(self, text: Text) -> UnreadableFileError:
-        """Return the error of a row that is longer than a block."""
-        opened = self._left_open(text)
-        if opened is not None:
-            return text.error(opened, NOT_CLOSED)
+        """Return the error of a row that is longer than a block. A line that is longer is not read to its end."""
         size = int(self._options.get("block_size") or BLOCK_BYTES)
-        line = next((number for number, line in enumerate(self._plain_lines(text), 1) if len(line) > size), None)
+        begin, inside, long = 0, False, None
+        for number, line in enumerate(self._plain_lines(text, size), 1):
+            begin = begin if inside else number
+            if len(line) > size:
+                long, inside = begin, False
+                break
+            inside = self._ends_inside(line, inside=inside)
+        if inside:
+            return text.error(begin, NOT_CLOSED)
         what = "a row is longer than what is parsed at a time: pass format_options={'block_size': ...} in bytes"
-        return text.error(line, what)
+        return text.error(long, what)
 
     def require_sound(self, text: Text, watched: WatchedText | None) -> None:
         """Raise if a text holds zero bytes, or ends within a quoted value: pyarrow accepts both."""
@@ -246,9 +256,9 @@ class _Lines:
             inside = self._ends_inside(line, inside=inside)
         return begin if inside else None
 
-    def _plain_lines(self, text: Text) -> Iterable[bytes]:
+    def _plain_lines(self, text: Text, longest: int | None = None) -> Iterable[bytes]:
         if csv_options.is_ascii_like(self._options):
-            return text.lines()
+            return text.lines(longest)
         content = text.open().read().decode(csv_options.encoding_of(self._options), errors="replace")
         return [line.encode() for line in content.splitlines(keepends=True)]
 
@@ -280,5 +290,18 @@ class _Lines:
             position += len(self._quote) if inside else 0
 
 
+def _read_no_more(reader: csv.CSVStreamingReader, watched: WatchedText | None) -> None:
+    """Wait until Arrow's thread, which reads ahead, has read the end.
+
+    That thread calls Python. If it did so while the interpreter ends, the process would be aborted.
+    """
+    if watched is not None:
+        watched.end()
+        with contextlib.suppress(pa.ArrowException, OSError, StopIteration):
+            while True:
+                reader.read_next_batch()
+
+
 def _open(text: Text, watched: WatchedText | None) -> pa.NativeFile:
-    return text.open() if watched is None else pa.PythonFile(watched, mode="r")
+    """Open a text. What is read of a watched one is copied, or Arrow's threads would call Python to free it."""
+    return text.open() if watched is None else pa.BufferedInputStream(pa.PythonFile(watched, mode="r"), CHUNK)

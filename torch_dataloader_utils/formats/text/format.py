@@ -222,17 +222,17 @@ class TextFormat(Format):
                 return sum(batch.num_rows for batch in parser.batches(text, use_threads=False))
 
             with storage.errors(file.location):
-                if not storage.is_local:
-                    start, stop = footer.ranges[number]
-                    content = pa.py_buffer(storage.read(file, start, stop))
-                    if content.size != stop - start:
-                        msg = f"{shown} changed since it was listed: {content.size} bytes came back of {stop - start}"
-                        raise UnreadableFileError(msg)
-                    return rows_in(content)
-                local = storage.open_local(file)
-                rows = rows_in(local.file.read_buffer(local.size))
-                local.require_unchanged()
-                return rows
+                if storage.maps(file):
+                    mapped = storage.open_mapped(file)
+                    rows = rows_in(mapped.file.read_buffer(mapped.size))
+                    mapped.require_unchanged()
+                    return rows
+                start, stop = footer.ranges[number]
+                content = pa.py_buffer(storage.read(file, start, stop))
+                if content.size != stop - start:
+                    msg = f"{shown} changed since it was listed: {content.size} bytes came back of {stop - start}"
+                    raise UnreadableFileError(msg)
+                return rows_in(content)
 
         counted = read_concurrently(count, ranges, storage)
         return [replace(footer, rows=tuple(next(counted) for _ in footer.ranges)) for footer in footers]

@@ -39,15 +39,20 @@ class Text:
         reader = pa.BufferReader(self.content)
         return reader if self.compression is None else pa.CompressedInputStream(reader, self.compression)
 
-    def lines(self) -> Iterator[bytes]:
-        """Yield its lines, each with its end."""
-        rest = b""
+    def lines(self, longest: int | None = None) -> Iterator[bytes]:
+        """Yield its lines, each with its end. Of the first that is longer than `longest` the end may be missing."""
+        parts: list[bytes] = []  # of the line that has begun
+        length = 0
         with self.open() as stream:
-            while content := stream.read(CHUNK):
-                *lines, rest = (rest + content).split(b"\n")
-                yield from (line + b"\n" for line in lines)
-        if rest:
-            yield rest
+            while (longest is None or length <= longest) and (content := stream.read(CHUNK)):
+                *lines, rest = content.split(b"\n")
+                for line in lines:
+                    yield b"".join([*parts, line, b"\n"])
+                    parts, length = [], 0
+                parts.append(rest)
+                length += len(rest)
+        if length:
+            yield b"".join(parts)
 
     def error(self, line: int | None, what: str) -> UnreadableFileError:
         """Return the error that says what is wrong with a line, counted from 1 at the text's beginning."""
@@ -72,6 +77,11 @@ class WatchedText(io.RawIOBase):
         self._quote = quote
         self.quotes = 0
         self.has_zeros = False
+        self._has_ended = False
+
+    def end(self) -> None:
+        """Let it end here: who reads gets nothing more."""
+        self._has_ended = True
 
     def readable(self) -> bool:
         """Return True."""
@@ -79,6 +89,8 @@ class WatchedText(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         """Read bytes."""
+        if self._has_ended:
+            return b""
         content: bytes = self._stream.read(size if size >= 0 else None)
         self.quotes += content.count(self._quote) if self._quote else 0
         self.has_zeros = self.has_zeros or 0 in content

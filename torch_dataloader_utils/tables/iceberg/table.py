@@ -34,7 +34,6 @@ from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.parquet.format import Parquet
 from torch_dataloader_utils.loader.arguments import refuse_path_options, require_count
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
-from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import list_known
 from torch_dataloader_utils.storage.redaction import Redactor
 from torch_dataloader_utils.tables.iceberg.columns import TableColumns
@@ -225,7 +224,8 @@ class SnapshotFiles:
         tasks = self._plan(request.filters, scan_filter)
         deletes = dict.fromkeys(file for task in tasks for file in task.delete_files)
         urls = [file.file_path for file in (*(task.file for task in tasks), *deletes)]
-        storage, (root, *found) = Storage.for_urls([self.metadata.location, *urls], self.storage_options)
+        urls_of_all = [self.metadata.location, *urls]
+        storage, (root, *found) = request.storage_of(urls_of_all, self.storage_options)
         locations = dict(zip(urls, found, strict=True))
         sizes = [(location, task.file.file_size_in_bytes) for location, task in zip(found, tasks, strict=False)]
         listing = list_known(storage, sizes, root)

@@ -1,0 +1,325 @@
+"""A worker that is killed, crashes, is stopped or has no memory: it is named with what it reads, and no row is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from faults.outcome import Record, Row, rows_in
+from jobs.forked import run_forked
+from jobs.processes import inherited, living, wait_until_none
+from jobs.resuming import rest_of_in_new_process
+from pairwise import pairwise
+from support import open_loader, rows_of, write_dataset
+
+import torch_dataloader_utils.workers.torch_iterator as workers_module
+from torch_dataloader_utils import SilentWorkerWarning, WorkerError
+
+FAULT = "SIGKILL, SIGSEGV, SIGSTOP, out-of-memory of one worker, between and within epochs, persistent and not"
+
+OPTIONS: dict[str, Any] = {"num_workers": 2, "shuffle": True, "shuffle_buffer_size": 500}
+
+READS = r"(reading|last read): row group \d+ of .*part-00\d\.parquet"
+
+PATIENCE_SEC = 60.0
+"""A named error should take a second or two. The record has how long it took; a machine may be busy."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """Files, and all their rows."""
+
+    path: Path
+    rows: list[Row]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Data:
+    """Write files, and have workers deliver them: what they need once per process is there before a case begins."""
+    directory: Path = tmp_path_factory.mktemp("rows")
+    write_dataset(directory, ((1500, 100), (1500, 100), (1200, 90)))
+    return Data(directory, delivered(open_loader(directory, num_workers=2)[0]))
+
+
+def delivered(batches: Iterable[Any]) -> list[Row]:
+    """Return the rows of batches."""
+    return [row for batch in batches for row in rows_in(batch)]
+
+
+def commit(batches: Iterable[Any], committed: list[Row]) -> None:
+    """Add the rows of batches, each as it comes."""
+    committed.extend(row for batch in batches for row in rows_in(batch))
+
+
+def workers_of(loader: Any) -> list[Any]:
+    return loader._answers().workers
+
+
+class TakesMemory:
+    """A `collate_fn` that takes far more memory than its process may have, as long as a file exists."""
+
+    def __init__(self, while_exists: Path) -> None:
+        self._file = while_exists
+
+    def limit(self, _worker: int) -> None:
+        """Let this process have no more memory than it has now, and a little."""
+        taken = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (taken + (2 << 30), resource.RLIM_INFINITY))
+
+    def __call__(self, batch: Any) -> Any:
+        if self._file.exists() and threading.current_thread() is threading.main_thread():
+            bytearray(8 << 30)
+        return batch
+
+
+FAULTS: dict[str, tuple[signal.Signals, str]] = {
+    "SIGKILL": (signal.SIGKILL, rf"worker 1 \(process \d+; {READS}\) was killed by signal 9 \(SIGKILL\)"),
+    "SIGSEGV": (signal.SIGSEGV, rf"worker 1 \(process \d+; {READS}\) was killed by signal 11 \(SIGSEGV\)"),
+    "SIGSTOP": (
+        signal.SIGSTOP,
+        rf"timed out: it waited 2 s for .*worker 1 \(process \d+; {READS}; stopped by a signal",
+    ),
+}
+
+
+@pairwise(
+    most=4,
+    fault=list(FAULTS),
+    when=["between epochs, persistent", "within an epoch, persistent", "within an epoch, not persistent"],
+    resumed_in=["the same process", "a new process"],
+)
+def test_a_worker_that_fails_is_named_with_what_it_reads_and_no_row_is_lost(
+    data: Data, tmp_path: Path, record: Record, *, fault: str, when: str, resumed_in: str
+):
+    number, message = FAULTS[fault]
+    options = {**OPTIONS, "persistent_workers": not when.endswith("not persistent")}
+    with record(FAULT, f"{fault} {when}, resumed in {resumed_in}") as outcome:
+        loader = open_loader(data.path, **options, timeout=2 if fault == "SIGSTOP" else 0)[0]
+        committed: list[Row] = []
+        iterator = iter(loader)
+        if when.startswith("between"):
+            assert len(delivered(iterator)) == len(data.rows)
+            loader.set_epoch(1)
+        else:
+            commit(islice(iterator, 5), committed)
+        os.kill(workers_of(loader)[1].pid, number)
+        with outcome.timed(), pytest.raises(WorkerError, match=message):
+            commit(iter(loader) if when.startswith("between") else iterator, committed)
+        assert outcome.seconds is not None
+        assert outcome.seconds < PATIENCE_SEC
+        state = loader.state_dict()
+        assert state["epoch"] == when.startswith("between")
+        if resumed_in == "a new process":
+            committed += rest_of_in_new_process(data.path, state, options, tmp_path)
+        else:
+            loader.load_state_dict(state)
+            commit(loader, committed)
+        outcome.compare(data.rows, committed)
+        del iterator, loader
+
+
+@pairwise(most=1, persistent=[True, False], resumed_in=["the same process", "a new process"])
+def test_a_worker_without_memory_is_an_error_and_no_row_is_lost(
+    data: Data, tmp_path: Path, record: Record, *, persistent: bool, resumed_in: str
+):
+    greedy = tmp_path / "greedy"
+    takes_memory = TakesMemory(greedy)
+    options = {**OPTIONS, "persistent_workers": persistent}
+    case = f"out of memory within an epoch, {'persistent' if persistent else 'not persistent'}, resumed in {resumed_in}"
+    with record(FAULT, case) as outcome:
+        loader = open_loader(data.path, **options, collate_fn=takes_memory, worker_init_fn=takes_memory.limit)[0]
+        iterator = iter(loader)
+        committed = delivered(islice(iterator, 5))
+        greedy.touch()
+        with outcome.timed(), pytest.raises(MemoryError, match=r"in DataLoader worker process \d"):
+            commit(iterator, committed)
+        greedy.unlink()
+        state = loader.state_dict()
+        if resumed_in == "a new process":
+            committed += rest_of_in_new_process(data.path, state, options, tmp_path)
+        else:
+            loader.load_state_dict(state)
+            commit(loader, committed)
+        outcome.compare(data.rows, committed)
+        del iterator, loader
+
+
+@pytest.mark.soak
+def test_workers_killed_at_random_moments_lose_no_row(data: Data, record: Record, seeds: Any):
+    with record(FAULT, "SIGKILL at random moments, resumed in the same process") as outcome:
+        loader = open_loader(data.path, **OPTIONS)[0]
+        for seed in seeds(300):
+            random = np.random.default_rng(seed)
+            committed: list[Row] = []
+            loader.set_epoch(seed)
+            for attempt in range(3):
+                kills = threading.Thread(target=kill_one, args=(loader, float(random.uniform(0, 0.3))))
+                if attempt < 2:
+                    kills.start()
+                with contextlib.suppress(WorkerError):
+                    commit(loader, committed)
+                if attempt < 2:
+                    kills.join()
+                loader.load_state_dict(loader.state_dict())
+            outcome.compare(data.rows, committed)
+        del loader
+
+
+def kill_one(loader: Any, after: float) -> None:
+    time.sleep(after)
+    with contextlib.suppress(AttributeError, IndexError, ProcessLookupError, TypeError):  # none runs at this moment
+        os.kill(workers_of(loader)[-1].pid, signal.SIGKILL)
+
+
+# A failed iter ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loads", [False, True], ids=["after a finished pass", "after a loaded state"])
+@pytest.mark.parametrize("again", ["iter", "load_state_dict and iter"])
+def test_after_a_failed_iter_the_state_is_that_of_the_pass_which_was_to_begin(data, loads, again):
+    loader = open_loader(data.path, **OPTIONS)[0]
+    whole = [rows_of(batch) for batch in loader]
+    if loads:
+        iterator = iter(loader)
+        assert [rows_of(next(iterator)) for _ in range(3)] == whole[:3]
+        loader.load_state_dict(loader.state_dict())
+    worker = workers_of(loader)[0]
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    with pytest.raises(WorkerError, match="worker 0"):
+        iter(loader)
+    state = loader.state_dict()
+    assert state["batches_delivered"] == (3 if loads else 0)
+    if again != "iter":
+        loader.load_state_dict(state)
+    assert [rows_of(batch) for batch in loader] == whole[3 if loads else 0 :]
+
+
+def test_a_worker_that_dies_is_an_error_of_the_loader_not_of_the_line_that_runs(data):
+    loader = open_loader(data.path, **OPTIONS)[0]
+    iterator = iter(loader)
+    next(iterator)
+    worker = workers_of(loader)[1]
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()  # torch's handler of SIGCHLD would raise here
+    for _ in range(1000):
+        pass
+    state = loader.state_dict()
+    assert state["batches_delivered"] == 1
+    with pytest.raises(WorkerError, match="worker 1"):
+        list(iterator)
+
+
+# Silence ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
+def test_a_stopped_worker_is_named_in_one_warning_and_the_epoch_goes_on_once_it_does(
+    data: Data, record: Record, monkeypatch: pytest.MonkeyPatch, start: str
+):
+    with record(FAULT, f"SIGSTOP within an epoch, continued after the warning, {start}") as outcome:
+        loader = open_loader(data.path, **OPTIONS, multiprocessing_context=start)[0]
+        iterator = iter(loader)
+        committed = delivered(islice(iterator, 1))
+        monkeypatch.setattr(workers_module, "SILENCE_SEC", 1.0)
+        stopped = workers_of(loader)[1].pid
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            continues = threading.Thread(target=continue_once_warned, args=(caught, stopped))
+            continues.start()
+            os.kill(stopped, signal.SIGSTOP)
+            with outcome.timed():
+                commit(iterator, committed)
+            continues.join()
+        outcome.compare(data.rows, committed)
+        del iterator, loader
+    messages = [str(warning.message) for warning in caught if warning.category is SilentWorkerWarning]
+    assert len(messages) == 1
+    assert re.search(rf"waited \d+ s for worker 1 \(process {stopped}; {READS}; stopped by a signal\)", messages[0])
+    assert caught[0].filename == __file__
+
+
+def continue_once_warned(caught: list[Any], stopped: int) -> None:
+    wait_until_none(lambda: not caught)
+    time.sleep(3)  # of this silence nothing more is said
+    os.kill(stopped, signal.SIGCONT)
+
+
+# The end ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.usefixtures("leaves_nothing_behind")
+def test_a_stopped_worker_ends_with_its_loader(data, persistent):
+    loader = open_loader(data.path, num_workers=2, persistent_workers=persistent)[0]
+    iterator = iter(loader)
+    next(iterator)
+    stopped = workers_of(loader)[1]
+    os.kill(stopped.pid, signal.SIGSTOP)
+    del iterator, loader
+    assert not wait_until_none(lambda: {stopped.pid} & living())
+
+
+STOPPED = """
+import os, signal, sys
+from support import open_loader
+
+if __name__ == "__main__":
+    loader = open_loader(sys.argv[1], num_workers=2, multiprocessing_context=sys.argv[3])[0]
+    iterator = iter(loader)
+    next(iterator)
+    pids = [worker.pid for worker in loader._answers().workers]
+    os.kill(pids[1], signal.SIGSTOP)
+    print(*pids, flush=True)
+    if sys.argv[2] == "is killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+ENDS_WITH_WORKERS = """
+import os, signal, sys
+from support import open_loader
+
+if __name__ == "__main__":
+    loader = open_loader(sys.argv[1], num_workers=2, multiprocessing_context="fork")[0]
+    iterator = iter(loader)
+    next(iterator)
+    if sys.argv[2] == "stopped":
+        os.kill(loader._answers().workers[1].pid, signal.SIGSTOP)
+"""
+
+
+@pytest.mark.parametrize("workers", ["running", "stopped"])
+def test_a_process_that_multiprocessing_started_exits_whatever_its_workers_do(data, tmp_path, workers):
+    """It runs no exit handlers, and sends its children a SIGTERM that workers leave to the training process."""
+    run_forked(ENDS_WITH_WORKERS, tmp_path, str(data.path), workers)
+
+
+@pairwise(most=2, end=["is killed", "exits"], start=["fork", "forkserver", "spawn"])
+def test_a_stopped_worker_ends_with_a_training_process_that(data: Data, tmp_path: Path, end: str, start: str):
+    program = tmp_path / "program.py"
+    program.write_text(STOPPED, encoding="utf-8")
+    command = [sys.executable, str(program), str(data.path), end, start]
+    done = subprocess.run(command, env=inherited(), capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == (-signal.SIGKILL if end == "is killed" else 0), done.stderr
+    pids = {int(pid) for pid in done.stdout.split()}
+    assert len(pids) == 2
+    left = wait_until_none(lambda: pids & living(), 30)
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left

@@ -1,0 +1,1 @@
+"""Loaders under the same training job, one module each: see ``faults.trainer``."""

@@ -1,0 +1,123 @@
+"""Attempts at one operation of a storage: pauses between them, a warning, and one deadline for all of them.
+
+This is the only place that tries again. tenacity would need the same deadline for a call that never returns, and its
+jitter draws from Python's global generator, whose numbers belong to the user's `collate_fn`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import inspect
+import itertools
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fsspec.exceptions import FSTimeoutError
+
+from torch_dataloader_utils.errors import StorageRetryWarning, UnreadableFileError, cut, warn_user
+from torch_dataloader_utils.storage.causes import ChangedFileError, meaning
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_SEC = 120.0
+"""How long an operation may take with all its attempts. A storage that is moved to another machine is back before."""
+
+FIRST_PAUSE_SEC = 0.1
+LONGEST_PAUSE_SEC = 10.0
+"""Pauses double from the first to the longest; each is then shortened at random, by up to a half."""
+
+WARN_AFTER_SEC = 10.0
+"""How long an operation has failed when its next attempt comes with a warning."""
+
+_RANDOM = random.SystemRandom()  # ranks that failed together try again at different moments
+
+
+def attempt(  # noqa: D417 - `action` is in the summary
+    action: Callable[[float], T],
+    *,
+    timeout_sec: float,
+    most_attempts: Callable[[Exception], float],
+    name: Callable[[], str],
+    clean: Callable[[str], str],
+) -> T:
+    """Call an action until it succeeds, fails for good, or the time is over.
+
+    The action gets the seconds after which it is to give up: half of the time for all, so that one request without an
+    answer leaves time for another.
+
+    Args:
+        timeout_sec: Seconds for all attempts and the pauses between them.
+        most_attempts: Returns how many attempts an error is worth: 1 where another does not help.
+        name: Returns what is read, for messages. Called if there is an error.
+        clean: Removes secrets from a message.
+
+    Raises:
+        UnreadableFileError: If the time is over, or the file changed since it was listed.
+        Exception: What the action raised, if another attempt does not help.
+    """
+    began = time.monotonic()
+    warned = False
+    for number in itertools.count(1):
+        left = began + timeout_sec - time.monotonic()
+        try:
+            return action(min(left, timeout_sec / 2))
+        except UnreadableFileError:
+            raise
+        except Exception as error:  # noqa: BLE001 - storages raise errors of any type
+            cause = meaning(error)
+        if number >= most_attempts(cause):
+            break
+        passed = time.monotonic() - began
+        pause = min(LONGEST_PAUSE_SEC, FIRST_PAUSE_SEC * 2 ** min(number - 1, 10)) * _RANDOM.uniform(0.5, 1)
+        if passed + pause >= timeout_sec:
+            times = "1 attempt" if number == 1 else f"{number} attempts"
+            text = f"{name()}: no success in {times} within storage_timeout={timeout_sec:g} s"
+            cause = UnreadableFileError(f"{text}; the last failed with {clean(_shown(cause))}")
+            break
+        if passed >= WARN_AFTER_SEC and not warned:
+            warned = True
+            text = f"{name()}: no success for {passed:.0f} s: {clean(_shown(cause))}"
+            warn_user(f"{text}; trying again for up to storage_timeout={timeout_sec:g} s", StorageRetryWarning)
+        time.sleep(pause)
+    if isinstance(cause, ChangedFileError):
+        raise UnreadableFileError(f"{name()}: {cause}")
+    raise cause
+
+
+def _shown(cause: Exception) -> str:
+    return cut(f"{type(cause).__name__}: {cause}")
+
+
+def within(seconds: float, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+    """Call a function of fsspec; raise a TimeoutError if it takes longer.
+
+    What fsspec runs in its event loop is cancelled, and the connection closed. Any other function goes on in a thread
+    of its own, which does not keep the process alive.
+    """
+    try:
+        if inspect.iscoroutinefunction(getattr(function, "__wrapped__", None)):
+            return function(*args, timeout=seconds, **kwargs)  # fsspec made it out of a coroutine
+        return _in_thread(seconds, lambda: function(*args, **kwargs))
+    except FSTimeoutError:
+        raise TimeoutError(f"no answer within {seconds:.3g} s") from None
+
+
+def _in_thread(seconds: float, function: Callable[[], T]) -> T:
+    outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
+
+    def run() -> None:
+        try:
+            outcome.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            outcome.set_exception(error)
+
+    threading.Thread(target=run, name="storage", daemon=True).start()
+    try:
+        return outcome.result(seconds)
+    except concurrent.futures.TimeoutError:
+        if outcome.done():
+            raise
+        raise FSTimeoutError from None

@@ -1,0 +1,111 @@
+"""What a storage's error means: whether the file is missing, forbidden or changed, and whether to try again."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+from collections.abc import Iterator
+from http import HTTPStatus
+from typing import Any
+
+FORBIDDEN = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+MISSING = frozenset({HTTPStatus.NOT_FOUND, HTTPStatus.GONE})
+TRANSIENT = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS})
+"""The statuses from 400 to 499 that another request helps against."""
+
+CLIENT_ERRORS = range(400, 500)
+
+FINAL = (FileNotFoundError, ImportError, IsADirectoryError, NotADirectoryError, NotImplementedError, PermissionError)
+"""Errors that another attempt does not help against."""
+
+DOUBTFUL = (AttributeError, LookupError, TypeError, ValueError)
+"""Errors of a wrong option; or of two threads that disturbed one another, as in fsspec's caches of files."""
+
+FEW = 3
+"""How many attempts a doubtful error is worth."""
+
+MISCONFIGURED = frozenset(
+    {"NoCredentialsError", "NoRegionError", "ParamValidationError", "PartialCredentialsError", "ProfileNotFound"}
+)
+"""Errors of botocore, by name, that say that options are wrong or missing."""
+
+TRANSIENT_LOCAL = frozenset({errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
+"""Errors of the system that pass, as in a network file system whose server starts again."""
+
+
+class ChangedFileError(OSError):
+    """The storage no longer has the version of the file that was requested."""
+
+
+def meaning(error: Exception) -> Exception:
+    """Return the error itself, or the one that says what it means.
+
+    fsspec's http filesystem raises FileNotFoundError for each failed request for a file's size. s3fs raises an OSError
+    for each status that has no exception in Python. So the HTTP status decides, if there is one.
+    """
+    status = _status(error)
+    if status in FORBIDDEN:
+        advice = "the credentials or the signed URL give no access, or no longer do"
+        return PermissionError(f"{_origin(error)}; {advice}")
+    if status in MISSING:
+        return FileNotFoundError(str(error))
+    if status == HTTPStatus.PRECONDITION_FAILED or type(error).__name__ == "FileExpired":  # s3fs' error
+        return ChangedFileError("it changed since it was listed: the storage no longer has that version")
+    if status == HTTPStatus.BAD_REQUEST and "HeadObject" in str(_origin(error)):  # an answer without a body
+        advised = OSError(f"{_origin(error)}; S3 answers so where a session token has expired or the region is wrong")
+        advised.__cause__ = error  # it has the status
+        return advised
+    return _origin(error) if isinstance(error, FileNotFoundError) else error
+
+
+def most_attempts(error: Exception) -> float:
+    """Return how many attempts a remote storage's error is worth at most. It is what `meaning` returned."""
+    status = _status(error)
+    refused = status in CLIENT_ERRORS and status not in TRANSIENT
+    if refused or isinstance(error, (*FINAL, ChangedFileError)) or type(error).__name__ in MISCONFIGURED:
+        return 1
+    cut_short = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
+    return FEW if isinstance(error, DOUBTFUL) and not cut_short else math.inf
+
+
+def most_attempts_locally(error: Exception) -> float:
+    """Return how many attempts a local file's error is worth at most."""
+    return math.inf if isinstance(error, OSError) and error.errno in TRANSIENT_LOCAL else 1
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, and those that it was raised from or while they were handled."""
+    seen: set[int] = set()
+    current: BaseException | None = error
+    while current is not None and id(current) not in seen:
+        yield current
+        seen.add(id(current))
+        current = current.__cause__ or current.__context__
+
+
+def _origin(error: Exception) -> Exception:
+    """Return the error that has the HTTP status; or the one that an error was raised from explicitly."""
+    for link in _chain(error):
+        if isinstance(link, Exception) and _own_status(link) is not None:
+            return link
+    return error.__cause__ if isinstance(error.__cause__, Exception) else error
+
+
+def _status(error: Exception) -> int | None:
+    return next((status for link in _chain(error) if (status := _own_status(link)) is not None), None)
+
+
+def _own_status(error: BaseException) -> int | None:
+    """Return the HTTP status in an error of botocore, aiohttp, requests, gcsfs or azure-core; None if it has none."""
+    if type(error).__module__.startswith("aiohttp.http_"):
+        return None  # of an answer that was cut short, which aiohttp calls 400
+    response: Any = getattr(error, "response", None)
+    if isinstance(response, dict):
+        found = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    else:
+        names = ("status", "status_code", "code")
+        values = (getattr(holder, name, None) for holder in (error, response) for name in names)
+        found = next((value for value in values if value is not None), None)
+    text = str(found)
+    return int(text) if text.isdecimal() and HTTPStatus.CONTINUE <= int(text) < 600 else None  # noqa: PLR2004

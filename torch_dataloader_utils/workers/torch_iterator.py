@@ -1,0 +1,230 @@
+"""torch's iterator over the messages of workers: it names a worker that died or is silent, and ends every worker."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import connection, util
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from torch._C import _remove_worker_pids, _set_worker_pids
+from torch.utils.data import DataLoader
+from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from torch_dataloader_utils.errors import SilentWorkerWarning, WorkerError, warn_user
+from torch_dataloader_utils.workers.lifecycle import interrupt_later
+
+SILENCE_SEC = 30.0
+"""After how long a warning names the worker that is waited for and has sent nothing."""
+
+CHECK_SEC = 1.0
+"""How often the training process looks whether all workers are alive while it waits for one."""
+
+END_SEC = 5.0
+"""How long all workers together may take to end. Those that are left then are killed."""
+
+HINTS = {
+    signal.SIGKILL: "a process that takes too much memory is killed so by the system",
+    signal.SIGBUS: "a mapped file was cut short or its storage failed, or the system has no memory for a shared block",
+}
+"""What mostly sends a signal that ends a worker."""
+
+_running: weakref.WeakSet[WorkerIterator] = weakref.WeakSet()
+
+_killed_at_exit: set[int] = set()
+"""The processes, this one or those that it was forked from, whose exit kills their workers."""
+
+
+class WorkerIterator(_MultiProcessingDataLoaderIter):
+    """torch's iterator over the messages of a loader's workers.
+
+    torch has its handler of SIGCHLD raise an error in whatever line the training process is at when a worker dies:
+    between the two halves of an optimizer's step, or while a checkpoint is saved. Here it raises only while a worker is
+    waited for. So a dead worker is always an error of the loader, which names it.
+
+    Args:
+        loader: The loader.
+        reading: Says what the worker with a number reads or has read, to stand in brackets behind its name.
+    """
+
+    def __init__(self, loader: DataLoader[Any], reading: Callable[[int], str]) -> None:
+        self._reading = reading
+        self._owner = os.getpid()
+        self._worker_pids_set = False
+        self._hear()
+        _running.add(self)
+        _kill_all_at_exit()
+        super().__init__(loader)
+        self._unwatch()
+
+    def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's own
+        self._hear()
+        super()._reset(loader, first_iter)
+
+    def __next__(self) -> Any:
+        self._hear()  # that the training loop asked for nothing is no worker's silence
+        return super().__next__()
+
+    def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
+        """Wait for any worker's next message; torch asks again if this returns that there is none.
+
+        Raises:
+            WorkerError: If a worker is dead, or the loader's own `timeout` is over.
+        """
+        until = time.monotonic() + timeout
+        while (left := until - time.monotonic()) > 0:
+            with self._watched():
+                arrived, message = super()._try_get_data(min(left, CHECK_SEC))  # type: ignore[no-untyped-call]
+            if arrived:
+                self._hear()
+                return True, message
+            self._warn_of_silence()
+        if self._timeout > 0:
+            msg = f"the loader timed out: it waited {self._timeout} s for {self._named(self._silent())}"
+            raise WorkerError(msg)
+        return False, None
+
+    # Workers that are dead ------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _watched(self) -> Iterator[None]:
+        """Raise an error that names the worker if one is dead, or dies meanwhile."""
+        try:
+            self._worker_pids_set = True
+            _set_worker_pids(id(self), tuple(worker.pid or 0 for worker in self._workers))
+            self._require_alive()  # it may have died before torch's handler knew of it
+            yield
+        except RuntimeError as error:  # torch knows only the process
+            if not isinstance(error, WorkerError):
+                self._require_alive(error)
+            raise
+        finally:
+            self._unwatch()
+
+    def _unwatch(self) -> None:
+        if self._worker_pids_set:
+            self._worker_pids_set = False
+            with contextlib.suppress(ValueError):  # an interrupt came before they were set
+                _remove_worker_pids(id(self))
+
+    def _require_alive(self, cause: BaseException | None = None) -> None:
+        """Raise if a worker was killed, failed, or ended before its stream did."""
+        for number, worker in enumerate(self._workers):
+            status = worker.exitcode
+            if status is None or (status == 0 and not self._workers_status[number]):
+                continue
+            how = f"exited unexpectedly with status {status}"
+            if status < 0:
+                hint = HINTS.get(-status)  # type: ignore[call-overload]  # members of IntEnum are integers
+                how = f"was killed by signal {-status} ({signal.Signals(-status).name})" + (f": {hint}" if hint else "")
+            msg = f"{self._named([number])} {how}. The state holds what was delivered: load_state_dict(state_dict()) "
+            raise WorkerError(msg + "and a new iter continue from there") from cause
+
+    # Workers that are silent ----------------------------------------------------------------------------------------
+
+    def _hear(self) -> None:
+        self._heard, self._has_warned = time.monotonic(), False
+
+    def _warn_of_silence(self) -> None:
+        seconds = time.monotonic() - self._heard
+        if not self._has_warned and seconds >= SILENCE_SEC:
+            self._has_warned = True  # until one is heard
+            msg = f"the loader has waited {seconds:.0f} s for {self._named(self._silent())}, and goes on waiting; the "
+            warn_user(msg + "loader's timeout=seconds would make this an error", SilentWorkerWarning)
+
+    def _silent(self) -> list[int]:
+        """Return the worker whose turn it is and those that are stopped, or all if each has to answer first."""
+        awaited = self._task_info.get(self._rcvd_idx)
+        numbers = range(len(self._workers))
+        stopped = [number for number in numbers if _is_stopped(self._workers[number].pid)]
+        return sorted({*stopped, *([awaited[0]] if awaited else [] if stopped else numbers)})
+
+    def _named(self, numbers: Sequence[int]) -> str:
+        return ", ".join(map(self._name, numbers))
+
+    def _name(self, number: int) -> str:
+        pid = self._workers[number].pid
+        facts = [f"process {pid}", self._reading(number), "stopped by a signal" if _is_stopped(pid) else ""]
+        return f"worker {number} ({'; '.join(filter(None, facts))})"
+
+    # The end --------------------------------------------------------------------------------------------------------
+
+    @property
+    def workers(self) -> Sequence[BaseProcess]:
+        """The workers' processes."""
+        return self._workers
+
+    def end(self) -> None:
+        """End the workers: at once if one is broken, else by themselves if they can."""
+        self._shutdown_workers()
+
+    def _shutdown_workers(self) -> None:
+        """End the workers. torch calls this at the end of the streams, and when the iterator is deleted."""
+        if self._owner != os.getpid():  # a forked copy
+            return
+        with interrupt_later():
+            if not getattr(self, "_shutdown", True):
+                if all(worker.exitcode in (None, 0) and not _is_stopped(worker.pid) for worker in self._workers):
+                    self._ask_to_end()
+                self.kill()
+            super()._shutdown_workers()
+
+    def _ask_to_end(self) -> None:
+        """Let the workers end by themselves, within `END_SEC` for all together."""
+        pinning = getattr(self, "_pin_memory_thread", None)
+        if pinning is not None:  # first, since workers that end may leave half a message
+            self._pin_memory_thread_done_event.set()
+            self._worker_result_queue.put((None, None))
+            pinning.join(END_SEC)
+        self._workers_done_event.set()
+        for queue in self._index_queues:
+            queue.put(None)
+        until = time.monotonic() + END_SEC
+        while waiting := [worker for worker in self._workers if worker.is_alive()]:
+            left = until - time.monotonic()
+            if left <= 0 or any(_is_stopped(worker.pid) for worker in waiting):
+                break
+            connection.wait([worker.sentinel for worker in waiting], min(left, CHECK_SEC))
+
+    def kill(self) -> None:
+        """Kill every worker that has not ended, stopped ones too, which would not get a milder signal."""
+        self._unwatch()  # before they die
+        workers = getattr(self, "_workers", ())
+        for worker in workers:
+            if worker.is_alive():
+                worker.kill()
+        for worker in workers:
+            worker.join(END_SEC)  # not for ever: a process that waits for its disk dies once the disk answers
+        self._workers_done_event: Any = threading.Event()  # torch's has a lock that a killed worker may have held
+
+
+def _is_stopped(pid: int | None) -> bool:
+    """Whether a process was stopped by a signal, where the system tells."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] in "Tt"
+    return False
+
+
+def _kill_all_at_exit() -> None:
+    """Have the workers of this process killed when it exits, where multiprocessing would wait for them for ever.
+
+    It ends its children by SIGTERM, which no worker of ours heeds, and which a stopped process does not get. Its own
+    finalizers run before that, also in a process that multiprocessing has started, where those of `atexit` do not run.
+    """
+    if os.getpid() not in _killed_at_exit:
+        _killed_at_exit.add(os.getpid())
+        util.Finalize(None, _kill_all, exitpriority=100)
+
+
+def _kill_all() -> None:
+    for iterator in list(_running):
+        if iterator._owner == os.getpid():  # noqa: SLF001 - of this module
+            iterator.kill()
