@@ -251,6 +251,11 @@ class StructuredDataset(BatchDataset):
         return self._epoch_state.num_batches
 
     @property
+    def is_finished(self) -> bool:
+        """Whether this rank has no row of the epoch left to deliver, as far as a progress or a loaded state shows."""
+        return self._epoch_state.progress.rows_left == 0
+
+    @property
     def plan_digest(self) -> str:
         """Digest of all that determines this epoch's batches; equal on ranks with the same files and options.
 

@@ -56,14 +56,17 @@ def in_step(
     spare: list[Any] = []  # a batch to repeat, once there is one; it may be None, as a `collate_fn` may return that
     agreement = _Agreement(batches, group, has_spare=False)
     while agreement.reached(wanted):
-        own = [next(batches)] if agreement.has_own else copy.deepcopy(spare)
+        has_own = agreement.has_own
+        own = [batches.peek()] if has_own else copy.deepcopy(spare)
         if agreement.without_any:
             of_another = next(other for other in all_gather(own, group) if other)
             if not own:
                 spare, own = of_another, copy.deepcopy(of_another)
-        agreement = _Agreement(batches, group, has_spare=bool(own))
+        agreement = _Agreement(batches, group, after=int(has_own), has_spare=bool(own))
         if uneven == "pad" and not spare and not agreement.has_own:
             spare = copy.deepcopy(own)  # before the training loop changes it
+        if has_own:
+            next(batches)  # counts the batch: if the one after it could not be fetched, it is not delivered
         steps += 1
         yield own.pop()
     left = "batches left" if agreement.has_own else "no batch left"
@@ -73,11 +76,14 @@ def in_step(
 class _Agreement:
     """The ranks' agreement on their next step. It is communicated while they make the step before.
 
-    `has_spare` says that this rank has a batch to repeat when it has none left.
+    The step is that after so many batches, which are still to be delivered. `has_spare` says that this rank has a batch
+    to repeat when it has none left.
     """
 
-    def __init__(self, batches: BatchIterator, group: dist.ProcessGroup | None, *, has_spare: bool) -> None:
-        self.has_own = batches.has_next()
+    def __init__(
+        self, batches: BatchIterator, group: dist.ProcessGroup | None, *, after: int = 0, has_spare: bool
+    ) -> None:
+        self.has_own = batches.has_next(after)
         self.without_any = 0
         device = "cuda" if dist.get_backend(group) == dist.Backend.NCCL else "cpu"
         self._sums = torch.tensor([self.has_own, not (self.has_own or has_spare)], dtype=torch.int64, device=device)

@@ -103,37 +103,37 @@ class BatchIterator(Iterator[Any]):
         self._streams = streams
         self._on_error = on_error
         self._error: str | None = None
-        self._taken: Batch | None = None
+        self._waiting: deque[Batch | StreamEnd] = deque()
+        self._batches = 0  # that wait
 
     def __next__(self) -> Any:
         if not self.has_next():
             raise StopIteration
-        batch, self._taken = self._taken, None
-        assert batch is not None  # noqa: S101 - has_next() took it
+        batch = self._waiting.popleft()
+        assert isinstance(batch, Batch)  # noqa: S101 - has_next() ended the streams before it
+        self._batches -= 1
         try:
-            return self._iteration.deliver(batch)
+            data = self._iteration.deliver(batch)
+            self._end_streams()  # a state is to show at once that the epoch has ended
         except BaseException as error:
             self._fail(error)
             raise
+        return data
 
-    def has_next(self) -> bool:
-        """Wait for the next batch, and return whether there is one. Only `next` delivers and counts it."""
+    def has_next(self, after: int = 0) -> bool:
+        """Wait for the next batch, and return whether there is one. Only `next` delivers and counts it.
+
+        `after` is the number of batches before it that wait to be delivered as well.
+        """
         self._iteration.require_current()
         if self._error is not None:
             msg = f"this iterator ended with an error ({self._error}): to continue after it would leave out rows; make "
             msg += "a new iterator, after load_state_dict(state_dict()) to continue where this one stopped"
             raise IterationEndedError(msg)
-        if self._taken is not None:
-            return True
-        if self._contents is None:
-            return False
         try:
-            for content in self._contents:
-                if isinstance(content, Batch):
-                    self._taken = content
-                    return True
-                self._iteration.end_stream(content)
-            if not self._iteration.finished(self._streams):
+            while self._batches <= after and self._contents is not None:
+                self._fetch()
+            if not self._batches and not self._iteration.finished(self._streams):
                 msg = "a worker process ended before its stream did; the state holds what was delivered"
                 raise RuntimeError(msg)  # noqa: TRY301 - handled as every other error
         except BaseException as error:
@@ -142,8 +142,26 @@ class BatchIterator(Iterator[Any]):
                 raise KeyboardInterrupt from None
             self._fail(error)
             raise
-        self.close()
-        return False
+        return self._batches > after
+
+    def peek(self) -> Any:
+        """Return the next batch without delivering it, where `has_next` says that there is one."""
+        return next(content.data for content in self._waiting if isinstance(content, Batch))
+
+    def _fetch(self) -> None:
+        """Fetch a batch or the end of a stream, which ends once the batches before it are delivered."""
+        content = None if self._contents is None else next(self._contents, None)
+        if content is None:
+            self._contents = None
+            return
+        self._waiting.append(content)
+        self._batches += isinstance(content, Batch)
+        self._end_streams()
+
+    def _end_streams(self) -> None:
+        """End the streams whose last batch was delivered."""
+        while self._waiting and isinstance(self._waiting[0], StreamEnd):
+            self._iteration.end_stream(self._waiting.popleft())
 
     def end(self, by: str) -> None:
         """End because of a call that makes, or tries to make, another iteration."""
@@ -152,7 +170,8 @@ class BatchIterator(Iterator[Any]):
 
     def close(self) -> None:
         """Release files, and workers that serve only this iteration."""
-        self._contents = self._taken = None
+        self._contents, self._batches = None, 0
+        self._waiting.clear()
 
     def _fail(self, error: BaseException) -> None:
         """Keep the error's message, not the error: its traceback would keep worker processes alive."""
