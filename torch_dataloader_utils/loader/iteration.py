@@ -160,8 +160,9 @@ class BatchIterator(Iterator[Any]):
 
     def _end_streams(self) -> None:
         """End the streams whose last batch was delivered."""
-        while self._waiting and isinstance(self._waiting[0], StreamEnd):
-            self._iteration.end_stream(self._waiting.popleft())
+        while self._waiting and isinstance(end := self._waiting[0], StreamEnd):
+            self._waiting.popleft()
+            self._iteration.end_stream(end)
 
     def end(self, by: str) -> None:
         """End because of a call that makes, or tries to make, another iteration."""
