@@ -162,8 +162,9 @@ class BatchIterator(Iterator[Any]):
 
     def _end_streams(self) -> None:
         """End the streams whose last batch was delivered."""
-        while self._waiting and isinstance(self._waiting[0], StreamEnd):
-            self._iteration.end_stream(self._waiting.popleft())
+        while self._waiting and isinstance(end := self._waiting[0], StreamEnd):
+            self._waiting.popleft()
+            self._iteration.end_stream(end)
 
     def end(self, by: str) -> None:
         """End because of a call that makes, or tries to make, another iteration."""
@@ -184,17 +185,12 @@ class BatchIterator(Iterator[Any]):
             self._on_error()
 
 
-def with_last(batches: Iterator[Any]) -> Iterator[tuple[Any, bool]]:
+def with_last(batches: BatchIterator) -> Iterator[tuple[Any, bool]]:
     """Yield each batch with whether it is the last.
 
     The batch after it is fetched first, so that two are held. If that fails, the error is raised in place of the batch
     before it, which is not counted as delivered.
-
-    Raises:
-        TypeError: If this is not the iterator of a loader of this package.
     """
-    if not isinstance(batches, BatchIterator):
-        raise TypeError(f"got {type(batches).__name__}, expected the iterator of a loader that create_dataloader made")
     while batches.has_next():
         is_last = not batches.has_next(after=1)
         yield next(batches), is_last
