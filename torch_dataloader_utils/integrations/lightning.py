@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any, TypeVar
 
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
@@ -18,7 +19,9 @@ T = TypeVar("T")
 
 
 class ResumableLoader:
-    """A training loader that Lightning saves and loads with its checkpoints: ``trainer.fit(model, ResumableLoader(loader))``.
+    """A training loader that Lightning saves and loads with its checkpoints.
+
+    Pass it to the trainer: ``trainer.fit(model, ResumableLoader(loader))``, or return it from `train_dataloader`.
 
     Lightning's checkpoint holds the states of all ranks. ``fit(..., ckpt_path=...)`` continues exactly after the last
     step of the checkpoint, also under another number of ranks or workers: then each remaining row is delivered once, in
@@ -66,18 +69,15 @@ class ResumableLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. Lightning calls it at the beginning of each, after it has begun to iterate."""
-        if epoch == self._finished:
-            return  # the state that was loaded had ended this epoch, which would begin again
-        self._finished = None
-        fit_loop, is_new = _caller(_FitLoop), epoch != self.dataset.epoch
-        self.loader.set_epoch(epoch)
+        fit_loop = _caller(_FitLoop)
+        was_late = fit_loop is not None and _load_late(fit_loop)
+        begins = epoch not in (self.dataset.epoch, self._finished)
+        if epoch != self._finished:  # the loaded state had ended that epoch, which would begin again
+            self._finished = None
+            self.loader.set_epoch(epoch)
         if fit_loop is None:
             return
-        if fit_loop.restarting and fit_loop._combined_loader_states_to_load:  # noqa: SLF001
-            # Where estimated_stepping_batches was read, Lightning made the loader before it had the states, and forgets.
-            fit_loop._load_combined_loader_states()  # noqa: SLF001
-            is_new = True
-        if is_new and fit_loop.is_resuming:
+        if was_late or (begins and fit_loop.is_resuming):
             iter(fit_loop._data_fetcher)  # noqa: SLF001 - Lightning does so only in later epochs
         self._correct_length(fit_loop)
 
@@ -137,11 +137,19 @@ class _Batches(Iterator[Any]):
             self._fetched -= 1
 
 
+def _load_late(fit_loop: _FitLoop) -> bool:
+    """Load the states if Lightning has not: it made the loader too early where estimated_stepping_batches was read."""
+    is_late = bool(fit_loop.restarting and fit_loop._combined_loader_states_to_load)  # noqa: SLF001
+    if is_late:
+        fit_loop._load_combined_loader_states()  # noqa: SLF001
+    return is_late
+
+
 def _caller(kind: type[T]) -> T | None:
     """Return the nearest object of a class that is calling, if one is: Lightning passes neither to a loader."""
-    frame = sys._getframe(1)  # noqa: SLF001
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
     while frame is not None:
         if isinstance(found := frame.f_locals.get("self"), kind):
             return found
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return None

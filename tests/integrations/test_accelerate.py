@@ -1,0 +1,52 @@
+"""Accelerate: killed and resumed, with its own save_state and load_state, under any number of ranks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from jobs.ranks import run_ranks, running_ranks
+from support import write_dataset
+
+pytest.importorskip("accelerate", reason="the group of frameworks is not installed")
+
+FILES = ((130, 50), (7, 50), (211, 40), (96, 30))
+ROWS = 444
+STEPS = 28
+"""Of an epoch on two ranks."""
+
+soak = pytest.mark.soak
+
+
+@pytest.mark.usefixtures("leaves_nothing_behind")
+@pytest.mark.parametrize(
+    "runs",
+    [
+        pytest.param([(2, 2, 11), (2, 2, None)], id="2 ranks with workers"),
+        pytest.param([(2, 0, STEPS), (1, 0, None)], id="2 ranks at an epoch's end, then 1"),
+        pytest.param([(2, 2, 11), (3, 0, 13), (2, 0, None)], id="2 ranks, then 3, then 2"),
+        pytest.param([(1, 0, 11), (1, 0, 17), (1, 0, None)], id="1 rank", marks=soak),
+        pytest.param([(1, 2, 11), (1, 2, None)], id="1 rank with workers", marks=soak),
+        pytest.param([(2, 0, 11), (2, 0, None)], id="2 ranks", marks=soak),
+        pytest.param([(2, 0, 31), (1, 2, None)], id="2 ranks in the second epoch, then 1", marks=soak),
+    ],
+)
+def test_a_killed_training_goes_on_with_each_row_once(tmp_path: Path, runs: list[tuple[int, int, int | None]]):
+    assert write_dataset(tmp_path / "data", FILES) == ROWS
+    for ranks, workers, die in runs:
+        arguments = {"data": str(tmp_path / "data"), "directory": str(tmp_path), "workers": workers, "die": die}
+        if die is None:
+            run_ranks("accelerate_job.py", ranks, arguments, tmp_path)
+            continue
+        with running_ranks("accelerate_job.py", ranks, arguments, tmp_path) as job:
+            assert job.wait(120) == -9, job.output()
+            job.end()
+    trained = Counter(map(tuple, json.loads((tmp_path / "trained.json").read_text())))
+    expected = {(epoch, row) for epoch in range(2) for row in range(ROWS)}
+    # Of an odd rest that is dealt out to other ranks, fewer rows than ranks are left out in each epoch.
+    dropped = sum(ranks - 1 for ranks, _, _ in runs) if len({ranks for ranks, *_ in runs}) > 1 else 0
+    assert trained.keys() <= expected
+    assert len(expected - trained.keys()) <= dropped
+    assert trained.total() == len(trained), "rows repeated"

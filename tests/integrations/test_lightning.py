@@ -1,0 +1,74 @@
+"""Lightning: every checkpoint of it continues exactly, also at an epoch's end and on another number of ranks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs.ranks import run_ranks
+from support import write_dataset
+
+pytest.importorskip("lightning", reason="the group of frameworks is not installed")
+
+FILES = ((60, 20), (7, 5), (70, 30), (41, 30))
+ROWS = 178
+
+CELLS: dict[str, dict[str, Any]] = {
+    "a filter, accumulated, validated": {"filtered": True, "accumulated": 2, "validates": 3, "at_end": True},
+    "estimated first": {"estimates": True, "accumulated": 3, "validates": 4},
+    "a known length": {"at_end": True},
+    "a filter": {"filtered": True, "at_end": True},
+    "estimated first, with workers": {"estimates": True, "validates": 4, "workers": 2},
+}
+SHORT = ("a filter, accumulated, validated", "estimated first")
+soak = pytest.mark.soak
+
+
+def run(directory: Path, name: str, ranks: int, options: dict[str, Any], checkpoints: list[str] | None) -> list[Any]:
+    """Train under some ranks, and return their reports."""
+    data = directory / "data"
+    if not data.exists():
+        assert write_dataset(data, FILES) == ROWS
+    arguments = {"data": str(data), "directory": str(directory), "name": name, "options": options}
+    run_ranks("lightning_job.py", ranks, {**arguments, "checkpoints": checkpoints}, directory)
+    return [json.loads((directory / f"{name}-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("cell", [pytest.param(cell, marks=() if cell in SHORT else soak) for cell in CELLS])
+def test_every_checkpoint_continues_with_the_batches_that_were_to_come(tmp_path: Path, cell: str):
+    options = {"batch_size": 24, **CELLS[cell]}
+    [whole] = run(tmp_path, "whole", 1, options, None)
+    batches = whole["None"]["batches"]
+    checkpoints = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert any(name.startswith("end") for name in checkpoints)
+    [resumed] = run(tmp_path, "resumed", 1, options, checkpoints)
+    wrong = [name for name, one in resumed.items() if one["before"] + one["batches"] != batches]
+    assert wrong == []
+    assert len(resumed) == len(checkpoints)
+
+
+@pytest.mark.parametrize(
+    ("step", "then"),
+    [
+        pytest.param("step-step=03.ckpt", 1, id="2 ranks, then 1"),
+        pytest.param("step-step=11.ckpt", 3, id="2 ranks with nothing but an odd rest, then 3"),
+        pytest.param("step-step=03.ckpt", 2, id="2 ranks, then 2", marks=soak),
+        pytest.param("step-step=15.ckpt", 3, id="2 ranks in the second epoch, then 3", marks=soak),
+    ],
+)
+def test_a_checkpoint_continues_on_other_ranks_with_each_row_once(tmp_path: Path, step: str, then: int):
+    whole = run(tmp_path, "whole", 2, {"batch_size": 8}, None)
+    steps = int(step[-7:-5])
+    before = [batch for rank in whole for batch in rank["None"]["batches"][:steps]]
+    after = [
+        batch for rank in run(tmp_path, "after", then, {"batch_size": 8}, [step]) for batch in rank[step]["batches"]
+    ]
+    trained = Counter((epoch, row) for epoch, rows in before + after for row in rows)
+    expected = {(epoch, row) for epoch in range(2) for row in range(ROWS)}
+    assert trained.total() == len(trained), "rows repeated"
+    assert len(expected - trained.keys()) <= 2 * (then - 1), "more rows lost than uneven_ranks='drop' leaves out"
+    if then == 1:
+        assert trained.keys() == expected

@@ -1,0 +1,113 @@
+"""In several ranks, under Accelerate: train two epochs, from the newest checkpoint, and die at a step if told to.
+
+Its argument, JSON: ``data``; ``directory``, where the checkpoint is; ``workers``; ``die``, a step, or null. A
+checkpoint is written every third step and at an epoch's end, with the rows that were trained.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator
+
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils.integrations.accelerate import PreparedLoader, prepare_loader
+
+EPOCHS = 2
+EVERY = 3
+ACCUMULATED = 4
+
+
+class Trained:
+    """The rows that all ranks have trained, which Accelerate saves with the model."""
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self.rows: list[tuple[int, int]] = []
+        self._accelerator = accelerator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the rows of all ranks."""
+        gathered: list[Any] = [self.rows]
+        if self._accelerator.num_processes > 1:
+            gathered *= self._accelerator.num_processes
+            dist.all_gather_object(gathered, self.rows)
+        return {"rows": [row for rank in gathered for row in rank]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give all rows to the first rank."""
+        self.rows = state["rows"] if self._accelerator.is_main_process else []
+
+
+def save(accelerator: Accelerator, directory: Path) -> None:
+    """Save a checkpoint, in place of the one before."""
+    accelerator.save_state(str(directory / "new"))
+    accelerator.wait_for_everyone()
+    if accelerator.is_main_process:
+        shutil.rmtree(directory / "newest", ignore_errors=True)
+        (directory / "new").rename(directory / "newest")
+    accelerator.wait_for_everyone()
+
+
+def refuses_plain_prepare(accelerator: Accelerator, prepared: PreparedLoader) -> bool:
+    """Whether a loader that Accelerate would deal out a second time is refused."""
+    assert accelerator.prepare(prepared) is prepared
+    try:
+        accelerator.prepare(prepared.loader)
+    except TypeError as error:
+        return "prepare_loader" in str(error)
+    return False
+
+
+def main() -> None:
+    """Train."""
+    arguments = json.loads(sys.argv[1])
+    directory = Path(arguments["directory"])
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
+    model = torch.nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
+    loader, _ = StructuredDataset.create_dataloader(
+        arguments["data"],
+        batch_size=8,
+        row_id_column="row",
+        num_workers=arguments["workers"],
+        shuffle=True,
+        shuffle_buffer_size=60,
+        uneven_ranks="drop",
+    )
+    prepared = prepare_loader(accelerator, loader)
+    assert refuses_plain_prepare(accelerator, prepared)
+    trained = Trained(accelerator)
+    accelerator.register_for_checkpointing(trained)
+    if (directory / "newest").exists():
+        accelerator.load_state(str(directory / "newest"))
+    step = 0
+    while prepared.epoch < EPOCHS:
+        epoch = prepared.epoch
+        for batch in prepared:
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch["score"].float().unsqueeze(1)).mean())
+                optimizer.step()
+                optimizer.zero_grad()
+            trained.rows += [(epoch, row) for row in batch["row"].tolist()]
+            step += 1
+            if step % EVERY == 0 or accelerator.gradient_state.end_of_dataloader:
+                save(accelerator, directory)
+            if step == arguments["die"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+        assert accelerator.sync_gradients, "the last accumulated gradients were not stepped"
+    rows = trained.state_dict()["rows"]
+    if accelerator.is_main_process:
+        (directory / "trained.json").write_text(json.dumps(rows))
+    accelerator.end_training()
+
+
+if __name__ == "__main__":
+    main()
