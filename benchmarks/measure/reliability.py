@@ -159,7 +159,7 @@ def _lines(path: Path) -> list[str]:
 
 def _without_paths(text: str) -> str:
     """Leave of each path its last part: where tests ran is nobody's business."""
-    return re.sub(r"(?<![\w:/])/(?:[^\s/'\"\]]+/)+", "", text)
+    return re.sub(r"(?:\w+://|(?<![\w:/]))/(?:[^\s/'\"\]]+/)+", "", text)
 
 
 def _read(path: Path) -> Results:

@@ -154,8 +154,8 @@ def _tests(tests: Results) -> Iterator[str]:
         ],
     )
     failed = tests["failed"]
-    yield f"{tests['tests']} tests, of which {len(failed) or 'none'} failed{': ' if failed else '.'}"
-    yield from (f"\n- `{name}`" for name in failed)
+    yield f"{tests['tests']} tests, of which {len(failed) or 'none'} failed{':' if failed else '.'}"
+    yield from ("", *(f"- `{name}`" for name in failed))
     yield from ("", _origin(tests, f", {tests['minutes']:g} minutes for each long test"), "", "The cases:", "")
     for fault, groups in by_fault.items():
         names = list(dict.fromkeys(group["case"] for group in groups))

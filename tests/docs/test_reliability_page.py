@@ -48,4 +48,6 @@ def test_outcomes_are_added_up_by_fault_and_case_without_the_paths_of_the_machin
     assert (first["outcomes"], first["faults"], first["not_exact"], first["seconds"]) == (2, 4, 2, 0.5)
     assert (first["in_order"], first["in_another_order"], first["left"]) == (1, 1, {"processes": 3})
     assert (second["errors"], second["example"]) == ({"OSError": 1}, "OSError: part.parquet: cut")
+    (elsewhere,) = grouped([outcome(error="OSError: file:///made/up/part.parquet and s3://bucket/part.parquet: cut")])
+    assert elsewhere["example"] == "OSError: part.parquet and s3://bucket/part.parquet: cut"
     assert (other["fault"], other["errors"], other["example"]) == ("another fault", {}, None)

@@ -59,25 +59,32 @@ class Iteration:
             msg = f"this iterator was ended by a later {self._replaced_by}: one iterator at a time delivers the rows "
             raise IterationEndedError(msg + "of an epoch; make a new one with iter(loader)")
 
-    def deliver(self, batch: Batch) -> Any:
-        """Count a batch as delivered and return what the user receives."""
+    def deliver(self, batch: Batch, ends: Iterable[StreamEnd] = ()) -> Any:
+        """Count a batch as delivered, and the streams that end with it; return what the user receives."""
         progress = self.progress.advanced(batch.receipt)
         self.metrics.batches_delivered += 1
         self.metrics.rows_delivered += batch.receipt.rows
         self._count_bytes(batch)
         if self._line:
             self._line.update(self.epoch, progress.batches_delivered, self.metrics)
-        self.progress = progress  # last: if anything before this fails, the batch was not delivered
+        for end in ends:
+            progress = self._after(end, progress)
+        # Last, with no call after it: if anything before this fails, or Ctrl-C comes, the batch was not delivered.
+        self.progress = progress
         return batch.data
 
     def end_stream(self, end: StreamEnd) -> None:
         """Note that a stream has ended."""
-        self.progress = self.progress.ended(end.receipt)
+        self.progress = self._after(end, self.progress)
+
+    def _after(self, end: StreamEnd, progress: Progress) -> Progress:
+        progress = progress.ended(end.receipt)
         self.metrics.rows_dropped += end.receipt.rows_dropped
         self._ended.update(receipt.stream for receipt in (end.receipt, *end.receipt.others))
         self._count_bytes(end)
         if self._line and self.finished():
-            self._line.update(self.epoch, self.progress.batches_delivered, self.metrics, last=True)
+            self._line.update(self.epoch, progress.batches_delivered, self.metrics, last=True)
+        return progress
 
     def _count_bytes(self, content: Batch | StreamEnd) -> None:
         self.metrics.bytes_read += content.bytes_read.total
@@ -110,16 +117,15 @@ class BatchIterator(Iterator[Any]):
     def __next__(self) -> Any:
         if not self.has_next():
             raise StopIteration
-        batch = self._waiting.popleft()
-        assert isinstance(batch, Batch)  # noqa: S101 - has_next() ended the streams before it
-        self._batches -= 1
         try:
-            data = self._iteration.deliver(batch)
-            self._end_streams()  # a state is to show at once that the epoch has ended
+            batch = self._waiting.popleft()
+            assert isinstance(batch, Batch)  # noqa: S101 - has_next() ended the streams before it
+            self._batches -= 1
+            ends = list(self._ended_streams())  # a state is to show at once that the epoch has ended
+            return self._iteration.deliver(batch, ends)
         except BaseException as error:
             self._fail(error)
             raise
-        return data
 
     def has_next(self, after: int = 0) -> bool:
         """Wait for the next batch, and return whether there is one. Only `next` delivers and counts it.
@@ -158,13 +164,14 @@ class BatchIterator(Iterator[Any]):
             return
         self._waiting.append(content)
         self._batches += isinstance(content, Batch)
-        self._end_streams()
+        for end in self._ended_streams():
+            self._iteration.end_stream(end)
 
-    def _end_streams(self) -> None:
-        """End the streams whose last batch was delivered."""
+    def _ended_streams(self) -> Iterator[StreamEnd]:
+        """Take the ends of the streams whose last batch was delivered."""
         while self._waiting and isinstance(end := self._waiting[0], StreamEnd):
             self._waiting.popleft()
-            self._iteration.end_stream(end)
+            yield end
 
     def end(self, by: str) -> None:
         """End because of a call that makes, or tries to make, another iteration."""
