@@ -20,7 +20,15 @@ import pytest
 import requests
 from faults.outcome import Record, recorded
 from hypothesis import HealthCheck, settings
-from jobs.processes import inherited, mark_semaphores, own_children, ownerless, shared_memory, wait_until_none
+from jobs.processes import (
+    collect_garbage,
+    inherited,
+    mark_semaphores,
+    own_children,
+    ownerless,
+    shared_memory,
+    wait_until_none,
+)
 from plain_ids import plain_id
 from xdist.scheduler import LoadScopeScheduling
 
@@ -239,7 +247,7 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     if request.node.stash[FAILED]:
         return  # its loaders live on in the traceback that pytest shows
     if own_children() - processes or shared_memory() - files:
-        gc.collect()
+        collect_garbage()
     left = wait_until_none(lambda: own_children() - processes)
     assert not left, f"processes left behind: {left}"
     blocks = wait_until_none(lambda: ownerless(shared_memory() - files))

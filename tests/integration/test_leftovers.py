@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import resource
 import signal
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from jobs.processes import inherited, wait_until_none
+from jobs.processes import collect_garbage, inherited, wait_until_none
 from pairwise import pairwise
 from support import all_rows_of, open_loader, rows_of, write_dataset
 
@@ -43,7 +42,7 @@ def open_files() -> Counter[str]:
 
 def settled_files() -> Counter[str]:
     """Return the same once it has not changed for a second: processes of what ran before may still be ending."""
-    gc.collect()
+    collect_garbage()
     found, since = open_files(), time.monotonic()
     while time.monotonic() - since < 1:
         time.sleep(0.05)
@@ -91,7 +90,7 @@ def test_no_file_stays_open_however_an_iteration_ends(path, end, persistent):
         loader, dataset = open_loader(path, **options)
         end(loader)
         del loader, dataset
-    gc.collect()
+    collect_garbage()
     assert not wait_until_none(lambda: open_files() - before)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import os
 import subprocess
@@ -21,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs.forked import run_forked
-from jobs.processes import inherited
+from jobs.processes import collect_garbage, inherited, wait_until_none
 from ranged import RangedFileSystem, ranged
 from support import all_rows_of, batches_of, examples, open_loader, rows_of, write_dataset
 
@@ -82,7 +81,8 @@ def lie_in_a_ring(loader: Any) -> None:
     next(ring[0])
     ring.append(ring)
     del ring
-    gc.collect()
+    collect_garbage()
+    wait_until_none(threads)  # a collection in another thread may have found the ring: nothing waits there
 
 
 @pytest.mark.parametrize("end", [leave, fail, finish, begin_again, lie_in_a_ring])

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import threading
+import weakref
+from typing import Any
 
 import support
-from jobs.processes import inherited
+from jobs.processes import collect_garbage, inherited
 
 import torch_dataloader_utils
 
@@ -18,3 +22,28 @@ def test_a_process_imports_from_where_this_one_does_even_what_was_added_since_it
     monkeypatch.syspath_prepend(tmp_path)
     said = subprocess.check_output([sys.executable, "-c", SHOW], env=inherited(), cwd="/", text=True)
     assert said.split() == [torch_dataloader_utils.__file__, support.__file__]
+
+
+def test_garbage_is_collected_although_another_thread_is_at_a_collection():
+    begun, end = threading.Event(), threading.Event()
+    other = threading.Thread(target=gc.collect)
+
+    def stay(phase: str, _: Any) -> None:
+        if threading.current_thread() is other and phase == "start":
+            begun.set()
+            end.wait()
+
+    gc.callbacks.append(stay)
+    other.start()
+    begun.wait()
+    ring: list[Any] = [threading.Event()]
+    ring.append(ring)
+    gone = weakref.ref(ring[0])
+    del ring
+    assert gc.collect() == 0
+    assert gone() is not None
+    threading.Timer(0.1, end.set).start()
+    collect_garbage()
+    assert gone() is None
+    gc.callbacks.remove(stay)
+    other.join()

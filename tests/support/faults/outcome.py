@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import hashlib
 import json
 import os
@@ -15,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from jobs.processes import own_children, ownerless, shared_memory, wait_until_none
+from jobs.processes import collect_garbage, own_children, ownerless, shared_memory, wait_until_none
 
 END_SEC = 2.0
 """Within this time nothing may be left of what a case started."""
@@ -149,7 +148,7 @@ def left_behind(before: Mapping[str, set[Any]]) -> dict[str, int]:
     What only appears within that time is not counted: other processes of the machine have files in shared memory, too.
     """
     if any(found - before[kind] for kind, found in present().items()):
-        gc.collect()
+        collect_garbage()
     new = {kind: found - before[kind] for kind, found in present().items()}
 
     def still_there() -> dict[str, set[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import sys
@@ -124,6 +125,26 @@ def wait_until_asleep(pids: Collection[int]) -> None:
     for _ in range(10):  # between two times, a thread that waits for this one has its turn
         assert not wait_until_none(awake)
         time.sleep(0.02)
+
+
+def collect_garbage() -> None:
+    """Run a whole garbage collection in this thread.
+
+    `gc.collect` does nothing while another thread is at a collection, which lasts as long as the finalizers it calls.
+    """
+    done: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "stop" and info["generation"] == 2:
+            done.append(threading.get_ident())
+
+    gc.callbacks.append(note)
+    try:
+        while threading.get_ident() not in done:
+            gc.collect()
+            time.sleep(0.01)  # for the other thread
+    finally:
+        gc.callbacks.remove(note)
 
 
 def wait_until_none(left: Callable[[], Any], seconds: float = PARENT_NOTICED_SEC) -> Any:
