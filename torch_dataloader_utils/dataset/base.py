@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, Literal
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -16,6 +16,7 @@ from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import CurrentReads, ReadCache
 from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, round_robin
+from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
 from torch_dataloader_utils.reading.scan import ReadOptions
@@ -93,6 +94,10 @@ class BatchDataset(IterableDataset[Any]):
     def begin_iteration(self) -> Iteration:
         """Begin an iteration: of the whole epoch, or of the rest that a state loaded since the last one left."""
         return self._epoch_state.begin_iteration()
+
+    def progress(self, uneven: Literal["drop", "pad"] | None) -> PassProgress:
+        """Return what a progress bar needs: see the loader's."""
+        return self._epoch_state.pass_progress(uneven)
 
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
         """Read one stream in this process."""

@@ -23,6 +23,7 @@ from torch_dataloader_utils.formats.base import Format, OpenedFiles
 from torch_dataloader_utils.formats.registry import FORMATS, choose_format, require_known_rows
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader import arguments
+from torch_dataloader_utils.loader.progress_bar import require_tqdm
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS, PlanOptions
 from torch_dataloader_utils.planning.strategy import SplitStrategy, require_strategy
 from torch_dataloader_utils.planning.topology import Topology, arrange
@@ -54,7 +55,7 @@ class LoaderOptions:
         topology: The ranks and workers, and the virtual topology.
         adopts_num_workers: Whether the number of workers of a loaded state replaces this run's.
         plan: What the plan depends on: the sizes of shards, shuffling, balancing.
-        progress_interval_sec: Seconds between two lines about the progress; None for no such lines.
+        progress_interval_sec: Seconds after which the progress bar is drawn again; None for no bar in this process.
         torch_options: `dataloader_kwargs`, for ``torch.utils.data.DataLoader``.
     """
 
@@ -98,7 +99,6 @@ class LoaderOptions:
         plan = _parse_plan(given, topology)
         if given["split_strategy"] is not None:
             require_strategy(given["split_strategy"], plan)
-        interval = arguments.require_seconds(given["progress_interval_sec"], "progress_interval_sec")
         _try_torch_options(torch_options, topology.num_workers)
         return cls(
             files=files,
@@ -119,7 +119,7 @@ class LoaderOptions:
             read_ahead_bytes=arguments.parse_bytes(given["read_ahead_bytes"], "read_ahead_bytes"),
             memory_map=arguments.optional_flag(given["memory_map"], "memory_map"),
             collate_fn=given["collate_fn"],
-            progress_interval_sec=interval if arguments.require_flag(given["show_progress"], "show_progress") else None,
+            progress_interval_sec=_parse_progress(given, topology.rank),
             torch_options=torch_options,
         )
 
@@ -243,6 +243,16 @@ def _parse_plan(given: Mapping[str, Any], topology: Topology) -> PlanOptions:
         uneven_ranks=uneven_ranks,
         batch_size=None if uneven_ranks == "allow" else batch_size // topology.streams_per_turn,
     )
+
+
+def _parse_progress(given: Mapping[str, Any], rank: int) -> float | None:
+    """Return how often the progress bar is drawn, or None. Of all processes of a job, only the first shows one."""
+    interval = arguments.require_seconds(given["progress_interval_sec"], "progress_interval_sec")
+    if not arguments.require_flag(given["show_progress"], "show_progress"):
+        return None
+    require_tqdm()
+    is_first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+    return interval if is_first and rank == 0 else None
 
 
 def _try_torch_options(options: Mapping[str, Any], num_workers: int) -> None:

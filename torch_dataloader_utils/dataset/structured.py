@@ -180,8 +180,9 @@ class StructuredDataset(BatchDataset):
                 times ranks stays the same. Needs `uneven_ranks` of ``"drop"`` or ``"pad"``, whose counts then refer to
                 virtual ranks.
             virtual_workers: The workers of each virtual rank: a multiple of the real workers.
-            show_progress: Whether to write lines about the progress to standard error.
-            progress_interval_sec: Seconds between two such lines.
+            show_progress: Whether to show a progress bar for the epoch on standard error, in the first process of a
+                job alone, and only if that is a terminal. Needs tqdm: the extra ``progress``.
+            progress_interval_sec: Seconds after which the bar is drawn again.
             **dataloader_kwargs: For ``torch.utils.data.DataLoader``: ``pin_memory``, ``prefetch_factor``,
                 ``persistent_workers`` (True by default here), ``multiprocessing_context``, ``timeout``,
                 ``worker_init_fn``, ``generator``. What torch prefetches are messages of up to 64 batches and about
@@ -193,6 +194,7 @@ class StructuredDataset(BatchDataset):
         Raises:
             TypeError: If there is no such parameter, or an argument has the wrong type.
             ValueError: If an argument's value makes no sense.
+            ImportError: If `show_progress` is True and tqdm is missing.
             FileNotFoundError: If the path matches no file.
             UnreadableFileError: If a footer cannot be read.
             ColumnError: If a column of `columns`, `filters` or another parameter does not exist; if its types in

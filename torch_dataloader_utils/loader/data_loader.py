@@ -14,8 +14,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils.formats.concurrency import interruptible
-from torch_dataloader_utils.loader.arguments import refuse_torch_options
+from torch_dataloader_utils.loader.arguments import refuse_torch_options, require_choice
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, round_robin
+from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
@@ -47,6 +48,7 @@ class _Dataset(Protocol):
     def without_footers(self) -> AbstractContextManager[None]: ...
     def with_footers(self, assignment: Assignment, known: Collection[str]) -> Assignment: ...
     def set_epoch(self, epoch: int) -> None: ...
+    def progress(self, uneven: Literal["drop", "pad"] | None) -> PassProgress: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Any, *, strict: bool, on_changed_files: Literal["error", "continue"]) -> None: ...
 
@@ -126,6 +128,26 @@ class StructuredDataLoader(DataLoader[Any]):
             epoch: The epoch, from 0.
         """
         self._dataset.set_epoch(epoch)
+
+    def progress(self, uneven: Literal["drop", "pad"] | None = None) -> PassProgress:
+        """Return what a progress bar over the batches of a pass needs: ``tqdm(loader, **loader.progress())``.
+
+        After an elastic load, what was delivered before counts as the batches of the rank that had delivered most, and
+        the rest as the batches that it is cut into for this rank. So the bar ends at 100 %.
+
+        Args:
+            uneven: For the steps of `distributed.in_step` with this value of its parameter `uneven`, rather than for
+                the batches of this rank. With ``"pad"``, a rank that had run out of batches when its state was saved
+                does not count the repeated ones.
+
+        Returns:
+            ``initial``, how many batches of the epoch this rank has delivered before the next one; ``total``, how many
+            the epoch has, with those, or None if only reading tells. They are those of the newest iterator, as long as
+            there is one that can deliver more; else those of the next.
+        """
+        if uneven is not None:
+            require_choice(uneven, "uneven", ("drop", "pad"))
+        return self._dataset.progress(uneven)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the dataset's state: see `StructuredDataset.state_dict`."""

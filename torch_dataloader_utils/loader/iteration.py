@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
@@ -10,7 +11,8 @@ from typing import Any
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.errors import IterationEndedError
 from torch_dataloader_utils.formats.concurrency import hides_interrupt
-from torch_dataloader_utils.loader.metrics import Metrics, ProgressLine
+from torch_dataloader_utils.loader.metrics import Metrics
+from torch_dataloader_utils.loader.progress_bar import ProgressBar
 from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
 
@@ -20,18 +22,20 @@ class Iteration:
 
     It begins at some progress, has a number that no other iteration of the dataset has, and is read by so many
     processes: the workers, or this one.
+
+    Attributes:
+        bar: Shows how many batches were delivered, if there is one.
     """
 
-    def __init__(
-        self, number: int, epoch: int, progress: Progress, processes: int, line: ProgressLine | None = None
-    ) -> None:
+    def __init__(self, number: int, epoch: int, progress: Progress, processes: int) -> None:
         self.number = number
         self.epoch = epoch
         self.progress = progress.rebased()
         self.metrics = Metrics()
         self.failed = False
         self._processes = processes
-        self._line = line
+        self.bar: ProgressBar | None = None
+        self._is_abandoned = False
         self._ended: set[int] = set()
         self._replaced_by: str | None = None
 
@@ -49,9 +53,26 @@ class Iteration:
         """Whether these streams, or all, have ended."""
         return self._ended.issuperset(range(len(self.progress.streams)) if streams is None else streams)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its iterator can deliver more batches, or has yet to find that none is left."""
+        return not (self.failed or self._is_abandoned or self._replaced_by or self.finished())
+
     def replace(self, by: str) -> None:
         """End this iteration because of a call that took its progress over."""
         self._replaced_by = self._replaced_by or by
+        self.abandon()
+
+    def fail(self) -> None:
+        """End this iteration because of an error."""
+        self.failed = True
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Note that nothing more will be delivered."""
+        self._is_abandoned = True
+        if self.bar:
+            self.bar.close()
 
     def require_current(self) -> None:
         """Raise unless this iteration owns the progress."""
@@ -65,8 +86,8 @@ class Iteration:
         self.metrics.batches_delivered += 1
         self.metrics.rows_delivered += batch.receipt.rows
         self._count_bytes(batch)
-        if self._line:
-            self._line.update(self.epoch, progress.batches_delivered, self.metrics)
+        if self.bar:
+            self.bar.update()
         for end in ends:
             progress = self._after(end, progress)
         # Last, with no call after it: if anything before this fails, or Ctrl-C comes, the batch was not delivered.
@@ -82,8 +103,8 @@ class Iteration:
         self.metrics.rows_dropped += end.receipt.rows_dropped
         self._ended.update(receipt.stream for receipt in (end.receipt, *end.receipt.others))
         self._count_bytes(end)
-        if self._line and self.finished():
-            self._line.update(self.epoch, progress.batches_delivered, self.metrics, last=True)
+        if self.bar and self.finished():
+            self.bar.finish()
         return progress
 
     def _count_bytes(self, content: Batch | StreamEnd) -> None:
@@ -113,6 +134,7 @@ class BatchIterator(Iterator[Any]):
         self._error: str | None = None
         self._waiting: deque[Batch | StreamEnd] = deque()
         self._batches = 0  # that wait
+        weakref.finalize(self, iteration.abandon)
 
     def __next__(self) -> Any:
         if not self.has_next():
@@ -185,7 +207,7 @@ class BatchIterator(Iterator[Any]):
 
     def _fail(self, error: BaseException) -> None:
         """Keep the error's message, not the error: its traceback would keep worker processes alive."""
-        self._iteration.failed = True
+        self._iteration.fail()
         self._error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         self.close()
         if self._on_error is not None:
