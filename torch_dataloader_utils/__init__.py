@@ -26,6 +26,7 @@ from torch_dataloader_utils.errors import (
     WorkerError,
 )
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+from torch_dataloader_utils.loader.device import to_device
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
 from torch_dataloader_utils.planning.plan import Shard
 from torch_dataloader_utils.planning.strategy import SplitStrategy
@@ -62,6 +63,7 @@ __all__ = [
     "UnevenRanksWarning",
     "UnreadableFileError",
     "WorkerError",
+    "to_device",
 ]
 
 _TABLES = {"DeltaDataset": "tables.delta", "IcebergDataset": "tables.iceberg"}

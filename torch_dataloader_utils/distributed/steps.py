@@ -12,11 +12,14 @@ import torch.distributed as dist
 from torch_dataloader_utils.distributed.gather import LOG, all_gather, require_one_plan
 from torch_dataloader_utils.loader.arguments import require_choice
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
-from torch_dataloader_utils.loader.iteration import BatchIterator
+from torch_dataloader_utils.loader.device import DeviceLoader
+from torch_dataloader_utils.loader.iteration import CountedIterator
 
 
 def in_step(
-    loader: StructuredDataLoader, group: dist.ProcessGroup | None = None, uneven: Literal["drop", "pad"] = "drop"
+    loader: StructuredDataLoader | DeviceLoader,
+    group: dist.ProcessGroup | None = None,
+    uneven: Literal["drop", "pad"] = "drop",
 ) -> Iterator[Any]:
     """Iterate over a loader so that all ranks make the same number of steps, whatever a filter leaves each of them.
 
@@ -28,7 +31,7 @@ def in_step(
     error, the other ranks wait until the group's timeout, as in every collective.
 
     Args:
-        loader: This rank's loader.
+        loader: This rank's loader, or what `to_device` made of it.
         group: The process group; None for the default one. One with gloo does not use the accelerator.
         uneven: What happens when a rank has no batch left. ``"drop"``: all ranks stop. The batches that others have
             left are not delivered, and their states show that. ``"pad"``: that rank gets a copy of its last batch, or a
@@ -44,7 +47,7 @@ def in_step(
     """
     require_choice(uneven, "uneven", ("drop", "pad"))
     batches = iter(loader)
-    if not isinstance(batches, BatchIterator):
+    if not isinstance(batches, CountedIterator):
         raise TypeError(f"loader is {type(loader).__name__}, expected the loader that create_dataloader returns")
     if not dist.is_initialized():
         yield from batches
@@ -81,7 +84,7 @@ class _Agreement:
     """
 
     def __init__(
-        self, batches: BatchIterator, group: dist.ProcessGroup | None, *, after: int = 0, has_spare: bool
+        self, batches: CountedIterator, group: dist.ProcessGroup | None, *, after: int = 0, has_spare: bool
     ) -> None:
         self.has_own = batches.has_next(after)
         self.without_any = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
@@ -112,7 +113,22 @@ class Iteration:
         self.metrics.bytes_read_again += content.bytes_read.again
 
 
-class BatchIterator(Iterator[Any]):
+class CountedIterator(Iterator[Any]):
+    """An iterator of batches that can look ahead: a batch counts as delivered only when `next` returns it."""
+
+    @abstractmethod
+    def has_next(self, after: int = 0) -> bool:
+        """Wait for the next batch, and return whether there is one.
+
+        `after` is the number of batches before it that wait to be delivered as well.
+        """
+
+    @abstractmethod
+    def peek(self, after: int = 0) -> Any:
+        """Return the batch of which `has_next(after)` says that there is one, without delivering it."""
+
+
+class BatchIterator(CountedIterator):
     """The iterator that users receive: it takes batches from where they are made, and counts each as it delivers it.
 
     The contents are the batches and ends of some streams, or of all. `on_error` is called once if making or delivering
@@ -150,10 +166,7 @@ class BatchIterator(Iterator[Any]):
             raise
 
     def has_next(self, after: int = 0) -> bool:
-        """Wait for the next batch, and return whether there is one. Only `next` delivers and counts it.
-
-        `after` is the number of batches before it that wait to be delivered as well.
-        """
+        """Wait for the next batch, and return whether there is one: see `CountedIterator.has_next`."""
         self._iteration.require_current()
         if self._error is not None:
             msg = f"this iterator ended with an error ({self._error}): to continue after it would leave out rows; make "
@@ -174,9 +187,14 @@ class BatchIterator(Iterator[Any]):
         return self._batches > after
 
     def peek(self, after: int = 0) -> Any:
-        """Return the batch of which `has_next(after)` says that there is one, without delivering it."""
+        """Return a batch that waits, without delivering it: see `CountedIterator.peek`."""
         waiting = (content for content in self._waiting if isinstance(content, Batch))
         return next(islice(waiting, after, None)).data
+
+    @property
+    def delivered(self) -> int:
+        """Number of batches that this iteration has delivered."""
+        return self._iteration.metrics.batches_delivered
 
     def _fetch(self) -> None:
         """Fetch a batch or the end of a stream, which ends once the batches before it are delivered."""
@@ -214,7 +232,7 @@ class BatchIterator(Iterator[Any]):
             self._on_error()
 
 
-def with_last(batches: BatchIterator) -> Iterator[tuple[Any, bool]]:
+def with_last(batches: CountedIterator) -> Iterator[tuple[Any, bool]]:
     """Yield each batch with whether it is the last.
 
     The batch after it is fetched first, so that two are held. If that fails, the error is raised in place of the batch
