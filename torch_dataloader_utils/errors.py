@@ -20,6 +20,7 @@ Warning:
         ├── LostRowsWarning           rows can no longer be delivered: their files were removed or rewritten
         ├── MetadataFileWarning       a `_metadata` file does not describe the files of its directory
         ├── SilentWorkerWarning       a worker process that is waited for has sent nothing for half a minute
+        ├── SlowTransportWarning      the system lacks what makes it cheap to send batches from worker processes
         └── StorageRetryWarning       a storage has failed for 10 seconds, and is tried again
 
 A malformed argument or a malformed state is a plain ``ValueError`` or ``TypeError``; a path that matches nothing is a
@@ -95,6 +96,10 @@ class LostRowsWarning(UserWarning):
 
 class StorageRetryWarning(UserWarning):
     """A listing, an opening or a read has failed for 10 seconds, and is tried again until `storage_timeout` is over."""
+
+
+class SlowTransportWarning(UserWarning):
+    """The system has no ``memfd_create``: worker processes send batches in a slower way."""
 
 
 class SilentWorkerWarning(UserWarning):

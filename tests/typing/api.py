@@ -19,10 +19,12 @@ from torch_dataloader_utils import (
     Padded,
     StructuredDataLoader,
     StructuredDataset,
+    to_device,
 )
 from torch_dataloader_utils.distributed import (
     CheckpointEntry,
     gather_states,
+    in_step,
     load_rank_state,
     own_state,
     require_same_plan,
@@ -107,6 +109,17 @@ def look_at_formats(packed: PackedBytes) -> None:
     assert_type(Padded().length, int | None)
     assert_type(packed.values, Any)
     assert_type(packed.offsets, Any)
+
+
+def show_progress_on_a_device(loader: StructuredDataLoader) -> None:
+    progress = loader.progress("drop")
+    assert_type(progress["initial"], int)
+    assert_type(progress["total"], int | None)
+    moved = to_device(loader, "cuda", depth=3)
+    assert_type(moved.state_dict(), dict[str, Any])
+    moved.load_state_dict([], strict=False)
+    for batch in in_step(moved):
+        assert_type(batch, Any)
 
 
 def use_many_ranks(loader: StructuredDataLoader, dataset: StructuredDataset, directory: Path) -> None:

@@ -17,6 +17,7 @@ from torch_dataloader_utils.formats.concurrency import interruptible
 from torch_dataloader_utils.loader.arguments import refuse_torch_options, require_choice
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, round_robin
 from torch_dataloader_utils.loader.progress_bar import PassProgress
+from torch_dataloader_utils.loader.user_warnings import warn_of_slow_transport
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
@@ -227,6 +228,8 @@ class StructuredDataLoader(DataLoader[Any]):
         sizer = MessageSizer(ahead)
         count = ahead * self.num_workers + MAX_HELD + 1  # all messages in transit may be of the same worker
         pools = [SharedMemoryPool.if_possible(count) for _ in range(self.num_workers)]
+        if None in pools:
+            warn_of_slow_transport()
         return [WorkerChannel(AssignmentQueue(context), sizer, pool, SharedPage.if_possible()) for pool in pools]
 
     def _start_workers(self, setup: WorkerSetup) -> WorkerIterator:

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection, parent_process
@@ -154,9 +155,8 @@ def end_with_training_process(*, is_started_in_main_thread: bool) -> None:
     the end of the thread that started it for that. So it is asked only if that is the main thread, which others outlive
     in no process.
     """
-    if is_started_in_main_thread:
-        with contextlib.suppress(AttributeError, OSError):  # other systems have no prctl
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if is_started_in_main_thread and sys.platform == "linux":  # others have no prctl
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_watch, args=(os.getppid(),), name="end_with_training_process", daemon=True).start()
 
 

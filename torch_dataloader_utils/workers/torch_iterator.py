@@ -32,10 +32,10 @@ END_SEC = 5.0
 """How long all workers together may take to end. Those that are left then are killed."""
 
 HINTS = {
-    signal.SIGKILL: "a process that takes too much memory is killed so by the system",
-    signal.SIGBUS: "a mapped file was cut short or its storage failed, or the system has no memory for a shared block",
+    "SIGKILL": "a process that takes too much memory is killed so by the system",
+    "SIGBUS": "a mapped file was cut short or its storage failed, or the system has no memory for a shared block",
 }
-"""What mostly sends a signal that ends a worker."""
+"""What mostly sends a signal that ends a worker, by its name: not every system has both."""
 
 _running: weakref.WeakSet[WorkerIterator] = weakref.WeakSet()
 
@@ -123,8 +123,8 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
                 continue
             how = f"exited unexpectedly with status {status}"
             if status < 0:
-                hint = HINTS.get(-status)  # type: ignore[call-overload]  # members of IntEnum are integers
-                how = f"was killed by signal {-status} ({signal.Signals(-status).name})" + (f": {hint}" if hint else "")
+                name = signal.Signals(-status).name
+                how = f"was killed by signal {-status} ({name})" + (f": {HINTS[name]}" if name in HINTS else "")
             msg = f"{self._named([number])} {how}. The state holds what was delivered: load_state_dict(state_dict()) "
             raise WorkerError(msg + "and a new iter continue from there") from cause
 
