@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 from jobs.ranks import run_ranks, running_ranks
 from support import batches_of, open_loader, write_dataset
@@ -15,8 +16,8 @@ pytest.importorskip("transformers", reason="the group of frameworks is not insta
 
 FILES = ((130, 50), (7, 50), (211, 40), (96, 30))
 ROWS = 444
-FILTERED = 344
-"""Rows that the job's filter leaves."""
+FIRST_LEFT = 100
+"""The first row that the job's filter leaves."""
 
 LOADER = {"columns": ["score"], "batch_size": 8, "shuffle": True, "shuffle_buffer_size": 60, "uneven_ranks": "drop"}
 """The job's loader, where nothing else is said."""
@@ -41,11 +42,16 @@ class Training:
         """Train to the end."""
         run_ranks("transformers_job.py", ranks, self.job(runs), self.directory)
 
-    def run_killed(self, ranks: int, name: str, *, resumes: bool, **die: int) -> None:
-        """Train until it kills itself."""
-        with running_ranks("transformers_job.py", ranks, self.job({name: resumes}, **die), self.directory) as job:
-            assert job.wait(120) == -9, job.output()
-            job.end()
+    def run_all(self, runs: list[tuple[int, dict[str, int]]]) -> None:
+        """Train in runs of so many ranks, from the last checkpoint, each but the last until it kills itself."""
+        for number, (ranks, dies) in enumerate(runs):
+            job = self.job({f"run-{number}": number > 0}, **dies)
+            with running_ranks("transformers_job.py", ranks, job, self.directory) as running:
+                if not dies:
+                    running.finish()
+                    continue
+                assert running.wait(120) == -9, running.output()
+                running.end()
 
     def batches(self, name: str, rank: int = 0) -> list[dict[str, Any]]:
         """Return what a rank was trained on: the step, the epoch and the rows of each batch."""
@@ -67,10 +73,10 @@ class Training:
         pairs = zip(runs, began, strict=True)
         return [[batch for batch in rank if batch["step"] < step] for run, step in pairs for rank in run]
 
-
-def trained_rows(batches: list[list[dict[str, Any]]]) -> Counter[tuple[int, int]]:
-    """Return how often each row was trained in each epoch."""
-    return Counter((batch["epoch"], row) for part in batches for batch in part for row in batch["rows"])
+    def batches_of_ranks(self, ranks: list[int]) -> list[list[list[int]]]:
+        """Return the rows of each rank's committed batches over all runs, which have equally many ranks."""
+        parts = self.committed(ranks)
+        return [[batch["rows"] for part in parts[rank :: ranks[0]] for batch in part] for rank in range(ranks[0])]
 
 
 @pytest.mark.parametrize(
@@ -103,44 +109,81 @@ def test_every_checkpoint_continues_with_the_batches_that_were_to_come(tmp_path:
 @pytest.mark.parametrize(
     ("runs", "options"),
     [
-        pytest.param([(2, 22), (2, 20), (2, None)], {"workers": 2, "limit": 1}, id="2 ranks in both epochs"),
-        pytest.param([(2, 40), (1, None)], {}, id="2 ranks in the second epoch, then 1"),
-        pytest.param([(1, 22), (1, 60), (1, None)], {"validates": 2}, id="1 rank in both epochs", marks=soak),
-        pytest.param([(2, 40), (3, 5), (1, None)], {"saves": 1}, id="2 ranks, then 3, then 1", marks=soak),
-        pytest.param([(2, 16), (3, None)], {"saves": 2}, id="2 ranks in the first epoch, then 3", marks=soak),
+        pytest.param([(2, {"die": 22}), (2, {"die": 20}), (2, {})], {"workers": 2, "limit": 1}, id="2 ranks, 2 epochs"),
+        pytest.param([(2, {"die": 40}), (1, {})], {}, id="2 ranks in the second epoch, then 1"),
+        pytest.param([(1, {"die_saving": 8}), (1, {"die_before_step": 9}), (1, {})], {}, id="in a checkpoint or step"),
+        pytest.param([(1, {"die": 22}), (1, {"die": 60}), (1, {})], {"validates": 2}, id="1 rank", marks=soak),
+        pytest.param([(2, {"die_saving": 8}), (2, {})], {}, id="2 ranks in a checkpoint", marks=soak),
+        pytest.param([(2, {"die": 40}), (3, {"die": 5}), (1, {})], {"saves": 1}, id="2 ranks, 3, then 1", marks=soak),
+        pytest.param([(2, {"die": 16}), (3, {})], {"saves": 2}, id="2 ranks in the first epoch, then 3", marks=soak),
     ],
 )
 def test_a_killed_training_goes_on_with_each_row_once(
-    tmp_path: Path, runs: list[tuple[int, int | None]], options: dict[str, Any]
+    tmp_path: Path, runs: list[tuple[int, dict[str, int]]], options: dict[str, Any]
 ):
     training = Training(tmp_path, **options)
-    for number, (ranks, die) in enumerate(runs):
-        name, resumes = f"run-{number}", number > 0
-        if die is None:
-            training.run(ranks, {name: resumes})
-        else:
-            training.run_killed(ranks, name, resumes=resumes, die=die)
+    training.run_all(runs)
     counts = [ranks for ranks, _ in runs]
-    batches = training.committed(counts)
-    trained = trained_rows(batches)
+    trained = Counter(
+        (batch["epoch"], row) for part in training.committed(counts) for batch in part for row in batch["rows"]
+    )
     assert trained.total() == len(trained), "rows repeated"
     assert trained.keys() == {(epoch, row) for epoch in range(2) for row in range(ROWS)}
-    end = training.end(name)
+    end = training.end(f"run-{len(runs) - 1}")
     assert end["steps"] == end["max_steps"]
     assert end["epochs"][str(end["steps"])] == 2
+    assert [rate > 0 for rate in end["rates"]] == [True] * (len(end["rates"]) - 1) + [False]
     if len(set(counts)) == 1:
-        assert_order_of_loader(training, ranks, batches)
+        expected = batches_of_loaders(training, counts[0], epochs=2)
+        assert training.batches_of_ranks(counts) == expected
     if "limit" in options:
         assert len(training.checkpoints()) == options["limit"]
 
 
-def assert_order_of_loader(training: Training, ranks: int, batches: list[list[dict[str, Any]]]) -> None:
-    """Assert that each rank got over all runs what its loader delivers where nothing stops it."""
-    workers = training.options.get("workers", 0)
-    for rank in range(ranks):
-        loader, _ = open_loader(training.directory / "data", **LOADER, num_workers=workers, num_ranks=ranks, rank=rank)
-        expected = []
-        for epoch in range(2):
+@soak
+@pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning")
+@pytest.mark.usefixtures("leaves_nothing_behind")
+def test_ranks_that_a_filter_leaves_different_numbers_of_batches_end_their_epochs_together(tmp_path: Path):
+    training = Training(tmp_path, filtered=True, max_steps=20)
+    training.run_all([(2, {"die": 16}), (2, {"die": 30}), (2, {})])
+    trained = training.batches_of_ranks([2, 2, 2])
+    expected = batches_of_loaders(training, 2, epochs=4, filters=pc.field("value") >= FIRST_LEFT, uneven_ranks="allow")
+    lengths = [len(batches) for batches in trained]
+    assert lengths[0] == lengths[1] > 2 * 15
+    assert trained == [batches[: lengths[0]] for batches in expected]
+
+
+def batches_of_loaders(training: Training, ranks: int, *, epochs: int, **options: Any) -> list[list[list[int]]]:
+    """Return what each rank's loader delivers where nothing stops it, as far as all ranks have batches."""
+    expected: list[list[list[int]]] = [[] for _ in range(ranks)]
+    for epoch in range(epochs):
+        delivered = []
+        for rank in range(ranks):
+            own = {"num_workers": training.options.get("workers", 0), "num_ranks": ranks, "rank": rank}
+            loader, _ = open_loader(training.directory / "data", **LOADER | options | own)
             loader.set_epoch(epoch)
-            expected += batches_of(loader)
-        assert [batch["rows"] for part in batches[rank::ranks] for batch in part] == expected
+            delivered.append(batches_of(loader))
+        for rank, batches in enumerate(delivered):
+            expected[rank] += batches[: min(map(len, delivered))]
+    return expected
+
+
+REFUSED = {
+    "a dataset": ("TypeError", "divide this rank's rows among the ranks once more", "ResumableTrainerMixin"),
+    "another number of ranks": ("ValueError", "rank 0 of 1", "of 2", "make the loader after the TrainingArguments"),
+    "no loader of this package": ("TypeError", "train_dataloader is list"),
+    "a dataset, too": ("TypeError", "leave out train_dataset"),
+    "a skip": ("TypeError", "skip_first_batches", "ResumableTrainerMixin"),
+    "no states": ("FileNotFoundError", "checkpoint-4/loader.pt", "train() without resume_from_checkpoint"),
+    "damaged states": ("ValueError", "checkpoint-4/loader.pt"),
+    "another batch size": ("ValueError", "auto_find_batch_size"),
+}
+
+
+def test_what_would_lose_rows_is_refused_on_all_ranks_with_what_to_do(tmp_path: Path):
+    training = Training(tmp_path)
+    run_ranks("transformers_refused_job.py", 2, training.job({}), tmp_path)
+    for rank in range(2):
+        messages = json.loads((tmp_path / f"messages-{rank}.json").read_text())
+        missing = [(name, part) for name, parts in REFUSED.items() for part in parts if part not in messages[name]]
+        assert missing == [], messages

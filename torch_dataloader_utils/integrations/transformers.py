@@ -235,9 +235,8 @@ class _Batches(Dataset[Any]):
     def has_next(self) -> bool:
         """Whether there is a batch after those that were fetched: on all ranks, if their numbers may differ."""
         if self._batches is None:
-            with torch.random.fork_rng(
-                devices=[]
-            ):  # torch draws a seed for new workers: a resume must not shift others
+            # torch draws a seed when it starts workers. The model's random numbers must not depend on that.
+            with torch.random.fork_rng(devices=[]):
                 self._batches = iter(self.loader)
         found = self._batches.has_next(self._fetched)
         return found if has_length(self.loader) else on_all_ranks(found)

@@ -68,12 +68,14 @@ class Notes(TrainerCallback):
 
     def __init__(self, options: dict[str, Any]) -> None:
         self.epochs: dict[int, float] = {}
+        self.rates: list[float] = []
         self.trainer: Any = None
         self.options = options
 
-    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
-        """Note the epoch."""
+    def on_step_end(self, _args: Any, state: Any, _control: Any, lr_scheduler: Any, **_: Any) -> None:
+        """Note the epoch, and the next learning rate."""
         self.epochs[state.global_step] = state.epoch
+        self.rates += lr_scheduler.get_last_lr()[:1]
 
     def on_pre_optimizer_step(self, _args: Any, state: Any, *_: Any, **__: Any) -> None:
         """Save before a step is made, as a just-in-time checkpoint does, and die."""
@@ -142,6 +144,7 @@ def train(data: str, options: dict[str, Any], directory: Path, name: str, resume
         "steps": trainer.state.global_step,
         "max_steps": trainer.state.max_steps,
         "epochs": noted.epochs,
+        "rates": noted.rates,
         "rows_read": trainer.train_dataloader.dataset.get_metrics()["rows_delivered"],
         "weights": [value.tolist() for value in trainer.model.state_dict().values()],
     }
