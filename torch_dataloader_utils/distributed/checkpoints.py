@@ -6,6 +6,7 @@ import fnmatch
 import json
 import os
 import posixpath
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -115,7 +116,7 @@ def _file_name(rank: int, num_ranks: int) -> str:
 
 
 def _write_atomically(path: Path, content: bytes) -> None:
-    unfinished = path.with_suffix(".unfinished")
+    unfinished = path.with_suffix(f".{uuid.uuid4().hex}.unfinished")  # processes that share a rank write at one time
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
