@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch_dataloader_utils.checkpoint.checksum import checksum_of
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
 from torch_dataloader_utils.checkpoint.saved_state import (
+    BINDING,
     STATE_VERSION,
     SavedBaseline,
     SavedFile,
@@ -88,6 +89,7 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         in_progress=in_progress,
         baseline=None if state["base"].is_null else _baseline(state["base"], tree, settings["rows"]),
         plan_digest=None if state["plan_digest"].missing else state["plan_digest"].optional_string(),
+        filter_bindings=_filter_bindings(plan["filter_bindings"], files),
     )
     _require_checksum(state)  # last: an error that names a wrong value says more
     return saved
@@ -155,6 +157,14 @@ def _settings(state: JsonValue, plan: JsonValue) -> dict[str, Any]:
     binding = plan["filter_binding"]
     # Earlier releases did not record it. Then the filter alone is compared.
     return settings if binding.missing else settings | {"filter_binding": binding.optional_string()}
+
+
+def _filter_bindings(bindings: JsonValue, files: tuple[SavedFile, ...] | None) -> str | None:
+    if bindings.missing or bindings.is_null:
+        return None
+    if len(bindings.string()) != BINDING * len(files or ()):
+        raise bindings.fail(f"{BINDING} characters for each of the files")
+    return bindings.string()
 
 
 def _files(table: JsonValue) -> tuple[SavedFile, ...]:

@@ -74,7 +74,7 @@ def check_states(states: Sequence[SavedState], run: Run) -> CheckedStates:
     of_all_ranks = run.topology.virtual_ranks is not None and not _is_of_this_rank(states, run)
     states = tuple(states) if of_all_ranks else (_state_of_this_rank(states, run),)
     may_differ = () if run.topology.virtual_ranks is None else REAL_TOPOLOGY
-    files = compare_files(states[0], run.manifest)
+    files = compare_files(states[0], run)
     differences = dict.fromkeys(found for state in states for found in compare_settings(state, run, may_differ, files))
     if of_all_ranks and not differences:
         require_each_rank(states)
