@@ -52,6 +52,7 @@ def epoch_of(files: int, options: PlanOptions, ranks: int, workers: int) -> Epoc
         unknown_rows=None,
         filter_digest=None,
         filter_binding=None,
+        filter_bindings=None,
         format=SimpleNamespace(name="parquet", options_digest=None),
         pin={},
     )
