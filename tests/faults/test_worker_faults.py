@@ -242,6 +242,22 @@ def test_a_worker_that_dies_is_an_error_of_the_loader_not_of_the_line_that_runs(
         list(iterator)
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_dead_worker_for_which_the_program_itself_has_waited_is_an_error(data, persistent):
+    """The first process of a container waits for any child, and takes the status of workers along."""
+    loader = open_loader(data.path, **OPTIONS, persistent_workers=persistent)[0]
+    iterator = iter(loader)
+    committed = delivered(islice(iterator, 1))
+    pid = workers_of(loader)[1].pid
+    os.kill(pid, signal.SIGKILL)
+    assert os.waitpid(pid, 0) == (pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=rf"worker 1 \(process {pid}; {READS}\) ended"):
+        commit(iterator, committed)
+    loader.load_state_dict(loader.state_dict())
+    commit(loader, committed)
+    assert sorted(committed) == sorted(data.rows)
+
+
 # Silence ------------------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torch_dataloader_utils.errors import SilentWorkerWarning, WorkerError, warn_user
-from torch_dataloader_utils.workers.lifecycle import interrupt_later
+from torch_dataloader_utils.workers.lifecycle import has_ended, interrupt_later
 
 SILENCE_SEC = 30.0
 """After how long a warning names the worker that is waited for and has sent nothing."""
@@ -118,11 +118,15 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     def _require_alive(self, cause: BaseException | None = None) -> None:
         """Raise if a worker was killed, failed, or ended before its stream did."""
         for number, worker in enumerate(self._workers):
-            status = worker.exitcode
-            if status is None or (status == 0 and not self._workers_status[number]):
+            if not has_ended(worker):
                 continue
-            how = f"exited unexpectedly with status {status}"
-            if status < 0:
+            if worker.exitcode is None:
+                connection.wait([worker.sentinel], CHECK_SEC)  # a fork server says the status a moment later
+            status = worker.exitcode
+            if not status and not self._workers_status[number]:
+                continue
+            how = "ended" if status is None else f"exited unexpectedly with status {status}"
+            if status is not None and status < 0:
                 hint = HINTS.get(-status)  # type: ignore[call-overload]  # members of IntEnum are integers
                 how = f"was killed by signal {-status} ({signal.Signals(-status).name})" + (f": {hint}" if hint else "")
             msg = f"{self._named([number])} {how}. The state holds what was delivered: load_state_dict(state_dict()) "
@@ -172,7 +176,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
             return
         with interrupt_later():
             if not getattr(self, "_shutdown", True):
-                if all(worker.exitcode in (None, 0) and not _is_stopped(worker.pid) for worker in self._workers):
+                if not any(_is_broken(worker) for worker in self._workers):
                     self._ask_to_end()
                 self.kill()
             super()._shutdown_workers()
@@ -188,7 +192,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         for queue in self._index_queues:
             queue.put(None)
         until = time.monotonic() + END_SEC
-        while waiting := [worker for worker in self._workers if worker.is_alive()]:
+        while waiting := [worker for worker in self._workers if not has_ended(worker)]:
             left = until - time.monotonic()
             if left <= 0 or any(_is_stopped(worker.pid) for worker in waiting):
                 break
@@ -204,6 +208,11 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         for worker in workers:
             worker.join(END_SEC)  # not for ever: a process that waits for its disk dies once the disk answers
         self._workers_done_event: Any = threading.Event()  # torch's has a lock that a killed worker may have held
+
+
+def _is_broken(worker: BaseProcess) -> bool:
+    """Whether a worker died, or was stopped by a signal."""
+    return _is_stopped(worker.pid) if not has_ended(worker) else worker.exitcode != 0
 
 
 def _is_stopped(pid: int | None) -> bool:
