@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -240,6 +241,35 @@ def test_a_worker_that_dies_is_an_error_of_the_loader_not_of_the_line_that_runs(
     assert state["batches_delivered"] == 1
     with pytest.raises(WorkerError, match="worker 1"):
         list(iterator)
+
+
+def test_a_worker_that_dies_while_another_thread_waits_for_it_is_an_error_of_that_thread(data):
+    loader = open_loader(data.path, **OPTIONS)[0]
+    iterator = iter(loader)
+    worker = workers_of(loader)[1]
+    os.kill(worker.pid, signal.SIGSTOP)
+    errors: list[str] = []
+
+    def train() -> None:
+        try:
+            list(iterator)
+        except WorkerError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    assert not wait_until_none(lambda: "_try_get_data" not in functions_of(thread))
+    os.kill(worker.pid, signal.SIGKILL)
+    thread.join()  # torch's handler of SIGCHLD would raise here
+    assert len(errors) == 1
+    assert f"worker 1 (process {worker.pid};" in errors[0]
+    assert "was killed by signal 9" in errors[0]
+
+
+def functions_of(thread: threading.Thread) -> list[str]:
+    """Return the names of the functions that a thread is in."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return [] if frame is None else [called.f_code.co_name for called, _ in traceback.walk_stack(frame)]
 
 
 @pytest.mark.parametrize("persistent", [True, False])

@@ -47,8 +47,9 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     """torch's iterator over the messages of a loader's workers.
 
     torch has its handler of SIGCHLD raise an error in whatever line the training process is at when a worker dies:
-    between the two halves of an optimizer's step, or while a checkpoint is saved. Here it raises only while a worker is
-    waited for. So a dead worker is always an error of the loader, which names it.
+    between the two halves of an optimizer's step, or while a checkpoint is saved. Here it raises only while the main
+    thread waits for a worker; another thread that waits looks every `CHECK_SEC`. So a dead worker is always an error of
+    the loader, which names it.
 
     Args:
         loader: The loader.
@@ -98,8 +99,9 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     def _watched(self) -> Iterator[None]:
         """Raise an error that names the worker if one is dead, or dies meanwhile."""
         try:
-            self._worker_pids_set = True
-            _set_worker_pids(id(self), tuple(worker.pid or 0 for worker in self._workers))
+            if threading.current_thread() is threading.main_thread():  # any other is not the one that it would raise in
+                self._worker_pids_set = True
+                _set_worker_pids(id(self), tuple(worker.pid or 0 for worker in self._workers))
             self._require_alive()  # it may have died before torch's handler knew of it
             yield
         except RuntimeError as error:  # torch knows only the process
