@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from faults.outcome import Record, Row, rows_in
 from jobs.forked import run_forked
 from jobs.processes import inherited, living, wait_until_none
@@ -31,6 +32,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import torch_dataloader_utils.workers.torch_iterator as workers_module
 from torch_dataloader_utils import SilentWorkerWarning, WorkerError
+from torch_dataloader_utils.workers import messages
 
 FAULT = "SIGKILL, SIGSEGV, SIGSTOP, out-of-memory of one worker, between and within epochs, persistent and not"
 
@@ -326,6 +328,48 @@ def continue_once_warned(caught: list[Any], stopped: int, monkeypatch: pytest.Mo
     time.sleep(3)  # of this silence nothing more is said
     monkeypatch.setattr(workers_module, "SILENCE_SEC", 3600.0)  # a busy machine is silent for a second now and then
     os.kill(stopped, signal.SIGCONT)
+
+
+# Pinning --------
+
+
+@pytest.fixture
+def pins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have torch's thread that pins memory run without an accelerator, whose memory it copies instead."""
+    accelerator = {
+        "is_available": True,
+        "current_device_index": 0,
+        "set_device_index": None,
+        "current_accelerator": None,
+    }
+    for name, found in accelerator.items():
+        monkeypatch.setattr(torch.accelerator, name, lambda *_, found=found: found)
+    monkeypatch.setattr(messages, "_pinned", torch.clone)
+
+
+@pytest.mark.usefixtures("pins", "leaves_nothing_behind")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("writes", ["nothing", "a part of a message"])
+def test_a_worker_that_is_killed_while_it_sends_leaves_no_thread_that_waits_for_the_rest(data, writes):
+    """Messages without a block of shared memory are larger than a pipe, so that a worker writes them in parts."""
+    loader = open_loader(data.path, **OPTIONS, pin_memory=True)[0]
+    iterator = iter(loader)
+    committed = delivered(islice(iterator, 1))
+    answers = loader._answers()
+    for worker in answers.workers:
+        os.kill(worker.pid, signal.SIGSTOP)
+    thread = answers._pin_memory_thread
+    if writes == "a part of a message":
+        os.write(answers._worker_result_queue._writer.fileno(), (1 << 20).to_bytes(4, "big") + bytes(100))
+        assert not wait_until_none(lambda: "_recv" not in functions_of(thread))
+    del answers
+    os.kill(workers_of(loader)[1].pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match=r"worker 1 .* was killed by signal 9"):
+        commit(iterator, committed)
+    assert not thread.is_alive()
+    loader.load_state_dict(loader.state_dict())
+    commit(loader, committed)
+    assert sorted(committed) == sorted(data.rows)
 
 
 # The end ------------------------------------------------------------------------------------------------------------

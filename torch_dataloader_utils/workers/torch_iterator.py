@@ -181,15 +181,12 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
                 if not any(_is_broken(worker) for worker in self._workers):
                     self._ask_to_end()
                 self.kill()
+                self._end_pinning()
             super()._shutdown_workers()
 
     def _ask_to_end(self) -> None:
         """Let the workers end by themselves, within `END_SEC` for all together."""
-        pinning = getattr(self, "_pin_memory_thread", None)
-        if pinning is not None:  # first, since workers that end may leave half a message
-            self._pin_memory_thread_done_event.set()
-            self._worker_result_queue.put((None, None))
-            pinning.join(END_SEC)
+        self._stop_pinning()  # first, since workers that end may leave half a message
         self._workers_done_event.set()
         for queue in self._index_queues:
             queue.put(None)
@@ -199,6 +196,30 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
             if left <= 0 or any(_is_stopped(worker.pid) for worker in waiting):
                 break
             connection.wait([worker.sentinel for worker in waiting], min(left, CHECK_SEC))
+
+    def _stop_pinning(self) -> bool:
+        """Ask torch's thread that pins memory to end, and return whether it does within `END_SEC`."""
+        pinning = getattr(self, "_pin_memory_thread", None)
+        if pinning is None or not pinning.is_alive():
+            return True
+        self._pin_memory_thread_done_event.set()
+        self._worker_result_queue.put((None, None))
+        pinning.join(END_SEC)
+        return not pinning.is_alive()
+
+    def _end_pinning(self) -> None:
+        """End the thread that pins, once all workers are dead: torch would wait for it without end.
+
+        It may be reading a message of which a killed worker has written a part. That read ends with an error when no
+        process has the other end of the pipe any more: this one is the last.
+        """
+        if not self._stop_pinning():
+            queue: Any = self._worker_result_queue
+            queue._writer.close()  # noqa: SLF001 - nothing else closes this end alone
+            self._pin_memory_thread.join(END_SEC)
+            queue.cancel_join_thread()
+            queue.close()
+            del self._pin_memory_thread
 
     def kill(self) -> None:
         """Kill every worker that has not ended, stopped ones too, which would not get a milder signal."""
