@@ -46,8 +46,8 @@ ERRNO_ROW = "ESTALE and EIO from a storage"
 ENOUGH_SEC = 60.0
 """A `storage_timeout` that no busy machine exceeds where another attempt succeeds at once."""
 
-SHORT_SEC = 1.0
-"""A `storage_timeout` of faults that end with it."""
+SHORT_SEC = 2.0
+"""A `storage_timeout` of faults that end with it. On a busy machine, what does not fail has to succeed within it."""
 
 MOST_ASKED = 12
 """How often the same may be requested in vain within `SHORT_SEC`, on any machine. The pauses allow 5 attempts, and
@@ -200,7 +200,7 @@ def test_requests_of_a_range_that_always_fails_are_bounded_by_the_pauses_between
     with pytest.raises(UnreadableFileError, match=r"row group \d of s3://.*part-\d.parquet: no success in"):
         list(bucket.open(0, 3.0))
     asked = Counter((request.key, request.start) for request, _ in bucket.proxy.requests() if request.place == "range")
-    assert 3 <= max(asked.values()) <= 7, "pauses of 0.05, 0.1, 0.2, 0.4, 0.8 and 1.6 s are the shortest"
+    assert 2 <= max(asked.values()) <= 7, "pauses of 0.05, 0.1, 0.2, 0.4, 0.8 and 1.6 s are the shortest"
 
 
 @pytest.mark.parametrize("workers", [0, 2])
