@@ -188,6 +188,7 @@ BEGIN_FIRST = (
     "test_killed_training.py",
     "test_two_hosts.py",
     "test_two_runs.py",
+    "test_digits_example.py",
     "test_changing_ranks.py",
     "test_ranks_that_differ.py",
     "test_ends.py",

@@ -16,6 +16,7 @@ from support import batches_of, open_loader, write_dataset
 from torch_dataloader_utils import CheckpointMismatchError
 
 STATES = json.loads((Path(__file__).parents[1] / "resources" / "published_states" / "states.json").read_text())
+PAGE = Path(__file__).parents[2] / "docs" / "coming_from" / "previous_package.md"
 
 
 @pytest.mark.parametrize("strict", [True, False])
@@ -32,3 +33,11 @@ def test_a_state_of_the_published_package_is_refused_with_what_to_do(tmp_path: P
         assert not isinstance(raised.value, CheckpointMismatchError)
     assert dataset.state_dict() == before
     assert len(batches_of(loader)) == 16
+
+
+def test_the_page_for_its_users_shows_the_message(tmp_path: Path):
+    write_dataset(tmp_path / "data")
+    loader, _ = open_loader(tmp_path / "data")
+    with pytest.raises(ValueError, match="PyPI") as raised:
+        loader.load_state_dict(STATES["begun"] | {"epoch": 3})
+    assert f"ValueError: {raised.value}" in " ".join(PAGE.read_text(encoding="utf-8").split())
