@@ -451,9 +451,7 @@ RAW = {
 def test_a_distributed_checkpoint_refuses_what_it_could_not_load_and_names_what_to_use(data, tmp_path, what):
     loader, dataset = open_loader(data, batch_size=8)
     take(iter(loader), 3)
-    with pytest.raises(
-        CheckpointException, match=r"refused_by_dcp\.use distributed\.CheckpointEntry"
-    ):
+    with pytest.raises(CheckpointException, match=r"refused_by_dcp\.use distributed\.CheckpointEntry"):
         dcp.save({"model": RAW[what](loader, dataset)}, checkpoint_id=tmp_path / "checkpoint")
     with pytest.raises(CheckpointException, match=r"refused_by_dcp"):
         dcp.async_save({"model": RAW[what](loader, dataset)}, checkpoint_id=tmp_path / "other").result()

@@ -41,7 +41,7 @@ def save_rank_state(
     content = json.dumps(state).encode()
     if storage.is_local:
         path = Path(location, name)
-        _write_atomically(path, content)
+        write_atomically(path, content)
         return path
     with storage.errors(f"{location}/{name}"):
         storage.call("pipe_file", f"{location}/{name}", content)
@@ -114,7 +114,8 @@ def _file_name(rank: int, num_ranks: int) -> str:
     return f"loader-{rank:05d}-of-{num_ranks:05d}.json"
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file of this machine: after a crash it is the old one or the new one."""
     unfinished = path.with_suffix(".unfinished")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
