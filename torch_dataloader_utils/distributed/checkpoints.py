@@ -6,6 +6,7 @@ import fnmatch
 import json
 import os
 import posixpath
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -116,7 +117,7 @@ def _file_name(rank: int, num_ranks: int) -> str:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write a file of this machine: after a crash it is the old one or the new one."""
-    unfinished = path.with_suffix(".unfinished")
+    unfinished = path.with_suffix(f".{uuid.uuid4().hex}.unfinished")  # processes that share a rank write at one time
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -128,13 +129,18 @@ def write_atomically(path: Path, content: bytes) -> None:
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)  # the renaming itself, too, is to survive
-        finally:
-            os.close(directory)
+        sync_directory(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def sync_directory(path: Path) -> None:
+    """Flush a directory to the disk: what was created in it or renamed, too, is to survive."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _read_state(storage: Storage, location: str) -> Any:

@@ -23,7 +23,7 @@ from typing import Any
 
 import fsspec
 
-from torch_dataloader_utils.distributed.checkpoints import write_atomically
+from torch_dataloader_utils.distributed.checkpoints import sync_directory, write_atomically
 from torch_dataloader_utils.errors import CheckpointStoreError, shown
 from torch_dataloader_utils.storage.filesystem import Storage
 
@@ -36,7 +36,7 @@ FORMAT = "torch_dataloader_utils.CheckpointStore"
 VERSION = 1
 
 _DIRECTORY = re.compile(r"step-(\d{10,})-save-(\d{6,})-[0-9a-f]{8}")
-_WRITTEN = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|checkpoint\.(json|unfinished)")
+_WRITTEN = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|checkpoint\.(json|[0-9a-f]{32}\.unfinished)")
 """The names of what the store writes, and nothing else in its directories."""
 
 
@@ -199,6 +199,7 @@ class StoreFiles:
         location = f"{self.location(name)}/{MARKER}"
         if self.storage.is_local:
             write_atomically(Path(location), text)
+            sync_directory(Path(self._root))
         else:
             with self.storage.errors(location):
                 self.storage.call("pipe_file", location, text)
