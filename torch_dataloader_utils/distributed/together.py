@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
 
-from torch_dataloader_utils.distributed.gather import all_gather
+from torch_dataloader_utils.distributed.groups import all_gather
 
 T = TypeVar("T")
 
