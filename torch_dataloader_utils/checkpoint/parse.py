@@ -31,6 +31,9 @@ MOST_WORKERS = 10_000
 MOST_EPOCHS = 2**63 - 1
 """Copies of a dataset in other processes learn the epoch as an integer of 64 bits."""
 
+PUBLISHED_KEYS = {"epoch", "_num_workers", "_shuffle_seed", "completed_shards"}
+"""All that a state of the other package has: torch-dataloader-utils 0.2.0, which PyPI has under this name."""
+
 FILE_REQUIRED = ("path", "size", "digest")
 
 FILE_OPTIONAL = ("etag", "modified", "rows")
@@ -56,6 +59,8 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
     `known` is another raw state and what it was parsed to. An equal file table is taken from it, not checked again.
     """
     state = JsonValue(raw, "state")
+    if state.mapping().keys() == PUBLISHED_KEYS:
+        raise _saved_by_published_package(_epoch(state["epoch"]))
     version = state["version"].integer()
     if version != STATE_VERSION:
         msg = f"the state has version {version}, this release reads version {STATE_VERSION}: "
@@ -93,6 +98,13 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
     )
     _require_checksum(state)  # last: an error that names a wrong value says more
     return saved
+
+
+def _saved_by_published_package(epoch: int) -> ValueError:
+    msg = "not a state of this package: it was saved by the package that PyPI has under the same name, "
+    msg += "torch-dataloader-utils 0.2.0. It lists the workers that have ended, not the rows that were delivered, so "
+    msg += f"nothing can continue from it here. Begin the epoch again, with set_epoch({epoch}); or finish it with that "
+    return ValueError(f"{msg}package, and go on here with set_epoch({epoch + 1})")
 
 
 def _epoch(epoch: JsonValue) -> int:
