@@ -288,11 +288,13 @@ class CheckpointStore:
             try:
                 yield
             except CheckpointException as error:  # a BaseException
-                failures = [
-                    f"rank {rank}: {type(cause).__name__}: {cause}" for rank, (cause, _) in error.failures.items()
-                ]
-                where = self._files.url_of(name)
-                raise CheckpointStoreError(f"{where}: {'; '.join(failures)}") from None
+                failures = [(f"rank {rank}: ", cause) for rank, (cause, _) in error.failures.items()]
+            except Exception as error:  # noqa: BLE001 - it may be of any type
+                failures = [("", error)]
+            else:
+                return
+            causes = "; ".join(f"{rank}{type(cause).__name__}: {cause}" for rank, cause in failures)
+            raise CheckpointStoreError(f"{self._files.url_of(name)}: {causes}") from None
 
 
 def _best(keep_best: tuple[str, str, int]) -> Best:
