@@ -68,12 +68,22 @@ def dump_state(
         **done_ranges,
         "in_progress": in_progress,
         "base": None if progress.baseline is None else _dump_baseline(manifest, progress.baseline, record),
+        "refused_by_dcp": _refused_by_dcp(),
     }
     if state["files"] is not None:
         known["files"] = manifest.entries_digest
     if state["base"] is not None:
         known["base"] = baseline_digest(state["base"], record.baseline_digest)
     return state | {"checksum": checksum_of(state, known)}
+
+
+def _refused_by_dcp() -> dict[str, Any]:
+    """Return what makes ``torch.distributed.checkpoint`` refuse a state when it is saved, not only when it is loaded.
+
+    It saves dictionaries by the dotted names of their values, and keeps one value for each name, whichever rank has it:
+    no rank could load such a state. It refuses a name that is there twice, with a message that has the name in it.
+    """
+    return {"use distributed": {"CheckpointEntry": None}, "use distributed.CheckpointEntry": None}
 
 
 def _slices(progress: Progress) -> list[ShardSlice]:

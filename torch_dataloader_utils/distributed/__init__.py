@@ -3,7 +3,8 @@
 Only these helpers call ``torch.distributed``, and only users call these helpers: the loader communicates with no rank.
 """
 
-from torch_dataloader_utils.distributed.checkpoints import CheckpointEntry, load_rank_state, save_rank_state
+from torch_dataloader_utils.distributed.checkpoints import load_rank_state, save_rank_state
+from torch_dataloader_utils.distributed.entries import CheckpointEntry
 from torch_dataloader_utils.distributed.gather import (
     Planned,
     Stateful,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import operator
 import os
@@ -48,21 +49,41 @@ def gather_states(source: Stateful, group: dist.ProcessGroup | None = None) -> l
         The states, by rank, on every rank.
 
     Raises:
-        RankMismatchError: On every rank, if ranks planned different epochs, or a rank's state is missing or there
-            twice: no run could resume from such a list.
+        RankMismatchError: On every rank, if ranks planned different epochs, or a rank's state is missing, or processes
+            that share a rank have different states: no run could resume from such a list.
     """
     state = source.state_dict()
     if not dist.is_initialized():
         return [state]
-    gathered = all_gather(state, group)
-    require_one_of_each_rank([(state["rank"], state["num_ranks"]) for state in gathered])
-    gathered.sort(key=lambda state: int(state["rank"]))
+    gathered = _one_of_each_rank(all_gather(state, group))
     require_equal_digests([state["plan_digest"] for state in gathered], gathered)
     for state in gathered[1:]:
         for key in SHARED_KEYS:
             if state[key] == gathered[0][key]:
                 state[key] = gathered[0][key]
     return gathered
+
+
+def _one_of_each_rank(gathered: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the states by rank, each once: processes that share a rank, as in tensor parallelism, have one state."""
+    states = sorted(gathered, key=lambda state: int(state["rank"]))
+    ranks = [(state["rank"], state["num_ranks"]) for state in states]
+    num_ranks = ranks[0][1]
+    # Processes with a loader of one rank alone share no rows: they do not know of one another, and each reads all rows.
+    if num_ranks == 1 or set(ranks) != {(rank, num_ranks) for rank in range(num_ranks)}:
+        require_one_of_each_rank(ranks)
+        return states
+    firsts = [states[ranks.index((rank, num_ranks))] for rank in range(num_ranks)]
+    differing = [state["rank"] for state in states if _progress_of(state) != _progress_of(firsts[state["rank"]])]
+    if differing:
+        msg = f"processes that share rank {differing[0]} of {num_ranks} have different states: open their loaders with "
+        raise RankMismatchError(msg + "the same options, and gather the states after the same batch")
+    return firsts
+
+
+def _progress_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a state that do not depend on where a process finds the files."""
+    return {key: value for key, value in state.items() if key not in ("plan", "files", "checksum")}
 
 
 def own_state(
@@ -133,6 +154,14 @@ def require_one_of_each_rank(saved: Sequence[tuple[int, int]]) -> list[int]:
         msg += f"{shown(counts)} ranks"
         raise RankMismatchError(msg)
     return ranks
+
+
+def parse_json(content: str | bytes, name: str) -> Any:
+    """Return what JSON text holds, or raise a ValueError that names what should be a state."""
+    try:
+        return json.loads(content)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not a state: {error}") from None
 
 
 class Planned(Protocol):
