@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import ray
 import ray.train
 import torch
 import torch.distributed as dist
+from jobs.pages import code_of
 from ray.train import Checkpoint, FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer, prepare_data_loader, prepare_model
 
@@ -89,11 +89,12 @@ def fit(arguments: dict[str, Any], ranks: int) -> None:
     Path(arguments["directory"], "report.json").write_text(json.dumps(report))
 
 
-def report_batches_ahead(config: dict[str, Any]) -> None:
-    """Report how many batches Ray's own loader has taken when it has handed over one."""
+def report_batches_taken(config: dict[str, Any]) -> None:
+    """Write how many batches Ray's own loader has taken when it has handed over one."""
     loader, _ = StructuredDataset.create_dataloader(config["data"], batch_size=8, num_workers=0)
     next(iter(prepare_data_loader(loader)))
-    ray.train.report({"taken": loader.state_dict()["batches_delivered"]})
+    report = {"taken": loader.state_dict()["batches_delivered"]}
+    Path(config["directory"], "report.json").write_text(json.dumps(report))
 
 
 def main() -> None:
@@ -107,10 +108,8 @@ def main() -> None:
                 with contextlib.nullcontext() if is_last else contextlib.suppress(ray.train.TrainingFailedError):
                     fit(arguments, ranks)
             if arguments["page"]:
-                page = Path(arguments["page"]).read_text()
-                exec("\n".join(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)), globals())  # noqa: S102
-                measured = TorchTrainer(report_batches_ahead, train_loop_config={"data": arguments["data"]}).fit()
-                Path(arguments["directory"], "report.json").write_text(json.dumps(measured.metrics))
+                exec(code_of(arguments["page"]), globals())  # noqa: S102
+                TorchTrainer(report_batches_taken, train_loop_config=arguments).fit()
         finally:
             ray.shutdown()
 
