@@ -67,6 +67,7 @@ def train(config: dict[str, Any]) -> None:
         if step % EVERY == 0:
             save()
         if step == config["dies"].get(str(starts)) and rank == dist.get_world_size() - 1:
+            ray.train.get_all_reported_checkpoints()  # waits until Ray has them
             os.kill(os.getpid(), signal.SIGKILL)
     save()
 
