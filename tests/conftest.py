@@ -179,6 +179,7 @@ SET_UP_ONCE = (
     "test_killed_training.py",
     "test_s3.py",
     "test_node_ids.py",
+    "test_digits_example.py",
 )
 
 # Files that begin first, for their tests take longest: when they end, short ones fill up what is left of the time.
@@ -187,6 +188,7 @@ BEGIN_FIRST = (
     "test_killed_training.py",
     "test_two_hosts.py",
     "test_two_runs.py",
+    "test_digits_example.py",
     "test_changing_ranks.py",
     "test_ranks_that_differ.py",
     "test_ends.py",

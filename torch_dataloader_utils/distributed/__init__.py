@@ -8,6 +8,7 @@ from torch_dataloader_utils.distributed.entries import CheckpointEntry
 from torch_dataloader_utils.distributed.gather import (
     Planned,
     Stateful,
+    broadcast_states,
     gather_states,
     load_gathered,
     own_state,
@@ -19,6 +20,7 @@ __all__ = [
     "CheckpointEntry",
     "Planned",
     "Stateful",
+    "broadcast_states",
     "gather_states",
     "in_step",
     "load_gathered",

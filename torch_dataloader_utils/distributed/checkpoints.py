@@ -6,6 +6,7 @@ import fnmatch
 import json
 import os
 import posixpath
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -41,7 +42,7 @@ def save_rank_state(
     content = json.dumps(state).encode()
     if storage.is_local:
         path = Path(location, name)
-        _write_atomically(path, content)
+        write_atomically(path, content)
         return path
     with storage.errors(f"{location}/{name}"):
         storage.call("pipe_file", f"{location}/{name}", content)
@@ -114,8 +115,9 @@ def _file_name(rank: int, num_ranks: int) -> str:
     return f"loader-{rank:05d}-of-{num_ranks:05d}.json"
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
-    unfinished = path.with_suffix(".unfinished")
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file of this machine: after a crash it is the old one or the new one."""
+    unfinished = path.with_suffix(f".{uuid.uuid4().hex}.unfinished")  # processes that share a rank write at one time
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -127,13 +129,18 @@ def _write_atomically(path: Path, content: bytes) -> None:
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)  # the renaming itself, too, is to survive
-        finally:
-            os.close(directory)
+        sync_directory(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def sync_directory(path: Path) -> None:
+    """Flush a directory to the disk: what was created in it or renamed, too, is to survive."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _read_state(storage: Storage, location: str) -> Any:

@@ -16,6 +16,7 @@ from torch_dataloader_utils.distributed.gather import (
     parse_json,
     require_one_plan,
 )
+from torch_dataloader_utils.distributed.groups import Group, group_of
 
 ALL_RANKS = "states_of_all_ranks"
 
@@ -35,14 +36,15 @@ class CheckpointEntry:
 
     Args:
         source: This rank's loader or dataset.
-        group: The process group of the ranks that share the rows; None for the default one.
+        group: The process group of the ranks that share the rows; None for that of the loader's mesh, else the default
+            one.
         elastic: Whether another number of ranks may load the entry. Both `dcp.save` and `dcp.load` need the same value:
             the names of the entries differ.
     """
 
-    def __init__(self, source: Stateful, group: dist.ProcessGroup | None = None, *, elastic: bool = False) -> None:
+    def __init__(self, source: Stateful, group: Group = None, *, elastic: bool = False) -> None:
         self._source = source
-        self._group = group
+        self._group = group_of(source, group)
         self._elastic = elastic
 
     def state_dict(self) -> dict[str, str]:

@@ -12,7 +12,9 @@ from typing import Any, Literal, Protocol
 
 import torch.distributed as dist
 
+from torch_dataloader_utils.distributed.groups import Group, all_gather, group_of
 from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError, cut, shown
+from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 
 LOG = logging.getLogger("torch_dataloader_utils")
 SHOWN = 5
@@ -36,14 +38,15 @@ class Stateful(Protocol):
         ...
 
 
-def gather_states(source: Stateful, group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
+def gather_states(source: Stateful, group: Group = None) -> list[dict[str, Any]]:
     """Gather every rank's state into one list, to save it in one file. All ranks call it together.
 
     Parts that are equal on all ranks are one object in the list, which ``torch.save`` and pickle write once.
 
     Args:
         source: This rank's loader or dataset.
-        group: The process group; None for the default one. Without an initialised one the list has one state.
+        group: The process group; None for that of the loader's mesh, else the default one. Without an initialised one
+            the list has one state. Processes of the group may share a rank: they have one state.
 
     Returns:
         The states, by rank, on every rank.
@@ -55,7 +58,7 @@ def gather_states(source: Stateful, group: dist.ProcessGroup | None = None) -> l
     state = source.state_dict()
     if not dist.is_initialized():
         return [state]
-    gathered = _one_of_each_rank(all_gather(state, group))
+    gathered = _one_of_each_rank(all_gather(state, group_of(source, group)))
     require_equal_digests([state["plan_digest"] for state in gathered], gathered)
     for state in gathered[1:]:
         for key in SHARED_KEYS:
@@ -87,14 +90,19 @@ def _progress_of(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def own_state(
-    states: Sequence[dict[str, Any]], rank: int | None = None, group: dist.ProcessGroup | None = None
+    states: Sequence[dict[str, Any]],
+    rank: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    *,
+    source: Planned | StructuredDataLoader | None = None,
 ) -> dict[str, Any]:
     """Return this rank's state from a gathered list.
 
     Args:
         states: A result of `gather_states`, in any order.
-        rank: This rank; None uses the process group's, else ``RANK``, else 0.
+        rank: This rank; None uses that of `source`, else the process group's, else ``RANK``, else 0.
         group: The process group that gathered them; None for the default one.
+        source: This rank's loader or dataset. One with a mesh is needed, or its rank: it is not that of the process.
 
     Returns:
         The state that this rank saved.
@@ -104,7 +112,9 @@ def own_state(
             different epochs.
         ValueError: If it is not a list of states.
     """
-    if rank is None:
+    if rank is None and source is not None:
+        rank = _planned(source).rank
+    elif rank is None:
         rank = dist.get_rank(group) if dist.is_initialized() else int(os.environ.get("RANK", "0"))
     try:
         saved = [(operator.index(state["rank"]), operator.index(state["num_ranks"])) for state in states]
@@ -116,6 +126,33 @@ def own_state(
     in_order = [states[ranks.index(number)] for number in range(len(saved))]
     require_equal_digests([shown(state.get("plan_digest")) for state in in_order], in_order)
     return in_order[rank]
+
+
+def broadcast_states(
+    states: list[dict[str, Any]] | None, src: int = 0, group: dist.ProcessGroup | None = None
+) -> list[dict[str, Any]]:
+    """Give all ranks the states that one of them has read. All ranks call it together.
+
+    Args:
+        states: The states of all ranks on rank `src`; on other ranks they are ignored.
+        src: The rank that has them, in the process group.
+        group: The process group; None for the default one. Without an initialised one these states are returned.
+
+    Returns:
+        The states, on every rank.
+
+    Raises:
+        ValueError: On every rank, if `src` is not in the group, or has no states.
+    """
+    if dist.is_initialized():
+        if not 0 <= src < dist.get_world_size(group):
+            raise ValueError(f"src={src}: the process group has ranks 0 to {dist.get_world_size(group) - 1}")
+        carrier = [states if dist.get_rank(group) == src else None]
+        dist.broadcast_object_list(carrier, src if group is None else dist.get_global_rank(group, src), group)
+        [states] = carrier
+    if states is None:
+        raise ValueError(f"rank {src} passed None in place of the states that it has read")
+    return states
 
 
 def load_gathered(source: Stateful, states: Sequence[dict[str, Any]]) -> None:
@@ -140,7 +177,7 @@ def load_gathered(source: Stateful, states: Sequence[dict[str, Any]]) -> None:
         LOG.info("another topology saved these %d states: the rest of the epoch is planned again", len(states))
 
 
-def on_all_ranks(claim: bool, group: dist.ProcessGroup | None = None) -> bool:  # noqa: FBT001 - what is asked
+def on_all_ranks(claim: bool, group: Group = None) -> bool:  # noqa: FBT001 - what is asked
     """Whether a claim holds on all ranks. All ranks call it together."""
     return all(all_gather(claim, group)) if dist.is_initialized() else claim
 
@@ -183,14 +220,14 @@ class Planned(Protocol):
         ...
 
 
-def require_same_plan(dataset: Planned, group: dist.ProcessGroup | None = None) -> None:
+def require_same_plan(dataset: Planned | StructuredDataLoader, group: Group = None) -> None:
     """Raise on every rank unless all ranks planned the same epoch, and each rank of the plan is there.
 
     All ranks call it together, before training. Processes may share a rank, as in tensor parallelism.
 
     Args:
-        dataset: This rank's dataset.
-        group: The process group; None for the default one.
+        dataset: This rank's dataset or loader.
+        group: The process group; None for that of the loader's mesh, else the default one.
 
     Raises:
         RankMismatchError: If plans differ, or several processes deliver a rank and none delivers another; the message
@@ -198,12 +235,17 @@ def require_same_plan(dataset: Planned, group: dist.ProcessGroup | None = None) 
     """
     if not dist.is_initialized():
         return
-    gathered = all_gather((dataset.plan_digest, dataset.rank, dataset.num_ranks), group)
+    planned = _planned(dataset)
+    gathered = all_gather((planned.plan_digest, planned.rank, planned.num_ranks), group_of(dataset, group))
     require_equal_digests([digest for digest, *_ in gathered])
-    require_all_ranks([rank for _, rank, _ in gathered], dataset.num_ranks)
+    require_all_ranks([rank for _, rank, _ in gathered], planned.num_ranks)
 
 
-def require_one_plan(state: Mapping[str, Any], group: dist.ProcessGroup | None) -> None:
+def _planned(source: Planned | StructuredDataLoader) -> Planned:
+    return source.dataset if isinstance(source, StructuredDataLoader) else source  # type: ignore[return-value]
+
+
+def require_one_plan(state: Mapping[str, Any], group: Group) -> None:
     """Do the same by this rank's state. The message also says in what the states differ."""
     gathered = all_gather((state["plan_digest"], state["rank"], state["num_ranks"]), group)
     digests = [digest for digest, *_ in gathered]
@@ -250,10 +292,3 @@ def _differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str
     plans = [state["plan"] if isinstance(state.get("plan"), Mapping) else {} for state in (first, other)]
     pairs += [(str(name), value, plans[1].get(name)) for name, value in plans[0].items() if name != "root"]
     return [f"{name}={shown(one)} and {shown(two)}" for name, one, two in pairs if shown(one) != shown(two)]
-
-
-def all_gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    """Return the values of all ranks, by rank. All ranks call it together."""
-    gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, value, group=group)
-    return gathered

@@ -40,6 +40,8 @@ class _Dataset(Protocol):
     def num_batches(self) -> int: ...
     @property
     def batch_size(self) -> int: ...
+    @property
+    def process_group(self) -> Any: ...
     def begin_iteration(self) -> Iteration: ...
     def prepare_iteration(self) -> None: ...
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]: ...
@@ -126,6 +128,11 @@ class StructuredDataLoader(DataLoader[Any]):
             epoch: The epoch, from 0.
         """
         self._dataset.set_epoch(epoch)
+
+    @property
+    def process_group(self) -> Any:
+        """The process group of the ranks that share the rows: see `StructuredDataset.process_group`."""
+        return self._dataset.process_group
 
     def state_dict(self) -> dict[str, Any]:
         """Return the dataset's state: see `StructuredDataset.state_dict`."""
