@@ -11,9 +11,10 @@ import torch.distributed as dist
 from torch_dataloader_utils.distributed.gather import (
     SHARED_KEYS,
     Stateful,
-    gather_states,
+    gather_each,
     load_gathered,
     parse_json,
+    require_one_of_each_rank,
     require_one_plan,
 )
 from torch_dataloader_utils.distributed.groups import Group, group_of
@@ -55,12 +56,15 @@ class CheckpointEntry:
 
         Raises:
             RankMismatchError: On every rank, if ranks planned different epochs, or several processes deliver a rank and
-                none delivers another.
+                none delivers another; with ``elastic=True`` also if processes that share a rank have different states,
+                or there are other ranks and no process group.
         """
         state = self._source.state_dict()
         is_alone = not dist.is_initialized() or state["num_ranks"] == 1
         if self._elastic:
-            return {ALL_RANKS: dump_states([state] if is_alone else gather_states(self._source, self._group))}
+            states = [state] if is_alone else gather_each(state, self._group)
+            require_one_of_each_rank([(state["rank"], state["num_ranks"]) for state in states])
+            return {ALL_RANKS: dump_states(states)}
         if not is_alone:
             require_one_plan(state, self._group)
         return {_entry_name(state): json.dumps(state)}

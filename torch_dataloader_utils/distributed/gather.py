@@ -56,9 +56,12 @@ def gather_states(source: Stateful, group: Group = None) -> list[dict[str, Any]]
             that share a rank have different states: no run could resume from such a list.
     """
     state = source.state_dict()
-    if not dist.is_initialized():
-        return [state]
-    gathered = _one_of_each_rank(all_gather(state, group_of(source, group)))
+    return gather_each(state, group_of(source, group)) if dist.is_initialized() else [state]
+
+
+def gather_each(own: dict[str, Any], group: Group) -> list[dict[str, Any]]:
+    """Do the same by this rank's state."""
+    gathered = _one_of_each_rank(all_gather(own, group))
     require_equal_digests([state["plan_digest"] for state in gathered], gathered)
     for state in gathered[1:]:
         for key in SHARED_KEYS:

@@ -183,6 +183,12 @@ def test_an_entry_of_all_ranks_writes_once_what_is_equal_on_all_of_them_and_lose
     assert parse_dumped(dump_states(changed), "it") == changed
 
 
+def test_an_entry_of_all_ranks_is_not_made_of_one_of_them_where_there_is_no_process_group(data):
+    entry = CheckpointEntry(open_loader(data, num_ranks=2, rank=1)[0], elastic=True)
+    with pytest.raises(RankMismatchError, match=r"holds ranks \[1\], saved by \[2\] ranks"):
+        entry.state_dict()
+
+
 def test_states_are_kept_on_any_storage(data):
     loader, _ = open_loader(data, batch_size=8)
     whole = batches_of(loader)
