@@ -31,6 +31,7 @@ from torch_dataloader_utils.distributed import (
     broadcast_states,
     gather_states,
     in_step,
+    load_gathered,
     load_rank_state,
     own_state,
     require_same_plan,
@@ -122,6 +123,7 @@ def use_many_ranks(loader: StructuredDataLoader, dataset: StructuredDataset, dir
     states = gather_states(loader)
     assert_type(states, list[dict[str, Any]])
     loader.load_state_dict(own_state(states))
+    load_gathered(loader, states)
     assert_type(save_rank_state(loader, directory), Path | str)
     load_rank_state(dataset, directory)
     require_same_plan(dataset)
