@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
@@ -25,7 +26,7 @@ from torch_dataloader_utils.errors import ProgressUnknownError
 from torch_dataloader_utils.formats.base import KnownFooters
 from torch_dataloader_utils.formats.registry import FormatName
 from torch_dataloader_utils.loader.arguments import PathLike, require_choice, require_count, require_flag
-from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+from torch_dataloader_utils.loader.data_loader import DIVIDED_AGAIN, StructuredDataLoader
 from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.metrics import Metrics
 from torch_dataloader_utils.planning.plan import UnevenRanks
@@ -290,7 +291,12 @@ class StructuredDataset(BatchDataset):
 
         Args:
             epoch: The epoch, from 0.
+
+        Raises:
+            TypeError: If Accelerate calls it on several ranks: see `StructuredDataLoader`.
         """
+        if self.num_ranks > 1 and sys._getframe(1).f_globals.get("__name__") == "accelerate.data_loader":  # noqa: SLF001
+            raise TypeError(DIVIDED_AGAIN.format("Accelerate's loader around this dataset"))
         epoch = require_count(epoch, "epoch", least=0)
         if epoch > MOST_EPOCHS:
             raise ValueError(f"epoch={epoch}: at most {MOST_EPOCHS} is possible")
