@@ -114,6 +114,7 @@ def test_every_checkpoint_continues_with_the_batches_that_were_to_come(tmp_path:
         pytest.param([(2, {"die": 22}), (2, {"die": 30}), (2, {})], {"workers": 2}, id="2 ranks, workers", marks=soak),
         pytest.param([(1, {"die": 22}), (1, {"die": 60}), (1, {})], {"validates": 2}, id="1 rank", marks=soak),
         pytest.param([(2, {"die_saving": 8}), (2, {})], {}, id="2 ranks in a checkpoint", marks=soak),
+        pytest.param([(2, {"die": 29}), (1, {})], {"saves": 5}, id="2 ranks at an epoch's end, then 1", marks=soak),
         pytest.param([(2, {"die": 40}), (3, {"die": 5}), (1, {})], {"saves": 1}, id="2 ranks, 3, then 1", marks=soak),
         pytest.param([(2, {"die": 16}), (3, {})], {"saves": 2}, id="2 ranks in the first epoch, then 3", marks=soak),
     ],

@@ -102,11 +102,11 @@ class ResumableTrainerMixin(Trainer):  # type: ignore[misc]
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the batches of the loader, which the Trainer asks for by their number in the epoch."""
-        self.train_dataloader.set_epoch(0)  # whose length the Trainer computes its steps with
         return DataLoader(self._batches, batch_sampler=_Numbers(self._batches), collate_fn=_only)
 
     def set_initial_training_values(self, args: Any, dataloader: DataLoader[Any]) -> tuple[Any, ...]:
         """Compute the training's length. With `max_steps` no number of epochs ends it: their lengths may differ."""
+        self.train_dataloader.set_epoch(0)  # whose length the Trainer plans its steps with
         num_train_epochs, *others = super().set_initial_training_values(args, dataloader)
         return (sys.maxsize if args.max_steps > 0 else num_train_epochs, *others)
 
@@ -127,8 +127,9 @@ class ResumableTrainerMixin(Trainer):  # type: ignore[misc]
             return start
         saved_ranks = self._load_states(Path(resume_from_checkpoint))
         epoch, batches = self._rows.epoch, self._batches.delivered
-        if on_all_ranks(self._batches.left == 0 if has_length(self.train_dataloader) else self._rows.is_finished):
+        if on_all_ranks(self._batches.left == 0 if self._batches.has_length else self._rows.is_finished):
             epoch, batches = epoch + 1, 0
+            self.train_dataloader.set_epoch(epoch)
         # Whole steps, also where the run that saved the state accumulated other numbers of batches.
         passed = math.ceil(batches / self._accumulated) * self._accumulated
         if saved_ranks != self._rows.num_ranks:
@@ -144,7 +145,7 @@ class ResumableTrainerMixin(Trainer):  # type: ignore[misc]
         self.train_dataloader.set_epoch(epoch)
         passed = kwargs["steps_trained_in_current_epoch"] if epoch == kwargs["epochs_trained"] else 0
         self._batches.begin(passed)
-        if has_length(self.train_dataloader):
+        if self._batches.has_length:
             kwargs["steps_in_epoch"] = passed + self._batches.left
             self._set_max_steps(epoch, passed, num_update_steps_per_epoch)
             num_update_steps_per_epoch = self._updates(kwargs["steps_in_epoch"])
@@ -184,7 +185,7 @@ class ResumableTrainerMixin(Trainer):  # type: ignore[misc]
 
     def _set_max_steps(self, epoch: int, passed: int, updates_of_others: int) -> None:
         """Let the training end with its last epoch, however many steps each epoch has."""
-        if self.args.max_steps > 0 or not has_length(self.train_dataloader):
+        if self.args.max_steps > 0 or not self._batches.has_length:
             return
         before = passed // self._accumulated
         updates, epochs_left = self._updates(passed + self._batches.left), self.args.num_train_epochs - epoch
@@ -214,6 +215,7 @@ class _Batches(Dataset[Any]):
 
     def __init__(self, loader: StructuredDataLoader) -> None:
         self.loader = loader
+        self.has_length: bool = has_length(loader)
         self.passed = 0
         self._batches: BatchIterator | None = None
         self._fetched = 0
@@ -239,7 +241,7 @@ class _Batches(Dataset[Any]):
             with torch.random.fork_rng(devices=[]):
                 self._batches = iter(self.loader)
         found = self._batches.has_next(self._fetched)
-        return found if has_length(self.loader) else on_all_ranks(found)
+        return found if self.has_length else on_all_ranks(found)
 
     def __getitem__(self, number: int) -> Any:
         """Return the batch of which `has_next` said that it is there: the one with this number."""
