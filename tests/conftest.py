@@ -173,6 +173,7 @@ def pytest_collection_finish() -> None:
 
 # What takes long to set up, once: all tests of such a file run in the same pytest-xdist worker.
 SET_UP_ONCE = (
+    "test_checkpoint_store.py",
     "test_two_runs.py",
     "test_changing_ranks.py",
     "test_ranks_that_differ.py",
@@ -187,6 +188,7 @@ BEGIN_FIRST = (
     "test_killed_jobs.py",
     "test_killed_training.py",
     "test_two_hosts.py",
+    "test_checkpoint_store.py",
     "test_two_runs.py",
     "test_digits_example.py",
     "test_changing_ranks.py",

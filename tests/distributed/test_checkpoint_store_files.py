@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+import threading
 import traceback
 from pathlib import Path
 from typing import Any
@@ -113,11 +114,43 @@ def test_what_someone_put_into_a_checkpoint_stays_when_the_checkpoint_goes(place
 
 def test_the_checkpoint_that_a_training_began_with_is_not_deleted(place):
     place.open().save(1, model=layer())
+    place.open().restore(model=layer())
     store = place.open(keep_last=1)
-    store.restore(model=layer())
     for step in (2, 3):
         store.save(step, model=layer())
     assert place.steps() == [1, 3]
+
+
+class Slow:
+    """A part that is written only when it may be."""
+
+    def __init__(self) -> None:
+        self.may_be = threading.Event()
+
+    def __deepcopy__(self, _: Any) -> Slow:
+        return self
+
+    def __reduce__(self) -> Any:
+        assert self.may_be.wait(60)
+        return dict, ()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"slow": self}
+
+    def load_state_dict(self, state: Any) -> None:
+        raise AssertionError(state)
+
+
+def test_a_save_in_flight_is_not_visible_and_not_deleted_by_another_store_of_the_process(disk):
+    slow = Slow()
+    saving = disk.open().save(1, slow=slow, async_=True)
+    other = disk.open(keep_last=1)
+    other.save(2, model=layer())
+    assert not saving.done()
+    assert other.latest().step == 2
+    slow.may_be.set()
+    assert saving.result().step == 1
+    assert disk.steps() == [1, 2]
 
 
 def test_a_later_save_of_a_step_replaces_the_earlier_one_and_is_the_latest(disk):
@@ -360,9 +393,9 @@ def test_model_optimizer_scheduler_and_loaders_are_as_they_were_at_the_call(plac
         return {**parts, "loader": open_loader(tmp_path / "data")[0], "validation": open_loader(tmp_path / "data")[0]}
 
     def step(parts: dict[str, Any]) -> list[int]:
-        parts["optimizer"].zero_grad()
         parts["model"](torch.ones(4, 2)).sum().backward()
         parts["optimizer"].step()
+        parts["optimizer"].zero_grad()  # with gradients, old releases of torch save no optimizer without a state
         parts["scheduler"].step()
         return rows_of(next(parts["batches"]))
 

@@ -10,6 +10,7 @@ from torch_dataloader_utils.distributed.gather import (
     Stateful,
     broadcast_states,
     gather_states,
+    load_gathered,
     own_state,
     require_same_plan,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "broadcast_states",
     "gather_states",
     "in_step",
+    "load_gathered",
     "load_rank_state",
     "own_state",
     "require_same_plan",

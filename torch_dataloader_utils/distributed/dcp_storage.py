@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping
+import os
+from collections.abc import Generator, Mapping
 from typing import Any
 
+from torch.distributed._state_dict_utils import _copy_state_dict, _create_cpu_state_dict
 from torch.distributed.checkpoint._fsspec_filesystem import FileSystem as FsspecFiles
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
@@ -15,12 +18,26 @@ from torch.distributed.checkpoint.planner import LoadPlan
 from torch_dataloader_utils.errors import shown
 
 
+class _Writer(FileSystemWriter):
+    """Copies the state before it is written in a thread, as new releases of torch do.
+
+    In old ones (2.4 was seen) a tensor on the CPU stays the model's own, which the training changes meanwhile.
+    """
+
+    def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Return a copy on the CPU."""
+        self.per_thread_copy_ahead = 0  # as FileSystemWriter does: nothing is left to copy
+        staged = _create_cpu_state_dict(state_dict)
+        _copy_state_dict(state_dict, staged, type_check=False)
+        return staged
+
+
 def writer_of(fs: Any, location: str) -> FileSystemWriter:
     """Return what writes into a new directory: of a fsspec filesystem or, where it is None, of this machine.
 
     On this machine files are flushed to the disk. `FsspecWriter` itself flushes all disks where it cannot flush a file.
     """
-    writer = FileSystemWriter(location, sync_files=fs is None)
+    writer = _Writer(location, sync_files=fs is None)
     return writer if fs is None else _with(writer, fs, location)
 
 
@@ -30,10 +47,23 @@ def reader_of(fs: Any, location: str) -> FileSystemReader:
     return reader if fs is None else _with(reader, fs, location)
 
 
+class _FsspecFiles(FsspecFiles):
+    """Opens files of a given filesystem; in old releases of torch (2.4 was seen) it opens those of a URL."""
+
+    def __init__(self, fs: Any) -> None:
+        super().__init__()
+        self.fs: Any = fs
+
+    @contextlib.contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Generator[Any, None, None]:
+        """Open a file."""
+        with self.fs.open(os.fspath(path), mode) as stream:
+            yield stream
+
+
 def _with(opened: Any, fs: Any, location: str) -> Any:
-    """Do what `FsspecWriter` and `FsspecReader` do with a URL: in old releases of torch they take no options for it."""
-    opened.fs, opened.path = FsspecFiles(), location
-    opened.fs.fs = fs
+    """Do what `FsspecWriter` and `FsspecReader` do with a URL, and in old releases without options for its storage."""
+    opened.fs, opened.path = _FsspecFiles(fs), location
     return opened
 
 

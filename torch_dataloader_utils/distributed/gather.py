@@ -161,6 +161,13 @@ def broadcast_states(
 def load_gathered(source: Stateful, states: Sequence[dict[str, Any]]) -> None:
     """Load the states of all ranks: strictly if the run is the one that saved them, else elastically.
 
+    Under the same number of ranks and workers the same batches follow. Under others, each remaining row is delivered
+    once, in another order. Every rank loads the same list; it communicates with no other rank.
+
+    Args:
+        source: This rank's loader or dataset.
+        states: A result of `gather_states`.
+
     Raises:
         CheckpointMismatchError: If the states were saved under another plan, which no load can continue.
         RankMismatchError: If states are missing or do not fit together.

@@ -29,6 +29,9 @@ LOG = logging.getLogger("torch_dataloader_utils")
 
 T = TypeVar("T", bound=tuple[Any, ...])
 
+_IN_USE: set[str] = set()
+"""The names of the directories that this process has restored, or is saving: they are deleted by none of its stores."""
+
 
 class CheckpointStore:
     """Checkpoints of a training in one directory, of which the last and the best are kept.
@@ -66,7 +69,6 @@ class CheckpointStore:
         self._files = StoreFiles(url, storage_options)
         self._together = Together()
         self._pending: Future[StoredCheckpoint] | None = None
-        self._in_use: set[str] = set()
 
     @overload
     def save(
@@ -141,22 +143,27 @@ class CheckpointStore:
         name = self._together.first(lambda: self._files.new_name(number))
         state = self._state(parts)
 
-        def commit(metadata: Metadata) -> StoredCheckpoint:
-            sizes = sizes_of(metadata)
-            saved = self._together.first(lambda: self._files.commit(name, measured, names, sizes))
+        def finish(write: Callable[[], Metadata]) -> StoredCheckpoint:
+            try:
+                with self._errors(name):
+                    sizes = sizes_of(write())
+                saved = self._together.first(lambda: self._files.commit(name, measured, names, sizes))
+            finally:
+                _IN_USE.discard(name)
             if self._together.rank == 0:
                 self._delete_expired(saved)
             return saved
 
+        _IN_USE.add(name)
         writer = writer_of(self._files.writing_fs, self._files.location(name))
         group = self._together.group
         if async_:
             with self._errors(name):
                 written: Any = async_save(state, storage_writer=writer, process_group=group)
-            self._pending = _in_thread(lambda: commit(self._written(name, written.result)))
+            self._pending = _in_thread(partial(finish, written.result))
             return self._pending
         with _without_warning():
-            return commit(self._written(name, lambda: save(state, storage_writer=writer, process_group=group)))
+            return finish(lambda: save(state, storage_writer=writer, process_group=group))
 
     def restore(
         self,
@@ -170,7 +177,7 @@ class CheckpointStore:
         """Load a checkpoint, also one of another number of ranks. All processes call it together.
 
         The loader continues exactly where the run is the one that was saved. Under another number of ranks or workers
-        each remaining row is delivered once, in another order. This store does not delete the checkpoint.
+        each remaining row is delivered once, in another order. No store of this process deletes the checkpoint.
 
         Args:
             model: The model, sharded or wrapped as the training uses it.
@@ -201,7 +208,7 @@ class CheckpointStore:
         found = self._together.first(lambda: self._whole(number, names))
         if found is None:
             return None
-        self._in_use.add(found.name)
+        _IN_USE.add(found.name)
         state = self._state(parts)
         reader = reader_of(self._files.writing_fs, self._files.location(found.name))
         with self._errors(found.name), _without_warning():
@@ -244,11 +251,6 @@ class CheckpointStore:
         """Return the states. Each part may communicate, so an error of a rank ends all ranks before the next."""
         return {name: self._together.own(part.state_dict) for name, part in parts.items()}
 
-    def _written(self, name: str, write: Callable[[], Any]) -> Metadata:
-        with self._errors(name):
-            metadata: Metadata = write()
-            return metadata
-
     def _whole(self, step: int | None, names: Sequence[str]) -> StoredCheckpoint | None:
         """Return the checkpoint to load, after a look at its files."""
         found = self._files.latest() if step is None else self._files.at_step(step)
@@ -271,9 +273,9 @@ class CheckpointStore:
     def _delete_expired(self, saved: StoredCheckpoint) -> None:
         """Delete what is no longer kept, and what saves before this one left that did not end."""
         try:
-            old = expired(self._files.complete(), self._keep_last, self._keep_best, self._in_use)
+            old = expired(self._files.complete(), self._keep_last, self._keep_best, _IN_USE)
             names = [found.name for found in old]
-            names += self._files.incomplete(before=saved.number)
+            names += [name for name in self._files.incomplete(before=saved.number) if name not in _IN_USE]
             for name in names:
                 self._files.delete(name)
         except OSError as error:
@@ -286,11 +288,13 @@ class CheckpointStore:
             try:
                 yield
             except CheckpointException as error:  # a BaseException
-                failures = [
-                    f"rank {rank}: {type(cause).__name__}: {cause}" for rank, (cause, _) in error.failures.items()
-                ]
-                where = self._files.url_of(name)
-                raise CheckpointStoreError(f"{where}: {'; '.join(failures)}") from None
+                failures = [(f"rank {rank}: ", cause) for rank, (cause, _) in error.failures.items()]
+            except Exception as error:  # noqa: BLE001 - it may be of any type
+                failures = [("", error)]
+            else:
+                return
+            causes = "; ".join(f"{rank}{type(cause).__name__}: {cause}" for rank, cause in failures)
+            raise CheckpointStoreError(f"{self._files.url_of(name)}: {causes}") from None
 
 
 def _best(keep_best: tuple[str, str, int]) -> Best:
