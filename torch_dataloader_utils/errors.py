@@ -5,6 +5,7 @@
     Exception
     └── DatasetError
         ├── CheckpointMismatchError   (ValueError)    a state does not belong to this run
+        ├── CheckpointStoreError      (OSError)       a stored checkpoint is incomplete, damaged or foreign
         ├── ColumnError               (ValueError)    a column is missing, or its type or nulls cannot be delivered
         ├── UnreadableFileError       (OSError)       a data file cannot be read, or changed since it was listed
         ├── IterationEndedError       (RuntimeError)  an iterator was used after an error, or after a newer one
@@ -60,6 +61,10 @@ class ColumnError(DatasetError, ValueError):
 
 class UnreadableFileError(DatasetError, OSError):
     """A data file cannot be read, is not what its name says, or changed after it was listed."""
+
+
+class CheckpointStoreError(DatasetError, OSError):
+    """A checkpoint of a `CheckpointStore` is incomplete, damaged or foreign, or it could not be saved."""
 
 
 class IterationEndedError(DatasetError, RuntimeError):

@@ -28,7 +28,7 @@ from torch_dataloader_utils.workers.producer import Stream
 class BatchDataset(IterableDataset[Any]):
     """Batches of one rank, delivered in this process or packed in a worker.
 
-    The seed is that of the random numbers that `collate_fn` draws.
+    The seed is that of the random numbers that `collate_fn` draws. Copies have no process group.
     """
 
     def __init__(
@@ -38,8 +38,11 @@ class BatchDataset(IterableDataset[Any]):
         read_options: ReadOptions,
         collate_fn: Callable[[Any], Any] | None,
         seed: int,
+        *,
+        process_group: Any,
     ) -> None:
         super().__init__()
+        self._process_group = process_group
         self._opened_files = opened_files
         self._epoch_state = epoch_state
         self._schema = read_options.transform.schema
@@ -149,10 +152,11 @@ class BatchDataset(IterableDataset[Any]):
         if not self._leaves_footers_out:
             is_users = get_spawning_popen() is None
             epoch_state = self._epoch_state.for_user() if is_users else copy.copy(self._epoch_state)
-            return self.__dict__ | {"_epoch_state": epoch_state}
+            return self.__dict__ | {"_epoch_state": epoch_state, "_process_group": None}
         stream = self._stream.without_footers()
         return {
             **self.__dict__,
+            "_process_group": None,
             "_stream": stream,
             "_opened_files": stream.opened_files,
             "_epoch_state": self._epoch_state.without_footers(stream.opened_files),

@@ -32,6 +32,10 @@ FORK_ATTEMPTS = 3
 START_SEC = 20.0
 """How long a forked worker may take to run its first line. It takes milliseconds, unless it hangs for ever."""
 
+DIVIDED_AGAIN = """{} would divide this rank's rows among the ranks once more, and leave out all others: use \
+ResumableTrainerMixin of torch_dataloader_utils.integrations.transformers for a Trainer, else \
+prepare_loader(accelerator, loader) of torch_dataloader_utils.integrations.accelerate"""
+
 
 class _Dataset(Protocol):
     """What the loader needs of a dataset: see `BatchDataset` and `StructuredDataset`."""
@@ -42,6 +46,8 @@ class _Dataset(Protocol):
     def num_batches(self) -> int: ...
     @property
     def batch_size(self) -> int: ...
+    @property
+    def process_group(self) -> Any: ...
     def begin_iteration(self) -> Iteration: ...
     def prepare_iteration(self) -> None: ...
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]: ...
@@ -75,7 +81,7 @@ class StructuredDataLoader(DataLoader[Any]):
             dataset,  # type: ignore[arg-type]
             batch_size=None,
             num_workers=dataset.num_workers,
-            collate_fn=_unchanged,
+            collate_fn=_require_message,
             worker_init_fn=worker_init_fn,
             **dataloader_kwargs,
         )
@@ -130,6 +136,11 @@ class StructuredDataLoader(DataLoader[Any]):
         """
         self._dataset.set_epoch(epoch)
 
+    @property
+    def process_group(self) -> Any:
+        """The process group of the ranks that share the rows: see `StructuredDataset.process_group`."""
+        return self._dataset.process_group
+
     def progress(self, uneven: Literal["drop", "pad"] | None = None) -> PassProgress:
         """Return what a progress bar over the batches of a pass needs: ``tqdm(loader, **loader.progress())``.
 
@@ -163,8 +174,7 @@ class StructuredDataLoader(DataLoader[Any]):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Refuse ``accelerator.prepare(loader)``: it would deal out the batches of rank 0 and leave out all others."""
-        msg = "accelerator.prepare() would divide this rank's rows among the ranks once more: use prepare_loader("
-        raise TypeError(msg + "accelerator, loader) of torch_dataloader_utils.integrations.accelerate instead")
+        raise TypeError(DIVIDED_AGAIN.format("accelerator.prepare()"))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave workers and iterators out of a copy.
@@ -293,8 +303,16 @@ def _unpacked(
     return list(map(of_worker, arrived))
 
 
-def _unchanged(message: Any) -> Any:
-    return message
+def _require_message(message: Any) -> Any:
+    """Pass on what this loader's workers send, and raise for what any other loader makes of the dataset's batches.
+
+    Accelerate's `skip_first_batches` makes one, which a Trainer uses to resume: with this loader's `collate_fn`.
+    """
+    if isinstance(message, Message):
+        return message
+    msg = "another DataLoader was made from this one, as skip_first_batches of Accelerate does when a Trainer resumes: "
+    msg += "it reads batches to skip them, and does not know the epoch; use load_state_dict, or for a Trainer "
+    raise TypeError(msg + "ResumableTrainerMixin of torch_dataloader_utils.integrations.transformers")
 
 
 def _has_accelerator() -> bool:

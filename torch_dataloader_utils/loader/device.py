@@ -69,6 +69,11 @@ class DeviceLoader:
         """The dataset."""
         return self.loader.dataset
 
+    @property
+    def process_group(self) -> Any:
+        """The process group of the ranks that share the rows: see `StructuredDataset.process_group`."""
+        return self.loader.process_group
+
     def __iter__(self) -> DeviceIterator:
         """Begin the epoch, or continue once from a loaded state: see `StructuredDataLoader`."""
         copy = _copier(self.device)

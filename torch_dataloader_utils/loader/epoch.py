@@ -18,7 +18,7 @@ from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.run import Run
-from torch_dataloader_utils.checkpoint.saved_state import SavedState
+from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
@@ -268,6 +268,7 @@ class EpochState:
             options=self._planner.options,
             filter_digest=self._opened_files.filter_digest,
             filter_binding=self._opened_files.filter_binding,
+            filter_bindings=self._opened_files.filter_bindings if lists_files(self._opened_files.manifest) else None,
             topology=topology,
             format=self._opened_files.format.name,
             format_options=self._opened_files.format.options_digest,

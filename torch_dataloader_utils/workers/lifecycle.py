@@ -70,11 +70,20 @@ class StartupBarrier:
             waited = 0.0
             while not self._reports.acquire(timeout=ALIVE_CHECK_SEC):
                 waited += ALIVE_CHECK_SEC
-                if any(not worker.is_alive() for worker in workers):
+                if any(map(has_ended, workers)):
                     return True
                 if waited >= seconds:
                     return False
         return True
+
+
+def has_ended(worker: BaseProcess) -> bool:
+    """Whether a worker has ended, also where the program itself has waited for it, so that no status is left."""
+    if worker.exitcode is None and worker.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.pid, 0)
+            return False
+    return True
 
 
 class WorkerSetup:

@@ -37,6 +37,7 @@ from support import (
 
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError
 from torch_dataloader_utils.checkpoint import dump as state_module
+from torch_dataloader_utils.checkpoint import saved_state
 from torch_dataloader_utils.checkpoint.parse import parse_state
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
@@ -279,7 +280,7 @@ def test_a_message_shows_the_first_files_and_the_error_holds_all(own_data):
 
 @pytest.mark.parametrize("change", ["added", "removed", "rewritten"])
 def test_more_files_than_a_state_lists_are_compared_by_their_fingerprint(own_data, change):
-    with patch.object(state_module, "MOST_FILES", 3):
+    with patch.object(saved_state, "MOST_FILES", 3):
         _, state = saved(own_data, **OPTIONS)
     assert state["files"] is None
     if change == "added":
@@ -610,7 +611,7 @@ def test_another_version_of_the_layout_is_named(data, version):
 @pytest.mark.parametrize("key", KEYS)
 def test_a_missing_key_is_named(data, key):
     _, state = saved(data)
-    assert set(state) == {*KEYS, "plan_digest"}
+    assert set(state) == {*KEYS, "plan_digest", "refused_by_dcp"}
     del state[key]
     _, dataset = open_loader(data)
     with pytest.raises(ValueError, match=re.escape(f"state['{key}'] is missing")):
