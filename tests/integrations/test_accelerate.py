@@ -50,3 +50,26 @@ def test_a_killed_training_goes_on_with_each_row_once(tmp_path: Path, runs: list
     assert trained.keys() <= expected
     assert len(expected - trained.keys()) <= dropped
     assert trained.total() == len(trained), "rows repeated"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_ranks", "remedy"),
+    [
+        pytest.param(
+            {"dp_shard_size": 2, "tp_size": 2}, 2, 'torch_device_mesh["dp_shard"]', id="2 ranks of 2 processes"
+        ),
+        pytest.param({"tp_size": 2}, 1, "num_ranks=1, rank=0", id="1 rank of 2 processes"),
+    ],
+)
+def test_processes_of_tensor_parallelism_train_on_the_same_batches(
+    tmp_path: Path, sizes: dict[str, int], num_ranks: int, remedy: str
+):
+    assert write_dataset(tmp_path / "data", FILES) == ROWS
+    arguments = {"data": str(tmp_path / "data"), "directory": str(tmp_path), "sizes": sizes}
+    run_ranks("accelerate_mesh_job.py", 2 * num_ranks, arguments, tmp_path)
+    reports = [json.loads((tmp_path / f"report-{process}.json").read_text()) for process in range(2 * num_ranks)]
+    assert all(remedy in report["refusal"] for report in reports)
+    batches = [report["batches"] for report in reports]
+    assert batches[::2] == batches[1::2]
+    assert sorted(row for rank in batches[::2] for batch in rank for row in batch) == list(range(ROWS))
+    assert [report["again"] for report in reports] == [each[5:] for each in batches]

@@ -25,14 +25,16 @@ def prepare_loader(accelerator: Accelerator, loader: StructuredDataLoader) -> Pr
 
     Args:
         accelerator: The accelerator.
-        loader: This rank's loader, which `StructuredDataset.create_dataloader` made after the accelerator.
+        loader: This rank's loader, which `StructuredDataset.create_dataloader` made after the accelerator. Where the
+            accelerator's `parallelism_config` divides the model among processes, it is made with the data-parallel part
+            of the accelerator's mesh: ``mesh=accelerator.torch_device_mesh["dp_shard"]``.
 
     Returns:
         A loader to iterate over. It may be passed to ``accelerator.prepare``, too, which returns it as it is.
 
     Raises:
         TypeError: If the loader is not this package's loader.
-        ValueError: If the loader has another number of ranks than the accelerator, or is another rank's.
+        ValueError: If the loader has another number of data-parallel ranks than the accelerator, or is another rank's.
     """
     prepared = PreparedLoader(accelerator, loader)
     accelerator.register_for_checkpointing(prepared)
@@ -56,17 +58,29 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         if not isinstance(loader, StructuredDataLoader):
             raise TypeError(f"loader is {type(loader).__name__}, expected the loader that create_dataloader returns")
         self.loader = loader
-        dataset = self.dataset
-        if (dataset.num_ranks, dataset.rank) != (accelerator.num_processes, accelerator.process_index):
-            msg = f"the loader is that of rank {dataset.rank} of {dataset.num_ranks}, and the accelerator has process "
-            msg += f"{accelerator.process_index} of {accelerator.num_processes}: make the loader after the accelerator"
-            raise ValueError(msg)
+        self._require_own_rank(accelerator)
         self.device = accelerator.device if accelerator.device_placement else None
         self._accelerator = accelerator
         self.gradient_state = accelerator.gradient_state
         self._non_blocking = accelerator.non_blocking
         self._has_ended = False
         self.reset()
+
+    def _require_own_rank(self, accelerator: Accelerator) -> None:
+        """Raise unless the loader is that of this process, which may share its batches with others."""
+        dataset, parallelism = self.dataset, accelerator.parallelism_config
+        # As Accelerate divides batches: the dimensions of tensors and contexts are the last of its mesh.
+        alike = parallelism.tp_size * parallelism.cp_size if parallelism else 1
+        num_ranks, rank = accelerator.num_processes // alike, accelerator.process_index // alike
+        if (dataset.num_ranks, dataset.rank) == (num_ranks, rank):
+            return
+        msg = f"the loader is that of rank {dataset.rank} of {dataset.num_ranks}, and the accelerator has process "
+        msg += f"{accelerator.process_index} of {accelerator.num_processes}"
+        if alike == 1:
+            raise ValueError(f"{msg}: make the loader after the accelerator, without num_ranks and rank")
+        dimensions = ", ".join(f'"{name}"' for name in parallelism.dp_dim_names)
+        options = f"mesh=accelerator.torch_device_mesh[{dimensions}]" if dimensions else "num_ranks=1, rank=0"
+        raise ValueError(f"{msg}, which is data-parallel rank {rank} of {num_ranks}: make the loader with {options}")
 
     @property
     def dataset(self) -> StructuredDataset:
@@ -108,7 +122,9 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks. All ranks call it together, as ``accelerator.save_state`` does."""
-        return {"ranks": gather_states(self.loader), "step": self._accelerator.step}
+        is_alike = self.dataset.num_ranks == 1  # on all processes
+        states = [self.loader.state_dict()] if is_alike else gather_states(self.loader)
+        return {"ranks": states, "step": self._accelerator.step}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the states of all ranks. All ranks call it together, as ``accelerator.load_state`` does."""
