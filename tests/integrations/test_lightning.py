@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 import torch
 from jobs.ranks import run_ranks
@@ -18,7 +19,13 @@ FILES = ((60, 20), (7, 5), (70, 30), (41, 30))
 ROWS = 178
 
 CELLS: dict[str, dict[str, Any]] = {
-    "a filter, accumulated, validated": {"filtered": True, "accumulated": 2, "validates": 3, "at_end": True},
+    "a filter, accumulated, validated": {
+        "filtered": True,
+        "accumulated": 2,
+        "validates": 3,
+        "validates_rows": True,
+        "at_end": True,
+    },
     "estimated first, mixed in": {"mixed_in": True, "estimates": True, "accumulated": 3, "validates": 4},
     "a known length, mixed in": {"mixed_in": True, "at_end": True},
     "a filter": {"filtered": True, "at_end": True},
@@ -75,6 +82,54 @@ def test_every_checkpoint_continues_with_the_batches_that_were_to_come(tmp_path:
     wrong = [name for name, one in resumed.items() if one["before"] + one["batches"] != batches]
     assert wrong == []
     assert len(resumed) == len(checkpoints)
+
+
+@pytest.mark.parametrize("filtered", [pytest.param(False, id="known length"), pytest.param(True, id="filter")])
+def test_the_batch_whose_step_failed_is_trained_on_after_the_checkpoint_of_the_failure(tmp_path: Path, filtered: bool):
+    options = {"batch_size": 24, "filtered": filtered}
+    [whole] = run(tmp_path, "whole", 1, options, None)
+    options = {**options, "fails": 4}
+    [failed] = run(tmp_path, "failed", 1, options, None)
+    [resumed] = run(tmp_path, "resumed", 1, {**options, "fails": None}, ["on_exception.ckpt"])
+    assert failed["None"]["batches"] == resumed["on_exception.ckpt"]["before"] == whole["None"]["batches"][:4]
+    assert resumed["on_exception.ckpt"]["batches"] == whole["None"]["batches"][4:]
+
+
+def test_a_loader_of_unknown_length_is_trained_on_again_from_the_beginning(tmp_path: Path):
+    write_dataset(tmp_path / "data", FILES)
+    lightning = pytest.importorskip("lightning")
+    module = pytest.importorskip("torch_dataloader_utils.integrations.lightning")
+    loader = module.ResumableLoader(open_loader(tmp_path / "data", filters=pc.field("value") >= 100, shuffle=True)[0])
+    trained: list[Any] = []
+
+    class Model(lightning.LightningModule):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, _number: int) -> None:
+            trained.append((self.current_epoch, batch["value"].tolist()))
+
+        def configure_optimizers(self) -> None:
+            return None
+
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
+    for _ in range(2):
+        lightning.Trainer(max_epochs=2, enable_model_summary=False, **quiet).fit(Model(), loader)
+    half = len(trained) // 2
+    assert trained[:half] == trained[half:]
+    assert half > 2
+
+
+def test_a_loader_that_is_not_wrapped_is_refused_by_the_first_checkpoint(tmp_path: Path):
+    write_dataset(tmp_path / "data", FILES)
+    combined = pytest.importorskip("lightning.pytorch.utilities.combined_loader").CombinedLoader
+    module = pytest.importorskip("torch_dataloader_utils.integrations.lightning")
+    loader, _ = open_loader(tmp_path / "data")
+    with pytest.raises(TypeError, match=r"ResumableLoader\(loader\)"):
+        combined(loader)._state_dicts()
+    wrapped = module.ResumableLoader(loader)
+    assert [list(state) for state in combined(wrapped)._state_dicts()] == [["ranks"]]
+    with pytest.raises(ValueError, match="saved without ResumableLoader"):
+        wrapped.load_state_dict(loader.state_dict())
 
 
 @pytest.mark.parametrize(

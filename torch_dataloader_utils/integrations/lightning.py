@@ -5,9 +5,11 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any, TypeVar
 
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from torch.utils._pytree import tree_map_only
@@ -66,12 +68,12 @@ class ResumableLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Begin the epoch, or continue from a loaded state."""
-        self._batches = _Batches(self.loader, _caller(_DataFetcher))
+        self._batches = _Batches(self.loader, _caller(_DataFetcher), _calling_fit_loop())
         return self._batches
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. Lightning calls it at the beginning of each, after it has begun to iterate."""
-        fit_loop = _caller(_FitLoop)
+        fit_loop = _calling_fit_loop()
         was_late = fit_loop is not None and _load_late(fit_loop)
         begins = epoch not in (self.dataset.epoch, self._finished)
         if epoch != self._finished:  # the loaded state had ended that epoch, which would begin again
@@ -79,7 +81,7 @@ class ResumableLoader:
             self.loader.set_epoch(epoch)
         if fit_loop is None:
             return
-        if was_late or (begins and fit_loop.is_resuming):
+        if was_late or (begins and (fit_loop.is_resuming or epoch == 0)):
             iter(fit_loop._data_fetcher)  # noqa: SLF001 - Lightning does so only in later epochs
         self._correct_length(fit_loop)
 
@@ -95,12 +97,18 @@ class ResumableLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks. All ranks call it together, as Lightning does for each checkpoint."""
-        if self._batches is not None:
-            self._batches.count()
-        return {"ranks": gather_states(self.loader)}
+        with nullcontext() if self._batches is None else self._batches.trained():
+            return {"ranks": gather_states(self.loader)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the states of all ranks. All ranks call it together, as Lightning does."""
+        """Load the states of all ranks. All ranks call it together, as Lightning does.
+
+        Raises:
+            ValueError: If it was saved without this class.
+        """
+        if "ranks" not in state_dict:
+            msg = "the checkpoint holds the state of rank 0's loader alone, which counts batches that were fetched "
+            raise ValueError(msg + "ahead as delivered: it was saved without ResumableLoader, and cannot be continued")
         load_gathered(self.loader, state_dict["ranks"])
         self._batches = None
         self._finished = self.dataset.epoch if self.dataset.is_finished else None
@@ -132,20 +140,22 @@ class ResumableDataModuleMixin:
 class _Batches(Iterator[Any]):
     """The batches of a pass. What Lightning has fetched ahead is delivered, and so counted, only when it is taken."""
 
-    def __init__(self, loader: StructuredDataLoader, fetcher: _DataFetcher | None) -> None:
+    def __init__(self, loader: StructuredDataLoader, fetcher: _DataFetcher | None, fit_loop: _FitLoop | None) -> None:
         self._loader = loader
         self._fetcher = fetcher
+        self._progress = None if fit_loop is None else fit_loop.epoch_loop.batch_progress.total
         self._batches: BatchIterator | None = None
         self._fetched = 0
+        self._trained = -1  # Lightning's count when the last batch was delivered
 
     def __next__(self) -> Any:
         if self._batches is None:  # only now: Lightning also calls iter() to see whether it can
             self._batches = iter(self._loader)
-        self.count()
+        self._count(self._batches)
         if not self._batches.has_next(self._fetched):
             raise StopIteration
         if not self._is_ahead:
-            return next(self._batches)
+            return self._deliver(self._batches)
         batch = self._batches.peek(self._fetched)
         self._fetched += 1
         return batch
@@ -154,12 +164,23 @@ class _Batches(Iterator[Any]):
     def _is_ahead(self) -> bool:
         return isinstance(self._fetcher, _PrefetchDataFetcher) and self._fetcher.length is None
 
-    def count(self) -> None:
+    def trained(self) -> AbstractContextManager[None]:
+        """Return a context in which the state is without the last batch if its step was not made."""
+        if self._batches is None or self._progress is None or self._progress.processed != self._trained:
+            return nullcontext()
+        return self._batches.without_last()
+
+    def _count(self, batches: BatchIterator) -> None:
         """Deliver the batches that the training loop has taken."""
         waiting = len(self._fetcher.batches) if isinstance(self._fetcher, _PrefetchDataFetcher) else 0
-        while self._batches is not None and self._fetched > waiting:
-            next(self._batches)
+        while self._fetched > waiting:
+            self._deliver(batches)
             self._fetched -= 1
+
+    def _deliver(self, batches: BatchIterator) -> Any:
+        batch = next(batches)
+        self._trained = -1 if self._progress is None else self._progress.processed
+        return batch
 
 
 def _load_late(fit_loop: _FitLoop) -> bool:
@@ -168,6 +189,11 @@ def _load_late(fit_loop: _FitLoop) -> bool:
     if is_late:
         fit_loop._load_combined_loader_states()  # noqa: SLF001
     return is_late
+
+
+def _calling_fit_loop() -> _FitLoop | None:
+    """Return the loop that trains with the loader; None where a loop within it validates."""
+    return None if _caller(_EvaluationLoop) else _caller(_FitLoop)
 
 
 def _caller(kind: type[T]) -> T | None:

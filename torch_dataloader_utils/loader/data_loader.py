@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -35,6 +36,11 @@ START_SEC = 20.0
 DIVIDED_AGAIN = """{} would divide this rank's rows among the ranks once more, and leave out all others: use \
 ResumableTrainerMixin of torch_dataloader_utils.integrations.transformers for a Trainer, else \
 prepare_loader(accelerator, loader) of torch_dataloader_utils.integrations.accelerate"""
+
+LIGHTNING = ("lightning.pytorch.utilities.combined_loader", "pytorch_lightning.utilities.combined_loader")
+AHEAD_OF_TRAINING = """Lightning would save rank 0's state alone, in which batches that it has fetched ahead count as \
+delivered, and would skip an epoch after a checkpoint at an epoch's end: give it ResumableLoader(loader) of \
+torch_dataloader_utils.integrations.lightning, or put its ResumableDataModuleMixin in front of the data module"""
 
 
 class _Dataset(Protocol):
@@ -162,7 +168,13 @@ class StructuredDataLoader(DataLoader[Any]):
         return self._dataset.progress(uneven)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the dataset's state: see `StructuredDataset.state_dict`."""
+        """Return the dataset's state: see `StructuredDataset.state_dict`.
+
+        Raises:
+            TypeError: If Lightning calls it for a checkpoint: see `ResumableLoader`.
+        """
+        if sys._getframe(1).f_globals.get("__name__") in LIGHTNING:  # noqa: SLF001
+            raise TypeError(AHEAD_OF_TRAINING)
         return self._dataset.state_dict()
 
     def load_state_dict(

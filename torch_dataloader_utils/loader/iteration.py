@@ -6,6 +6,7 @@ import weakref
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
@@ -160,6 +161,7 @@ class BatchIterator(CountedIterator):
             assert isinstance(batch, Batch)  # noqa: S101 - has_next() ended the streams before it
             self._batches -= 1
             ends = list(self._ended_streams())  # a state is to show at once that the epoch has ended
+            self._before_last = self._iteration.progress
             return self._iteration.deliver(batch, ends)
         except BaseException as error:
             self._fail(error)
@@ -195,6 +197,15 @@ class BatchIterator(CountedIterator):
     def delivered(self) -> int:
         """Number of batches that this iteration has delivered."""
         return self._iteration.metrics.batches_delivered
+
+    @contextmanager
+    def without_last(self) -> Iterator[None]:
+        """Within it, the state is that before the batch which was delivered last."""
+        progress, self._iteration.progress = self._iteration.progress, self._before_last
+        try:
+            yield
+        finally:
+            self._iteration.progress = progress
 
     def _fetch(self) -> None:
         """Fetch a batch or the end of a stream, which ends once the batches before it are delivered."""

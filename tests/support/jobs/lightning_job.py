@@ -7,6 +7,7 @@ A report has for each run the batches that this rank trained on, as pairs of the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -18,10 +19,14 @@ from typing import Any
 import lightning
 import pyarrow.compute as pc
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, OnExceptionCheckpoint
 
 from torch_dataloader_utils import StructuredDataLoader, StructuredDataset
 from torch_dataloader_utils.integrations.lightning import ResumableDataModuleMixin, ResumableLoader
+
+
+class FailedStepError(Exception):
+    """The failure of a step."""
 
 
 class Model(lightning.LightningModule):
@@ -35,7 +40,9 @@ class Model(lightning.LightningModule):
         self.batches: list[Any] = []
 
     def training_step(self, batch: Any, _number: int) -> torch.Tensor:
-        """Train on a batch."""
+        """Train on a batch, or fail where the options say so."""
+        if len(self.batches) == self.options.get("fails"):
+            raise FailedStepError
         self.batches.append([self.current_epoch, batch["row"].tolist()])
         return self.layer(batch["score"].float().unsqueeze(1)).mean()
 
@@ -85,7 +92,9 @@ class Data(lightning.LightningDataModule):
         return loader
 
     def val_dataloader(self) -> Any:
-        """Return a few numbers."""
+        """Return a few numbers, or the rows."""
+        if self.options.get("validates_rows"):
+            return ResumableLoader(self.open())
         return torch.utils.data.DataLoader(torch.arange(6), batch_size=2) if self.options.get("validates") else []
 
 
@@ -106,7 +115,7 @@ def train(arguments: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
         end = ModelCheckpoint(
             directory, "end-{step:02d}", every_n_epochs=1, save_top_k=-1, save_on_train_epoch_end=options.get("at_end")
         )
-        callbacks = [each, end]
+        callbacks = [each, end, OnExceptionCheckpoint(directory)]
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
     trainer = lightning.Trainer(
         max_epochs=2,
@@ -125,7 +134,8 @@ def train(arguments: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
     model = Model(options)
     path = None if checkpoint is None else str(directory / checkpoint)
     data = (MixedIn if options.get("mixed_in") else Data)(arguments["data"], options)
-    trainer.fit(model, datamodule=data, ckpt_path=path, weights_only=False)
+    with contextlib.suppress(FailedStepError):
+        trainer.fit(model, datamodule=data, ckpt_path=path, weights_only=False)
     return {"before": model.before, "batches": model.batches}
 
 
