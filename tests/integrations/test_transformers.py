@@ -179,6 +179,9 @@ REFUSED = {
     "a skip": ("TypeError", "skip_first_batches", "ResumableTrainerMixin"),
     "no states": ("FileNotFoundError", "checkpoint-4/loader.pt", "train() without resume_from_checkpoint"),
     "damaged states": ("ValueError", "checkpoint-4/loader.pt"),
+    "tensor parallelism": ("ValueError", "data-parallel rank 0 of 1", "num_ranks=1, rank=0"),
+    "tensor parallelism with one rank": ("nothing was raised",),
+    "sequence parallelism": ("ValueError", "several times"),
     "another batch size": ("ValueError", "auto_find_batch_size"),
 }
 

@@ -82,12 +82,17 @@ class ResumableTrainerMixin(Trainer):  # type: ignore[misc]
         return int(self.args.gradient_accumulation_steps)
 
     def _require_own_rank(self) -> None:
-        alike = self.get_tp_size() * self.get_cp_size() * self.get_sp_size()  # processes that share their batches
-        ranks, dataset = self.args.world_size // alike, self._rows
-        if dataset.num_ranks != ranks or (alike == 1 and dataset.rank != self.args.process_index):
+        if self.get_sp_size() > 1:
+            msg = "sequence parallelism gathers the batches of its processes, and would train on each of this loader's "
+            raise ValueError(msg + "several times: leave it out, or use a Trainer without this mixin")
+        alike = self.get_tp_size() * self.get_cp_size()  # processes that share their batches
+        process, dataset = self.args.process_index, self._rows
+        num_ranks, rank = self.args.world_size // alike, process // alike
+        if (dataset.num_ranks, dataset.rank) != (num_ranks, rank):
             msg = f"train_dataloader is that of rank {dataset.rank} of {dataset.num_ranks}, and this is process "
-            msg += f"{self.args.process_index} of {self.args.world_size}, which has {ranks} data-parallel ranks: make "
-            raise ValueError(msg + "the loader after the TrainingArguments, without num_ranks and rank")
+            msg += f"{process} of {self.args.world_size}, which is data-parallel rank {rank} of {num_ranks}: make the "
+            options = "without num_ranks and rank" if alike == 1 else f"with num_ranks={num_ranks}, rank={rank}"
+            raise ValueError(f"{msg}loader after the TrainingArguments, {options}")
 
     # What the Trainer calls, in this order ---------------------------------------------------------------------------
 
@@ -166,7 +171,8 @@ class ResumableTrainerMixin(Trainer):  # type: ignore[misc]
         """
         super()._save_rng_state(output_dir)
         self._count_steps()
-        states = gather_states(self.train_dataloader)
+        is_alike = self._rows.num_ranks == 1  # on all processes
+        states = [self.train_dataloader.state_dict()] if is_alike else gather_states(self.train_dataloader)
         if self.args.should_save:
             content = io.BytesIO()
             torch.save(states, content)

@@ -37,6 +37,22 @@ class Resumable(ResumableTrainerMixin, Trainer):
     """A Trainer with the mixin."""
 
 
+class Tensors(Resumable):
+    """A Trainer whose two processes hold one model between them, as far as the mixin asks."""
+
+    def get_tp_size(self) -> int:
+        """Return the number of processes that share their batches."""
+        return 2
+
+
+class Sequences(Resumable):
+    """A Trainer whose two processes share sequences, as far as the mixin asks."""
+
+    def get_sp_size(self) -> int:
+        """Return the number of processes."""
+        return 2
+
+
 def message_of(call: Callable[[], Any]) -> str:
     """Return the error that a call raises."""
     try:
@@ -54,7 +70,9 @@ def main() -> None:
     arguments = arguments_of(options, directory)
     last = directory / "checkpoints" / "checkpoint-4"
     loader = make_loader(job["data"], options)
-    alone, _ = StructuredDataset.create_dataloader(job["data"], num_workers=0, num_ranks=1, rank=0)
+    alone, _ = StructuredDataset.create_dataloader(
+        job["data"], columns=["score"], row_id_column="row", num_workers=0, num_ranks=1, rank=0, batch_size=8
+    )
 
     def resumable(**changes: Any) -> Resumable:
         return Resumable(**{"model": Model(), "args": arguments, "train_dataloader": loader, **changes})
@@ -65,6 +83,13 @@ def main() -> None:
         "no loader of this package": message_of(lambda: resumable(train_dataloader=[1])),
         "a dataset, too": message_of(lambda: resumable(train_dataset=loader.dataset)),
     }
+    whole: dict[str, Any] = {"model": Model(), "args": arguments_of(options, directory / "tensors")}
+    messages |= {
+        "tensor parallelism": message_of(lambda: Tensors(**whole, train_dataloader=loader)),
+        "sequence parallelism": message_of(lambda: Sequences(**whole, train_dataloader=loader)),
+        "tensor parallelism with one rank": message_of(Tensors(**whole, train_dataloader=alone).train),
+    }
+    dist.barrier()
     Plain(loader, model=Model(), args=arguments).train()
     plain = Plain(loader, model=Model(), args=arguments)
     messages["a skip"] = message_of(lambda: plain.train(resume_from_checkpoint=str(last)))
