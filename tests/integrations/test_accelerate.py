@@ -73,3 +73,4 @@ def test_processes_of_tensor_parallelism_train_on_the_same_batches(
     assert batches[::2] == batches[1::2]
     assert sorted(row for rank in batches[::2] for batch in rank for row in batch) == list(range(ROWS))
     assert [report["again"] for report in reports] == [each[5:] for each in batches]
+    assert {report["epoch"] for report in reports} == {1}, "an epoch that was set was left out"

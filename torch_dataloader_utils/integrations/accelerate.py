@@ -63,7 +63,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         self._accelerator = accelerator
         self.gradient_state = accelerator.gradient_state
         self._non_blocking = accelerator.non_blocking
-        self._has_ended = False
+        self._ended: int | None = None  # the epoch that was delivered last, if it was to its end
         self.reset()
 
     def _require_own_rank(self, accelerator: Accelerator) -> None:
@@ -95,12 +95,13 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
     @property
     def epoch(self) -> int:
         """The epoch that the next pass delivers, or continues."""
-        return self.dataset.epoch + self._has_ended
+        epoch = self.dataset.epoch
+        return epoch + (epoch == self._ended)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch: see `StructuredDataset.set_epoch`."""
         self.loader.set_epoch(require_count(epoch, "epoch", least=0))
-        self._has_ended = False
+        self._ended = None
 
     def __len__(self) -> int:
         """Return the number of batches of the whole epoch, also if it continues from a state."""
@@ -108,15 +109,16 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
 
     def __iter__(self) -> Iterator[Any]:
         """Deliver the epoch, or the rest of it that a loaded state has left, on the accelerator's device."""
-        if self._has_ended:
+        if self.epoch != self.dataset.epoch:
             self.set_epoch(self.epoch)
         self.reset()
         self.gradient_state._add_dataloader(self)  # noqa: SLF001 - as the mixin's begin() does
         try:
             for batch, is_last in with_last(iter(self.loader)):
-                self.end_of_dataloader = self._has_ended = is_last
+                self.end_of_dataloader = is_last
+                self._ended = self.dataset.epoch if is_last else None
                 yield batch if self.device is None else send_to_device(batch, self.device, self._non_blocking)
-            self._has_ended = True  # also where no batch was left
+            self._ended = self.dataset.epoch  # also where no batch was left
         finally:
             self.end()
 
@@ -131,4 +133,4 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         load_gathered(self.loader, state_dict["ranks"])
         # Accelerate keeps its count towards the next accumulated step per rank: a new rank would begin at 0, and wait.
         self._accelerator.step = state_dict["step"]
-        self._has_ended = on_all_ranks(self.dataset.is_finished)
+        self._ended = self.dataset.epoch if on_all_ranks(self.dataset.is_finished) else None

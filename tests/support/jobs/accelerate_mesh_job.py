@@ -55,7 +55,8 @@ def main() -> None:
             accelerator.save_state(checkpoint)
     accelerator.load_state(checkpoint)
     again = [batch["row"].tolist() for batch in prepared]
-    report = {"batches": batches, "again": again, "refusal": refusal}
+    prepared.dataset.set_epoch(1)  # as in a loop without Accelerate
+    report = {"batches": batches, "again": again, "refusal": refusal, "epoch": prepared.epoch}
     path = Path(arguments["directory"]) / f"report-{accelerator.process_index}.json"
     path.write_text(json.dumps(report))
     accelerator.end_training()
