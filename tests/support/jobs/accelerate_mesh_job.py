@@ -53,6 +53,7 @@ def main() -> None:
         batches.append(batch["row"].tolist())
         if number == STEPS:
             accelerator.save_state(checkpoint)
+    accelerator.wait_for_everyone()  # until it is written
     accelerator.load_state(checkpoint)
     again = [batch["row"].tolist() for batch in prepared]
     prepared.dataset.set_epoch(1)  # as in a loop without Accelerate
