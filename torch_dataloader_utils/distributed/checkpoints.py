@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from torch_dataloader_utils.distributed.gather import Stateful, parse_json
+from torch_dataloader_utils.distributed.gather import Stateful, parse_json, state_of
 from torch_dataloader_utils.errors import DatasetError, shown
 from torch_dataloader_utils.storage.filesystem import Storage
 
@@ -36,7 +36,7 @@ def save_rank_state(
     Raises:
         OSError: If it cannot be written; the message names the file.
     """
-    state = source.state_dict()
+    state = state_of(source)
     storage, location = _open_directory(directory, storage_options)
     name = _file_name(state["rank"], state["num_ranks"])
     content = json.dumps(state).encode()
@@ -74,7 +74,7 @@ def load_rank_state(
         CheckpointMismatchError: If the state was saved under another plan.
         RankMismatchError: If states of several ranks are needed and some are missing.
     """
-    current = source.state_dict()
+    current = state_of(source)
     storage, location = _open_directory(directory, storage_options)
     with storage.errors(location):
         storage.fs.invalidate_cache()

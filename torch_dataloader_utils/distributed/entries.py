@@ -16,6 +16,7 @@ from torch_dataloader_utils.distributed.gather import (
     parse_json,
     require_one_of_each_rank,
     require_one_plan,
+    state_of,
 )
 from torch_dataloader_utils.distributed.groups import Group, group_of
 
@@ -59,7 +60,7 @@ class CheckpointEntry:
                 none delivers another; with ``elastic=True`` also if processes that share a rank have different states,
                 or there are other ranks and no process group.
         """
-        state = self._source.state_dict()
+        state = state_of(self._source)
         is_alone = not dist.is_initialized() or state["num_ranks"] == 1
         if self._elastic:
             states = [state] if is_alone else gather_each(state, self._group)
@@ -77,7 +78,7 @@ class CheckpointEntry:
             RankMismatchError: If states of several ranks are needed, and some are missing or do not fit together.
             ValueError: If the entry is not a state.
         """
-        name = ALL_RANKS if self._elastic else _entry_name(self._source.state_dict())
+        name = ALL_RANKS if self._elastic else _entry_name(state_of(self._source))
         described = f"the checkpoint's entry {name!r}"
         if self._elastic:
             load_gathered(self._source, parse_dumped(entry[name], described))

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch_dataloader_utils.distributed.groups import Group, all_gather, group_of
 from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError, cut, shown
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+from torch_dataloader_utils.loader.device import DeviceLoader
 
 LOG = logging.getLogger("torch_dataloader_utils")
 SHOWN = 5
@@ -55,8 +56,17 @@ def gather_states(source: Stateful, group: Group = None) -> list[dict[str, Any]]
         RankMismatchError: On every rank, if ranks planned different epochs, or a rank's state is missing, or processes
             that share a rank have different states: no run could resume from such a list.
     """
-    state = source.state_dict()
+    state = state_of(source)
     return gather_each(state, group_of(source, group)) if dist.is_initialized() else [state]
+
+
+def state_of(source: Stateful) -> dict[str, Any]:
+    """Return this rank's state, or raise a TypeError if the source has another kind of state."""
+    state = source.state_dict()
+    if "num_ranks" not in state:
+        msg = f"the state of {type(source).__name__} is not that of one rank's loader: pass the loader that "
+        raise TypeError(msg + "create_dataloader returned, or its dataset")
+    return state
 
 
 def gather_each(own: dict[str, Any], group: Group) -> list[dict[str, Any]]:
@@ -97,7 +107,7 @@ def own_state(
     rank: int | None = None,
     group: dist.ProcessGroup | None = None,
     *,
-    source: Planned | StructuredDataLoader | None = None,
+    source: Planned | StructuredDataLoader | DeviceLoader | None = None,
 ) -> dict[str, Any]:
     """Return this rank's state from a gathered list.
 
@@ -223,7 +233,7 @@ class Planned(Protocol):
         ...
 
 
-def require_same_plan(dataset: Planned | StructuredDataLoader, group: Group = None) -> None:
+def require_same_plan(dataset: Planned | StructuredDataLoader | DeviceLoader, group: Group = None) -> None:
     """Raise on every rank unless all ranks planned the same epoch, and each rank of the plan is there.
 
     All ranks call it together, before training. Processes may share a rank, as in tensor parallelism.
@@ -244,8 +254,8 @@ def require_same_plan(dataset: Planned | StructuredDataLoader, group: Group = No
     require_all_ranks([rank for _, rank, _ in gathered], planned.num_ranks)
 
 
-def _planned(source: Planned | StructuredDataLoader) -> Planned:
-    return source.dataset if isinstance(source, StructuredDataLoader) else source  # type: ignore[return-value]
+def _planned(source: Planned | StructuredDataLoader | DeviceLoader) -> Planned:
+    return source if hasattr(source, "plan_digest") else source.dataset  # type: ignore[return-value]
 
 
 def require_one_plan(state: Mapping[str, Any], group: Group) -> None:

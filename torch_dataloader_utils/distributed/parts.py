@@ -14,9 +14,11 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
+from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.distributed.entries import CheckpointEntry
 from torch_dataloader_utils.distributed.gather import Stateful
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+from torch_dataloader_utils.loader.device import DeviceLoader
 
 Optimizers: TypeAlias = torch.optim.Optimizer | Iterable[torch.optim.Optimizer]
 
@@ -82,7 +84,7 @@ def parts_of(
             continue
         if not (hasattr(value, "state_dict") and hasattr(value, "load_state_dict")):
             raise TypeError(f"{name} is {type(value).__name__}, expected an object with state_dict and load_state_dict")
-        is_loader = name == "loader" or isinstance(value, StructuredDataLoader)
+        is_loader = name == "loader" or isinstance(value, (StructuredDataLoader, DeviceLoader, StructuredDataset))
         found[name] = CheckpointEntry(value, elastic=True) if is_loader else value
     if not found:
         raise ValueError("there is nothing to save or to load: give a model, a loader, or anything with a state")

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from support import batches_of, open_loader, write_dataset
 
-from torch_dataloader_utils import CheckpointMismatchError, RankMismatchError
+from torch_dataloader_utils import CheckpointMismatchError, CheckpointStore, RankMismatchError, to_device
 from torch_dataloader_utils.distributed import (
     CheckpointEntry,
     gather_states,
@@ -200,3 +200,48 @@ def test_states_are_kept_on_any_storage(data):
     assert batches_of(fresh) == whole[1:]
     with pytest.raises(FileNotFoundError, match="memory:///checkpoints/step-2/loader-00000"):
         load_rank_state(fresh, "memory://checkpoints/step-2")
+
+
+def test_a_store_keeps_every_loader_and_dataset_that_it_is_given(data: Path, tmp_path: Path):
+    def opened() -> dict[str, Any]:
+        loaders = [open_loader(data, batch_size=8) for _ in range(3)]
+        return {"loader": loaders[0][0], "copied": to_device(loaders[1][0], "cpu"), "tested": loaders[2][1]}
+
+    saved, restored = opened(), opened()
+    rests = {}
+    for number, (name, each) in enumerate(saved.items(), start=2):
+        batches = iter(each)
+        for _ in range(number):
+            next(batches)
+        rests[name] = each.state_dict()
+    store = CheckpointStore(tmp_path)
+    store.save(1, **saved)
+    store.restore(**restored)
+    assert {name: each.state_dict() for name, each in restored.items()} == rests
+    assert own_state([saved["loader"].state_dict()], source=saved["copied"])["rank"] == 0
+
+
+class Wrapped:
+    """What frameworks' adapters are: its state is that of all ranks."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a state."""
+        return {"ranks": []}
+
+    def load_state_dict(self, _state: Any) -> None:
+        """Load a state."""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param(lambda wrapped, _: gather_states(wrapped), id="gather"),
+        pytest.param(save_rank_state, id="save a rank"),
+        pytest.param(load_rank_state, id="load a rank"),
+        pytest.param(lambda wrapped, _: CheckpointEntry(wrapped).state_dict(), id="an entry"),
+        pytest.param(lambda wrapped, directory: CheckpointStore(directory).save(1, loader=wrapped), id="a store"),
+    ],
+)
+def test_what_has_another_state_than_one_rank_is_refused_by_name(tmp_path: Path, call: Any):
+    with pytest.raises(TypeError, match="the state of Wrapped is not that of one rank's loader"):
+        call(Wrapped(), tmp_path)
