@@ -283,7 +283,7 @@ def test_a_dead_worker_for_which_the_program_itself_has_waited_is_an_error(data,
     pid = workers_of(loader)[1].pid
     os.kill(pid, signal.SIGKILL)
     assert os.waitpid(pid, 0) == (pid, signal.SIGKILL)
-    with pytest.raises(WorkerError, match=rf"worker 1 \(process {pid}; {READS}\) ended"):
+    with pytest.raises(WorkerError, match=rf"worker 1 \(process {pid}; ({READS}|nothing read yet)\) ended"):
         commit(iterator, committed)
     loader.load_state_dict(loader.state_dict())
     commit(loader, committed)
