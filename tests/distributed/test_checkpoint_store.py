@@ -150,7 +150,7 @@ def uninterrupted(data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return training.result()
 
 
-@pytest.fixture(scope="module", params=["disk", "s3"])
+@pytest.fixture(scope="module", params=["disk", pytest.param("s3", marks=pytest.mark.soak)])
 def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
     """A directory's URL, and the options of its storage."""
     if request.param == "disk":

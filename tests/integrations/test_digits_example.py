@@ -111,7 +111,7 @@ def check_epochs(kept: Sequence[Batches], expected: Sequence[Batches], epochs: i
     assert list(kept) == list(expected)
 
 
-@pytest.mark.parametrize("script", SCRIPTS)
+@pytest.mark.parametrize("script", [SCRIPTS[0], *(pytest.param(script, marks=soak) for script in SCRIPTS[1:])])
 def test_a_killed_training_goes_on_with_each_image_once(script: str, data: Path, tmp_path: Path, monkeypatch):
     training = Training(script, data, tmp_path, epochs=2)
     with running_ranks("digits_job.py", RANKS, training.job(die=STEPS + 12), tmp_path) as job:

@@ -110,7 +110,9 @@ def test_every_checkpoint_continues_with_the_batches_that_were_to_come(tmp_path:
     ("runs", "options"),
     [
         pytest.param([(2, {"die": 22}), (2, {"die": 30}), (1, {})], {"limit": 1}, id="2 ranks in both epochs, then 1"),
-        pytest.param([(1, {"die_saving": 8}), (1, {"die_before_step": 9}), (1, {})], {}, id="in a checkpoint or step"),
+        pytest.param(
+            [(1, {"die_saving": 8}), (1, {"die_before_step": 9}), (1, {})], {}, id="in a checkpoint or step", marks=soak
+        ),
         pytest.param([(2, {"die": 22}), (2, {"die": 30}), (2, {})], {"workers": 2}, id="2 ranks, workers", marks=soak),
         pytest.param([(1, {"die": 22}), (1, {"die": 60}), (1, {})], {"validates": 2}, id="1 rank", marks=soak),
         pytest.param([(2, {"die_saving": 8}), (2, {})], {}, id="2 ranks in a checkpoint", marks=soak),

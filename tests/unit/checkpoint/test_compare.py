@@ -919,6 +919,17 @@ def test_more_batches_than_rows_are_refused(data):
         open_loader(data)[1].load_state_dict({**state, "batches_delivered": 100_000})
 
 
+def test_a_number_that_python_could_not_write_is_refused(data):
+    loader, _ = open_loader(data, num_workers=0)
+    next(iter(loader))
+    resumed, _ = open_loader(data, num_workers=3)
+    resumed.load_state_dict([loader.state_dict()], strict=False)
+    state = edited(resumed.state_dict())
+    state["base"]["batches_delivered"] = 10**5000
+    with pytest.raises(ValueError, match=r"state\['base'\]\['batches_delivered'\].*an integer of at most 100 digits"):
+        open_loader(data, num_workers=3)[0].load_state_dict(state)
+
+
 def test_the_advice_names_each_way_out(data):
     _, state = saved(data)
     _, dataset = open_loader(data, num_workers=3)
