@@ -133,6 +133,17 @@ def test_a_loader_that_is_not_wrapped_is_refused_by_the_first_checkpoint(tmp_pat
         wrapped.load_state_dict(loader.state_dict())
 
 
+def test_the_trainer_of_pytorch_lightning_is_refused(tmp_path: Path):
+    write_dataset(tmp_path / "data", FILES)
+    other = pytest.importorskip("pytorch_lightning")
+    module = pytest.importorskip("torch_dataloader_utils.integrations.lightning")
+    loader, _ = open_loader(tmp_path / "data")
+    fetcher = other.loops.fetchers._PrefetchDataFetcher()
+    fetcher.setup(other.utilities.combined_loader.CombinedLoader(module.ResumableLoader(loader)))
+    with pytest.raises(TypeError, match=r"import lightning\.pytorch as pl"):
+        iter(fetcher)
+
+
 @pytest.mark.parametrize(
     ("step", "then"),
     [

@@ -70,7 +70,12 @@ class ResumableLoader:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Begin the epoch, or continue from a loaded state."""
+        """Begin the epoch, or continue from a loaded state.
+
+        Raises:
+            TypeError: If a Trainer of the package ``pytorch_lightning`` calls.
+        """
+        _refuse_other_lightning()
         self._batches = _Batches(self.loader, _caller(_DataFetcher), _calling_fit_loop())
         return self._batches
 
@@ -214,11 +219,24 @@ def _mark_saved(trainer: Trainer) -> None:
             callback._last_global_step_saved = trainer.global_step  # noqa: SLF001
 
 
+def _refuse_other_lightning() -> None:
+    """Refuse the same Trainer from the other package, whose classes are others: its look ahead would go unnoticed."""
+    if any(frame.f_globals.get("__name__", "").startswith("pytorch_lightning.") for frame in _frames()):
+        msg = "ResumableLoader works with the package lightning: import lightning.pytorch as pl, "
+        raise TypeError(f"{msg}instead of pytorch_lightning, whose classes are others")
+
+
 def _caller(kind: type[T]) -> T | None:
     """Return the nearest object of a class that is calling, if one is: Lightning passes neither to a loader."""
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
-    while frame is not None:
+    for frame in _frames():
         if isinstance(found := frame.f_locals.get("self"), kind):
             return found
-        frame = frame.f_back
     return None
+
+
+def _frames() -> Iterator[FrameType]:
+    """Yield the frames that are calling, the nearest first."""
+    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
