@@ -342,6 +342,8 @@ def pins(monkeypatch: pytest.MonkeyPatch) -> None:
         "set_device_index": None,
         "current_accelerator": None,
     }
+    if not hasattr(torch, "accelerator"):
+        pytest.skip("this release of torch has no torch.accelerator, which the test replaces")
     for name, found in accelerator.items():
         monkeypatch.setattr(torch.accelerator, name, lambda *_, found=found: found)
     monkeypatch.setattr(messages, "_pinned", torch.clone)

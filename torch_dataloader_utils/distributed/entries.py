@@ -36,6 +36,9 @@ class CheckpointEntry:
 
     Processes may share a rank, as in tensor parallelism: they have one state.
 
+    Make the dictionary anew for each call: ``dcp.load`` of older releases of torch puts what it has loaded into it, in
+    the place of the entry.
+
     Args:
         source: This rank's loader or dataset.
         group: The process group of the ranks that share the rows; None for that of the loader's mesh, else the default

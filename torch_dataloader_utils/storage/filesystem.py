@@ -130,7 +130,7 @@ class Storage:
                 fs, location = _locate(url, options or {}) if _may_share(url, urls[0], options or {}) else (None, "")
             if first is None:
                 first = fs
-            if fs != first:
+            if fs is None:
                 msg = f"{redactor.clean(url)} and {redactor.clean(urls[0])} are on two storages: a dataset has only one"
                 raise ValueError(msg)
             locations.append(location)

@@ -28,14 +28,14 @@ def run_case(arguments: dict[str, Any], case: dict[str, Any], writers: dist.Proc
     rank = {"rank": dist.get_rank() // sharing, "num_ranks": dist.get_world_size() // sharing}
     options = {"batch_size": 8, "row_id_column": "row", **case["options"], **rank}
     loader, _ = StructuredDataset.create_dataloader(arguments["data"], **options)
-    entries = {"loader": CheckpointEntry(loader, elastic=True)}
     directory = Path(arguments["directory"], case["name"])
     if arguments["load"]:
-        dcp.load(entries, checkpoint_id=directory / arguments["load"])
+        dcp.load({"loader": CheckpointEntry(loader, elastic=True)}, checkpoint_id=directory / arguments["load"])
     batches = iter(loader)
     rows = [batch["row"].tolist() for batch in itertools.islice(batches, arguments["stop"])]
     if arguments["save"]:
         checkpoint = directory / arguments["save"]
+        entries = {"loader": CheckpointEntry(loader, elastic=True)}
         if case["how"] == "async_save":
             saving = dcp.async_save(entries, checkpoint_id=checkpoint, process_group=writers)
             next(batches, None)  # after the state was taken: the checkpoint must not have it
