@@ -173,12 +173,14 @@ def pytest_collection_finish() -> None:
 
 # What takes long to set up, once: all tests of such a file run in the same pytest-xdist worker.
 SET_UP_ONCE = (
+    "test_checkpoint_store.py",
     "test_two_runs.py",
     "test_changing_ranks.py",
     "test_ranks_that_differ.py",
     "test_killed_training.py",
     "test_s3.py",
     "test_node_ids.py",
+    "test_digits_example.py",
 )
 
 # Files that begin first, for their tests take longest: when they end, short ones fill up what is left of the time.
@@ -186,7 +188,9 @@ BEGIN_FIRST = (
     "test_killed_jobs.py",
     "test_killed_training.py",
     "test_two_hosts.py",
+    "test_checkpoint_store.py",
     "test_two_runs.py",
+    "test_digits_example.py",
     "test_changing_ranks.py",
     "test_ranks_that_differ.py",
     "test_ends.py",

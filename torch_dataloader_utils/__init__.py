@@ -11,6 +11,7 @@ from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.errors import (
     ChangedFilesWarning,
     CheckpointMismatchError,
+    CheckpointStoreError,
     ColumnError,
     DatasetError,
     FooterMismatchWarning,
@@ -20,23 +21,28 @@ from torch_dataloader_utils.errors import (
     ProgressUnknownError,
     RankMismatchError,
     SilentWorkerWarning,
+    SlowTransportWarning,
     StorageRetryWarning,
     UnevenRanksWarning,
     UnreadableFileError,
     WorkerError,
 )
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+from torch_dataloader_utils.loader.device import to_device
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
 from torch_dataloader_utils.planning.plan import Shard
 from torch_dataloader_utils.planning.strategy import SplitStrategy
 
 if TYPE_CHECKING:
+    from torch_dataloader_utils.distributed.store import CheckpointStore as CheckpointStore
+    from torch_dataloader_utils.distributed.store_files import StoredCheckpoint as StoredCheckpoint
     from torch_dataloader_utils.tables.delta import DeltaDataset as DeltaDataset
     from torch_dataloader_utils.tables.iceberg import IcebergDataset as IcebergDataset
 
 __all__ = [
     "ChangedFilesWarning",
     "CheckpointMismatchError",
+    "CheckpointStoreError",
     "Codes",
     "ColumnError",
     "ColumnFormat",
@@ -54,6 +60,7 @@ __all__ = [
     "RowGroup",
     "Shard",
     "SilentWorkerWarning",
+    "SlowTransportWarning",
     "Split",
     "SplitStrategy",
     "StorageRetryWarning",
@@ -62,18 +69,24 @@ __all__ = [
     "UnevenRanksWarning",
     "UnreadableFileError",
     "WorkerError",
+    "to_device",
 ]
 
-_TABLES = {"DeltaDataset": "tables.delta", "IcebergDataset": "tables.iceberg"}
-"""Classes that need another package, and the modules that they are in."""
+_LAZY = {
+    "CheckpointStore": "distributed.store",
+    "DeltaDataset": "tables.delta",
+    "IcebergDataset": "tables.iceberg",
+    "StoredCheckpoint": "distributed.store_files",
+}
+"""Classes that need another package or torch.distributed.checkpoint, and the modules that they are in."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs another package when it is requested."""
-    if name in _TABLES:
-        return getattr(import_module(f"{__name__}.{_TABLES[name]}"), name)
+    """Import what not everyone needs when it is requested."""
+    if name in _LAZY:
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_TABLES])
+    return sorted([*globals(), *_LAZY])

@@ -5,6 +5,7 @@
     Exception
     └── DatasetError
         ├── CheckpointMismatchError   (ValueError)    a state does not belong to this run
+        ├── CheckpointStoreError      (OSError)       a stored checkpoint is incomplete, damaged or foreign
         ├── ColumnError               (ValueError)    a column is missing, or its type or nulls cannot be delivered
         ├── UnreadableFileError       (OSError)       a data file cannot be read, or changed since it was listed
         ├── IterationEndedError       (RuntimeError)  an iterator was used after an error, or after a newer one
@@ -20,6 +21,7 @@ Warning:
         ├── LostRowsWarning           rows can no longer be delivered: their files were removed or rewritten
         ├── MetadataFileWarning       a `_metadata` file does not describe the files of its directory
         ├── SilentWorkerWarning       a worker process that is waited for has sent nothing for half a minute
+        ├── SlowTransportWarning      the system lacks what makes it cheap to send batches from worker processes
         └── StorageRetryWarning       a storage has failed for 10 seconds, and is tried again
 
 A malformed argument or a malformed state is a plain ``ValueError`` or ``TypeError``; a path that matches nothing is a
@@ -61,6 +63,10 @@ class UnreadableFileError(DatasetError, OSError):
     """A data file cannot be read, is not what its name says, or changed after it was listed."""
 
 
+class CheckpointStoreError(DatasetError, OSError):
+    """A checkpoint of a `CheckpointStore` is incomplete, damaged or foreign, or it could not be saved."""
+
+
 class IterationEndedError(DatasetError, RuntimeError):
     """An iterator was used after an error, or after a newer ``iter``, ``set_epoch`` or ``load_state_dict``."""
 
@@ -95,6 +101,10 @@ class LostRowsWarning(UserWarning):
 
 class StorageRetryWarning(UserWarning):
     """A listing, an opening or a read has failed for 10 seconds, and is tried again until `storage_timeout` is over."""
+
+
+class SlowTransportWarning(UserWarning):
+    """The system has no ``memfd_create``: worker processes send batches in a slower way."""
 
 
 class SilentWorkerWarning(UserWarning):

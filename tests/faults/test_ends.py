@@ -21,7 +21,7 @@ import pyarrow.csv as pacsv
 import pytest
 from faults.outcome import Record, Row, rows_in
 from jobs.processes import inherited
-from jobs.resuming import rest_of_in_new_process
+from jobs.resuming import resumed
 from pairwise import pairwise
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
@@ -165,12 +165,7 @@ def test_after_an_early_end_a_resume_delivers_each_row_once(
         ENDS[end](loader, committed)
         assert 0 < len(committed) < len(expected)
         broken.unlink()
-        state = loader.state_dict()
-        if resumed_in == "a new process":
-            committed += rest_of_in_new_process(path, state, options, tmp_path)
-        else:
-            loader.load_state_dict(state)
-            committed += [row for batch in loader for row in rows_in(batch)]
+        committed += resumed(loader, path, options, tmp_path, in_new_process=resumed_in == "a new process")
         outcome.compare(expected, committed)
         del loader
 

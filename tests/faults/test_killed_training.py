@@ -27,6 +27,12 @@ def trainer() -> Iterator[Trainer]:
         yield started
 
 
+@pytest.fixture(scope="module")
+def device_trainer() -> Iterator[Trainer]:
+    with Trainer("on_device") as started:
+        yield started
+
+
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
     write_files(tmp_path / "data")
@@ -54,6 +60,23 @@ def test_an_epoch_killed_at_random_moments_commits_each_row_once(trainer, direct
         check_epoch(
             Epoch(trainer, case, directory / "data", directory / "epoch", random.Random(3), outcome), most_kills=3
         )
+        assert outcome.faults
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "1-ranks-2-workers-shuffled",
+        pytest.param("2-then-3-then-1-ranks-0-workers-shuffled", marks=pytest.mark.soak),
+    ],
+)
+def test_an_epoch_whose_batches_are_copied_ahead_commits_each_row_once_when_killed(
+    device_trainer, directory, record, name
+):
+    case = CASES[name]
+    with record(KILLED, f"{case}, four batches copied ahead") as outcome:
+        epoch = Epoch(device_trainer, case, directory / "data", directory / "epoch", random.Random(5), outcome)
+        check_epoch(epoch, most_kills=3)
         assert outcome.faults
 
 

@@ -25,7 +25,7 @@ from torch_dataloader_utils.planning.topology import Topology
 FAULT = "100,000 files, 1,000,000 splits, 10,000 columns, 100 epochs, rows of 1 MB, ten times the memory budget"
 
 STATE_SECONDS = 0.05
-"""The promise. The fastest of several calls is compared: others of the machine's processes slow some down."""
+"""The promise. Processor time of the fastest of several calls is compared: other processes slow some down."""
 
 pytestmark = pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning")
 
@@ -52,6 +52,7 @@ def epoch_of(files: int, options: PlanOptions, ranks: int, workers: int) -> Epoc
         unknown_rows=None,
         filter_digest=None,
         filter_binding=None,
+        filter_bindings=None,
         format=SimpleNamespace(name="parquet", options_digest=None),
         pin={},
     )
@@ -84,21 +85,21 @@ def reach(epoch: EpochState, share: float) -> None:
 @pytest.mark.parametrize("how", PLANS)
 def test_states_of_many_splits_are_small_and_take_little_time(record, files, ranks, workers, how):
     with record(FAULT, f"{files:,} files, {10 * files:,} splits, {how}, {ranks} ranks, {workers} workers") as outcome:
-        began = time.monotonic()
+        began = time.thread_time()
         epoch = epoch_of(files, PLANS[how], ranks, workers)
         digest = epoch.plan.digest
-        planned = time.monotonic() - began
-        began = time.monotonic()
+        planned = time.thread_time() - began
+        began = time.thread_time()
         epoch.begin_iteration()
-        prepared = time.monotonic() - began
+        prepared = time.thread_time() - began
         slowest, largest, first = 0.0, 0, 0.0
         for share in (0, 0.001, 0.25, 0.5, 0.75, 1):
             reach(epoch, share)
             seconds = []
             for _ in range(5):
-                began = time.monotonic()
+                began = time.thread_time()
                 state = epoch.state_dict()
-                seconds.append(time.monotonic() - began)
+                seconds.append(time.thread_time() - began)
             first, slowest = max(first, seconds[0]), max(slowest, min(seconds))
             ranges = len(state.get("completed_rows", ())) // 2 + len(state["completed_shards"])
             size = len(json.dumps({**state, "files": None}))

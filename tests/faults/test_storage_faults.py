@@ -46,11 +46,12 @@ ERRNO_ROW = "ESTALE and EIO from a storage"
 ENOUGH_SEC = 60.0
 """A `storage_timeout` that no busy machine exceeds where another attempt succeeds at once."""
 
-SHORT_SEC = 1.0
-"""A `storage_timeout` of faults that end with it."""
+SHORT_SEC = 2.0
+"""A `storage_timeout` of faults that end with it. On a busy machine, what does not fail has to succeed within it."""
 
-BUSY_SEC = 30.0
-"""What a busy machine may take longer than the `storage_timeout`: to start workers, for one."""
+MOST_ASKED = 12
+"""How often the same may be requested in vain within `SHORT_SEC`, on any machine. The pauses allow 5 attempts, and
+aiohttp asks once more where a connection was closed. Attempts of another layer would multiply them."""
 
 SLOW = ("hang", "trickle")
 FINAL = ("expired token", "forbidden")
@@ -135,7 +136,10 @@ class Bucket:
         """Deliver an epoch under a rule. Where it ends with an error, end the fault and resume."""
 
         def heal() -> None:
-            outcome.faults = self.proxy.made()
+            failed = [request for request, fault in self.proxy.requests() if fault is not None]
+            outcome.faults = len(failed)
+            asked = Counter((request.method, request.key, request.start) for request in failed)
+            assert max(asked.values(), default=0) <= MOST_ASKED or timeout != SHORT_SEC
             self.proxy.fail(NEVER)
 
         self.proxy.fail(rule)
@@ -189,7 +193,6 @@ def test_a_fault_is_overcome_or_an_error_that_names_file_and_cause(request, buck
         where = "" if place in {"looking", "listing"} else ".parquet"
         cause = "Error: " if fault in (*FINAL, "flipped byte") else f"storage_timeout={timeout:g} s"
         trainer.require_told(f"s3://{bucket.name}/data", where, cause)
-        assert outcome.seconds < timeout + BUSY_SEC
 
 
 def test_requests_of_a_range_that_always_fails_are_bounded_by_the_pauses_between_them(bucket):
@@ -197,7 +200,7 @@ def test_requests_of_a_range_that_always_fails_are_bounded_by_the_pauses_between
     with pytest.raises(UnreadableFileError, match=r"row group \d of s3://.*part-\d.parquet: no success in"):
         list(bucket.open(0, 3.0))
     asked = Counter((request.key, request.start) for request, _ in bucket.proxy.requests() if request.place == "range")
-    assert 3 <= max(asked.values()) <= 7, "pauses of 0.05, 0.1, 0.2, 0.4, 0.8 and 1.6 s are the shortest"
+    assert 2 <= max(asked.values()) <= 7, "pauses of 0.05, 0.1, 0.2, 0.4, 0.8 and 1.6 s are the shortest"
 
 
 @pytest.mark.parametrize("workers", [0, 2])

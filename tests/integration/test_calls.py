@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import gc
-import io
 import json
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -458,24 +455,6 @@ def test_an_error_in_the_last_batch_is_no_quiet_end_of_the_epoch(path: Path, wor
     fresh = open_shuffled(path, workers)
     fresh.load_state_dict(loader.state_dict())
     assert batches_of(fresh) == whole[-1:]
-
-
-@every_kind_of_workers
-def test_a_progress_line_that_cannot_be_written_costs_no_batch(
-    path: Path, workers: Workers, monkeypatch: pytest.MonkeyPatch
-):
-    seen: list[list[int]] = []
-    with io.TextIOWrapper(io.FileIO("/dev/full", "w"), write_through=True) as full, monkeypatch.context() as patched:
-        patched.setattr(sys, "stderr", full)
-        loader = open_shuffled(path, workers, show_progress=True, progress_interval_sec=0.0)
-        iterator = iter(loader)
-        with contextlib.suppress(OSError):
-            seen += take(iterator, 3)
-        state = loader.state_dict()
-
-    fresh = open_shuffled(path, workers)
-    fresh.load_state_dict(state)
-    assert seen + batches_of(fresh) == whole_epoch(path, workers.count)
 
 
 # load_state_dict ------------------------------------------------------------------------------------------------------

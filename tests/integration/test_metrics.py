@@ -1,4 +1,4 @@
-"""Counters and the progress line."""
+"""Counters."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from support import batches_of, open_loader, write_dataset
-
-from torch_dataloader_utils.loader.metrics import Metrics, ProgressLine
 
 
 @pytest.fixture
@@ -76,23 +74,6 @@ def test_rows_that_drop_last_leaves_out_are_counted(data):
     metrics = dataset.get_metrics()
     assert metrics["rows_delivered"] == rows
     assert metrics["rows_dropped"] == 443 - rows > 0
-
-
-def test_show_progress_writes_the_last_batch_to_standard_error(data, capfd):
-    loader, _ = open_loader(data, show_progress=True, progress_interval_sec=0)
-    count = len(batches_of(loader))
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == count + 1
-    assert lines[-1].startswith(f"epoch 0: batch {count}/{count} (100 %)")
-
-
-def test_a_progress_line_is_written_once_in_an_interval(capfd):
-    line = ProgressLine(interval=3600, total=None)
-    line.update(2, 1, Metrics(rows_delivered=10))
-    line.update(2, 2, Metrics(rows_delivered=20), last=True)
-    lines = capfd.readouterr().err.splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("epoch 2: batch 2, ")
 
 
 def test_what_a_filter_rules_out_before_anything_is_read_is_counted(data):

@@ -15,6 +15,7 @@ import pytest
 import torch.distributed.checkpoint as dcp
 from pairwise import pairwise
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils import IterationEndedError, ProgressUnknownError, StructuredDataset
@@ -422,3 +423,36 @@ def test_a_distributed_checkpoint_of_one_process_resumes_exactly(data, tmp_path,
     dcp.load({"loader": CheckpointEntry(loader)}, checkpoint_id=tmp_path / "checkpoint")
     assert batches_of(loader) == whole[stop:]
     assert batches_of(loader) == whole
+
+
+class Wrapped:
+    """An object with the states of everything, as torch's tutorial on distributed checkpoints makes one."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"loader": self.loader.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.loader.load_state_dict(state["loader"])
+
+
+RAW = {
+    "the loader": lambda loader, _: loader,
+    "the dataset": lambda _, dataset: dataset,
+    "its state": lambda loader, _: loader.state_dict(),
+    "an object that returns its state": lambda loader, _: Wrapped(loader),
+}
+
+
+@pytest.mark.parametrize("what", RAW)
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")  # that there is one process
+def test_a_distributed_checkpoint_refuses_what_it_could_not_load_and_names_what_to_use(data, tmp_path, what):
+    loader, dataset = open_loader(data, batch_size=8)
+    take(iter(loader), 3)
+    with pytest.raises(CheckpointException, match=r"refused_by_dcp\.use distributed\.CheckpointEntry"):
+        dcp.save({"model": RAW[what](loader, dataset)}, checkpoint_id=tmp_path / "checkpoint")
+    with pytest.raises(CheckpointException, match=r"refused_by_dcp"):
+        dcp.async_save({"model": RAW[what](loader, dataset)}, checkpoint_id=tmp_path / "other").result()
+    assert not (tmp_path / "checkpoint" / ".metadata").exists()

@@ -19,6 +19,8 @@ from typing import Any
 import pyarrow.compute as pc
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
 
 from torch_dataloader_utils import (
     ChangedFilesWarning,
@@ -164,6 +166,19 @@ def test_each_rank_finds_its_own_state(folder, way):
         else:
             CheckpointEntry(loader).load_state_dict(read_states("other", "entries"))
         assert batches_of(loader) == later[rank]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.distributed")  # that there is one process
+def test_other_ranks_load_the_entries_of_a_distributed_checkpoint_by_their_names(folder, tmp_path):
+    dcp.save({"loader": read_states("other", "entries")}, checkpoint_id=tmp_path)
+    saved = {"loader": {f"rank-{rank}-of-{old.GATHERED.ranks}": "" for rank in range(old.GATHERED.ranks)}}
+    dcp.load(saved, checkpoint_id=tmp_path)
+    states = [json.loads(text) for text in saved["loader"].values()]
+    for num_ranks in GROUPS:
+        assert left_to(group(old.GATHERED, folder, num_ranks), states) == read_states("other", "gathered")["left"]
+    [loader] = group(old.GATHERED, folder, 1)
+    with pytest.raises(CheckpointException, match=r"Missing key in checkpoint state_dict: loader\.states_of_all_ranks"):
+        dcp.load({"loader": CheckpointEntry(loader, elastic=True)}, checkpoint_id=tmp_path)
 
 
 def test_other_ranks_share_what_all_ranks_left(folder):

@@ -26,7 +26,7 @@ soak = pytest.mark.soak
     [
         pytest.param([(2, 2, 11), (2, 2, None)], id="2 ranks with workers"),
         pytest.param([(2, 0, STEPS), (1, 0, None)], id="2 ranks at an epoch's end, then 1"),
-        pytest.param([(2, 2, 11), (3, 0, 13), (2, 0, None)], id="2 ranks, then 3, then 2"),
+        pytest.param([(2, 2, 11), (3, 0, 13), (2, 0, None)], id="2 ranks, then 3, then 2", marks=soak),
         pytest.param([(1, 0, 11), (1, 0, 17), (1, 0, None)], id="1 rank", marks=soak),
         pytest.param([(1, 2, 11), (1, 2, None)], id="1 rank with workers", marks=soak),
         pytest.param([(2, 0, 11), (2, 0, None)], id="2 ranks", marks=soak),

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jobs.ranks import run_ranks
-from support import write_dataset
+from support import open_loader, write_dataset
 
 pytest.importorskip("lightning", reason="the group of frameworks is not installed")
 
@@ -18,12 +19,12 @@ ROWS = 178
 
 CELLS: dict[str, dict[str, Any]] = {
     "a filter, accumulated, validated": {"filtered": True, "accumulated": 2, "validates": 3, "at_end": True},
-    "estimated first": {"estimates": True, "accumulated": 3, "validates": 4},
-    "a known length": {"at_end": True},
+    "estimated first, mixed in": {"mixed_in": True, "estimates": True, "accumulated": 3, "validates": 4},
+    "a known length, mixed in": {"mixed_in": True, "at_end": True},
     "a filter": {"filtered": True, "at_end": True},
     "estimated first, with workers": {"estimates": True, "validates": 4, "workers": 2},
 }
-SHORT = ("a filter, accumulated, validated", "estimated first")
+SHORT = ("a filter, accumulated, validated", "estimated first, mixed in")
 soak = pytest.mark.soak
 
 
@@ -35,6 +36,32 @@ def run(directory: Path, name: str, ranks: int, options: dict[str, Any], checkpo
     arguments = {"data": str(data), "directory": str(directory), "name": name, "options": options}
     run_ranks("lightning_job.py", ranks, {**arguments, "checkpoints": checkpoints}, directory)
     return [json.loads((directory / f"{name}-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def test_a_data_module_is_mixed_in_in_front_of_one_that_exists_too(tmp_path: Path):
+    write_dataset(tmp_path / "data", FILES)
+    module = pytest.importorskip("torch_dataloader_utils.integrations.lightning")
+    base = pytest.importorskip("lightning").LightningDataModule
+
+    class Existing(base):
+        def train_dataloader(self) -> Any:
+            made = [open_loader(tmp_path / "data")[0] for _ in range(2)]
+            return {"first": made[0], "both": [made[1], torch.utils.data.DataLoader([1, 2])]}
+
+    class Rows(module.ResumableDataModuleMixin, Existing):
+        """Nothing of its own."""
+
+    class Changed(Rows):
+        def train_dataloader(self) -> Any:
+            return super().train_dataloader()["first"]
+
+    loaders = Rows().train_dataloader()
+    wrapped = [type(loader).__name__ for loader in (loaders["first"], *loaders["both"], Changed().train_dataloader())]
+    assert wrapped == ["ResumableLoader", "ResumableLoader", "DataLoader", "ResumableLoader"]
+    with pytest.raises(TypeError, match="Alone"):
+
+        class Alone(module.ResumableDataModuleMixin):
+            """No data module."""
 
 
 @pytest.mark.parametrize("cell", [pytest.param(cell, marks=() if cell in SHORT else soak) for cell in CELLS])
@@ -54,7 +81,7 @@ def test_every_checkpoint_continues_with_the_batches_that_were_to_come(tmp_path:
     ("step", "then"),
     [
         pytest.param("step-step=03.ckpt", 1, id="2 ranks, then 1"),
-        pytest.param("step-step=11.ckpt", 3, id="2 ranks with nothing but an odd rest, then 3"),
+        pytest.param("step-step=11.ckpt", 3, id="2 ranks with nothing but an odd rest, then 3", marks=soak),
         pytest.param("step-step=03.ckpt", 2, id="2 ranks, then 2", marks=soak),
         pytest.param("step-step=15.ckpt", 3, id="2 ranks in the second epoch, then 3", marks=soak),
     ],

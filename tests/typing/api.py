@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn import Module
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 from typing_extensions import assert_type
 
 from torch_dataloader_utils import (
     CheckpointMismatchError,
+    CheckpointStore,
     Codes,
     ColumnFormat,
     DeltaDataset,
     IcebergDataset,
     PackedBytes,
     Padded,
+    StoredCheckpoint,
     StructuredDataLoader,
     StructuredDataset,
+    to_device,
 )
 from torch_dataloader_utils.distributed import (
     CheckpointEntry,
+    broadcast_states,
     gather_states,
+    in_step,
+    load_gathered,
     load_rank_state,
     own_state,
     require_same_plan,
@@ -75,6 +85,7 @@ def use_every_parameter() -> None:
         num_workers=2,
         num_ranks=2,
         rank=0,
+        mesh=None,
         output_format="numpy",
         column_formats={"x": "packed", "y": Padded(-1, length=8), "z": Codes(["a", "b"])},
         fill_nulls={"x": "", "z": -100},
@@ -109,17 +120,51 @@ def look_at_formats(packed: PackedBytes) -> None:
     assert_type(packed.offsets, Any)
 
 
+def show_progress_on_a_device(loader: StructuredDataLoader) -> None:
+    progress = loader.progress("drop")
+    assert_type(progress["initial"], int)
+    assert_type(progress["total"], int | None)
+    moved = to_device(loader, "cuda", depth=3)
+    assert_type(moved.state_dict(), dict[str, Any])
+    moved.load_state_dict([], strict=False)
+    for batch in in_step(moved):
+        assert_type(batch, Any)
+
+
 def use_many_ranks(loader: StructuredDataLoader, dataset: StructuredDataset, directory: Path) -> None:
     states = gather_states(loader)
     assert_type(states, list[dict[str, Any]])
     loader.load_state_dict(own_state(states))
+    load_gathered(loader, states)
     assert_type(save_rank_state(loader, directory), Path | str)
     load_rank_state(dataset, directory)
     require_same_plan(dataset)
+    require_same_plan(loader)
+    loader.load_state_dict(own_state(broadcast_states(states), source=loader))
+    for _ in in_step(loader, group=loader.process_group):
+        pass
     assert_type(CheckpointEntry(loader).state_dict(), dict[str, str])
     CheckpointEntry(dataset).load_state_dict({"rank-0-of-1": "{}"})
+    CheckpointEntry(dataset, elastic=True).load_state_dict({"states_of_all_ranks": "{}"})
+
+
+def use_a_mesh(path: Path) -> None:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    StructuredDataset.create_dataloader(path, mesh=mesh["dp"], global_batch_size=512)
+    StructuredDataset.create_dataloader(path, mesh=2)  # type: ignore[arg-type]
 
 
 def look_at_an_error(error: CheckpointMismatchError) -> None:
     assert_type(error.differences, tuple[Difference, ...])
     assert_type(error.files_added, tuple[str, ...])
+
+
+def store_checkpoints(path: Path, model: Module, optimizer: Optimizer) -> None:
+    loader, _ = StructuredDataset.create_dataloader(path)
+    store = CheckpointStore("s3://bucket/run", keep_last=None, keep_best=("loss", "min", 2), storage_options={})
+    assert_type(store.save(3, model=model, optimizer=optimizer, loader=loader), StoredCheckpoint)
+    assert_type(store.save(3, model=model, metrics={"loss": 0.5}, async_=True), Future[StoredCheckpoint])
+    assert_type(store.restore(model=model, optimizer=[optimizer], loader=loader, step=3), StoredCheckpoint | None)
+    assert_type(store.latest(), StoredCheckpoint | None)
+    assert_type(store.best(), StoredCheckpoint | None)
+    assert_type(store.wait(), StoredCheckpoint | None)

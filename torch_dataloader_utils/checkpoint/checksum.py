@@ -26,6 +26,7 @@ KEYS = (
     "plan_algorithm",
     "plan_digest",
     "rank",
+    "refused_by_dcp",
     "_shuffle_seed",
     "version",
 )

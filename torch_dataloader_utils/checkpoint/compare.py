@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
 from typing import Any
 
 from torch_dataloader_utils.checkpoint.run import Run
-from torch_dataloader_utils.checkpoint.saved_state import SavedFile, SavedState, dump_splits
+from torch_dataloader_utils.checkpoint.saved_state import BINDING, SavedFile, SavedState, dump_splits
 from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, RankMismatchError, cut, shown
 from torch_dataloader_utils.planning.manifest import DESCRIBED, TEXT, DataFile, Manifest, Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline
@@ -30,10 +30,10 @@ TOPOLOGY = ("num_workers", "num_ranks", "rank", "virtual_ranks", "virtual_worker
 def compare_settings(saved: SavedState, run: Run, may_differ: Collection[str], files: FileChanges) -> list[Difference]:
     """Return the settings that differ between a state and the run, but for those that may.
 
-    What the filter's columns are in the files is only compared where the files and the filter are the same.
+    What the filter's columns are is only compared where the filter is the same, and in the files that are the same.
     """
     settings = run.settings()
-    if files or saved.settings["filters"] != settings["filters"]:
+    if saved.settings["filters"] != settings["filters"] or (files and not files.rebound):
         may_differ = (*may_differ, "filter_binding")
     return [
         Difference(name, value, settings[name])
@@ -51,6 +51,7 @@ class FileChanges:
 
     Changed files have another size, digest or etag. `fingerprints` are the manifest's in the checkpoint and now, where
     they differ. `described` says whether a `_metadata` file described the files then, and whether one does now.
+    Rebound files are unchanged, but the filter's columns are other ones in them; this alone is no change of files.
     """
 
     added: tuple[str, ...] = ()
@@ -58,25 +59,44 @@ class FileChanges:
     changed: tuple[str, ...] = ()
     fingerprints: tuple[str, str] | None = None
     described: tuple[bool, bool] = (False, False)
+    rebound: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.added or self.removed or self.changed or self.fingerprints)
 
 
-def compare_files(saved: SavedState, manifest: Manifest) -> FileChanges:
+def compare_files(saved: SavedState, run: Run) -> FileChanges:
     """Return how the files differ from those of a state."""
+    manifest = run.manifest
     fingerprints = None if saved.fingerprint == manifest.fingerprint else (saved.fingerprint, manifest.fingerprint)
     if saved.files is None:
         return FileChanges(fingerprints=fingerprints)
     before = {file.path: file for file in saved.files}
     now = {file.path: file for file in manifest.files}
+    changed = tuple(path for path in now if path in before and _differs(before[path], now[path]))
     return FileChanges(
         added=tuple(path for path in now if path not in before),
         removed=tuple(path for path in before if path not in now),
-        changed=tuple(path for path in now if path in before and _differs(before[path], now[path])),
+        changed=changed,
         fingerprints=fingerprints,
         described=(any(map(_is_described, saved.files)), any(map(_is_described, manifest.files))),
+        rebound=tuple(_rebound(saved, run, {*changed})),
     )
+
+
+def _rebound(saved: SavedState, run: Run, changed: Collection[str]) -> Iterator[str]:
+    """Yield the unchanged files in which the columns of the same filter are others, or have other values."""
+    same_filter = saved.settings["filters"] == run.filter_digest
+    if saved.filter_bindings is None or run.filter_bindings is None or not same_filter:
+        return
+    before = _bindings((file.path for file in saved.files or ()), saved.filter_bindings)
+    for path, binding in _bindings((file.path for file in run.manifest.files), run.filter_bindings).items():
+        if path not in changed and before.get(path, binding) != binding:
+            yield path
+
+
+def _bindings(paths: Iterable[str], bindings: str) -> dict[str, str]:
+    return {path: bindings[BINDING * number : BINDING * (number + 1)] for number, path in enumerate(paths)}
 
 
 def touched_files(saved: SavedState, manifest: Manifest) -> list[str]:
@@ -205,6 +225,9 @@ def _file_lines(files: FileChanges) -> Iterator[str]:
     for verb, paths in (("added", files.added), ("removed", files.removed), ("changed", files.changed)):
         if paths:
             yield f"files {verb} since the checkpoint: {shorten(paths)}"
+    if files.rebound:
+        verb = "the filter's columns are other ones, or have other values, than at the checkpoint"
+        yield f"{verb}: {shorten(files.rebound)}"
     if files.changed and files.described == (True, False):
         yield "`_metadata` described the files then and does not now, so that they cannot be compared"
     elif files.changed and files.described == (False, True):

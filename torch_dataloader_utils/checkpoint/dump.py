@@ -14,7 +14,7 @@ from torch_dataloader_utils.checkpoint.checksum import baseline_digest, checksum
 from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.run import Run
-from torch_dataloader_utils.checkpoint.saved_state import MOST_FILES, STATE_VERSION, dump_splits
+from torch_dataloader_utils.checkpoint.saved_state import STATE_VERSION, dump_splits, lists_files
 from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Shard, ShardSlice
 from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_row_numbers, row_numbers, size_of
@@ -64,16 +64,26 @@ def dump_state(
         "rank": run.topology.rank,
         "plan": run.plan(),
         "plan_digest": plan_digest,
-        "files": [entry.copy() for entry in manifest.entries] if len(manifest.files) <= MOST_FILES else None,
+        "files": [entry.copy() for entry in manifest.entries] if lists_files(manifest) else None,
         **done_ranges,
         "in_progress": in_progress,
         "base": None if progress.baseline is None else _dump_baseline(manifest, progress.baseline, record),
+        "refused_by_dcp": _refused_by_dcp(),
     }
     if state["files"] is not None:
         known["files"] = manifest.entries_digest
     if state["base"] is not None:
         known["base"] = baseline_digest(state["base"], record.baseline_digest)
     return state | {"checksum": checksum_of(state, known)}
+
+
+def _refused_by_dcp() -> dict[str, Any]:
+    """Return what makes ``torch.distributed.checkpoint`` refuse a state when it is saved, not only when it is loaded.
+
+    It saves dictionaries by the dotted names of their values, and keeps one value for each name, whichever rank has it:
+    no rank could load such a state. It refuses a name that is there twice, with a message that has the name in it.
+    """
+    return {"use distributed": {"CheckpointEntry": None}, "use distributed.CheckpointEntry": None}
 
 
 def _slices(progress: Progress) -> list[ShardSlice]:

@@ -11,6 +11,11 @@ from torch_dataloader_utils.errors import shown
 _MISSING = object()
 
 
+DIGITS = 100
+LARGEST = 10**DIGITS
+"""Python writes no number of some thousand digits: the next state could not be saved."""
+
+
 class JsonValue:
     """A value from outside, and its path in what it is part of, such as ``state['plan']['rows']``.
 
@@ -61,6 +66,8 @@ class JsonValue:
         """Return an integer of at least `least`, or any integer if `least` is None."""
         if type(self.value) is not int or (least is not None and self.value < least):
             raise self.fail("an integer" if least is None else f"an integer of at least {least}")
+        if abs(self.value) >= LARGEST:
+            raise self.fail(f"an integer of at most {DIGITS} digits")
         return self.value
 
     def optional_integer(self, least: int = 0) -> int | None:

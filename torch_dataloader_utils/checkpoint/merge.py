@@ -94,7 +94,7 @@ def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: On
 
 def _require_equal(saved: SavedState, run: Run, on_changed_files: OnChangedFiles) -> FileChanges:
     """Return how files differ. Raise if a setting differs that an elastic load may not change."""
-    files = compare_files(saved, run.manifest)
+    files = compare_files(saved, run)
     may_differ: tuple[str, ...] = TOPOLOGY
     if files and on_changed_files == "continue":
         may_differ = (*TOPOLOGY, "rows", "split_strategy")  # a strategy's digest covers the shards, and so the files

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from torch_dataloader_utils.checkpoint.checksum import checksum_of
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
 from torch_dataloader_utils.checkpoint.saved_state import (
+    BINDING,
     STATE_VERSION,
     SavedBaseline,
     SavedFile,
@@ -29,6 +30,9 @@ MOST_WORKERS = 10_000
 
 MOST_EPOCHS = 2**63 - 1
 """Copies of a dataset in other processes learn the epoch as an integer of 64 bits."""
+
+PUBLISHED_KEYS = {"epoch", "_num_workers", "_shuffle_seed", "completed_shards"}
+"""All that a state of the other package has: torch-dataloader-utils 0.2.0, which PyPI has under this name."""
 
 FILE_REQUIRED = ("path", "size", "digest")
 
@@ -55,6 +59,8 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
     `known` is another raw state and what it was parsed to. An equal file table is taken from it, not checked again.
     """
     state = JsonValue(raw, "state")
+    if state.mapping().keys() == PUBLISHED_KEYS:
+        raise _saved_by_published_package(_epoch(state["epoch"]))
     version = state["version"].integer()
     if version != STATE_VERSION:
         msg = f"the state has version {version}, this release reads version {STATE_VERSION}: "
@@ -88,9 +94,17 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         in_progress=in_progress,
         baseline=None if state["base"].is_null else _baseline(state["base"], tree, settings["rows"]),
         plan_digest=None if state["plan_digest"].missing else state["plan_digest"].optional_string(),
+        filter_bindings=_filter_bindings(plan["filter_bindings"], files),
     )
     _require_checksum(state)  # last: an error that names a wrong value says more
     return saved
+
+
+def _saved_by_published_package(epoch: int) -> ValueError:
+    msg = "not a state of this package: it was saved by the package that PyPI has under the same name, "
+    msg += "torch-dataloader-utils 0.2.0. It lists the workers that have ended, not the rows that were delivered, so "
+    msg += f"nothing can continue from it here. Begin the epoch again, with set_epoch({epoch}); or finish it with that "
+    return ValueError(f"{msg}package, and go on here with set_epoch({epoch + 1})")
 
 
 def _epoch(epoch: JsonValue) -> int:
@@ -155,6 +169,14 @@ def _settings(state: JsonValue, plan: JsonValue) -> dict[str, Any]:
     binding = plan["filter_binding"]
     # Earlier releases did not record it. Then the filter alone is compared.
     return settings if binding.missing else settings | {"filter_binding": binding.optional_string()}
+
+
+def _filter_bindings(bindings: JsonValue, files: tuple[SavedFile, ...] | None) -> str | None:
+    if bindings.missing or bindings.is_null:
+        return None
+    if len(bindings.string()) != BINDING * len(files or ()):
+        raise bindings.fail(f"{BINDING} characters for each of the files")
+    return bindings.string()
 
 
 def _files(table: JsonValue) -> tuple[SavedFile, ...]:

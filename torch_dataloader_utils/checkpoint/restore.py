@@ -74,7 +74,7 @@ def check_states(states: Sequence[SavedState], run: Run) -> CheckedStates:
     of_all_ranks = run.topology.virtual_ranks is not None and not _is_of_this_rank(states, run)
     states = tuple(states) if of_all_ranks else (_state_of_this_rank(states, run),)
     may_differ = () if run.topology.virtual_ranks is None else REAL_TOPOLOGY
-    files = compare_files(states[0], run.manifest)
+    files = compare_files(states[0], run)
     differences = dict.fromkeys(found for state in states for found in compare_settings(state, run, may_differ, files))
     if of_all_ranks and not differences:
         require_each_rank(states)
@@ -101,9 +101,9 @@ def _state_of_this_rank(states: Sequence[SavedState], run: Run) -> SavedState:
 
 
 def _require_one_step(states: Sequence[SavedState]) -> None:
-    reached = [(state.epoch, state.batches_delivered, state.baseline) for state in states]
+    reached = [(state.batches_delivered, state.baseline) for state in states]
     if any(other != reached[0] for other in reached):
-        steps = ", ".join(f"rank {s.rank} epoch {s.epoch} step {s.batches_delivered}" for s in states)
+        steps = ", ".join(f"rank {s.rank} step {s.batches_delivered}" for s in states)
         msg = f"all ranks of a virtual topology have to save their states at one step; these differ: {steps}"
         raise RankMismatchError(msg)
 

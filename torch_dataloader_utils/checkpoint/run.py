@@ -16,8 +16,9 @@ class Run:
     """Everything that a plan depends on, except the epoch. A state of a run records it.
 
     There is a digest of the filter, of what the filter's columns are in the files, and of the format options that
-    determine the rows of a file; of the split strategy its name and a digest. Iceberg tables have a snapshot, Delta
-    Lake tables a version.
+    determine the rows of a file; of the split strategy its name and a digest. `filter_bindings` has what the filter's
+    columns are in each single file, where states list the files. Iceberg tables have a snapshot, Delta Lake tables a
+    version.
     """
 
     manifest: Manifest
@@ -25,6 +26,7 @@ class Run:
     filter_digest: str | None
     topology: Topology
     filter_binding: str | None = None
+    filter_bindings: str | None = None
     format: str = "parquet"
     format_options: str | None = None
     snapshot_id: int | None = None
@@ -56,6 +58,7 @@ class Run:
             **self._plan_settings(),
             "filter": self.filter_digest,
             "filter_binding": self.filter_binding,
+            "filter_bindings": self.filter_bindings,
         }
 
     def _plan_settings(self) -> dict[str, Any]:

@@ -16,6 +16,9 @@ STATE_VERSION = 1
 MOST_FILES = 10_000
 """Above this many files a state does not list them: it has only the manifest's fingerprint."""
 
+BINDING = 8
+"""Characters for each file by which a state records what the filter's columns are in it."""
+
 
 @dataclass(frozen=True, slots=True)
 class SavedFile:
@@ -73,7 +76,8 @@ class SavedState:
     """A state whose every value has the right type and range.
 
     Its settings must be equal in the run that loads it; they have the names that users know. The next worker may be a
-    virtual one. The files are None where there were too many to list. What is done is recorded by `completed` shards,
+    virtual one. The files are None where there were too many to list. `filter_bindings` is that of a `Run`, and None
+    in states of releases that did not record it. What is done is recorded by `completed` shards,
     or by `completed_rows`: row numbers of the whole manifest, start, stop, start, stop, ... The baseline is what was
     delivered before the rest of the epoch was planned again. The plan's digest is None in states of one rank, and of
     releases that did not record it.
@@ -91,6 +95,7 @@ class SavedState:
     in_progress: tuple[SavedShard, ...]
     baseline: SavedBaseline | None
     plan_digest: str | None = None
+    filter_bindings: str | None = None
 
     def done(self, files: Sequence[FileRows]) -> list[Split]:
         """Return the ranges of files that are done. `files` are those to which row numbers refer."""
@@ -113,6 +118,11 @@ class SavedState:
         return int(self.settings["num_workers"])
 
 
+def lists_files(manifest: Manifest) -> bool:
+    """Whether states list the files of a manifest."""
+    return len(manifest.files) <= MOST_FILES
+
+
 def dump_splits(manifest: Manifest, splits: Iterable[Split]) -> list[dict[str, str | int | None]]:
     """Return row ranges as states and errors show them. Where rows are not counted, these are bytes or whole files."""
     return [_dump_split(manifest, split) for split in splits]
@@ -123,6 +133,6 @@ def _dump_split(manifest: Manifest, split: Split) -> dict[str, str | int | None]
     if manifest.counts_rows:
         return {"path": path, "row_offset": split.row_offset, "row_length": split.row_length}
     whole: dict[str, str | int | None] = {"path": path, "row_offset": None, "row_length": None}
-    if split.row_length == manifest.rows_of.get(split.path) and len(manifest.files) <= MOST_FILES:
+    if split.row_length == manifest.rows_of.get(split.path) and lists_files(manifest):
         return whole
     return whole | {"byte_offset": split.row_offset, "byte_length": split.row_length}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, Literal
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -16,6 +16,7 @@ from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import CurrentReads, ReadCache
 from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, round_robin
+from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
 from torch_dataloader_utils.reading.scan import ReadOptions
@@ -27,7 +28,7 @@ from torch_dataloader_utils.workers.producer import Stream
 class BatchDataset(IterableDataset[Any]):
     """Batches of one rank, delivered in this process or packed in a worker.
 
-    The seed is that of the random numbers that `collate_fn` draws.
+    The seed is that of the random numbers that `collate_fn` draws. Copies have no process group.
     """
 
     def __init__(
@@ -37,8 +38,11 @@ class BatchDataset(IterableDataset[Any]):
         read_options: ReadOptions,
         collate_fn: Callable[[Any], Any] | None,
         seed: int,
+        *,
+        process_group: Any,
     ) -> None:
         super().__init__()
+        self._process_group = process_group
         self._opened_files = opened_files
         self._epoch_state = epoch_state
         self._schema = read_options.transform.schema
@@ -94,6 +98,10 @@ class BatchDataset(IterableDataset[Any]):
         """Begin an iteration: of the whole epoch, or of the rest that a state loaded since the last one left."""
         return self._epoch_state.begin_iteration()
 
+    def progress(self, uneven: Literal["drop", "pad"] | None) -> PassProgress:
+        """Return what a progress bar needs: see the loader's."""
+        return self._epoch_state.pass_progress(uneven)
+
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
         """Read one stream in this process."""
         return self._stream.batches(assignment, pin=pin)
@@ -144,10 +152,11 @@ class BatchDataset(IterableDataset[Any]):
         if not self._leaves_footers_out:
             is_users = get_spawning_popen() is None
             epoch_state = self._epoch_state.for_user() if is_users else copy.copy(self._epoch_state)
-            return self.__dict__ | {"_epoch_state": epoch_state}
+            return self.__dict__ | {"_epoch_state": epoch_state, "_process_group": None}
         stream = self._stream.without_footers()
         return {
             **self.__dict__,
+            "_process_group": None,
             "_stream": stream,
             "_opened_files": stream.opened_files,
             "_epoch_state": self._epoch_state.without_footers(stream.opened_files),

@@ -19,10 +19,12 @@ from torch_dataloader_utils.columns.options import ColumnOptions, parse_column_o
 from torch_dataloader_utils.columns.transform import ColumnTransform, refuses_announced_nulls
 from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet, PathSet
+from torch_dataloader_utils.dataset.mesh import MeshRanks
 from torch_dataloader_utils.formats.base import Format, OpenedFiles
 from torch_dataloader_utils.formats.registry import FORMATS, choose_format, require_known_rows
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader import arguments
+from torch_dataloader_utils.loader.progress_bar import require_tqdm
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS, PlanOptions
 from torch_dataloader_utils.planning.strategy import SplitStrategy, require_strategy
 from torch_dataloader_utils.planning.topology import Topology, arrange
@@ -41,6 +43,8 @@ FILTERS_EXPECTED = (
     "meet all conditions of one of them"
 )
 
+DEFAULT_BATCH_SIZE = 1024
+
 OPERATORS = ("==", "=", "!=", "<", ">", "<=", ">=", "in", "not in")
 
 
@@ -52,9 +56,11 @@ class LoaderOptions:
         files: What to open: `path`, with `format`, `storage_options`, `partitioning` and `manifest`; or a table.
         column_options: `output_format`, `column_formats`, `fill_nulls` and `mask_nulls`.
         topology: The ranks and workers, and the virtual topology.
+        process_group: The process group of the ranks that `mesh` stands for; None without one.
         adopts_num_workers: Whether the number of workers of a loaded state replaces this run's.
         plan: What the plan depends on: the sizes of shards, shuffling, balancing.
-        progress_interval_sec: Seconds between two lines about the progress; None for no such lines.
+        batch_size: Rows in a batch of this rank, given as `batch_size` or by `global_batch_size`.
+        progress_interval_sec: Seconds after which the progress bar is drawn again; None for no bar in this process.
         torch_options: `dataloader_kwargs`, for ``torch.utils.data.DataLoader``.
     """
 
@@ -64,6 +70,7 @@ class LoaderOptions:
     column_options: ColumnOptions
     filters: pc.Expression | None
     topology: Topology
+    process_group: Any
     adopts_num_workers: bool
     plan: PlanOptions
     strategy: SplitStrategy | None
@@ -94,11 +101,12 @@ class LoaderOptions:
         file_format = _parse_format(given)
         files = given["path"] if isinstance(given["path"], FileSet) else PathSet.parse(given, file_format)
         filters = parse_filters(given["filters"])
-        topology = _parse_topology(given, is_filtered=filters is not None or files.is_filtered)
-        plan = _parse_plan(given, topology)
+        ranks = _parse_ranks(given)
+        batch_size = _parse_batch_size(given, ranks.num_ranks)
+        topology = _parse_topology(given, ranks, batch_size, is_filtered=filters is not None or files.is_filtered)
+        plan = _parse_plan(given, topology, batch_size)
         if given["split_strategy"] is not None:
             require_strategy(given["split_strategy"], plan)
-        interval = arguments.require_seconds(given["progress_interval_sec"], "progress_interval_sec")
         _try_torch_options(torch_options, topology.num_workers)
         return cls(
             files=files,
@@ -110,16 +118,17 @@ class LoaderOptions:
             ),
             filters=filters,
             topology=topology,
+            process_group=ranks.process_group,
             adopts_num_workers=given["num_workers"] is None,
             plan=plan,
             strategy=given["split_strategy"],
-            batch_size=arguments.require_count(given["batch_size"], "batch_size"),
+            batch_size=batch_size,
             drop_last=arguments.require_flag(given["drop_last"], "drop_last"),
             row_id_column=given["row_id_column"],
             read_ahead_bytes=arguments.parse_bytes(given["read_ahead_bytes"], "read_ahead_bytes"),
             memory_map=arguments.optional_flag(given["memory_map"], "memory_map"),
             collate_fn=given["collate_fn"],
-            progress_interval_sec=interval if arguments.require_flag(given["show_progress"], "show_progress") else None,
+            progress_interval_sec=_parse_progress(given, topology.rank),
             torch_options=torch_options,
         )
 
@@ -209,30 +218,55 @@ def _parse_format(given: Mapping[str, Any]) -> Format:
     return file_format
 
 
-def _parse_topology(given: Mapping[str, Any], *, is_filtered: bool) -> Topology:
-    process_group = None
-    if dist.is_available() and dist.is_initialized():
-        process_group = dist.get_world_size(), dist.get_rank()
-    num_ranks, rank = arguments.resolve_rank(given["num_ranks"], given["rank"], process_group)
+def _parse_ranks(given: Mapping[str, Any]) -> MeshRanks:
+    """Return the ranks: those of the mesh, else as specified, else of the process group or of the environment."""
+    num_ranks, rank, mesh = given["num_ranks"], given["rank"], given["mesh"]
+    if mesh is None:
+        world = None
+        if dist.is_available() and dist.is_initialized():
+            world = dist.get_world_size(), dist.get_rank()
+        return MeshRanks(*arguments.resolve_rank(num_ranks, rank, world), process_group=None)
+    if num_ranks is not None or rank is not None:
+        msg = f"num_ranks={num_ranks!r} and rank={rank!r} beside a mesh, which has both: give the mesh alone"
+        raise ValueError(msg)
+    return MeshRanks.of(mesh)
+
+
+def _parse_batch_size(given: Mapping[str, Any], num_ranks: int) -> int:
+    """Return the rows of a batch of each rank."""
+    batch_size, global_batch_size = given["batch_size"], given["global_batch_size"]
+    if global_batch_size is None:
+        return DEFAULT_BATCH_SIZE if batch_size is None else arguments.require_count(batch_size, "batch_size")
+    rows = arguments.require_count(global_batch_size, "global_batch_size")
+    if batch_size is not None:
+        msg = f"batch_size={batch_size!r} and global_batch_size={rows}: give one of them; batch_size is the rows of a "
+        raise ValueError(msg + "rank's batch, global_batch_size those of all ranks together")
+    if rows % num_ranks:
+        msg = f"global_batch_size={rows} cannot be divided among {num_ranks} ranks: it needs to be a multiple of "
+        raise ValueError(f"{msg}{num_ranks}")
+    return rows // num_ranks
+
+
+def _parse_topology(given: Mapping[str, Any], ranks: MeshRanks, batch_size: int, *, is_filtered: bool) -> Topology:
     workers = given["num_workers"]
     return arrange(
-        num_ranks=num_ranks,
-        rank=rank,
-        num_workers=default_num_workers(num_ranks)
+        num_ranks=ranks.num_ranks,
+        rank=ranks.rank,
+        num_workers=default_num_workers(ranks.num_ranks)
         if workers is None
         else arguments.require_count(workers, "num_workers", least=0),
         adopts_num_workers=workers is None,
         virtual_ranks=arguments.optional_count(given["virtual_ranks"], "virtual_ranks"),
         virtual_workers=arguments.optional_count(given["virtual_workers"], "virtual_workers"),
-        batch_size=arguments.require_count(given["batch_size"], "batch_size"),
+        batch_size=batch_size,
         uneven_ranks=arguments.require_choice(given["uneven_ranks"], "uneven_ranks", UNEVEN_RANKS),
         filtered=is_filtered,
     )
 
 
-def _parse_plan(given: Mapping[str, Any], topology: Topology) -> PlanOptions:
+def _parse_plan(given: Mapping[str, Any], topology: Topology, batch_size: int) -> PlanOptions:
     """Return what the plan depends on; it depends on the batch size only where ranks are balanced."""
-    uneven_ranks, batch_size = given["uneven_ranks"], arguments.require_count(given["batch_size"], "batch_size")
+    uneven_ranks = given["uneven_ranks"]
     return PlanOptions(
         split_bytes=arguments.parse_bytes(given["split_bytes"], "split_bytes"),
         split_rows=arguments.optional_count(given["split_rows"], "split_rows"),
@@ -243,6 +277,16 @@ def _parse_plan(given: Mapping[str, Any], topology: Topology) -> PlanOptions:
         uneven_ranks=uneven_ranks,
         batch_size=None if uneven_ranks == "allow" else batch_size // topology.streams_per_turn,
     )
+
+
+def _parse_progress(given: Mapping[str, Any], rank: int) -> float | None:
+    """Return how often the progress bar is drawn, or None. Of all processes of a job, only the first shows one."""
+    interval = arguments.require_seconds(given["progress_interval_sec"], "progress_interval_sec")
+    if not arguments.require_flag(given["show_progress"], "show_progress"):
+        return None
+    require_tqdm()
+    is_first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+    return interval if is_first and rank == 0 else None
 
 
 def _try_torch_options(options: Mapping[str, Any], num_workers: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal
@@ -18,13 +19,14 @@ from torch_dataloader_utils.dataset.base import BatchDataset
 from torch_dataloader_utils.dataset.discovery import check_columns
 from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.manifest_file import dump_manifest
+from torch_dataloader_utils.dataset.mesh import Mesh
 from torch_dataloader_utils.dataset.options import Filters, LoaderOptions
 from torch_dataloader_utils.dataset.partitions import Partitioning
 from torch_dataloader_utils.errors import ProgressUnknownError
 from torch_dataloader_utils.formats.base import KnownFooters
 from torch_dataloader_utils.formats.registry import FormatName
 from torch_dataloader_utils.loader.arguments import PathLike, require_choice, require_count, require_flag
-from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+from torch_dataloader_utils.loader.data_loader import DIVIDED_AGAIN, StructuredDataLoader
 from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.metrics import Metrics
 from torch_dataloader_utils.planning.plan import UnevenRanks
@@ -51,7 +53,8 @@ class StructuredDataset(BatchDataset):
         *,
         format_options: Mapping[str, Any] | None = None,
         count_rows: bool = False,
-        batch_size: int = 1024,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
         drop_last: bool = False,
         columns: Sequence[str] | None = None,
         filters: Filters | None = None,
@@ -67,6 +70,7 @@ class StructuredDataset(BatchDataset):
         num_workers: int | None = None,
         num_ranks: int | None = None,
         rank: int | None = None,
+        mesh: Mesh | None = None,
         output_format: OutputFormat = "torch",
         column_formats: Mapping[str, ColumnFormat] | None = None,
         fill_nulls: Mapping[str, Any] | None = None,
@@ -105,8 +109,10 @@ class StructuredDataset(BatchDataset):
             count_rows: Whether to read all text files once, in this call, and count their rows: text has no footer
                 with that number. Without it ``len(loader)``, `row_id_column`, `uneven_ranks` and `virtual_ranks` are
                 refused, and a resumed run reads an unfinished shard again from its beginning.
-            batch_size: Rows in a batch. Batches span row groups, files and shards; only the last batch of a worker's
-                stream is shorter.
+            batch_size: Rows in a batch; None for 1024. Batches span row groups, files and shards; only the last batch
+                of a worker's stream is shorter.
+            global_batch_size: Rows in the batches of all ranks together, a multiple of the number of ranks, in place of
+                `batch_size`. It stays the same where a state is loaded by another number of ranks.
             drop_last: Whether to leave out that short batch. Its rows are counted as ``rows_dropped``.
             columns: Columns to deliver, in this order; None for all.
             filters: Which rows to deliver: a ``pyarrow.compute.Expression``, or pyarrow's lists of tuples such as
@@ -139,6 +145,10 @@ class StructuredDataset(BatchDataset):
                 rank, and 1 on several, whose machines may differ; it adopts the number of a loaded state.
             num_ranks: Number of ranks; None uses the process group's, else ``WORLD_SIZE``, else 1.
             rank: This rank; None uses the process group's, else ``RANK``, else 0.
+            mesh: The part of a ``torch.distributed.device_mesh.DeviceMesh`` whose processes share the rows, such as
+                ``mesh["dp"]`` or ``mesh["dp_replicate", "dp_shard"]``, in place of `num_ranks` and `rank`. The ranks
+                are its processes in row-major order. Processes that differ in other dimensions only, such as those of
+                tensor parallelism, deliver the same batches.
             output_format: What a batch is. ``"torch"`` or ``"numpy"``: a dictionary of column names to tensors or
                 arrays of shape ``(rows,)``, or ``(rows, size, ...)`` for fixed-size lists, in the column's own dtype.
                 Dates and times are int64 in the column's unit, or NumPy's types. Lists of numbers are jagged nested
@@ -180,8 +190,9 @@ class StructuredDataset(BatchDataset):
                 times ranks stays the same. Needs `uneven_ranks` of ``"drop"`` or ``"pad"``, whose counts then refer to
                 virtual ranks.
             virtual_workers: The workers of each virtual rank: a multiple of the real workers.
-            show_progress: Whether to write lines about the progress to standard error.
-            progress_interval_sec: Seconds between two such lines.
+            show_progress: Whether to show a progress bar for the epoch on standard error, in the first process of a
+                job alone, and only if that is a terminal. Needs tqdm: the extra ``progress``.
+            progress_interval_sec: Seconds after which the bar is drawn again.
             **dataloader_kwargs: For ``torch.utils.data.DataLoader``: ``pin_memory``, ``prefetch_factor``,
                 ``persistent_workers`` (True by default here), ``multiprocessing_context``, ``timeout``,
                 ``worker_init_fn``, ``generator``. What torch prefetches are messages of up to 64 batches and about
@@ -192,7 +203,8 @@ class StructuredDataset(BatchDataset):
 
         Raises:
             TypeError: If there is no such parameter, or an argument has the wrong type.
-            ValueError: If an argument's value makes no sense.
+            ValueError: If an argument's value makes no sense; or if this process is not in the mesh.
+            ImportError: If `show_progress` is True and tqdm is missing.
             FileNotFoundError: If the path matches no file.
             UnreadableFileError: If a footer cannot be read.
             ColumnError: If a column of `columns`, `filters` or another parameter does not exist; if its types in
@@ -213,7 +225,8 @@ class StructuredDataset(BatchDataset):
             adopts_num_workers=options.adopts_num_workers,
             progress_interval_sec=options.progress_interval_sec,
         )
-        dataset = cls(opened_files, epoch_state, read_options, options.collate_fn, options.plan.shuffle_seed)
+        seed, group = options.plan.shuffle_seed, options.process_group
+        dataset = cls(opened_files, epoch_state, read_options, options.collate_fn, seed, process_group=group)
         return StructuredDataLoader(dataset, **options.torch_options), dataset
 
     @property
@@ -235,6 +248,14 @@ class StructuredDataset(BatchDataset):
     def rank(self) -> int:
         """This rank."""
         return self._epoch_state.topology.rank
+
+    @property
+    def process_group(self) -> Any:
+        """The process group of the ranks of `mesh`; with several dimensions a tuple, the group along each.
+
+        None without a mesh, and in copies. The helpers in `torch_dataloader_utils.distributed` use it.
+        """
+        return self._process_group
 
     @property
     def schema(self) -> pa.Schema:
@@ -272,7 +293,12 @@ class StructuredDataset(BatchDataset):
 
         Args:
             epoch: The epoch, from 0.
+
+        Raises:
+            TypeError: If Accelerate calls it on several ranks: see `StructuredDataLoader`.
         """
+        if self.num_ranks > 1 and sys._getframe(1).f_globals.get("__name__") == "accelerate.data_loader":  # noqa: SLF001
+            raise TypeError(DIVIDED_AGAIN.format("Accelerate's loader around this dataset"))
         epoch = require_count(epoch, "epoch", least=0)
         if epoch > MOST_EPOCHS:
             raise ValueError(f"epoch={epoch}: at most {MOST_EPOCHS} is possible")

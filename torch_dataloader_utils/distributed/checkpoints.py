@@ -1,4 +1,4 @@
-"""The state of each rank in a checkpoint: in a file of its own, or as an entry of torch.distributed.checkpoint."""
+"""The state of each rank in a file of its own."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import fnmatch
 import json
 import os
 import posixpath
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import torch.distributed as dist
-
-from torch_dataloader_utils.distributed.gather import Stateful, require_one_plan
+from torch_dataloader_utils.distributed.gather import Stateful, parse_json
 from torch_dataloader_utils.errors import DatasetError, shown
 from torch_dataloader_utils.storage.filesystem import Storage
 
@@ -43,7 +42,7 @@ def save_rank_state(
     content = json.dumps(state).encode()
     if storage.is_local:
         path = Path(location, name)
-        _write_atomically(path, content)
+        write_atomically(path, content)
         return path
     with storage.errors(f"{location}/{name}"):
         storage.call("pipe_file", f"{location}/{name}", content)
@@ -116,8 +115,9 @@ def _file_name(rank: int, num_ranks: int) -> str:
     return f"loader-{rank:05d}-of-{num_ranks:05d}.json"
 
 
-def _write_atomically(path: Path, content: bytes) -> None:
-    unfinished = path.with_suffix(".unfinished")
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file of this machine: after a crash it is the old one or the new one."""
+    unfinished = path.with_suffix(f".{uuid.uuid4().hex}.unfinished")  # processes that share a rank write at one time
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -129,69 +129,21 @@ def _write_atomically(path: Path, content: bytes) -> None:
         except BaseException:
             unfinished.unlink(missing_ok=True)
             raise
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)  # the renaming itself, too, is to survive
-        finally:
-            os.close(directory)
+        sync_directory(path.parent)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def sync_directory(path: Path) -> None:
+    """Flush a directory to the disk: what was created in it or renamed, too, is to survive."""
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
 
 
 def _read_state(storage: Storage, location: str) -> Any:
     with storage.errors(location):
         content = storage.call("cat_file", location)
-    return _parse(content, storage.display(location))
-
-
-def _parse(content: str | bytes, name: str) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{name} is not a state: {error}") from None
-
-
-class CheckpointEntry:
-    """A loader's entry in a ``torch.distributed.checkpoint``: a Stateful with one string, named after its rank.
-
-    Such a checkpoint keeps one value per name, whichever rank wrote it, and loads only names that exist before
-    loading. A loader's state differs between ranks, and its keys change. So the whole state is saved as one string:
-    ``dcp.save({"loader": CheckpointEntry(loader)}, checkpoint_id=directory)``, and the same with ``dcp.load``.
-
-    Args:
-        source: This rank's loader or dataset.
-        group: The process group that saves and loads the checkpoint; None for the default one.
-    """
-
-    def __init__(self, source: Stateful, group: dist.ProcessGroup | None = None) -> None:
-        self._source = source
-        self._group = group
-
-    def state_dict(self) -> dict[str, str]:
-        """Return this rank's state as JSON, with the rank and the number of ranks in its name.
-
-        ``dcp.save`` and ``dcp.load`` call it on all ranks together. They compare their plans, unless it is a loader for
-        one rank alone, which other ranks need not have.
-
-        Raises:
-            RankMismatchError: On every rank, if ranks planned different epochs, or several processes deliver a rank and
-                none delivers another.
-        """
-        state = self._source.state_dict()
-        if dist.is_initialized() and state["num_ranks"] > 1:
-            require_one_plan(state, self._group)
-        return {_entry_name(state): json.dumps(state)}
-
-    def load_state_dict(self, entry: dict[str, str]) -> None:
-        """Load this rank's state.
-
-        Raises:
-            CheckpointMismatchError: If the state was saved under another plan.
-            ValueError: If the entry is not a state.
-        """
-        name = _entry_name(self._source.state_dict())
-        self._source.load_state_dict(_parse(entry[name], f"the checkpoint's entry {name!r}"))
-
-
-def _entry_name(state: dict[str, Any]) -> str:
-    return f"rank-{state['rank']}-of-{state['num_ranks']}"
+    return parse_json(content, storage.display(location))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import operator
 import os
@@ -11,7 +12,9 @@ from typing import Any, Literal, Protocol
 
 import torch.distributed as dist
 
+from torch_dataloader_utils.distributed.groups import Group, all_gather, group_of
 from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError, cut, shown
+from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 
 LOG = logging.getLogger("torch_dataloader_utils")
 SHOWN = 5
@@ -35,28 +38,30 @@ class Stateful(Protocol):
         ...
 
 
-def gather_states(source: Stateful, group: dist.ProcessGroup | None = None) -> list[dict[str, Any]]:
+def gather_states(source: Stateful, group: Group = None) -> list[dict[str, Any]]:
     """Gather every rank's state into one list, to save it in one file. All ranks call it together.
 
     Parts that are equal on all ranks are one object in the list, which ``torch.save`` and pickle write once.
 
     Args:
         source: This rank's loader or dataset.
-        group: The process group; None for the default one. Without an initialised one the list has one state.
+        group: The process group; None for that of the loader's mesh, else the default one. Without an initialised one
+            the list has one state. Processes of the group may share a rank: they have one state.
 
     Returns:
         The states, by rank, on every rank.
 
     Raises:
-        RankMismatchError: On every rank, if ranks planned different epochs, or a rank's state is missing or there
-            twice: no run could resume from such a list.
+        RankMismatchError: On every rank, if ranks planned different epochs, or a rank's state is missing, or processes
+            that share a rank have different states: no run could resume from such a list.
     """
     state = source.state_dict()
-    if not dist.is_initialized():
-        return [state]
-    gathered = all_gather(state, group)
-    require_one_of_each_rank([(state["rank"], state["num_ranks"]) for state in gathered])
-    gathered.sort(key=lambda state: int(state["rank"]))
+    return gather_each(state, group_of(source, group)) if dist.is_initialized() else [state]
+
+
+def gather_each(own: dict[str, Any], group: Group) -> list[dict[str, Any]]:
+    """Do the same by this rank's state."""
+    gathered = _one_of_each_rank(all_gather(own, group))
     require_equal_digests([state["plan_digest"] for state in gathered], gathered)
     for state in gathered[1:]:
         for key in SHARED_KEYS:
@@ -65,15 +70,42 @@ def gather_states(source: Stateful, group: dist.ProcessGroup | None = None) -> l
     return gathered
 
 
+def _one_of_each_rank(gathered: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the states by rank, each once: processes that share a rank, as in tensor parallelism, have one state."""
+    states = sorted(gathered, key=lambda state: int(state["rank"]))
+    ranks = [(state["rank"], state["num_ranks"]) for state in states]
+    num_ranks = ranks[0][1]
+    # Processes with a loader of one rank alone share no rows: they do not know of one another, and each reads all rows.
+    if num_ranks == 1 or set(ranks) != {(rank, num_ranks) for rank in range(num_ranks)}:
+        require_one_of_each_rank(ranks)
+        return states
+    firsts = [states[ranks.index((rank, num_ranks))] for rank in range(num_ranks)]
+    differing = [state["rank"] for state in states if _progress_of(state) != _progress_of(firsts[state["rank"]])]
+    if differing:
+        msg = f"processes that share rank {differing[0]} of {num_ranks} have different states: open their loaders with "
+        raise RankMismatchError(msg + "the same options, and gather the states after the same batch")
+    return firsts
+
+
+def _progress_of(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a state that do not depend on where a process finds the files."""
+    return {key: value for key, value in state.items() if key not in ("plan", "files", "checksum")}
+
+
 def own_state(
-    states: Sequence[dict[str, Any]], rank: int | None = None, group: dist.ProcessGroup | None = None
+    states: Sequence[dict[str, Any]],
+    rank: int | None = None,
+    group: dist.ProcessGroup | None = None,
+    *,
+    source: Planned | StructuredDataLoader | None = None,
 ) -> dict[str, Any]:
     """Return this rank's state from a gathered list.
 
     Args:
         states: A result of `gather_states`, in any order.
-        rank: This rank; None uses the process group's, else ``RANK``, else 0.
+        rank: This rank; None uses that of `source`, else the process group's, else ``RANK``, else 0.
         group: The process group that gathered them; None for the default one.
+        source: This rank's loader or dataset. One with a mesh is needed, or its rank: it is not that of the process.
 
     Returns:
         The state that this rank saved.
@@ -83,7 +115,9 @@ def own_state(
             different epochs.
         ValueError: If it is not a list of states.
     """
-    if rank is None:
+    if rank is None and source is not None:
+        rank = _planned(source).rank
+    elif rank is None:
         rank = dist.get_rank(group) if dist.is_initialized() else int(os.environ.get("RANK", "0"))
     try:
         saved = [(operator.index(state["rank"]), operator.index(state["num_ranks"])) for state in states]
@@ -97,8 +131,42 @@ def own_state(
     return in_order[rank]
 
 
+def broadcast_states(
+    states: list[dict[str, Any]] | None, src: int = 0, group: dist.ProcessGroup | None = None
+) -> list[dict[str, Any]]:
+    """Give all ranks the states that one of them has read. All ranks call it together.
+
+    Args:
+        states: The states of all ranks on rank `src`; on other ranks they are ignored.
+        src: The rank that has them, in the process group.
+        group: The process group; None for the default one. Without an initialised one these states are returned.
+
+    Returns:
+        The states, on every rank.
+
+    Raises:
+        ValueError: On every rank, if `src` is not in the group, or has no states.
+    """
+    if dist.is_initialized():
+        if not 0 <= src < dist.get_world_size(group):
+            raise ValueError(f"src={src}: the process group has ranks 0 to {dist.get_world_size(group) - 1}")
+        carrier = [states if dist.get_rank(group) == src else None]
+        dist.broadcast_object_list(carrier, src if group is None else dist.get_global_rank(group, src), group)
+        [states] = carrier
+    if states is None:
+        raise ValueError(f"rank {src} passed None in place of the states that it has read")
+    return states
+
+
 def load_gathered(source: Stateful, states: Sequence[dict[str, Any]]) -> None:
     """Load the states of all ranks: strictly if the run is the one that saved them, else elastically.
+
+    Under the same number of ranks and workers the same batches follow. Under others, each remaining row is delivered
+    once, in another order. Every rank loads the same list; it communicates with no other rank.
+
+    Args:
+        source: This rank's loader or dataset.
+        states: A result of `gather_states`.
 
     Raises:
         CheckpointMismatchError: If the states were saved under another plan, which no load can continue.
@@ -112,7 +180,7 @@ def load_gathered(source: Stateful, states: Sequence[dict[str, Any]]) -> None:
         LOG.info("another topology saved these %d states: the rest of the epoch is planned again", len(states))
 
 
-def on_all_ranks(claim: bool, group: dist.ProcessGroup | None = None) -> bool:  # noqa: FBT001 - what is asked
+def on_all_ranks(claim: bool, group: Group = None) -> bool:  # noqa: FBT001 - what is asked
     """Whether a claim holds on all ranks. All ranks call it together."""
     return all(all_gather(claim, group)) if dist.is_initialized() else claim
 
@@ -126,6 +194,14 @@ def require_one_of_each_rank(saved: Sequence[tuple[int, int]]) -> list[int]:
         msg += f"{shown(counts)} ranks"
         raise RankMismatchError(msg)
     return ranks
+
+
+def parse_json(content: str | bytes, name: str) -> Any:
+    """Return what JSON text holds, or raise a ValueError that names what should be a state."""
+    try:
+        return json.loads(content)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"{name} is not a state: {error}") from None
 
 
 class Planned(Protocol):
@@ -147,14 +223,14 @@ class Planned(Protocol):
         ...
 
 
-def require_same_plan(dataset: Planned, group: dist.ProcessGroup | None = None) -> None:
+def require_same_plan(dataset: Planned | StructuredDataLoader, group: Group = None) -> None:
     """Raise on every rank unless all ranks planned the same epoch, and each rank of the plan is there.
 
     All ranks call it together, before training. Processes may share a rank, as in tensor parallelism.
 
     Args:
-        dataset: This rank's dataset.
-        group: The process group; None for the default one.
+        dataset: This rank's dataset or loader.
+        group: The process group; None for that of the loader's mesh, else the default one.
 
     Raises:
         RankMismatchError: If plans differ, or several processes deliver a rank and none delivers another; the message
@@ -162,12 +238,17 @@ def require_same_plan(dataset: Planned, group: dist.ProcessGroup | None = None) 
     """
     if not dist.is_initialized():
         return
-    gathered = all_gather((dataset.plan_digest, dataset.rank, dataset.num_ranks), group)
+    planned = _planned(dataset)
+    gathered = all_gather((planned.plan_digest, planned.rank, planned.num_ranks), group_of(dataset, group))
     require_equal_digests([digest for digest, *_ in gathered])
-    require_all_ranks([rank for _, rank, _ in gathered], dataset.num_ranks)
+    require_all_ranks([rank for _, rank, _ in gathered], planned.num_ranks)
 
 
-def require_one_plan(state: Mapping[str, Any], group: dist.ProcessGroup | None) -> None:
+def _planned(source: Planned | StructuredDataLoader) -> Planned:
+    return source.dataset if isinstance(source, StructuredDataLoader) else source  # type: ignore[return-value]
+
+
+def require_one_plan(state: Mapping[str, Any], group: Group) -> None:
     """Do the same by this rank's state. The message also says in what the states differ."""
     gathered = all_gather((state["plan_digest"], state["rank"], state["num_ranks"]), group)
     digests = [digest for digest, *_ in gathered]
@@ -214,10 +295,3 @@ def _differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str
     plans = [state["plan"] if isinstance(state.get("plan"), Mapping) else {} for state in (first, other)]
     pairs += [(str(name), value, plans[1].get(name)) for name, value in plans[0].items() if name != "root"]
     return [f"{name}={shown(one)} and {shown(two)}" for name, one, two in pairs if shown(one) != shown(two)]
-
-
-def all_gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    """Return the values of all ranks, by rank. All ranks call it together."""
-    gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, value, group=group)
-    return gathered

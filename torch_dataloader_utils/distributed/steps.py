@@ -6,17 +6,18 @@ import copy
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 
-from torch_dataloader_utils.distributed.gather import LOG, all_gather, require_one_plan
+from torch_dataloader_utils.distributed.gather import LOG, require_one_plan
+from torch_dataloader_utils.distributed.groups import Group, Sum, all_gather, group_of, size_of
 from torch_dataloader_utils.loader.arguments import require_choice
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
-from torch_dataloader_utils.loader.iteration import BatchIterator
+from torch_dataloader_utils.loader.device import DeviceLoader
+from torch_dataloader_utils.loader.iteration import CountedIterator
 
 
 def in_step(
-    loader: StructuredDataLoader, group: dist.ProcessGroup | None = None, uneven: Literal["drop", "pad"] = "drop"
+    loader: StructuredDataLoader | DeviceLoader, group: Group = None, uneven: Literal["drop", "pad"] = "drop"
 ) -> Iterator[Any]:
     """Iterate over a loader so that all ranks make the same number of steps, whatever a filter leaves each of them.
 
@@ -28,8 +29,9 @@ def in_step(
     error, the other ranks wait until the group's timeout, as in every collective.
 
     Args:
-        loader: This rank's loader.
-        group: The process group; None for the default one. One with gloo does not use the accelerator.
+        loader: This rank's loader, or what `to_device` made of it.
+        group: The process group; None for that of the loader's mesh, else the default one. One with gloo does not use
+            the accelerator.
         uneven: What happens when a rank has no batch left. ``"drop"``: all ranks stop. The batches that others have
             left are not delivered, and their states show that. ``"pad"``: that rank gets a copy of its last batch, or a
             batch of another rank if it had none, until no rank has a batch left.
@@ -44,14 +46,14 @@ def in_step(
     """
     require_choice(uneven, "uneven", ("drop", "pad"))
     batches = iter(loader)
-    if not isinstance(batches, BatchIterator):
+    if not isinstance(batches, CountedIterator):
         raise TypeError(f"loader is {type(loader).__name__}, expected the loader that create_dataloader returns")
     if not dist.is_initialized():
         yield from batches
         return
+    group = group_of(loader, group)
     require_one_plan(loader.state_dict(), group)
-    num_ranks = dist.get_world_size(group)
-    wanted = num_ranks if uneven == "drop" else 1
+    wanted = size_of(group) if uneven == "drop" else 1
     steps = 0
     spare: list[Any] = []  # a batch to repeat, once there is one; it may be None, as a `collate_fn` may return that
     agreement = _Agreement(batches, group, has_spare=False)
@@ -70,7 +72,7 @@ def in_step(
         steps += 1
         yield own.pop()
     left = "batches left" if agreement.has_own else "no batch left"
-    LOG.info("ranks ended together after %d steps; rank %d had %s", steps, dist.get_rank(group), left)
+    LOG.info("ranks ended together after %d steps; process %d had %s", steps, dist.get_rank(), left)
 
 
 class _Agreement:
@@ -80,17 +82,12 @@ class _Agreement:
     to repeat when it has none left.
     """
 
-    def __init__(
-        self, batches: BatchIterator, group: dist.ProcessGroup | None, *, after: int = 0, has_spare: bool
-    ) -> None:
+    def __init__(self, batches: CountedIterator, group: Group, *, after: int = 0, has_spare: bool) -> None:
         self.has_own = batches.has_next(after)
         self.without_any = 0
-        device = "cuda" if dist.get_backend(group) == dist.Backend.NCCL else "cpu"
-        self._sums = torch.tensor([self.has_own, not (self.has_own or has_spare)], dtype=torch.int64, device=device)
-        self._work = dist.all_reduce(self._sums, group=group, async_op=True)
+        self._sum = Sum([self.has_own, not (self.has_own or has_spare)], group)
 
     def reached(self, wanted: int) -> bool:
         """Wait for all ranks, and return whether at least so many of them have a batch."""
-        self._work.wait()
-        having, self.without_any = map(int, self._sums.tolist())
+        having, self.without_any = self._sum.wait()
         return having >= wanted

@@ -272,15 +272,33 @@ class OpenedFiles:
         """
         if self.filter is None:
             return None
-        columns = [(column.name, str(column.type)) for column in self.needed if column.name in self.filter_columns]
+        digest = hashlib.blake2b(self._filter_types.encode(), digest_size=8)
+        for source in self._filter_sources():
+            digest.update(f"\n{source}".encode())
+        return digest.hexdigest()
+
+    @cached_property
+    def filter_bindings(self) -> str | None:
+        """The same of each file alone, 8 hexadecimal characters for each in the order of the manifest."""
+        if self.filter is None:
+            return None
+        texts = [f"{self._filter_types}\n{source}" for source in self._filter_sources()]
+        digests = {text: hashlib.blake2b(text.encode(), digest_size=4).hexdigest() for text in set(texts)}
+        return "".join(map(digests.__getitem__, texts))
+
+    @property
+    def _filter_types(self) -> str:
+        return repr([(column.name, str(column.type)) for column in self.needed if column.name in self.filter_columns])
+
+    def _filter_sources(self) -> Iterator[str]:
+        """Yield for each file which of its columns, or which values, the filter's columns are."""
+        names = [name for name in self.needed.names if name in self.filter_columns]
         wanted = [number for number, name in enumerate(self.needed.names) if name in self.filter_columns]
         sources = [repr([projection.sources[number] for number in wanted]) for projection in self.projections]
-        digest = hashlib.blake2b(repr(columns).encode(), digest_size=8)
         for file in self.manifest.files:
             values = self.constants_of(file.path) if self.constant_columns else {}
-            constants = [repr(values[name]) for name, _ in columns if name in values]
-            digest.update(f"\n{sources[self.projected.get(file.path, 0)]} {constants}".encode())
-        return digest.hexdigest()
+            constants = [repr(values[name]) for name in names if name in values]
+            yield f"{sources[self.projected.get(file.path, 0)]} {constants}"
 
     def row_group_name(self, path: str, number: int) -> str:
         """Return a row group's name for messages."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
+from torch.utils._pytree import tree_map_only
 
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.distributed.gather import gather_states, load_gathered
@@ -102,6 +104,29 @@ class ResumableLoader:
         load_gathered(self.loader, state_dict["ranks"])
         self._batches = None
         self._finished = self.dataset.epoch if self.dataset.is_finished else None
+
+
+class ResumableDataModuleMixin:
+    """Has each loader of this package that `train_dataloader` returns wrapped in a `ResumableLoader`.
+
+    ``class Rows(ResumableDataModuleMixin, LightningDataModule)``, or in front of a data module that exists. Its
+    `train_dataloader` returns the loader that `create_dataloader` made, also in a list or a dictionary.
+
+    Raises:
+        TypeError: Where the class is defined, if it is no data module.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        make = getattr(cls, "train_dataloader", None)  # this class's own, or a data module's that it inherits from
+        if make is None:
+            raise TypeError(f"{cls.__name__} has no train_dataloader: it is no LightningDataModule")
+
+        @functools.wraps(make)  # by which Lightning sees whether a method is the user's
+        def train_dataloader(self: Any) -> Any:
+            return tree_map_only(StructuredDataLoader, ResumableLoader, make(self))
+
+        cls.train_dataloader = train_dataloader  # type: ignore[attr-defined] # in LightningDataModule
 
 
 class _Batches(Iterator[Any]):

@@ -14,8 +14,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils.formats.concurrency import interruptible
-from torch_dataloader_utils.loader.arguments import refuse_torch_options
+from torch_dataloader_utils.loader.arguments import refuse_torch_options, require_choice
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, round_robin
+from torch_dataloader_utils.loader.progress_bar import PassProgress
+from torch_dataloader_utils.loader.user_warnings import warn_of_slow_transport
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
@@ -30,6 +32,10 @@ FORK_ATTEMPTS = 3
 START_SEC = 20.0
 """How long a forked worker may take to run its first line. It takes milliseconds, unless it hangs for ever."""
 
+DIVIDED_AGAIN = """{} would divide this rank's rows among the ranks once more, and leave out all others: use \
+ResumableTrainerMixin of torch_dataloader_utils.integrations.transformers for a Trainer, else \
+prepare_loader(accelerator, loader) of torch_dataloader_utils.integrations.accelerate"""
+
 
 class _Dataset(Protocol):
     """What the loader needs of a dataset: see `BatchDataset` and `StructuredDataset`."""
@@ -40,6 +46,8 @@ class _Dataset(Protocol):
     def num_batches(self) -> int: ...
     @property
     def batch_size(self) -> int: ...
+    @property
+    def process_group(self) -> Any: ...
     def begin_iteration(self) -> Iteration: ...
     def prepare_iteration(self) -> None: ...
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]: ...
@@ -47,6 +55,7 @@ class _Dataset(Protocol):
     def without_footers(self) -> AbstractContextManager[None]: ...
     def with_footers(self, assignment: Assignment, known: Collection[str]) -> Assignment: ...
     def set_epoch(self, epoch: int) -> None: ...
+    def progress(self, uneven: Literal["drop", "pad"] | None) -> PassProgress: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Any, *, strict: bool, on_changed_files: Literal["error", "continue"]) -> None: ...
 
@@ -72,7 +81,7 @@ class StructuredDataLoader(DataLoader[Any]):
             dataset,  # type: ignore[arg-type]
             batch_size=None,
             num_workers=dataset.num_workers,
-            collate_fn=_unchanged,
+            collate_fn=_require_message,
             worker_init_fn=worker_init_fn,
             **dataloader_kwargs,
         )
@@ -127,6 +136,31 @@ class StructuredDataLoader(DataLoader[Any]):
         """
         self._dataset.set_epoch(epoch)
 
+    @property
+    def process_group(self) -> Any:
+        """The process group of the ranks that share the rows: see `StructuredDataset.process_group`."""
+        return self._dataset.process_group
+
+    def progress(self, uneven: Literal["drop", "pad"] | None = None) -> PassProgress:
+        """Return what a progress bar over the batches of a pass needs: ``tqdm(loader, **loader.progress())``.
+
+        After an elastic load, what was delivered before counts as the batches of the rank that had delivered most, and
+        the rest as the batches that it is cut into for this rank. So the bar ends at 100 %.
+
+        Args:
+            uneven: For the steps of `distributed.in_step` with this value of its parameter `uneven`, rather than for
+                the batches of this rank. With ``"pad"``, a rank that had run out of batches when its state was saved
+                does not count the repeated ones.
+
+        Returns:
+            ``initial``, how many batches of the epoch this rank has delivered before the next one; ``total``, how many
+            the epoch has, with those, or None if only reading tells. They are those of the newest iterator, as long as
+            there is one that can deliver more; else those of the next.
+        """
+        if uneven is not None:
+            require_choice(uneven, "uneven", ("drop", "pad"))
+        return self._dataset.progress(uneven)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the dataset's state: see `StructuredDataset.state_dict`."""
         return self._dataset.state_dict()
@@ -140,8 +174,7 @@ class StructuredDataLoader(DataLoader[Any]):
     @property
     def _is_accelerate_prepared(self) -> bool:
         """Refuse ``accelerator.prepare(loader)``: it would deal out the batches of rank 0 and leave out all others."""
-        msg = "accelerator.prepare() would divide this rank's rows among the ranks once more: use prepare_loader("
-        raise TypeError(msg + "accelerator, loader) of torch_dataloader_utils.integrations.accelerate instead")
+        raise TypeError(DIVIDED_AGAIN.format("accelerator.prepare()"))
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave workers and iterators out of a copy.
@@ -205,6 +238,8 @@ class StructuredDataLoader(DataLoader[Any]):
         sizer = MessageSizer(ahead)
         count = ahead * self.num_workers + MAX_HELD + 1  # all messages in transit may be of the same worker
         pools = [SharedMemoryPool.if_possible(count) for _ in range(self.num_workers)]
+        if None in pools:
+            warn_of_slow_transport()
         return [WorkerChannel(AssignmentQueue(context), sizer, pool, SharedPage.if_possible()) for pool in pools]
 
     def _start_workers(self, setup: WorkerSetup) -> WorkerIterator:
@@ -268,8 +303,16 @@ def _unpacked(
     return list(map(of_worker, arrived))
 
 
-def _unchanged(message: Any) -> Any:
-    return message
+def _require_message(message: Any) -> Any:
+    """Pass on what this loader's workers send, and raise for what any other loader makes of the dataset's batches.
+
+    Accelerate's `skip_first_batches` makes one, which a Trainer uses to resume: with this loader's `collate_fn`.
+    """
+    if isinstance(message, Message):
+        return message
+    msg = "another DataLoader was made from this one, as skip_first_batches of Accelerate does when a Trainer resumes: "
+    msg += "it reads batches to skip them, and does not know the epoch; use load_state_dict, or for a Trainer "
+    raise TypeError(msg + "ResumableTrainerMixin of torch_dataloader_utils.integrations.transformers")
 
 
 def _has_accelerator() -> bool:

@@ -7,7 +7,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from torch.utils.data import get_worker_info
 
@@ -18,10 +18,10 @@ from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.run import Run
-from torch_dataloader_utils.checkpoint.saved_state import SavedState
+from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.iteration import Iteration
-from torch_dataloader_utils.loader.metrics import ProgressLine
+from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
 from torch_dataloader_utils.loader.user_warnings import (
     LOG,
@@ -31,7 +31,7 @@ from torch_dataloader_utils.loader.user_warnings import (
     warn_of_uneven_ranks,
     warn_of_unknown_lengths,
 )
-from torch_dataloader_utils.planning.plan import Plan, PlanOptions
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, EpochPlanner, newest_algorithm
 from torch_dataloader_utils.planning.strategy import SplitStrategy
 from torch_dataloader_utils.planning.topology import Topology
@@ -41,8 +41,8 @@ from torch_dataloader_utils.reading.scan import ReadOptions
 class EpochState:
     """A rank's current epoch: its plan and its progress.
 
-    `adopts_num_workers` says that a loaded state's number of workers replaces the topology's. Lines about the progress
-    are `progress_interval_sec` seconds apart; None for no lines.
+    `adopts_num_workers` says that a loaded state's number of workers replaces the topology's. A bar shows
+    the progress, drawn again every `progress_interval_sec` seconds; None for no bar.
     """
 
     def __init__(
@@ -116,6 +116,17 @@ class EpochState:
         """The digest by which the states of several ranks are compared; None on a single rank."""
         return self._rows_digest if self.topology.num_ranks > 1 else None
 
+    def pass_progress(self, uneven: Literal["drop", "pad"] | None = None) -> PassProgress:
+        """Return how many batches were delivered before the next one, and how many there are: see the loader's."""
+        progress = self.owner.upcoming or self._fresh()
+        total = None
+        if self._opened_files.unknown_rows is None:
+            total = self._batches(progress)
+            if uneven is not None and self._planner.options.uneven_ranks == "allow":
+                plan = self._planner.plan(self.epoch, self.topology, progress.baseline, self._plan_algorithm)
+                total = (min if uneven == "drop" else max)(map(self._batches, self._ranks(plan, progress.baseline)))
+        return {"initial": progress.batches_delivered, "total": total}
+
     def balanced_rows(self) -> dict[str, list[tuple[str, int]]]:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""
         return self._planner.uneven_rows(self._current_plan())
@@ -131,11 +142,10 @@ class EpochState:
         if self.owner.loaded is None:
             self._plan_algorithm = None
         progress = self.owner.loaded or self._fresh()
-        line = None
-        if self._progress_interval_sec is not None:
-            total = None if self._opened_files.unknown_rows is not None else self._batches(progress)
-            line = ProgressLine(self._progress_interval_sec, total)
-        iteration = self.owner.begin(progress, self.topology.processes, line)
+        counts = self.pass_progress()
+        iteration = self.owner.begin(progress, self.topology.processes)
+        if self._progress_interval_sec is not None and get_worker_info() is None:
+            iteration.bar = ProgressBar(self.epoch, counts, self._progress_interval_sec)
         self._prepare_states(progress)
         if LOG.isEnabledFor(logging.INFO):
             log_uneven_rows(self.epoch, self.balanced_rows())
@@ -258,6 +268,7 @@ class EpochState:
             options=self._planner.options,
             filter_digest=self._opened_files.filter_digest,
             filter_binding=self._opened_files.filter_binding,
+            filter_bindings=self._opened_files.filter_bindings if lists_files(self._opened_files.manifest) else None,
             topology=topology,
             format=self._opened_files.format.name,
             format_options=self._opened_files.format.options_digest,
@@ -268,6 +279,11 @@ class EpochState:
 
     def _batches(self, progress: Progress) -> int:
         return progress.batches(self._read_options.batch_size, drop_last=self._read_options.drop_last)
+
+    def _ranks(self, plan: Plan, baseline: DeliveredBaseline | None = None) -> list[Progress]:
+        """Return the progress of all ranks at the beginning of a plan, where the topology is not virtual."""
+        streams = map(plan.rank_streams, range(self.topology.num_ranks))
+        return [Progress.fresh(of_rank, baseline=baseline) for of_rank in streams]
 
     def _check_epoch(self) -> None:
         """Warn once if ranks make different numbers of steps, and run a split strategy now, which may be wrong."""
@@ -280,7 +296,7 @@ class EpochState:
             self._warned_of_uneven_ranks = True
             warn_of_unknown_lengths(self._opened_files.unknown_rows)
             return
-        ranks = [Progress.fresh(self.plan.rank_streams(rank)) for rank in range(self.topology.num_ranks)]
+        ranks = self._ranks(self.plan)
         batches = list(map(self._batches, ranks))
         if len(set(batches)) > 1:
             self._warned_of_uneven_ranks = True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import islice
@@ -10,7 +12,8 @@ from typing import Any
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.errors import IterationEndedError
 from torch_dataloader_utils.formats.concurrency import hides_interrupt
-from torch_dataloader_utils.loader.metrics import Metrics, ProgressLine
+from torch_dataloader_utils.loader.metrics import Metrics
+from torch_dataloader_utils.loader.progress_bar import ProgressBar
 from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
 
@@ -20,18 +23,20 @@ class Iteration:
 
     It begins at some progress, has a number that no other iteration of the dataset has, and is read by so many
     processes: the workers, or this one.
+
+    Attributes:
+        bar: Shows how many batches were delivered, if there is one.
     """
 
-    def __init__(
-        self, number: int, epoch: int, progress: Progress, processes: int, line: ProgressLine | None = None
-    ) -> None:
+    def __init__(self, number: int, epoch: int, progress: Progress, processes: int) -> None:
         self.number = number
         self.epoch = epoch
         self.progress = progress.rebased()
         self.metrics = Metrics()
         self.failed = False
         self._processes = processes
-        self._line = line
+        self.bar: ProgressBar | None = None
+        self._is_abandoned = False
         self._ended: set[int] = set()
         self._replaced_by: str | None = None
 
@@ -49,9 +54,26 @@ class Iteration:
         """Whether these streams, or all, have ended."""
         return self._ended.issuperset(range(len(self.progress.streams)) if streams is None else streams)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether its iterator can deliver more batches, or has yet to find that none is left."""
+        return not (self.failed or self._is_abandoned or self._replaced_by or self.finished())
+
     def replace(self, by: str) -> None:
         """End this iteration because of a call that took its progress over."""
         self._replaced_by = self._replaced_by or by
+        self.abandon()
+
+    def fail(self) -> None:
+        """End this iteration because of an error."""
+        self.failed = True
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Note that nothing more will be delivered."""
+        self._is_abandoned = True
+        if self.bar:
+            self.bar.close()
 
     def require_current(self) -> None:
         """Raise unless this iteration owns the progress."""
@@ -65,8 +87,8 @@ class Iteration:
         self.metrics.batches_delivered += 1
         self.metrics.rows_delivered += batch.receipt.rows
         self._count_bytes(batch)
-        if self._line:
-            self._line.update(self.epoch, progress.batches_delivered, self.metrics)
+        if self.bar:
+            self.bar.update()
         for end in ends:
             progress = self._after(end, progress)
         # Last, with no call after it: if anything before this fails, or Ctrl-C comes, the batch was not delivered.
@@ -82,8 +104,8 @@ class Iteration:
         self.metrics.rows_dropped += end.receipt.rows_dropped
         self._ended.update(receipt.stream for receipt in (end.receipt, *end.receipt.others))
         self._count_bytes(end)
-        if self._line and self.finished():
-            self._line.update(self.epoch, progress.batches_delivered, self.metrics, last=True)
+        if self.bar and self.finished():
+            self.bar.finish()
         return progress
 
     def _count_bytes(self, content: Batch | StreamEnd) -> None:
@@ -91,7 +113,22 @@ class Iteration:
         self.metrics.bytes_read_again += content.bytes_read.again
 
 
-class BatchIterator(Iterator[Any]):
+class CountedIterator(Iterator[Any]):
+    """An iterator of batches that can look ahead: a batch counts as delivered only when `next` returns it."""
+
+    @abstractmethod
+    def has_next(self, after: int = 0) -> bool:
+        """Wait for the next batch, and return whether there is one.
+
+        `after` is the number of batches before it that wait to be delivered as well.
+        """
+
+    @abstractmethod
+    def peek(self, after: int = 0) -> Any:
+        """Return the batch of which `has_next(after)` says that there is one, without delivering it."""
+
+
+class BatchIterator(CountedIterator):
     """The iterator that users receive: it takes batches from where they are made, and counts each as it delivers it.
 
     The contents are the batches and ends of some streams, or of all. `on_error` is called once if making or delivering
@@ -113,6 +150,7 @@ class BatchIterator(Iterator[Any]):
         self._error: str | None = None
         self._waiting: deque[Batch | StreamEnd] = deque()
         self._batches = 0  # that wait
+        weakref.finalize(self, iteration.abandon)
 
     def __next__(self) -> Any:
         if not self.has_next():
@@ -128,10 +166,7 @@ class BatchIterator(Iterator[Any]):
             raise
 
     def has_next(self, after: int = 0) -> bool:
-        """Wait for the next batch, and return whether there is one. Only `next` delivers and counts it.
-
-        `after` is the number of batches before it that wait to be delivered as well.
-        """
+        """Wait for the next batch, and return whether there is one: see `CountedIterator.has_next`."""
         self._iteration.require_current()
         if self._error is not None:
             msg = f"this iterator ended with an error ({self._error}): to continue after it would leave out rows; make "
@@ -152,9 +187,14 @@ class BatchIterator(Iterator[Any]):
         return self._batches > after
 
     def peek(self, after: int = 0) -> Any:
-        """Return the batch of which `has_next(after)` says that there is one, without delivering it."""
+        """Return a batch that waits, without delivering it: see `CountedIterator.peek`."""
         waiting = (content for content in self._waiting if isinstance(content, Batch))
         return next(islice(waiting, after, None)).data
+
+    @property
+    def delivered(self) -> int:
+        """Number of batches that this iteration has delivered."""
+        return self._iteration.metrics.batches_delivered
 
     def _fetch(self) -> None:
         """Fetch a batch or the end of a stream, which ends once the batches before it are delivered."""
@@ -185,14 +225,14 @@ class BatchIterator(Iterator[Any]):
 
     def _fail(self, error: BaseException) -> None:
         """Keep the error's message, not the error: its traceback would keep worker processes alive."""
-        self._iteration.failed = True
+        self._iteration.fail()
         self._error = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         self.close()
         if self._on_error is not None:
             self._on_error()
 
 
-def with_last(batches: BatchIterator) -> Iterator[tuple[Any, bool]]:
+def with_last(batches: CountedIterator) -> Iterator[tuple[Any, bool]]:
     """Yield each batch with whether it is the last.
 
     The batch after it is fetched first, so that two are held. If that fails, the error is raised in place of the batch

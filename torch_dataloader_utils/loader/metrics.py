@@ -1,11 +1,8 @@
-"""Counters of delivered rows and read bytes, and a line that shows them."""
+"""Counters of delivered rows and read bytes."""
 
 from __future__ import annotations
 
-import sys
-import time
 from dataclasses import dataclass
-from typing import TextIO
 
 
 @dataclass(slots=True)
@@ -25,30 +22,3 @@ class Metrics:
     rows_dropped: int = 0
     bytes_read: int = 0
     bytes_read_again: int = 0
-
-
-class ProgressLine:
-    """Writes a line about an epoch's progress to a stream: at most one in so many seconds, and one at the end.
-
-    `total` is the epoch's number of batches, or None if it is not known.
-    """
-
-    def __init__(self, interval: float, total: int | None, stream: TextIO | None = None) -> None:
-        self._interval = interval
-        self._total = total
-        self._stream = stream or sys.stderr
-        self._began = self._written = time.monotonic()
-
-    def update(self, epoch: int, batch: int, metrics: Metrics, *, last: bool = False) -> None:
-        """Write a line if it is time for one; `last` says that the epoch has ended: then a line is always written.
-
-        `batch` counts the epoch's delivered batches, including those before a resume; `metrics` are the iteration's.
-        """
-        now = time.monotonic()
-        if not last and now - self._written < self._interval:
-            return
-        self._written = now
-        rate = metrics.rows_delivered / max(now - self._began, 1e-9)
-        total = "" if self._total is None else f"/{self._total} ({100 * batch / max(1, self._total):.0f} %)"
-        self._stream.write(f"epoch {epoch}: batch {batch}{total}, {rate:,.0f} rows/s\n")
-        self._stream.flush()

@@ -9,7 +9,6 @@ from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.loader.iteration import Iteration
-from torch_dataloader_utils.loader.metrics import ProgressLine
 from torch_dataloader_utils.loader.plain_loader import Copies
 
 
@@ -33,6 +32,16 @@ class ProgressOwner:
         return self.loaded if self.iteration is None else self.iteration.progress
 
     @property
+    def upcoming(self) -> Progress | None:
+        """The progress from which batches are delivered next; None for the beginning of the epoch.
+
+        That is where the newest iterator stands, or where the next one will begin if that one can go on no more.
+        """
+        if self.iteration is None:
+            return self.loaded
+        return self.iteration.progress if self.iteration.is_running else None
+
+    @property
     def is_untouched(self) -> bool:
         """Whether no batch was delivered since the dataset changed last, so that a call need not begin the epoch again.
 
@@ -44,11 +53,11 @@ class ProgressOwner:
         is_over = self.iteration.failed or self.iteration.finished()
         return self.iteration.metrics.batches_delivered == 0 and not is_over
 
-    def begin(self, progress: Progress, processes: int, line: ProgressLine | None) -> Iteration:
+    def begin(self, progress: Progress, processes: int) -> Iteration:
         """Begin an iteration that is read by some processes. It begins at this progress, and owns it from now on."""
         self.take_over("iter", self.epoch)
         self._iterations += 1
-        self.iteration = Iteration(self._iterations, self.epoch, progress, processes, line)
+        self.iteration = Iteration(self._iterations, self.epoch, progress, processes)
         return self.iteration
 
     def prepare(self) -> None:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from torch_dataloader_utils.checkpoint.compare import shorten, touched_files
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
-from torch_dataloader_utils.errors import ChangedFilesWarning, LostRowsWarning, UnevenRanksWarning, warn_user
+from torch_dataloader_utils.errors import (
+    ChangedFilesWarning,
+    LostRowsWarning,
+    SlowTransportWarning,
+    UnevenRanksWarning,
+    warn_user,
+)
 from torch_dataloader_utils.planning.manifest import Manifest
 
 LOG = logging.getLogger("torch_dataloader_utils")
@@ -27,6 +34,13 @@ def warn_of_unknown_lengths(reason: str) -> None:
 
 def _warn_of_waiting_ranks(text: str, remedy: str) -> None:
     warn_user(f"{text}; a DDP loop needs {remedy}, or join(); else ranks wait for one another", UnevenRanksWarning)
+
+
+@cache
+def warn_of_slow_transport() -> None:
+    """Warn, once in a process, that workers cannot send batches in shared memory."""
+    msg = "the system has or grants no anonymous shared memory (memfd_create): worker processes send batches through "
+    warn_user(msg + "a pipe, which is slower; num_workers=0 sends nothing", SlowTransportWarning)
 
 
 def warn_of_touched_files(saved: SavedState, manifest: Manifest) -> None:

@@ -43,10 +43,6 @@ class SparseFile(io.RawIOBase):
         """Return True."""
         return True
 
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
     def size(self) -> int:
         """Return the whole file's size."""
         return self._size

@@ -24,6 +24,7 @@ from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC, attempt
 from torch_dataloader_utils.storage.causes import most_attempts, most_attempts_locally
 from torch_dataloader_utils.storage.forks import hold_filesystems, release_filesystems
 from torch_dataloader_utils.storage.local_file import (
+    READ_ONLY,
     LocalFile,
     MappedFile,
     RangedFile,
@@ -36,7 +37,8 @@ from torch_dataloader_utils.storage.redaction import Redactor
 T = TypeVar("T")
 L = TypeVar("L", bound=LocalFile)
 
-os.register_at_fork(before=hold_filesystems, after_in_parent=release_filesystems)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(before=hold_filesystems, after_in_parent=release_filesystems)
 
 S3_MODULE = "torch_dataloader_utils.storage.s3"
 
@@ -307,7 +309,7 @@ class Storage:
 
 
 def _read_local(location: str, start: int, stop: int) -> bytes:
-    number = os.open(location, os.O_RDONLY | os.O_CLOEXEC)
+    number = os.open(location, READ_ONLY)
     try:
         content = bytearray(stop - start)
         read_into(number, start, content)

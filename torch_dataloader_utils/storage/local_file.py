@@ -6,6 +6,7 @@ import ctypes
 import mmap
 import os
 import sys
+import threading
 import weakref
 from abc import ABC, abstractmethod
 from functools import cache
@@ -36,6 +37,16 @@ FUSE, whatever is behind it.
 
 STATFS_BYTES = 256
 """More than a `struct statfs` has on any machine; it begins with `f_type`."""
+
+
+READ_ONLY = os.O_RDONLY | getattr(os, "O_BINARY", 0)
+"""Flags to open a file for reading: its bytes as they are, also on Windows. Python lets no child inherit it."""
+
+LOCKED_BYTES = 1 << 24
+"""Bytes of one read where reads need a lock."""
+
+_position = threading.Lock()
+"""Held while the position of an open file matters."""
 
 
 def filesystem_type(path: str) -> int | None:
@@ -105,7 +116,7 @@ class RangedFile(LocalFile):
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        self._number = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._number = os.open(path, READ_ONLY)
         weakref.finalize(self, os.close, self._number).atexit = False
 
     def ends_with(self, content: bytes) -> bool:
@@ -144,16 +155,16 @@ class MappedFile(LocalFile):
 
     def will_need(self, start: int, stop: int) -> None:
         """Let the system read a range from disk, unless it is in memory."""
-        self._advise(mmap.MADV_WILLNEED, start, stop)
+        self._advise("MADV_WILLNEED", start, stop)
 
     def forget(self, start: int, stop: int) -> None:
         """Release the pages of a range: as long as they are mapped they count as this process's memory."""
-        self._advise(mmap.MADV_DONTNEED, start, stop)
+        self._advise("MADV_DONTNEED", start, stop)
 
-    def _advise(self, advice: int, start: int, stop: int) -> None:
+    def _advise(self, advice: str, start: int, stop: int) -> None:
         first = start - start % mmap.PAGESIZE
-        if stop > first:
-            self._mapped.madvise(advice, first, stop - first)
+        if stop > first and hasattr(mmap, advice):  # not on Windows
+            self._mapped.madvise(getattr(mmap, advice), first, stop - first)
 
 
 def read_into(number: int, start: int, content: bytearray | pa.Buffer) -> None:
@@ -163,8 +174,19 @@ def read_into(number: int, start: int, content: bytearray | pa.Buffer) -> None:
     """
     rest = memoryview(content).cast("B")
     stop = start + len(rest)
-    while rest and (count := os.preadv(number, [rest], stop - len(rest))):
+    while rest and (count := _read_at(number, rest, stop - len(rest))):
         rest = rest[count:]
     if rest:
         size = stop - start - len(rest)
         raise OSError(f"{size} bytes came back of bytes {start} to {stop}: the file was cut short")
+
+
+def _read_at(number: int, memory: memoryview, start: int) -> int:
+    """Fill the beginning of the memory with bytes of an open file, and return how many came."""
+    if hasattr(os, "preadv"):
+        return os.preadv(number, [memory], start)
+    with _position:  # Windows and old releases of macOS read at the file's position, which threads share
+        os.lseek(number, start, os.SEEK_SET)
+        content = os.read(number, min(len(memory), LOCKED_BYTES))
+    memory[: len(content)] = content
+    return len(content)

@@ -13,6 +13,7 @@ import contextlib
 import ctypes
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection, parent_process
@@ -69,11 +70,20 @@ class StartupBarrier:
             waited = 0.0
             while not self._reports.acquire(timeout=ALIVE_CHECK_SEC):
                 waited += ALIVE_CHECK_SEC
-                if any(not worker.is_alive() for worker in workers):
+                if any(map(has_ended, workers)):
                     return True
                 if waited >= seconds:
                     return False
         return True
+
+
+def has_ended(worker: BaseProcess) -> bool:
+    """Whether a worker has ended, also where the program itself has waited for it, so that no status is left."""
+    if worker.exitcode is None and worker.pid is not None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.pid, 0)
+            return False
+    return True
 
 
 class WorkerSetup:
@@ -154,9 +164,8 @@ def end_with_training_process(*, is_started_in_main_thread: bool) -> None:
     the end of the thread that started it for that. So it is asked only if that is the main thread, which others outlive
     in no process.
     """
-    if is_started_in_main_thread:
-        with contextlib.suppress(AttributeError, OSError):  # other systems have no prctl
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if is_started_in_main_thread and sys.platform == "linux":  # others have no prctl
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     threading.Thread(target=_watch, args=(os.getppid(),), name="end_with_training_process", daemon=True).start()
 
 

@@ -20,7 +20,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torch_dataloader_utils.errors import SilentWorkerWarning, WorkerError, warn_user
-from torch_dataloader_utils.workers.lifecycle import interrupt_later
+from torch_dataloader_utils.workers.lifecycle import has_ended, interrupt_later
 
 SILENCE_SEC = 30.0
 """After how long a warning names the worker that is waited for and has sent nothing."""
@@ -32,10 +32,10 @@ END_SEC = 5.0
 """How long all workers together may take to end. Those that are left then are killed."""
 
 HINTS = {
-    signal.SIGKILL: "a process that takes too much memory is killed so by the system",
-    signal.SIGBUS: "a mapped file was cut short or its storage failed, or the system has no memory for a shared block",
+    "SIGKILL": "a process that takes too much memory is killed so by the system",
+    "SIGBUS": "a mapped file was cut short or its storage failed, or the system has no memory for a shared block",
 }
-"""What mostly sends a signal that ends a worker."""
+"""What mostly sends a signal that ends a worker, by its name: not every system has both."""
 
 _running: weakref.WeakSet[WorkerIterator] = weakref.WeakSet()
 
@@ -47,8 +47,9 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     """torch's iterator over the messages of a loader's workers.
 
     torch has its handler of SIGCHLD raise an error in whatever line the training process is at when a worker dies:
-    between the two halves of an optimizer's step, or while a checkpoint is saved. Here it raises only while a worker is
-    waited for. So a dead worker is always an error of the loader, which names it.
+    between the two halves of an optimizer's step, or while a checkpoint is saved. Here it raises only while the main
+    thread waits for a worker; another thread that waits looks every `CHECK_SEC`. So a dead worker is always an error of
+    the loader, which names it.
 
     Args:
         loader: The loader.
@@ -98,8 +99,9 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     def _watched(self) -> Iterator[None]:
         """Raise an error that names the worker if one is dead, or dies meanwhile."""
         try:
-            self._worker_pids_set = True
-            _set_worker_pids(id(self), tuple(worker.pid or 0 for worker in self._workers))
+            if threading.current_thread() is threading.main_thread():  # any other is not the one that it would raise in
+                self._worker_pids_set = True
+                _set_worker_pids(id(self), tuple(worker.pid or 0 for worker in self._workers))
             self._require_alive()  # it may have died before torch's handler knew of it
             yield
         except RuntimeError as error:  # torch knows only the process
@@ -118,13 +120,17 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     def _require_alive(self, cause: BaseException | None = None) -> None:
         """Raise if a worker was killed, failed, or ended before its stream did."""
         for number, worker in enumerate(self._workers):
-            status = worker.exitcode
-            if status is None or (status == 0 and not self._workers_status[number]):
+            if not has_ended(worker):
                 continue
-            how = f"exited unexpectedly with status {status}"
-            if status < 0:
-                hint = HINTS.get(-status)  # type: ignore[call-overload]  # members of IntEnum are integers
-                how = f"was killed by signal {-status} ({signal.Signals(-status).name})" + (f": {hint}" if hint else "")
+            if worker.exitcode is None:
+                connection.wait([worker.sentinel], CHECK_SEC)  # a fork server says the status a moment later
+            status = worker.exitcode
+            if not status and not self._workers_status[number]:
+                continue
+            how = "ended" if status is None else f"exited unexpectedly with status {status}"
+            if status is not None and status < 0:
+                name = signal.Signals(-status).name
+                how = f"was killed by signal {-status} ({name})" + (f": {HINTS[name]}" if name in HINTS else "")
             msg = f"{self._named([number])} {how}. The state holds what was delivered: load_state_dict(state_dict()) "
             raise WorkerError(msg + "and a new iter continue from there") from cause
 
@@ -172,27 +178,48 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
             return
         with interrupt_later():
             if not getattr(self, "_shutdown", True):
-                if all(worker.exitcode in (None, 0) and not _is_stopped(worker.pid) for worker in self._workers):
+                if not any(_is_broken(worker) for worker in self._workers):
                     self._ask_to_end()
                 self.kill()
+                self._end_pinning()
             super()._shutdown_workers()
 
     def _ask_to_end(self) -> None:
         """Let the workers end by themselves, within `END_SEC` for all together."""
-        pinning = getattr(self, "_pin_memory_thread", None)
-        if pinning is not None:  # first, since workers that end may leave half a message
-            self._pin_memory_thread_done_event.set()
-            self._worker_result_queue.put((None, None))
-            pinning.join(END_SEC)
+        self._stop_pinning()  # first, since workers that end may leave half a message
         self._workers_done_event.set()
         for queue in self._index_queues:
             queue.put(None)
         until = time.monotonic() + END_SEC
-        while waiting := [worker for worker in self._workers if worker.is_alive()]:
+        while waiting := [worker for worker in self._workers if not has_ended(worker)]:
             left = until - time.monotonic()
             if left <= 0 or any(_is_stopped(worker.pid) for worker in waiting):
                 break
             connection.wait([worker.sentinel for worker in waiting], min(left, CHECK_SEC))
+
+    def _stop_pinning(self) -> bool:
+        """Ask torch's thread that pins memory to end, and return whether it does within `END_SEC`."""
+        pinning = getattr(self, "_pin_memory_thread", None)
+        if pinning is None or not pinning.is_alive():
+            return True
+        self._pin_memory_thread_done_event.set()
+        self._worker_result_queue.put((None, None))
+        pinning.join(END_SEC)
+        return not pinning.is_alive()
+
+    def _end_pinning(self) -> None:
+        """End the thread that pins, once all workers are dead: torch would wait for it without end.
+
+        It may be reading a message of which a killed worker has written a part. That read ends with an error when no
+        process has the other end of the pipe any more: this one is the last.
+        """
+        if not self._stop_pinning():
+            queue: Any = self._worker_result_queue
+            queue._writer.close()  # noqa: SLF001 - nothing else closes this end alone
+            self._pin_memory_thread.join(END_SEC)
+            queue.cancel_join_thread()
+            queue.close()
+            del self._pin_memory_thread
 
     def kill(self) -> None:
         """Kill every worker that has not ended, stopped ones too, which would not get a milder signal."""
@@ -204,6 +231,11 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         for worker in workers:
             worker.join(END_SEC)  # not for ever: a process that waits for its disk dies once the disk answers
         self._workers_done_event: Any = threading.Event()  # torch's has a lock that a killed worker may have held
+
+
+def _is_broken(worker: BaseProcess) -> bool:
+    """Whether a worker died, or was stopped by a signal."""
+    return _is_stopped(worker.pid) if not has_ended(worker) else worker.exitcode != 0
 
 
 def _is_stopped(pid: int | None) -> bool:

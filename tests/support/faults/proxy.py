@@ -279,10 +279,6 @@ class ProxyProcess:
         """Return all requests since the rule began, and what was made of them."""
         return [(Request(**request), fault) for request, fault in self._command(None)]
 
-    def made(self) -> int:
-        """Return how many faults were made since the rule began."""
-        return sum(fault is not None for _, fault in self.requests())
-
     def _command(self, command: dict[str, Any] | None) -> Any:
         self._commands.write(json.dumps(command) + "\n")
         self._commands.flush()

@@ -31,8 +31,8 @@ from torch_dataloader_utils import (
 )
 from torch_dataloader_utils.distributed import CheckpointEntry, gather_states, in_step, own_state, require_same_plan
 
-LIMIT_SEC = 30
-"""A rank that waits longer for the others ends with an error of torch's."""
+LIMIT_SEC = 240
+"""A rank that waits longer for the others ends with an error of torch's. No rank that comes takes as long."""
 
 
 class TaggedFileSystem(LocalFileSystem):

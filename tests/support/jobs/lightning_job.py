@@ -20,8 +20,8 @@ import pyarrow.compute as pc
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 
-from torch_dataloader_utils import StructuredDataset
-from torch_dataloader_utils.integrations.lightning import ResumableLoader
+from torch_dataloader_utils import StructuredDataLoader, StructuredDataset
+from torch_dataloader_utils.integrations.lightning import ResumableDataModuleMixin, ResumableLoader
 
 
 class Model(lightning.LightningModule):
@@ -65,7 +65,11 @@ class Data(lightning.LightningDataModule):
         self.path = data
         self.options = options
 
-    def train_dataloader(self) -> ResumableLoader:
+    def train_dataloader(self) -> Any:
+        """Return the rows, to be saved."""
+        return ResumableLoader(self.open())
+
+    def open(self) -> StructuredDataLoader:
         """Return the rows, shuffled."""
         filters = pc.field("value") >= 100 if self.options.get("filtered") else None
         loader, _ = StructuredDataset.create_dataloader(
@@ -78,11 +82,19 @@ class Data(lightning.LightningDataModule):
             filters=filters,
             uneven_ranks="allow" if self.options.get("filtered") else "drop",
         )
-        return ResumableLoader(loader)
+        return loader
 
     def val_dataloader(self) -> Any:
         """Return a few numbers."""
         return torch.utils.data.DataLoader(torch.arange(6), batch_size=2) if self.options.get("validates") else []
+
+
+class MixedIn(ResumableDataModuleMixin, Data):
+    """The same, by the mixin."""
+
+    def train_dataloader(self) -> Any:
+        """Return the rows."""
+        return self.open()
 
 
 def train(arguments: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
@@ -112,7 +124,8 @@ def train(arguments: dict[str, Any], checkpoint: str | None) -> dict[str, Any]:
     )
     model = Model(options)
     path = None if checkpoint is None else str(directory / checkpoint)
-    trainer.fit(model, datamodule=Data(arguments["data"], options), ckpt_path=path, weights_only=False)
+    data = (MixedIn if options.get("mixed_in") else Data)(arguments["data"], options)
+    trainer.fit(model, datamodule=data, ckpt_path=path, weights_only=False)
     return {"before": model.before, "batches": model.batches}
 
 

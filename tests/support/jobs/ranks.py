@@ -50,6 +50,7 @@ class RanksJob:
         """Start all ranks."""
         environment = {
             "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._store.port),
             "TMPDIR": self._scratch,

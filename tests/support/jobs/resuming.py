@@ -28,8 +28,17 @@ def rest_of(path: str, state: dict[str, Any], options: dict[str, Any]) -> list[R
     return [row for batch in loader for row in rows_in(batch)]
 
 
+def resumed(loader: Any, path: Path, options: dict[str, Any], directory: Path, *, in_new_process: bool) -> list[Row]:
+    """Return the rows that are left after a loader's state: of the loader itself, or of a new one in a new process."""
+    state = loader.state_dict()
+    if in_new_process:
+        return rest_of_in_new_process(path, state, options, directory)
+    loader.load_state_dict(state)
+    return [row for batch in loader for row in rows_in(batch)]
+
+
 def rest_of_in_new_process(path: Path, state: dict[str, Any], options: dict[str, Any], directory: Path) -> list[Row]:
-    """Return the same from a process of its own. State and options travel as JSON."""
+    """Return the rows that a new loader in a new process delivers from a state on. All arguments travel as JSON."""
     result = directory / "rest.json"
     run_forked(PROGRAM, directory, json.dumps(str(path)), json.dumps(state), json.dumps(options), str(result))
     return [(row, content) for row, content in json.loads(result.read_text(encoding="utf-8"))]

@@ -37,6 +37,7 @@ from support import (
 
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError
 from torch_dataloader_utils.checkpoint import dump as state_module
+from torch_dataloader_utils.checkpoint import saved_state
 from torch_dataloader_utils.checkpoint.parse import parse_state
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
@@ -279,7 +280,7 @@ def test_a_message_shows_the_first_files_and_the_error_holds_all(own_data):
 
 @pytest.mark.parametrize("change", ["added", "removed", "rewritten"])
 def test_more_files_than_a_state_lists_are_compared_by_their_fingerprint(own_data, change):
-    with patch.object(state_module, "MOST_FILES", 3):
+    with patch.object(saved_state, "MOST_FILES", 3):
         _, state = saved(own_data, **OPTIONS)
     assert state["files"] is None
     if change == "added":
@@ -610,7 +611,7 @@ def test_another_version_of_the_layout_is_named(data, version):
 @pytest.mark.parametrize("key", KEYS)
 def test_a_missing_key_is_named(data, key):
     _, state = saved(data)
-    assert set(state) == {*KEYS, "plan_digest"}
+    assert set(state) == {*KEYS, "plan_digest", "refused_by_dcp"}
     del state[key]
     _, dataset = open_loader(data)
     with pytest.raises(ValueError, match=re.escape(f"state['{key}'] is missing")):
@@ -916,6 +917,17 @@ def test_more_batches_than_rows_are_refused(data):
     _, state = saved(data)
     with pytest.raises(ValueError, match="it records 100000 batches of"):
         open_loader(data)[1].load_state_dict({**state, "batches_delivered": 100_000})
+
+
+def test_a_number_that_python_could_not_write_is_refused(data):
+    loader, _ = open_loader(data, num_workers=0)
+    next(iter(loader))
+    resumed, _ = open_loader(data, num_workers=3)
+    resumed.load_state_dict([loader.state_dict()], strict=False)
+    state = edited(resumed.state_dict())
+    state["base"]["batches_delivered"] = 10**5000
+    with pytest.raises(ValueError, match=r"state\['base'\]\['batches_delivered'\].*an integer of at most 100 digits"):
+        open_loader(data, num_workers=3)[0].load_state_dict(state)
 
 
 def test_the_advice_names_each_way_out(data):

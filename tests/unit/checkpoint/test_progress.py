@@ -20,6 +20,7 @@ from support import examples, manifest_of, row_ids
 
 from torch_dataloader_utils import CheckpointMismatchError
 from torch_dataloader_utils.checkpoint import dump as state_module
+from torch_dataloader_utils.checkpoint import saved_state
 from torch_dataloader_utils.checkpoint.parse import parse_state
 from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.plan import Shard
@@ -154,7 +155,7 @@ def rows_of_all(delivery: Delivery, shards: list[Shard]) -> list[int]:
 def test_more_files_than_are_listed_are_left_out_and_the_state_loads_all_the_same(delivery, after):
     _, progress = stopped(delivery, delivery.fresh(), after)
     most = len(delivery.run.manifest.files) - 1
-    with patch.object(state_module, "MOST_FILES", most):
+    with patch.object(saved_state, "MOST_FILES", most):
         state = through_json(delivery.state(progress))
     assert state["files"] is None
     restored = delivery.restored(state)
@@ -171,7 +172,7 @@ def test_a_changed_file_is_refused_also_where_files_are_not_listed(change):
         "path": (first, replace(second, path="c.parquet")),
         "removed": (first,),
     }
-    with patch.object(state_module, "MOST_FILES", 1):
+    with patch.object(saved_state, "MOST_FILES", 1):
         state = delivery.state(delivery.fresh())
     today = replace(delivery, run=replace(delivery.run, manifest=Manifest("/data", changed[change])))
     with pytest.raises(CheckpointMismatchError, match=r"the file list changed: checkpoint='\w{32}', current='\w{32}'"):

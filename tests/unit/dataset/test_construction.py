@@ -71,7 +71,6 @@ WRONG_ARGUMENTS: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"batch_size": "8"}, TypeError, "batch_size='8' is str, expected an integer"),
     ({"batch_size": True}, TypeError, "batch_size=True is bool"),
     ({"batch_size": 8.0}, TypeError, "batch_size=8.0 is float"),
-    ({"batch_size": None}, TypeError, "batch_size=None"),
     ({"split_rows": 0}, ValueError, "split_rows=0"),
     ({"split_rows": "3"}, TypeError, "split_rows='3'"),
     ({"num_workers": -1}, ValueError, "num_workers=-1"),

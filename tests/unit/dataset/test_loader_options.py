@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
+from support import write_dataset
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils import DeltaDataset, IcebergDataset, StructuredDataset
@@ -18,6 +19,7 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "format_options": ("delimiter", TypeError),
     "count_rows": (1, TypeError),
     "batch_size": (0, ValueError),
+    "global_batch_size": (0, ValueError),
     "drop_last": ("no", TypeError),
     "columns": ("value", TypeError),
     "filters": ("value > 3", TypeError),
@@ -32,6 +34,7 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "num_workers": (-1, ValueError),
     "num_ranks": (2, ValueError),
     "rank": (0, ValueError),
+    "mesh": (3, TypeError),
     "output_format": ("pandas", ValueError),
     "column_formats": ({"x": "jagged"}, ValueError),
     "fill_nulls": ({"x": None}, ValueError),
@@ -158,6 +161,33 @@ def test_every_parameter_of_torchs_data_loader_is_known(tmp_path):
         if name not in WRONG and name != "dataset":
             with pytest.raises(FileNotFoundError):
                 StructuredDataset.create_dataloader(tmp_path / "nothing here", **{name: parameter.default})
+
+
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [({}, 1024), ({"batch_size": 8}, 8), ({"global_batch_size": 12}, 4), ({"batch_size": None}, 1024)],
+    ids=["none", "of a rank", "of all ranks", "unset"],
+)
+def test_a_batch_size_is_that_of_a_rank_or_of_all_ranks(tmp_path, sizes, expected):
+    assert write_dataset(tmp_path / "data")
+    ranks = {"num_ranks": 3, "rank": 0, "uneven_ranks": "drop"}
+    loader, dataset = StructuredDataset.create_dataloader(tmp_path / "data", **ranks, **sizes)
+    assert dataset.batch_size == expected
+    assert f"batch_size={expected}" in repr(loader)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"global_batch_size": 10}, "global_batch_size=10 cannot be divided among 3 ranks"),
+        ({"global_batch_size": 12, "batch_size": 4}, "batch_size=4 and global_batch_size=12: give one of them"),
+        ({"global_batch_size": 12, "batch_size": 1024}, "batch_size=1024 and global_batch_size=12: give one"),
+    ],
+    ids=["indivisible", "both", "both, the default"],
+)
+def test_batch_sizes_that_do_not_fit_are_refused_before_the_path_is_looked_at(tmp_path, sizes, message):
+    with pytest.raises(ValueError, match=message):
+        StructuredDataset.create_dataloader(tmp_path / "nothing here", num_ranks=3, rank=0, **sizes)
 
 
 def test_options_are_frozen_and_show_no_secret(tmp_path):

@@ -166,6 +166,43 @@ def test_a_state_is_refused_where_the_filters_columns_are_read_from_other_direct
     again.load_state_dict(earlier)
 
 
+OTHERWISE = {
+    "in another order": pads.partitioning(pa.schema([("second", pa.string()), ("first", pa.string())])),
+    "with the names in the values": pads.partitioning(pa.schema([("first", pa.string()), ("second", pa.string())])),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_continue_is_refused_where_unchanged_files_have_other_values_of_the_filters_columns(tmp_path, name):
+    """The files have changed as well, so that only what each unchanged file has can be compared."""
+    write_tree(tmp_path, ["first=1/second=2", "first=2/second=1", "first=2/second=2"], rows=20)
+    names = pa.schema([("first", pa.string()), ("second", pa.string())])
+    options = {"filters": pc.field("first") != "1", "batch_size": 7, "output_format": "dict"}
+    then = pads.partitioning(names, flavor="hive")
+    loader, _ = open_loader(tmp_path, partitioning=then, **options)
+    rows = list(next(iter(loader))["x"])
+    states = [loader.state_dict()]
+    write(tmp_path / "first=3/second=1" / "part.parquet", x=np.arange(60, 80))
+    other, _ = open_loader(tmp_path, partitioning=OTHERWISE[name], **options)
+    message = "columns are other ones, or have other values, than at the checkpoint: first=1/second=2/part.parquet"
+    with pytest.raises(CheckpointMismatchError, match=message) as raised:
+        other.load_state_dict(states, strict=False, on_changed_files="continue")
+    [difference] = raised.value.differences
+    assert difference.name == "filter_binding"
+    assert difference.checkpoint != difference.current
+    again, _ = open_loader(tmp_path, partitioning=then, **options)
+    again.load_state_dict(states, strict=False, on_changed_files="continue")
+    assert sorted(rows + delivered(again, "x")["x"]) == [*range(20, 80)]
+    plan = states[0]["plan"]
+    short = edited(states[0], plan=plan | {"filter_bindings": plan["filter_bindings"][1:]})
+    with pytest.raises(
+        ValueError, match=r"\['filter_bindings'\] is str .*, expected 8 characters for each of the files"
+    ):
+        again.load_state_dict([short], strict=False, on_changed_files="continue")
+    earlier = edited(states[0], plan={key: value for key, value in plan.items() if key != "filter_bindings"})
+    again.load_state_dict([earlier], strict=False, on_changed_files="continue")
+
+
 # Filters --------------------------------------------------------------------------------------------------------------
 
 X, K, D = pc.field("x"), pc.field("k"), pc.field("d")

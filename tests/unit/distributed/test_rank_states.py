@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch_dataloader_utils.distributed import (
     own_state,
     save_rank_state,
 )
+from torch_dataloader_utils.distributed.entries import dump_states, parse_dumped
 
 pytestmark = pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning")
 
@@ -161,6 +163,30 @@ def test_a_checkpoints_entry_that_is_no_state_is_a_documented_error(data):
     for text in ("[" * 100_000, "{", "{}"):
         with pytest.raises(ValueError, match="not a state"):
             CheckpointEntry(open_loader(data)[0]).load_state_dict({"rank-0-of-1": text})
+
+
+@pytest.mark.parametrize(
+    "text", ["{", "{}", "[]", "null", '{"shared": 1, "ranks": [{}]}', '{"shared": {}, "ranks": ["x"]}']
+)
+def test_an_entry_of_all_ranks_that_is_no_such_entry_is_a_documented_error(data, text):
+    with pytest.raises(ValueError, match="'states_of_all_ranks' is not a state"):
+        CheckpointEntry(open_loader(data)[0], elastic=True).load_state_dict({"states_of_all_ranks": text})
+
+
+def test_an_entry_of_all_ranks_writes_once_what_is_equal_on_all_of_them_and_loses_nothing(data):
+    states = states_of(data, 3)
+    text = dump_states(states)
+    assert parse_dumped(text, "it") == states
+    assert text.count(json.dumps(states[0]["files"])) == text.count(json.dumps(states[0]["plan"])) == 1
+    assert len(text) < len(json.dumps(states)) - 2 * len(json.dumps(states[0]["files"]))
+    changed = [states[0], *(state | {"files": None} for state in states[1:])]
+    assert parse_dumped(dump_states(changed), "it") == changed
+
+
+def test_an_entry_of_all_ranks_is_not_made_of_one_of_them_where_there_is_no_process_group(data):
+    entry = CheckpointEntry(open_loader(data, num_ranks=2, rank=1)[0], elastic=True)
+    with pytest.raises(RankMismatchError, match=r"holds ranks \[1\], saved by \[2\] ranks"):
+        entry.state_dict()
 
 
 def test_states_are_kept_on_any_storage(data):

@@ -6,7 +6,6 @@ import errno
 import math
 import re
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -193,11 +192,9 @@ def test_an_error_of_a_wrong_option_is_tried_only_three_times(clock):
 def test_a_call_that_never_returns_is_given_up_and_does_not_keep_the_process():
     answered = threading.Event()
     before = set(threading.enumerate())
-    began = time.monotonic()
     try:
         with pytest.raises(TimeoutError, match=r"^no answer within 0\.05 s$"):
             within(0.05, answered.wait)
-        assert time.monotonic() - began < 60
         assert all(thread.daemon for thread in set(threading.enumerate()) - before)
     finally:
         answered.set()

@@ -14,8 +14,10 @@ from torch_dataloader_utils import StructuredDataset, UnevenRanksWarning
 warnings.simplefilter("ignore", UnevenRanksWarning)
 
 
-def open(job: Job, saved: list[Any] | None) -> tuple[Iterator[list[Row]], Callable[[], Any]]:  # noqa: A001
-    """Open the loader."""
+def open(  # noqa: A001
+    job: Job, saved: list[Any] | None, prepared: Callable[[Any], Any] = lambda loader: loader
+) -> tuple[Iterator[list[Row]], Callable[[], Any]]:
+    """Open the loader, or what is made of it."""
     loader, _ = StructuredDataset.create_dataloader(
         job.data,
         batch_size=job.batch_size // job.num_ranks,
@@ -25,6 +27,7 @@ def open(job: Job, saved: list[Any] | None) -> tuple[Iterator[list[Row]], Callab
         rank=job.rank,
         num_workers=job.num_workers,
     )
+    loader = prepared(loader)
     if saved is not None:
         if len(saved) == job.num_ranks:
             loader.load_state_dict(saved[job.rank])

@@ -1,0 +1,329 @@
+"""The files of a `CheckpointStore`: which checkpoints are complete, whether one is whole, and what may be deleted.
+
+Each checkpoint has a directory of its own, with a name that is never used again, so that the files of two saves never
+mix. A marker in it, written last and in one request, makes it visible: object stores cannot rename a directory. What
+is deleted loses its marker first. One process reads and writes here; it does not communicate.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import math
+import os
+import posixpath
+import re
+import secrets
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from torch_dataloader_utils.distributed.checkpoints import sync_directory, write_atomically
+from torch_dataloader_utils.errors import CheckpointStoreError, shown
+from torch_dataloader_utils.storage.filesystem import Storage
+
+LOG = logging.getLogger("torch_dataloader_utils")
+
+MARKER = "checkpoint.json"
+METADATA = ".metadata"
+"""The file that torch.distributed.checkpoint writes last, and reads first."""
+FORMAT = "torch_dataloader_utils.CheckpointStore"
+VERSION = 1
+
+_DIRECTORY = re.compile(r"step-(\d{10,})-save-(\d{6,})-[0-9a-f]{8}")
+_WRITTEN = re.compile(r"__\d+_\d+\.distcp|\.metadata(\.tmp)?|checkpoint\.(json|[0-9a-f]{32}\.unfinished)")
+"""The names of what the store writes, and nothing else in its directories."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredCheckpoint:
+    """A complete checkpoint of a `CheckpointStore`.
+
+    Attributes:
+        step: The step that it was saved at.
+        metrics: The metrics that it was saved with.
+        parts: What it holds, such as ``("loader", "model", "optimizer")``.
+        url: Its directory, which `torch.distributed.checkpoint` itself reads, too.
+    """
+
+    step: int
+    metrics: Mapping[str, float]
+    parts: tuple[str, ...]
+    url: str
+    number: int = field(repr=False)
+    """How many saves came before it: the last one saved has the highest."""
+    files: Mapping[str, int] = field(repr=False)
+    """The size of each of its files."""
+    metadata_digest: str = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The name of its directory."""
+        return posixpath.basename(self.url)
+
+
+@dataclass(frozen=True, slots=True)
+class Best:
+    """Which checkpoints are the best: the first `count` of them by a metric."""
+
+    metric: str
+    mode: str
+    count: int
+
+    def of(self, checkpoints: Collection[StoredCheckpoint]) -> list[StoredCheckpoint]:
+        """Return the best ones, the best first. Of equal ones the later comes first; NaN and no value do not count."""
+        sign = 1 if self.mode == "min" else -1
+        measured = [found for found in checkpoints if not math.isnan(found.metrics.get(self.metric, math.nan))]
+        measured.sort(key=lambda found: (sign * found.metrics[self.metric], -found.number))
+        return measured[: self.count]
+
+
+def expired(
+    checkpoints: Collection[StoredCheckpoint], keep_last: int | None, keep_best: Best | None, in_use: Collection[str]
+) -> list[StoredCheckpoint]:
+    """Return which checkpoints are to be deleted, oldest first. One that was saved again at its step is replaced."""
+    in_order = sorted(checkpoints, key=lambda found: found.number)
+    current = list({found.step: found for found in in_order}.values())
+    kept = sorted(current, key=lambda found: found.number)[-keep_last if keep_last else 0 :]
+    kept += keep_best.of(current) if keep_best else []
+    names = {found.name for found in kept} | set(in_use)
+    return [found for found in in_order if found.name not in names]
+
+
+class StoreFiles:
+    """The directory of a store. Errors name files, and hold no secret.
+
+    Args:
+        url: The directory.
+        storage_options: fsspec's.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> None:
+        self.storage, [location] = Storage.for_urls([os.fspath(url)], storage_options)
+        self._root = location.rstrip("/")
+        self._url, self._options = os.fspath(url), dict(storage_options or {})
+        self._known: dict[str, StoredCheckpoint] = {}
+
+    @property
+    def url(self) -> str:
+        """The directory, for messages."""
+        return self.storage.display(self._root)
+
+    def location(self, name: str) -> str:
+        """Return what the storage calls a checkpoint's directory."""
+        return f"{self._root}/{name}"
+
+    def url_of(self, name: str) -> str:
+        """Return a checkpoint's directory, for messages."""
+        return self.storage.display(self.location(name))
+
+    @property
+    def writing_fs(self) -> Any:
+        """The filesystem with its own retries, for large files; None for this machine's."""
+        return None if self.storage.is_local else fsspec.core.url_to_fs(self._url, **self._options)[0]
+
+    def errors(self, name: str) -> contextlib.AbstractContextManager[None]:
+        """Turn an error into one that names a checkpoint and holds no secret."""
+        return self.storage.errors(self.location(name), CheckpointStoreError)
+
+    def new_name(self, step: int) -> str:
+        """Return the name of a new checkpoint's directory. It has never been used."""
+        number = max((_number(name) for name in self._names()), default=0) + 1
+        return f"step-{step:010d}-save-{number:06d}-{secrets.token_hex(4)}"
+
+    def complete(self) -> list[StoredCheckpoint]:
+        """Return all complete checkpoints, in the order of their saves, without those whose marker is refused."""
+        return [found for name in self._names() if (found := self._if_not_refused(name))]
+
+    def latest(self) -> StoredCheckpoint | None:
+        """Return the complete checkpoint that was saved last, or None.
+
+        Raises:
+            CheckpointStoreError: If a marker that comes before it is damaged or foreign.
+        """
+        return next((found for name in reversed(self._names()) if (found := self._marked(name))), None)
+
+    def at_step(self, step: int) -> StoredCheckpoint:
+        """Return the complete checkpoint of a step, the last one saved.
+
+        Raises:
+            CheckpointStoreError: If it is incomplete, damaged or of another format.
+            FileNotFoundError: If there is none.
+        """
+        names = [name for name in self._names() if _step(name) == step]
+        for name in reversed(names):
+            if found := self._marked(name):
+                return found
+        steps = sorted({found.step for found in self.complete()})
+        others = f"the complete checkpoints are of steps {shown(steps)}" if steps else "no checkpoint is complete"
+        if not names:
+            raise FileNotFoundError(f"{self.url} has no checkpoint of step {step}; {others}")
+        where = self.url_of(names[-1])
+        raise CheckpointStoreError(
+            f"{where} is incomplete: it has no whole {MARKER}, so its save did not end; {others}"
+        )
+
+    def require_whole(self, found: StoredCheckpoint) -> None:
+        """Raise if a file of a checkpoint is missing, has another size, or its metadata was changed.
+
+        Raises:
+            CheckpointStoreError: The message names the file.
+        """
+        self._require_files(found.name, found.files)
+        if self._digest(found.name) != found.metadata_digest:
+            where = self.storage.display(f"{self.location(found.name)}/{METADATA}")
+            raise CheckpointStoreError(f"{where} is damaged: its content is not what was saved")
+
+    def commit(
+        self, name: str, metrics: Mapping[str, float], parts: Sequence[str], files: Mapping[str, int]
+    ) -> StoredCheckpoint:
+        """Make a checkpoint visible, after a look at its files: `files` are those that were written, with their sizes.
+
+        Raises:
+            CheckpointStoreError: If a file is missing or has another size.
+            OSError: If the marker cannot be written.
+        """
+        self._require_files(name, files)
+        files = {**files, METADATA: self._sizes(name)[METADATA]}
+        url = self.url_of(name)
+        digest = self._digest(name)
+        saved = StoredCheckpoint(_step(name), dict(metrics), tuple(parts), url, _number(name), files, digest)
+        content = {key: value for key, value in asdict(saved).items() if key != "url"}
+        marker = {"format": FORMAT, "version": VERSION, **content}
+        text = json.dumps({**marker, "checksum": _checksum(marker)}, indent=1).encode()
+        location = f"{self.location(name)}/{MARKER}"
+        if self.storage.is_local:
+            write_atomically(Path(location), text)
+            sync_directory(Path(self._root))
+        else:
+            with self.storage.errors(location):
+                self.storage.call("pipe_file", location, text)
+        self._known[name] = saved
+        return saved
+
+    def incomplete(self, before: int) -> list[str]:
+        """Return the names of the directories without a whole marker, of saves before a number: they did not end."""
+        found = []
+        for name in (name for name in self._names() if _number(name) < before):
+            with contextlib.suppress(CheckpointStoreError):  # foreign: it stays
+                found += [name] if self._marked(name) is None else []
+        return found
+
+    def delete(self, name: str) -> None:
+        """Delete what the store wrote into a directory, its marker first, and the directory if that is all."""
+        location = self.location(name)
+        with self.storage.errors(location):
+            found = sorted(self._sizes(name), key=lambda file: file != MARKER)
+            for file in found:
+                if file == MARKER or (_WRITTEN.fullmatch(file) and not all(map(_WRITTEN.fullmatch, found))):
+                    self._remove(f"{location}/{file}")
+            if all(map(_WRITTEN.fullmatch, found)):
+                self._remove(location, recursive=True)
+        self._known.pop(name, None)
+
+    def _remove(self, location: str, **options: Any) -> None:
+        try:
+            self.storage.call("rm", location, **options)
+        except FileNotFoundError:
+            return  # an attempt before, whose answer was lost, did it
+
+    def _names(self) -> list[str]:
+        """Return the names of the directories that the store wrote, complete or not, in the order of the saves."""
+        with self.storage.errors(self._root):
+            found = [posixpath.basename(file.rstrip("/")) for file in self._list(self._root, detail=False)]
+        for file in (MARKER, METADATA):
+            if file in found:
+                msg = f"{self.url} is a checkpoint by itself, for it has a file {file}; "
+                raise CheckpointStoreError(f"{msg}a store is the directory above its checkpoints")
+        return sorted(filter(_DIRECTORY.fullmatch, found), key=_number)
+
+    def _sizes(self, name: str) -> dict[str, int]:
+        found = self._list(self.location(name), detail=True)
+        return {posixpath.basename(file["name"]): file["size"] for file in found if file["type"] != "directory"}
+
+    def _list(self, location: str, *, detail: bool) -> list[Any]:
+        self.storage.fs.invalidate_cache()
+        try:
+            return list(self.storage.call("ls", location, detail=detail))
+        except FileNotFoundError:
+            return []
+
+    def _require_files(self, name: str, files: Mapping[str, int]) -> None:
+        location = self.location(name)
+        with self.storage.errors(location):
+            sizes = self._sizes(name)
+        for file in sorted({*files, METADATA}):
+            where = self.storage.display(f"{location}/{file}")
+            if file not in sizes:
+                msg = f"{where} is missing; all ranks must write to the same storage, and nothing else may delete files"
+                raise CheckpointStoreError(msg)
+            if sizes[file] != files.get(file, sizes[file]):
+                msg = f"{where} is truncated or changed: it has {sizes[file]} bytes, and was saved with {files[file]}"
+                raise CheckpointStoreError(f"{msg}; load another checkpoint with `step`")
+
+    def _digest(self, name: str) -> str:
+        location = f"{self.location(name)}/{METADATA}"
+        with self.storage.errors(location):
+            return hashlib.blake2b(self.storage.call("cat_file", location), digest_size=16).hexdigest()
+
+    def _marker(self, name: str) -> bytes | None:
+        location = f"{self.location(name)}/{MARKER}"
+        with self.storage.errors(location):
+            try:
+                return bytes(self.storage.call("cat_file", location))
+            except FileNotFoundError:
+                return None
+
+    def _if_not_refused(self, name: str) -> StoredCheckpoint | None:
+        try:
+            return self._marked(name)
+        except CheckpointStoreError as error:
+            LOG.warning("%s; it is left out", error)
+            return None
+
+    def _marked(self, name: str) -> StoredCheckpoint | None:
+        """Return a checkpoint as its marker describes it, or None if it has no whole one.
+
+        Raises:
+            CheckpointStoreError: If the marker is not this store's, or was changed.
+        """
+        if name not in self._known:
+            url = self.url_of(name)
+            try:
+                marker = json.loads(self._marker(name) or b"")
+            except (ValueError, RecursionError):
+                return None  # where a write is not atomic, a crash leaves a part of it
+            self._known[name] = _parse(marker, name, url)
+        return self._known[name]
+
+
+def _parse(marker: Any, name: str, url: str) -> StoredCheckpoint:
+    where = f"{url}/{MARKER}"
+    if not isinstance(marker, dict) or marker.get("format") != FORMAT:
+        raise CheckpointStoreError(f"{where} is foreign: no CheckpointStore wrote it")
+    if marker.get("version") != VERSION:
+        msg = f"{where} has format version {shown(marker.get('version'))}, and this release reads {VERSION}"
+        raise CheckpointStoreError(msg)
+    if marker.pop("checksum", None) != _checksum(marker):
+        raise CheckpointStoreError(f"{where} is damaged: its checksum is another one")
+    if (marker["step"], marker["number"]) != (_step(name), _number(name)):
+        raise CheckpointStoreError(f"{where} is foreign: it describes save {marker['number']} of step {marker['step']}")
+    content_of = {key: value for key, value in marker.items() if key not in {"format", "version", "parts"}}
+    return StoredCheckpoint(url=url, parts=tuple(marker["parts"]), **content_of)
+
+
+def _checksum(marker: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(json.dumps(marker, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _step(name: str) -> int:
+    return int(name.split("-")[1])
+
+
+def _number(name: str) -> int:
+    return int(name.split("-")[3])
