@@ -1,5 +1,6 @@
 """Train under torchrun, which starts the ranks again when one dies, also with fewer nodes when one is lost.
 
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # or a restart may fail: see docs/guide/torchrun.md
     torchrun --standalone --nproc-per-node=2 --max-restarts=3 examples/torchrun/train.py --run-dir /tmp/run
 
 Kill a rank, and the training continues from its newest checkpoint. docs/guide/torchrun.md says how to run it on

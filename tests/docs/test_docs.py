@@ -15,6 +15,9 @@ import pytest
 from jobs.forked import run_forked
 from jobs.processes import inherited
 
+import torch_dataloader_utils as package
+from torch_dataloader_utils import distributed
+
 ROOT = Path(__file__).parents[2]
 README = ROOT / "README.md"
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -78,3 +81,11 @@ def test_the_python_blocks_of_the_readme_run_in_order_as_a_program(directory_wit
 def test_pages_with_code_are_found():
     assert {page.name for page in GUIDES} >= {"index.md", "checkpointing.md"}
     assert blocks_of(README)
+
+
+def test_the_api_page_has_every_public_name():
+    listed = set(re.findall(r"^::: (\S+)$", (ROOT / "docs" / "api.md").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    listed |= {name.removesuffix(".create_dataloader") for name in listed}
+    public = {f"{module.__name__}.{name}" for module in (package, distributed) for name in module.__all__}
+    public |= {f"{package.__name__}.{name}" for name in package._LAZY}
+    assert public - listed == set()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from jobs.forked import run_forked
 from jobs.ranks import run_ranks
 from support import open_loader, write_dataset
 
@@ -99,3 +100,58 @@ def test_a_checkpoint_continues_on_other_ranks_with_each_row_once(tmp_path: Path
     assert len(expected - trained.keys()) <= 2 * (then - 1), "more rows lost than uneven_ranks='drop' leaves out"
     if then == 1:
         assert trained.keys() == expected
+
+
+ACCUMULATING = """
+import sys
+import lightning, torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils.integrations.lightning import ResumableLoader
+
+class Model(lightning.LightningModule):
+    dies_at = 0
+
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch, number):
+        return self.layer(batch["score"].float().unsqueeze(1)).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+    def on_train_batch_end(self, outputs, batch, number):
+        if number + 1 == self.dies_at:
+            raise SystemExit
+
+def fit(max_steps, checkpoint=None, dies_at=0):
+    loader, _ = StructuredDataset.create_dataloader("data", batch_size=4, shuffle=True, num_workers=0)
+    saves = ModelCheckpoint("checkpoints", "{step}", every_n_train_steps=2, save_top_k=-1)
+    model = Model()
+    model.dies_at = dies_at
+    lightning.Trainer(
+        max_steps=max_steps, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        accumulate_grad_batches=4, callbacks=[saves],
+    ).fit(model, ResumableLoader(loader), ckpt_path=checkpoint)
+
+fit(2)
+before = open("checkpoints/step=2.ckpt", "rb").read()
+try:
+    fit(4, "checkpoints/step=2.ckpt", dies_at=9)  # after a batch of a step of four
+except SystemExit:
+    pass
+else:
+    raise AssertionError("the resumed training was not ended")
+assert open("checkpoints/step=2.ckpt", "rb").read() == before, "saved again with a part of the next step's batches"
+fit(4, "checkpoints/step=2.ckpt")
+open("checkpoints/step=4.ckpt", "rb").close()
+"""
+"""A training with accumulated gradients, in the directory where it is started."""
+
+
+def test_a_resume_saves_no_checkpoint_between_two_steps_of_the_optimizer(tmp_path: Path, monkeypatch):
+    write_dataset(tmp_path / "data", FILES)
+    monkeypatch.chdir(tmp_path)
+    run_forked(ACCUMULATING, tmp_path)

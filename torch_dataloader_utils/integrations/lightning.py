@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
+from lightning import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
 from torch.utils._pytree import tree_map_only
@@ -45,6 +47,7 @@ class ResumableLoader:
         self.loader = loader
         self._batches: _Batches | None = None
         self._finished: int | None = None
+        self._was_loaded = False
 
     @property
     def dataset(self) -> StructuredDataset:
@@ -79,6 +82,9 @@ class ResumableLoader:
             self.loader.set_epoch(epoch)
         if fit_loop is None:
             return
+        if self._was_loaded:
+            _mark_saved(fit_loop.trainer)
+            self._was_loaded = False
         if was_late or (begins and fit_loop.is_resuming):
             iter(fit_loop._data_fetcher)  # noqa: SLF001 - Lightning does so only in later epochs
         self._correct_length(fit_loop)
@@ -103,6 +109,7 @@ class ResumableLoader:
         """Load the states of all ranks. All ranks call it together, as Lightning does."""
         load_gathered(self.loader, state_dict["ranks"])
         self._batches = None
+        self._was_loaded = True
         self._finished = self.dataset.epoch if self.dataset.is_finished else None
 
 
@@ -168,6 +175,17 @@ def _load_late(fit_loop: _FitLoop) -> bool:
     if is_late:
         fit_loop._load_combined_loader_states()  # noqa: SLF001
     return is_late
+
+
+def _mark_saved(trainer: Trainer) -> None:
+    """Tell Lightning that it has saved the loaded step. It forgets that, and would save after the first batch, too.
+
+    Where gradients are accumulated, such a checkpoint counts the batch without the step that it belongs to.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        every = callback._every_n_train_steps if isinstance(callback, ModelCheckpoint) else 0  # noqa: SLF001
+        if every >= 1 and trainer.global_step % every == 0:
+            callback._last_global_step_saved = trainer.global_step  # noqa: SLF001
 
 
 def _caller(kind: type[T]) -> T | None:
