@@ -26,10 +26,10 @@ MINUTES ?= 5
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick check format soak reliability floors bench bench-peers bench-check bench-compare bench-report docs wheel clean
+.PHONY: help demo test quick check format soak reliability floors bench bench-peers bench-check bench-compare bench-frameworks bench-report docs wheel clean
 
 help:  ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMP)  ## run the flights example
 	$(BIN)/python examples/flights/demo.py
@@ -75,6 +75,9 @@ bench-check: $(STAMP)  ## measure, and judge the ratios that are promised
 
 bench-compare: $(STAMP)  ## measure those ratios in turns with another checkout: AGAINST=../old
 	$(BIN)/python -m benchmarks compare --against "$(AGAINST)"
+
+bench-frameworks: $(STAMP)  ## kill and resume trainings under each framework; writes docs/frameworks.md
+	$(BIN)/python -m benchmarks frameworks
 
 bench-report: $(STAMP)  ## write docs/benchmarks.md and its plots from the results
 	$(BIN)/python -m benchmarks report

@@ -1,4 +1,7 @@
-"""The commands: ``python -m benchmarks run | peers | check | compare | reliability | report``, each with --help."""
+"""The commands: ``python -m benchmarks run | peers | check | compare | reliability | frameworks | report``.
+
+Each has --help.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from benchmarks.measure import frameworks as jobs
 from benchmarks.measure import reliability as kills
 from benchmarks.measure.environments import packages_of
 from benchmarks.measure.machine import commit
@@ -15,6 +19,7 @@ from benchmarks.measure.session import Session, read
 from benchmarks.measure.workloads import WORKLOADS, Settings
 from benchmarks.paths import RESULTS, ROOT
 from benchmarks.report import claims, comparison, page
+from benchmarks.report import frameworks as frameworks_page
 from benchmarks.report import reliability as reliability_page
 
 
@@ -93,13 +98,21 @@ def reliability(options: argparse.Namespace) -> int:
     return int(bool(options.tests and results["tests"]["failed"]))
 
 
+def frameworks(options: argparse.Namespace) -> int:
+    """Kill and resume trainings under each framework, and write docs/frameworks.md."""
+    results = jobs.run(options.out, rows=options.rows, batch_size=options.batch_size, only=options.modules)
+    frameworks_page.write(results, options.page)
+    return 0
+
+
 def write(options: argparse.Namespace) -> int:
     """Write the pages and their plots from the raw results."""
     results = [read(path) for path in sorted(options.results.glob("*.json"))]
-    page.write([found for found in results if found["kind"] != "reliability"], options.page)
+    others = {"reliability": reliability_page, "frameworks": frameworks_page}
+    page.write([found for found in results if found["kind"] not in others], options.page)
     for found in results:
-        if found["kind"] == "reliability":
-            reliability_page.write(found, options.page.with_name("reliability.md"))
+        if found["kind"] in others:
+            others[found["kind"]].write(found, options.page.with_name(f"{found['kind']}.md"))
     return 0
 
 
@@ -109,6 +122,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "check": judge,
     "compare": compare,
     "reliability": reliability,
+    "frameworks": frameworks,
     "report": write,
 }
 
@@ -122,6 +136,9 @@ def _parser() -> argparse.ArgumentParser:
         command_parser.set_defaults(command=command)
         if name == "reliability":
             _add_reliability(command_parser)
+            continue
+        if name == "frameworks":
+            _add_frameworks(command_parser)
             continue
         if name == "report":
             command_parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the raw results")
@@ -162,6 +179,15 @@ def _add_reliability(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULTS / "reliability.json", help="file for the raw results")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "reliability.md", help="the page to write")
+
+
+def _add_frameworks(parser: argparse.ArgumentParser) -> None:
+    known = sorted({module for module, _ in jobs.WAYS})
+    parser.add_argument("--modules", type=_Names(known), default=known, help=f"some of {','.join(known)}")
+    parser.add_argument("--rows", type=int, default=400_000, help="of the dataset")
+    parser.add_argument("--batch-size", type=int, default=500, help="rows of a step, over all ranks")
+    parser.add_argument("--out", type=Path, default=RESULTS / "frameworks.json", help="file for the raw results")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "frameworks.md", help="the page to write")
 
 
 def _checkout(text: str) -> Path:
