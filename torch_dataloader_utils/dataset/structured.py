@@ -136,7 +136,8 @@ class StructuredDataset(BatchDataset):
                 the rows within each shard are shuffled.
             read_ahead_bytes: Decoded bytes that a stream (each worker, or this process) holds, at most, including the
                 batches that it is delivering: an integer or a string. A row group of more than half as many bytes is
-                read in parts. A shard of shuffled rows may be larger; then the next one is not read ahead.
+                read in parts. While text is decoded, it takes up to a quarter more. A shard of shuffled rows may be
+                larger; then the next one is not read ahead.
             memory_map: Whether local files are mapped into memory, which is fastest, or read. A mapped file that is cut
                 short, or that a network file system fails to read, kills the process that reads it; a file that is
                 read raises an `UnreadableFileError`. None maps files on a file system of this machine, such as ext4,
