@@ -34,6 +34,9 @@ from torch_dataloader_utils.planning.plan import Shard
 from torch_dataloader_utils.planning.strategy import SplitStrategy
 
 if TYPE_CHECKING:
+    from torch_dataloader_utils.checkpoint.audit import Audit as Audit
+    from torch_dataloader_utils.checkpoint.audit import FileAudit as FileAudit
+    from torch_dataloader_utils.distributed.audit import audit as audit
     from torch_dataloader_utils.distributed.store import CheckpointStore as CheckpointStore
     from torch_dataloader_utils.distributed.store_files import StoredCheckpoint as StoredCheckpoint
     from torch_dataloader_utils.tables.delta import DeltaDataset as DeltaDataset
@@ -73,12 +76,15 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Audit": "checkpoint.audit",
     "CheckpointStore": "distributed.store",
     "DeltaDataset": "tables.delta",
     "IcebergDataset": "tables.iceberg",
+    "FileAudit": "checkpoint.audit",
     "StoredCheckpoint": "distributed.store_files",
+    "audit": "distributed.audit",
 }
-"""Classes that need another package or torch.distributed.checkpoint, and the modules that they are in."""
+"""Names that need another package or torch.distributed.checkpoint, and the modules that they are in."""
 
 
 def __getattr__(name: str) -> Any:

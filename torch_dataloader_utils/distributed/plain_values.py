@@ -86,13 +86,14 @@ def torch_saved(file: BinaryIO, name: str) -> Any:
     try:
         with zipfile.ZipFile(file) as archive:
             found = [info for info in archive.infolist() if info.filename.endswith(PICKLE)]
-            if len(found) != 1:
-                raise ValueError(f"{name} is a zip archive, but not one that torch.save wrote")
-            if found[0].compress_type != zipfile.ZIP_STORED or found[0].file_size > MOST_BYTES:
-                raise ValueError(f"{name} is not what torch.save writes: its pickle is compressed, or too large")
-            content = archive.read(found[0])
-    except zipfile.BadZipFile as error:
-        raise ValueError(f"{name} is damaged: {error}") from None
+            is_torchs = len(found) == 1 and found[0].compress_type == zipfile.ZIP_STORED
+            content = archive.read(found[0]) if is_torchs and found[0].file_size <= MOST_BYTES else b""
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 - damaged archives raise errors of any type
+        raise ValueError(f"{name} is damaged: {type(error).__name__}: {cut(str(error))}") from None
+    if not content:
+        raise ValueError(f"{name} is a zip archive, but not one that torch.save wrote")
     return unpickled(io.BytesIO(content), name)
 
 

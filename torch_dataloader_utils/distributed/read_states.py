@@ -136,7 +136,12 @@ def _in_distributed(storage: Storage, location: str) -> dict[str, dict[str, Any]
             raise ValueError(f"{storage.display(metadata.location)} names the file {shown(entry.file)} outside of it")
         file = files.get(entry.file) or stored_file(storage, f"{location}/{entry.file}")
         files[entry.file] = file
-        content = storage.read(file, entry.start, entry.start + entry.length)
+        stop = entry.start + entry.length
+        if not 0 <= entry.start < stop <= file.size:
+            raise ValueError(
+                f"{storage.display(file.location)} is damaged: {entry.name} is not in its {file.size} bytes"
+            )
+        content = storage.read(file, entry.start, stop)
         found[parent][name] = torch_saved(io.BytesIO(content), f"{storage.display(file.location)}, {entry.name}")
     return dict(found)
 
