@@ -69,6 +69,14 @@ class StepSchedule:
             return None
         return self.steps.start + self._before(batch) + self._turns_with(batch).index(turn)
 
+    def rows_before(self, step: int) -> list[int]:
+        """Return for each turn how many rows of each of its streams are in the steps before one of the schedule."""
+        number = step - self.steps.start
+        batch = bisect_right(range(max(self.batches)), number, key=self._before) - 1 if number else 0
+        before = self._turns_with(batch)[: number - self._before(batch)]
+        made = [min(batch + (turn in before), count) for turn, count in enumerate(self.batches)]
+        return [min(count * self.batch_size, rows) for count, rows in zip(made, self.rows, strict=True)]
+
     def _before(self, batch: int) -> int:
         """Return the number of steps before the turns' batches of this number."""
         return sum(min(count, batch) for count in self.batches)
