@@ -30,6 +30,7 @@ from torch_dataloader_utils.errors import (
 )
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import to_device
+from torch_dataloader_utils.loader.run_log import RunLog
 from torch_dataloader_utils.planning.ledger import Rows, RowStep
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
 from torch_dataloader_utils.planning.plan import Shard
@@ -38,6 +39,7 @@ from torch_dataloader_utils.planning.strategy import SplitStrategy
 if TYPE_CHECKING:
     from torch_dataloader_utils.checkpoint.audit import Audit as Audit
     from torch_dataloader_utils.checkpoint.audit import FileAudit as FileAudit
+    from torch_dataloader_utils.checkpoint.run_segments import RunSegment as RunSegment
     from torch_dataloader_utils.distributed.audit import audit as audit
     from torch_dataloader_utils.distributed.store import CheckpointStore as CheckpointStore
     from torch_dataloader_utils.distributed.store_files import StoredCheckpoint as StoredCheckpoint
@@ -66,6 +68,7 @@ __all__ = [
     "RowGroup",
     "RowStep",
     "Rows",
+    "RunLog",
     "Shard",
     "SilentWorkerWarning",
     "SlowTransportWarning",
@@ -86,6 +89,7 @@ _LAZY = {
     "DeltaDataset": "tables.delta",
     "IcebergDataset": "tables.iceberg",
     "FileAudit": "checkpoint.audit",
+    "RunSegment": "checkpoint.run_segments",
     "StoredCheckpoint": "distributed.store_files",
     "audit": "distributed.audit",
 }

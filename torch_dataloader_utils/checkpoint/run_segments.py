@@ -7,7 +7,7 @@ next one begins. What it delivered beyond that was rolled back.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, TypeAlias, get_args
 
 from torch_dataloader_utils.checkpoint.checksum import checksum_of
@@ -31,23 +31,43 @@ BEGAN: tuple[str, ...] = get_args(Began)
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
-    """How a segment begins, apart from the plan.
+class Loaded:
+    """What states say of the steps before them.
 
     Attributes:
-        began: At the beginning of an epoch, from a state, or from the states of all ranks, of which the rest of the
-            epoch was planned again.
-        batch_size: Rows of a rank's batch.
-        drop_last: Whether short last batches are left out.
-        loaded_steps: The steps that each rank had made in the states that were loaded, by rank; None where no state was
-            loaded, or that of this rank alone.
-        reached: The number of the segment before it and the steps that it made, if this process delivered it.
+        num_ranks: How many ranks had made these steps.
+        steps: How many each of them had made, by rank; None where this rank's state alone was loaded.
+        batch_size: Rows of a rank's batch; None where the state does not record it.
+        drop_last: Whether short last batches were left out; None where the state does not record it.
+    """
+
+    num_ranks: int
+    steps: tuple[int, ...] | None
+    batch_size: int | None
+    drop_last: bool | None
+
+    @classmethod
+    def of(cls, states: Sequence[SavedState]) -> Loaded:
+        """Return what these states say."""
+        first = states[0]
+        steps = {state.rank: state.batches_delivered for state in states}
+        is_all = set(steps) == set(range(first.num_ranks))
+        in_order = tuple(steps[rank] for rank in sorted(steps)) if is_all else None
+        return cls(first.num_ranks, in_order, first.batch_size, first.drop_last)
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """How a segment begins, apart from its plan.
+
+    Attributes:
+        began: With an epoch, from a state, or from states of all ranks after which the rest was planned again.
+        loaded: What the states say, if it began from states.
+        reached: The number of the segment before it, and the step that it had reached, if this process delivered it.
     """
 
     began: Began
-    batch_size: int
-    drop_last: bool
-    loaded_steps: tuple[int, ...] | None = None
+    loaded: Loaded | None = None
     reached: tuple[int, int] | None = None
 
 
@@ -63,16 +83,15 @@ class RunSegment:
         first_step: Number of its first step in the epoch, from 0.
         stop: The end of the steps that count. None: it is the last segment of its epoch, and counts to the epoch's
             end, or as far as the training came.
-        rolled_back: Whether steps from `stop` on were, or may have been, delivered and rolled back, because the training
-            went on from an earlier state. Where `stop` is `first_step`, nothing of the segment counts.
+        rolled_back: Whether steps from `stop` on were, or may have been, delivered and rolled back, because the
+            training went on from an earlier state. Where `stop` is `first_step`, nothing of the segment counts.
         reached: The step that it had reached when its process began the next segment; None where the process ended.
         began: How it began: with an ``"epoch"``, from a ``"state"``, or from an ``"elastic state"``, of which the rest
             of the epoch was planned again.
-        batch_size: Rows of a rank's batch.
-        drop_last: Whether short last batches are left out.
         rank_stops: The end by rank, where an elastic load ended it at different steps; None where all ends are `stop`.
         is_certain: Whether what comes after it in the log is known: whether no file of the log is missing there.
-        weights: None; for mixtures of datasets.
+        loaded: What the states that were loaded say of the steps before it; None where none was loaded.
+        weights: None: there is one dataset.
         state: What the plan depends on, as a state of rank 0 without progress.
     """
 
@@ -82,10 +101,8 @@ class RunSegment:
     epoch: int
     first_step: int
     began: Began
-    batch_size: int
-    drop_last: bool
     state: SavedState = field(repr=False)
-    loaded_steps: tuple[int, ...] | None = None
+    loaded: Loaded | None = None
     weights: None = None
     stop: int | None = None
     rolled_back: bool = False
@@ -102,6 +119,16 @@ class RunSegment:
     def num_ranks(self) -> int:
         """Number of ranks."""
         return self.state.num_ranks
+
+    @property
+    def batch_size(self) -> int:
+        """Rows of a rank's batch."""
+        return self.state.batch_size or 1
+
+    @property
+    def drop_last(self) -> bool:
+        """Whether short last batches are left out."""
+        return bool(self.state.drop_last)
 
     @property
     def fingerprint(self) -> str:
@@ -147,17 +174,17 @@ def dump_segment(
     It is what a state records of the plan, without files and progress, and how the segment begins.
     """
     state = dump_state(run, epoch, replace(progress, streams=()), None, record)
-    state |= {"files": None, "plan": state["plan"] | {"filter_bindings": None}}
+    files = None if run.manifest.counts_rows else state["files"]  # where rows are not counted, ranges refer to files
+    bindings = None if files is None else state["plan"]["filter_bindings"]
+    state |= {"files": files, "plan": state["plan"] | {"filter_bindings": bindings}}
     state["checksum"] = checksum_of(state)
-    segment = {
+    segment: dict[str, Any] = {
         "format": FORMAT,
         "version": VERSION,
         "number": number,
         "run": process,
         "began": beginning.began,
-        "batch_size": beginning.batch_size,
-        "drop_last": beginning.drop_last,
-        "loaded_steps": None if beginning.loaded_steps is None else list(beginning.loaded_steps),
+        "loaded": None if beginning.loaded is None else asdict(beginning.loaded),
         "reached": None if beginning.reached is None else list(beginning.reached),
         "weights": None,
         "state": state,
@@ -189,7 +216,9 @@ def parse_segment(raw: object, name: str) -> Recorded:
     if saved != json_digest(content).hex():
         raise value["checksum"].fail("the checksum of what it holds: it was damaged or edited")
     state = parse_state(value["state"].mapping())
-    steps, reached = value["loaded_steps"], value["reached"]
+    if state.batch_size is None or state.drop_last is None:
+        raise value["state"].fail("a state with the size of its batches")
+    reached = value["reached"]
     segment = RunSegment(
         name=name,
         number=value["number"].integer(1),
@@ -197,13 +226,21 @@ def parse_segment(raw: object, name: str) -> Recorded:
         epoch=state.epoch,
         first_step=state.batches_delivered,
         began=value["began"].choice(BEGAN),  # type: ignore[arg-type] # one of them
-        batch_size=value["batch_size"].integer(1),
-        drop_last=value["drop_last"].boolean(),
-        loaded_steps=None if steps.is_null else tuple(step.integer() for step in steps.items()),
         state=state,
+        loaded=None if value["loaded"].is_null else _loaded(value["loaded"]),
     )
     before = None if reached.is_null else [part.integer() for part in reached.items()]
     return Recorded(segment, None if before is None else (before[0], before[-1]))
+
+
+def _loaded(value: JsonValue) -> Loaded:
+    steps, drop_last = value["steps"], value["drop_last"]
+    return Loaded(
+        num_ranks=value["num_ranks"].integer(1),
+        steps=None if steps.is_null else tuple(step.integer() for step in steps.items()),
+        batch_size=value["batch_size"].optional_integer(1),
+        drop_last=None if drop_last.is_null else drop_last.boolean(),
+    )
 
 
 def in_order(recorded: Iterable[Recorded]) -> tuple[RunSegment, ...]:
@@ -239,7 +276,7 @@ def _before(segment: RunSegment, after: Recorded) -> RunSegment:
         return replace(segment, stop=segment.first_step, rank_stops=None, rolled_back=True)
     if segment.epoch < later.epoch or (segment.stop is not None and segment.stop <= later.first_step):
         return segment
-    stops = later.loaded_steps
+    stops = None if later.loaded is None else later.loaded.steps
     has_own = stops is not None and len(stops) == segment.num_ranks and len({*stops}) > 1
     came_further = segment.reached is None or segment.reached > later.first_step
     return replace(
