@@ -44,6 +44,7 @@ class Segments:
 
     Attributes:
         run_log: The run log; None without one.
+        loaded: The epoch of the state that was loaded last, and its progress; None if that epoch has begun again.
     """
 
     def __init__(self, planner: EpochPlanner, *, counts_rows: bool) -> None:
@@ -54,6 +55,7 @@ class Segments:
         self._ends: dict[int, tuple[int, ...]] = {}  # by rank, of the steps before the first segment of an epoch
         self._before: dict[int, str] = {}  # why the steps before the first segment of an epoch are not known
         self._ledgers: list[SegmentLedger] = []
+        self.loaded: tuple[int, Progress] | None = None
 
     # What is known ---------------------------------------------------------------------------------------------------
 
@@ -105,6 +107,8 @@ class Segments:
             known.pop(epoch, None)
         if self.run_log is not None:
             self.run_log.forget()
+        if self.loaded is not None and self.loaded[0] == epoch:
+            self.loaded = None
 
     def load_strictly(self, segment: Segment, saved: SavedState, progress: Progress) -> None:
         """Note that this rank continues the plan of a segment where a state stands."""
@@ -112,8 +116,8 @@ class Segments:
         same = (number for number, other in enumerate(known) if have_one_plan(other, segment))
         before = known[: next(same, 0)]  # those of other plans, which an elastic load of this process has followed
         self.begin(segment)
-        if self._counts_rows:
-            self._segments[segment.epoch] = (*before, *self._around(segment, saved, progress))
+        self._segments[segment.epoch] = (*before, *self._around(segment, saved, progress))
+        self.loaded = segment.epoch, progress
 
     def _around(self, segment: Segment, saved: SavedState, progress: Progress) -> tuple[Segment, ...]:
         """Return the segments before and after a state, in one plan.
@@ -125,16 +129,19 @@ class Segments:
         rows = rows if saved.batch_size is None else saved.batch_size * saved.num_ranks
         drop_last = segment.drop_last if saved.drop_last is None else saved.drop_last
         then = replace(segment, batch_size=rows // topology.num_ranks, drop_last=drop_last)
-        own = RankStart(tuple(stream.left for stream in progress.streams), progress.next_turn)
-        if not _stands_at(self.ledger(then), topology.rank, step, own):
-            self._before[segment.epoch] = OTHER_BATCHES
-            return (replace(segment, first_step=step, starts={topology.rank: own}),)
         saved_topology = replace(topology, num_ranks=saved.num_ranks, num_workers=saved.num_workers)
-        if (then, topology) == (segment, saved_topology):
+        is_same = (then, topology) == (segment, saved_topology)
+        own = RankStart(tuple(stream.left for stream in progress.streams), progress.next_turn)
+        after = replace(segment, first_step=step, starts={topology.rank: own})
+        if self._counts_rows and not _stands_at(self.ledger(then), topology.rank, step, own):
+            self._before[segment.epoch] = OTHER_BATCHES
+            return (after,)
+        if is_same:
             return (segment,)
         before = replace(then, batch_size=rows // saved.num_ranks, topology=saved_topology)
-        starts = {rank: self.ledger(then).start_at(rank, step) for rank in range(topology.num_ranks)}
-        after = replace(segment, first_step=step, starts=starts | {topology.rank: own})
+        if self._counts_rows:
+            starts = {rank: self.ledger(then).start_at(rank, step) for rank in range(topology.num_ranks)}
+            after = replace(after, starts=starts | {topology.rank: own})
         return replace(before, stops=(step,) * saved.num_ranks), after
 
     def load_elastically(self, segment: Segment, states: Sequence[SavedState]) -> None:
@@ -184,8 +191,8 @@ class Segments:
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what can be computed again."""
-        return self.__dict__ | {"_ledgers": []}
+        """Leave out what can be computed again, or belongs to this process."""
+        return self.__dict__ | {"_ledgers": [], "run_log": None}
 
 
 def _ended(segment: Segment, begin: int, ends: tuple[int, ...] | None) -> Segment:
