@@ -53,9 +53,7 @@ class LoggedSegments:
         """Raise unless today's files and planning give the plan of a segment."""
         where = f"the steps from {segment.first_step} on of epoch {segment.epoch} in the run log {self.files.url}"
         if not segment.is_certain:
-            raise LedgerUnknownError(
-                f"{where} are not known: a file of the log that comes after {segment.name} is missing"
-            )
+            raise LedgerUnknownError(f"{where} are not known: a file that comes after {segment.name} is missing")
         files, saved = self.opened_files, segment.state
         now = {
             "files": files.manifest.fingerprint,
@@ -96,7 +94,7 @@ class _Epoch:
         elif (before.batch_size, before.drop_last, before.topology) == (own.batch_size, own.drop_last, own.topology):
             self.logged[-1] = replace(before, stops=own.stops)
         else:
-            starts = self._starts(before, own, segment)
+            starts = self._starts(before, own, segment.first_step)
             self.logged[-1] = replace(before, stops=(segment.first_step,) * before.topology.num_ranks)
             self.logged.append(replace(own, first_step=segment.first_step, starts=starts))
 
@@ -109,19 +107,25 @@ class _Epoch:
             msg += f"{segment.epoch}, whose batches had another size: where ranks stood at that step is not known"
             raise LedgerUnknownError(msg)
 
-    def _starts(self, before: Segment, own: Segment, segment: RunSegment) -> dict[int, RankStart]:
+    def _starts(self, before: Segment, own: Segment, step: int) -> dict[int, RankStart]:
         """Return where ranks stood when a segment began whose batches, or real ranks, differ from those before it."""
-        num_ranks, step = own.topology.num_ranks, segment.first_step
-        if before.topology.num_ranks == num_ranks:
-            then = replace(before, stops=None)
-        elif before.starts is None:
-            size = before.batch_size * before.topology.num_ranks // num_ranks
-            then = replace(own, stops=None, batch_size=size, drop_last=before.drop_last)
-        else:
-            msg = f"where ranks stood at step {step} of epoch {segment.epoch} is not known: in the run log {self._url} "
-            raise LedgerUnknownError(f"{msg}their number and the size of batches changed several times in one plan")
-        ledger = self._segments.ledger(then)
-        return {rank: ledger.start_at(rank, step) for rank in range(num_ranks)}
+        ledger = self._segments.ledger(replace(before, stops=None))
+        then, now = before.topology, own.topology
+        stands = [ledger.start_at(rank, step) for rank in range(then.num_ranks)]
+        turns = range(len(stands[0].streams) // then.streams_per_turn)
+        # Streams of a real rank are those of its planned ranks, turn by turn; a planned rank may be another one's now.
+        planned = {
+            (turn, first + number): stand.streams[turn * then.streams_per_turn + number]
+            for first, stand in zip(range(0, then.planned_ranks, then.streams_per_turn), stands, strict=True)
+            for turn in turns
+            for number in range(then.streams_per_turn)
+        }
+        starts = {}
+        for rank in range(now.num_ranks):
+            of_rank = replace(now, rank=rank).own_ranks
+            streams = tuple(planned[turn, number] for turn in turns for number in of_rank)
+            starts[rank] = RankStart(streams, stands[of_rank.start // then.streams_per_turn].next_turn)
+        return starts
 
 
 def _of(segment: RunSegment, segments: Segments) -> Segment:
