@@ -29,6 +29,9 @@ Began: TypeAlias = Literal["epoch", "state", "elastic state"]
 
 BEGAN: tuple[str, ...] = get_args(Began)
 
+REACHED = ("segment", "step")
+"""What a segment records of the one before it: its number, and the step that it had reached."""
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -185,7 +188,7 @@ def dump_segment(
         "run": process,
         "began": beginning.began,
         "loaded": None if beginning.loaded is None else asdict(beginning.loaded),
-        "reached": None if beginning.reached is None else list(beginning.reached),
+        "reached": None if beginning.reached is None else dict(zip(REACHED, beginning.reached, strict=True)),
         "weights": None,
         "state": state,
     }
@@ -229,8 +232,7 @@ def parse_segment(raw: object, name: str) -> Recorded:
         state=state,
         loaded=None if value["loaded"].is_null else _loaded(value["loaded"]),
     )
-    before = None if reached.is_null else [part.integer() for part in reached.items()]
-    return Recorded(segment, None if before is None else (before[0], before[-1]))
+    return Recorded(segment, None if reached.is_null else (reached["segment"].integer(), reached["step"].integer()))
 
 
 def _loaded(value: JsonValue) -> Loaded:
