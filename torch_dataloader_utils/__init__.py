@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from torch_dataloader_utils.checkpoint.audit import Audit, FileAudit
+from torch_dataloader_utils.checkpoint.run_segments import RunSegment
 from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Padded
 from torch_dataloader_utils.columns.ragged import PackedBytes
 from torch_dataloader_utils.dataset.structured import StructuredDataset
@@ -37,9 +39,6 @@ from torch_dataloader_utils.planning.plan import Shard
 from torch_dataloader_utils.planning.strategy import SplitStrategy
 
 if TYPE_CHECKING:
-    from torch_dataloader_utils.checkpoint.audit import Audit as Audit
-    from torch_dataloader_utils.checkpoint.audit import FileAudit as FileAudit
-    from torch_dataloader_utils.checkpoint.run_segments import RunSegment as RunSegment
     from torch_dataloader_utils.distributed.audit import audit as audit
     from torch_dataloader_utils.distributed.store import CheckpointStore as CheckpointStore
     from torch_dataloader_utils.distributed.store_files import StoredCheckpoint as StoredCheckpoint
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.tables.iceberg import IcebergDataset as IcebergDataset
 
 __all__ = [
+    "Audit",
     "ChangedFilesWarning",
     "CheckpointMismatchError",
     "CheckpointStoreError",
@@ -55,6 +55,7 @@ __all__ = [
     "ColumnFormat",
     "DataFile",
     "DatasetError",
+    "FileAudit",
     "FooterMismatchWarning",
     "IterationEndedError",
     "LedgerUnknownError",
@@ -69,6 +70,7 @@ __all__ = [
     "RowStep",
     "Rows",
     "RunLog",
+    "RunSegment",
     "Shard",
     "SilentWorkerWarning",
     "SlowTransportWarning",
@@ -84,12 +86,9 @@ __all__ = [
 ]
 
 _LAZY = {
-    "Audit": "checkpoint.audit",
     "CheckpointStore": "distributed.store",
     "DeltaDataset": "tables.delta",
     "IcebergDataset": "tables.iceberg",
-    "FileAudit": "checkpoint.audit",
-    "RunSegment": "checkpoint.run_segments",
     "StoredCheckpoint": "distributed.store_files",
     "audit": "distributed.audit",
 }
