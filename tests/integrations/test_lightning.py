@@ -19,6 +19,8 @@ from torch_dataloader_utils.distributed import read_states
 
 pytest.importorskip("lightning", reason="the group of frameworks is not installed")
 
+pytestmark = pytest.mark.usefixtures("preloaded_frameworks")
+
 FILES = ((60, 20), (7, 5), (70, 30), (41, 30))
 ROWS = 178
 

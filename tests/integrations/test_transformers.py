@@ -17,6 +17,8 @@ from torch_dataloader_utils.distributed import read_states
 
 pytest.importorskip("transformers", reason="the group of frameworks is not installed")
 
+pytestmark = pytest.mark.usefixtures("preloaded_frameworks")
+
 FILES = ((130, 50), (7, 50), (211, 40), (96, 30))
 ROWS = 444
 FIRST_LEFT = 100
