@@ -112,7 +112,7 @@ class StepScan:
         return FileRows(paths[files], numbers)
 
     def _counted(self, file: DataFile, numbers: Integers) -> Integers:
-        """Return the numbers of rows in a file of uncounted text, given where their ranges begin and their number there."""
+        """Return the numbers of rows in a file of uncounted text, given the numbers that they have here."""
         firsts = _first_rows(file)
         ranges = np.searchsorted(firsts, numbers, side="right") - 1
         counts = list(self._counts(file, range(int(ranges.max()))))
