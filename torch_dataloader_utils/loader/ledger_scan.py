@@ -6,7 +6,7 @@ the same. Where rows are not counted, a row's number is the first byte of its ra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,7 +72,7 @@ class StepScan:
             row_id_column=row_ids,
         )
 
-    def steps(self, progress: Progress) -> Iterator[ScannedStep]:
+    def steps(self, progress: Progress) -> Generator[ScannedStep, None, None]:
         """Yield each step from a progress on."""
         iteration = Iteration(0, self._segment.epoch, progress, self._segment.topology.processes)
         cache = ReadCache.of_opened(self._files.footers)
