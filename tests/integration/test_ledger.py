@@ -29,7 +29,17 @@ from support import edited
 from text_files import COMPRESSORS
 from text_files import WRITERS as WRITERS_OF_TEXT
 
-from torch_dataloader_utils import DeltaDataset, LedgerUnknownError, PackedBytes, Rows, RowStep, StructuredDataset
+from torch_dataloader_utils import (
+    DeltaDataset,
+    LedgerUnknownError,
+    Manifest,
+    PackedBytes,
+    Rows,
+    RowStep,
+    Shard,
+    Split,
+    StructuredDataset,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -398,6 +408,49 @@ def test_copies_answer_as_the_dataset_does(parquet):
 def epoch_of(loader: Any, epoch: int) -> Any:
     loader.set_epoch(epoch)
     return iter(loader)
+
+
+@pytest.mark.filterwarnings("ignore::torch_dataloader_utils.LostRowsWarning")
+@pytest.mark.parametrize("order", ["shards shuffled", "rows shuffled", "rows shuffled in rounds"])
+def test_what_is_left_of_an_epoch_whose_files_changed_has_the_steps_of_its_load(tables, tmp_path, order):
+    table = Table(tmp_path / "changing", "parquet", dict(tables["parquet"].values))
+    shutil.copytree(tables["parquet"].path, table.path)
+    opened = table.ranks(2, **ORDERS[order])
+    delivered = {value for loader, _ in opened for batch in itertools.islice(loader, 5) for value in values_of(batch)}
+    states = [loader.state_dict() for loader, _ in opened]
+    pq.write_table(pa.table({"value": range(900, 950), "text": ["new"] * 50}), table.path / "part-3.parquet")
+    pq.write_table(pa.table({"value": range(700, 760), "text": ["new"] * 60}), table.path / "part-4.parquet")
+    (table.path / "part-1.parquet").unlink()
+    del table.values["part-1.parquet"]
+    table.values.update({"part-3.parquet": list(range(900, 950)), "part-4.parquet": list(range(700, 760))})
+
+    loader, dataset = table.open(**ORDERS[order])
+    loader.load_state_dict(states, strict=False, on_changed_files="continue")
+    require_answers(table, dataset, 0, [list(loader)], begin=5, all_rows=False)
+    assert dataset.step_of("part-3.parquet", 0) is None  # nothing of a rewritten file is delivered in this epoch
+    with pytest.raises(ValueError, match=r"part-1\.parquet' is no file"):
+        dataset.step_of("part-1.parquet", 0)
+    for path, row in table.rows:
+        if table.values[path][row] in delivered:
+            with pytest.raises(LedgerUnknownError, match="run_log="):
+                dataset.step_of(path, row)
+
+
+class LastFileFirst:
+    """A split strategy: one shard for each file."""
+
+    def shards(self, manifest: Manifest, epoch: int) -> list[Shard]:
+        shards = [Shard((Split(file.path, 0, file.rows),)) for file in manifest.files]
+        return shards[::-1] if epoch % 2 else shards
+
+
+@pytest.mark.parametrize("buffer", [None, 30])
+def test_the_shards_of_a_split_strategy_have_their_steps(parquet, buffer):
+    shuffles = {} if buffer is None else {"shuffle": True, "shuffle_buffer_size": buffer}
+    loader, dataset = parquet.open(split_strategy=LastFileFirst(), **shuffles)
+    for epoch in (0, 1):
+        loader.set_epoch(epoch)
+        require_answers(parquet, dataset, epoch, [list(loader)])
 
 
 # A batch again -------------------------------------------------------------------------------------------------------
