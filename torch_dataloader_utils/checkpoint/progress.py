@@ -225,13 +225,18 @@ class Progress:
         return before + sum(len(skip.steps) for skip in self.skips) - sum(len(skip.steps) for skip in self.skips_ahead)
 
     @property
+    def skipped(self) -> list[tuple[tuple[ShardSlice, ...], ...]]:
+        """The rows of the skipped steps, for each range of steps the slices of each stream."""
+        return [skip.slices(self.planned) for skip in self.skips]
+
+    @property
     def restorable(self) -> list[tuple[int, tuple[tuple[ShardSlice, ...], ...]]]:
         """The groups in which skipped rows are delivered after the last step: the first turn of each, and its slices.
 
         What was skipped before an elastic load comes first, then each range of steps. No batch has rows of two groups.
         """
         carried = [(0, self.carried)] if self.carried else []
-        return carried + [(skip.begin.turn, skip.slices(self.planned)) for skip in self.skips]
+        return carried + list(zip([skip.begin.turn for skip in self.skips], self.skipped, strict=True))
 
     @property
     def restorable_left(self) -> list[tuple[tuple[ShardSlice, ...], ...]]:

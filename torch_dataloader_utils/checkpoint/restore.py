@@ -25,7 +25,7 @@ from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedState
 from torch_dataloader_utils.errors import Difference, RankMismatchError, shown
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, ShardSlice
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, ShardSlice, SkippedRows
 from torch_dataloader_utils.planning.row_ranges import (
     Coverage,
     RowRange,
@@ -112,7 +112,12 @@ def _load_baseline(saved: SavedBaseline, manifest: Manifest) -> DeliveredBaselin
     """Return a saved baseline by ranges of files."""
     done = tuple(splits_of_rows(manifest.rows_by_file, saved.completed_rows))
     partial = tuple(shard.partial(manifest.rows_by_file) for shard in saved.in_progress)
-    return DeliveredBaseline(done, partial, saved.left_out, saved.batches_delivered)
+    baseline = DeliveredBaseline(done, partial, saved.left_out, saved.batches_delivered)
+    if saved.skipped is None:
+        return baseline
+    rows, steps, restores = saved.skipped
+    parts = tuple(shard.partial(manifest.rows_by_file) for shard in rows.in_progress)
+    return replace(baseline, skipped=SkippedRows(tuple(rows.whole(manifest.rows_by_file)), parts, steps, restores))
 
 
 # Place -------------------------------------------------------------------------------------------------------------

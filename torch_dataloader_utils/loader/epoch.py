@@ -18,13 +18,14 @@ from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.parts import schedule_of
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
+from torch_dataloader_utils.checkpoint.restore_skips import place_skips
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
-from torch_dataloader_utils.loader.skip_requests import SkipRequests, require_steps
+from torch_dataloader_utils.loader.skip_requests import SkipRequests, requests_left, require_same_batches, require_steps
 from torch_dataloader_utils.loader.user_warnings import (
     LOG,
     log_uneven_rows,
@@ -227,6 +228,9 @@ class EpochState:
         progress = place_states(
             checked, self._planner.plan(checked.epoch, run.topology, checked.baseline, run.plan_algorithm)
         )
+        progress = self._with_carried(progress, checked.epoch, run.topology, run.plan_algorithm)
+        progress = place_skips(progress, checked.states, run.topology)
+        require_same_batches(progress, self._read_options, counts_rows=self._counts_rows)
         warn_of_touched_files(states[0], run.manifest)
         return progress
 
@@ -236,7 +240,18 @@ class EpochState:
         plan = self._planner.plan(states[0].epoch, run.topology, baseline, run.plan_algorithm)
         warn_of_touched_files(states[0], run.manifest)
         warn_of_lost_rows(lost_rows, counts_rows=run.manifest.counts_rows)
-        return Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
+        progress = Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
+        progress = self._with_carried(progress, states[0].epoch, run.topology, run.plan_algorithm)
+        return progress if self._counts_rows else replace(progress, skip_requests=requests_left(states[0], baseline))
+
+    def _with_carried(self, progress: Progress, epoch: int, topology: Topology, algorithm: int) -> Progress:
+        """Return the progress with the rows that were skipped before its baseline."""
+        baseline = progress.baseline
+        if baseline is None or baseline.skipped is None:
+            return progress
+        plan = self._planner.plan_skipped(epoch, topology, baseline, algorithm)
+        carried = () if plan is None else topology.own_streams(plan)
+        return replace(progress, carried=carried, restores=baseline.skipped.restores)
 
     def join_plain_loader(self, num_workers: int, loader_seed: int) -> None:
         """Take over, in a worker of a plain loader, the epoch and the loaded state of the training process."""
@@ -338,8 +353,10 @@ class EpochState:
 
     def _ranks(self, plan: Plan, baseline: DeliveredBaseline | None = None) -> list[Progress]:
         """Return the progress of all ranks at the beginning of a plan, where the topology is not virtual."""
-        streams = map(plan.rank_streams, range(self.topology.num_ranks))
-        return [Progress.fresh(of_rank, baseline=baseline) for of_rank in streams]
+        ranks = [replace(self.topology, rank=rank) for rank in range(self.topology.num_ranks)]
+        fresh = [(rank, Progress.fresh(plan.rank_streams(rank.rank), baseline=baseline)) for rank in ranks]
+        algorithm = self._plan_algorithm or newest_algorithm()
+        return [self._with_carried(progress, plan.epoch, rank, algorithm) for rank, progress in fresh]
 
     def _check_epoch(self) -> None:
         """Warn once if ranks make different numbers of steps, and run a split strategy now, which may be wrong."""

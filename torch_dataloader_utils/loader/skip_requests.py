@@ -6,7 +6,9 @@ from dataclasses import dataclass, replace
 
 from torch_dataloader_utils.checkpoint.parts import schedule_of, with_skips
 from torch_dataloader_utils.checkpoint.progress import Progress
-from torch_dataloader_utils.errors import ProgressUnknownError
+from torch_dataloader_utils.checkpoint.saved_state import SavedState
+from torch_dataloader_utils.errors import CheckpointMismatchError, ProgressUnknownError
+from torch_dataloader_utils.planning.plan import DeliveredBaseline
 from torch_dataloader_utils.planning.row_ranges import Windows, merged
 from torch_dataloader_utils.reading.scan import ReadOptions
 
@@ -62,3 +64,23 @@ def require_steps(start: int, stop: int, progress: Progress, most: int | None) -
         raise ValueError(f"{msg}was saved before step {start}, or begin the epoch again with set_epoch")
     if most is not None and start >= most:
         raise ValueError(f"{called}: the epoch has {most} steps, the last one is {most - 1}")
+
+
+def require_same_batches(progress: Progress, options: ReadOptions, *, counts_rows: bool) -> None:
+    """Raise unless the skipped steps ahead of a loaded progress have the rows that its state records."""
+    requests = SkipRequests(progress.skip_requests, restores=progress.restores)
+    if progress.skips_ahead != requests.applied(progress, options, counts_rows=counts_rows).skips_ahead:
+        steps = ", ".join(f"{start} to {stop - 1}" for start, stop in progress.skip_requests)
+        msg = f"the checkpoint skips steps {steps}, and with batch_size={options.batch_size} and drop_last="
+        msg += f"{options.drop_last} these have other rows than when it was saved: create the loader with the batch_size "
+        msg += "and drop_last of the checkpoint; or load_state_dict(states, strict=False) with the states of all ranks, "
+        raise CheckpointMismatchError(msg + "which skips the same rows")
+
+
+def requests_left(saved: SavedState, baseline: DeliveredBaseline) -> Windows:
+    """Return the steps that are to be skipped after an elastic load, where only reading tells their rows.
+
+    Steps go on with the number of the baseline's batches.
+    """
+    steps = () if saved.skips is None else saved.skips.steps
+    return tuple((max(start, baseline.batches), stop) for start, stop in steps if stop > baseline.batches)
