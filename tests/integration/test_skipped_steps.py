@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pairwise import pairwise
-from support import batches_of, edited, examples, open_loader, rows_of, write_dataset
+from support import batches_of, examples, open_loader, rows_of, write_dataset
 
-from torch_dataloader_utils import CheckpointMismatchError, ProgressUnknownError, RankMismatchError
 from torch_dataloader_utils.planning.manifest import Split
 from torch_dataloader_utils.planning.plan import Shard, ShardSlice
 from torch_dataloader_utils.planning.shuffle import delivery_order
@@ -90,7 +91,7 @@ def test_all_other_steps_keep_their_batches_and_restored_ones_come_last(path, or
 
     assert batches_of(loader) == left
     metrics = loader.dataset.get_metrics()
-    assert (metrics["batches_skipped"], metrics["rows_skipped"]) == (len(skipped), len(sum(skipped, [])))
+    assert (metrics["batches_skipped"], metrics["rows_skipped"]) == (len(skipped), sum(map(len, skipped)))
     loader.restore_skipped()
     assert batches_of(loader) == skipped
     assert batches_of(loader) == left + skipped  # a new pass over the epoch
@@ -121,59 +122,206 @@ def test_a_state_after_any_batch_continues_with_the_same_batches(path, order, ki
         assert batches_of(resumed) == wanted[taken:], taken
 
 
-@st.composite
-def steps_of_runs(draw: st.DrawFn) -> list[tuple[str, int, int]]:
-    """What a user does: takes batches, skips, restores, resumes in another process."""
-    verbs = st.sampled_from(["take", "take", "skip", "skip", "resume", "restore"])
-    return draw(st.lists(st.tuples(verbs, st.integers(0, 12), st.integers(1, 9)), min_size=3, max_size=9))
+class Run:
+    """A training run of one rank, and what a reader of the documentation expects of it."""
+
+    def __init__(self, path: Path, options: dict[str, Any]) -> None:
+        self.path, self.options = path, options
+        self.whole = batches_of(opened(path, **options))
+        self.loader, self.iterator = opened(path, **options), None
+        self.next_step, self.restored, self.restores = 0, 0, False
+        self.skipped: set[int] = set()
+
+    @property
+    def to_come(self) -> list[list[int]]:
+        steps = [step for step in range(self.next_step, len(self.whole)) if step not in self.skipped]
+        steps += sorted(self.skipped)[self.restored :] if self.restores else []
+        return [self.whole[step] for step in steps]
+
+    def take(self, count: int, _: int = 0) -> None:
+        for _ in range(count if self.to_come else 0):
+            self.iterator = self.iterator or iter(self.loader)
+            batch, to_come = next(self.iterator, None), self.to_come
+            assert (batch and rows_of(batch)) == (to_come[0] if to_come else None)
+            if not to_come:
+                self.iterator, self.next_step = None, len(self.whole)  # steps that are skipped at the end are passed
+                return
+            self.next_step = next(s for s in range(self.next_step, len(self.whole) + 1) if s not in self.skipped)
+            self.restored += self.next_step == len(self.whole)
+            self.next_step = min(self.next_step + 1, len(self.whole))
+
+    def skip(self, ahead: int, count: int) -> None:
+        start, stop = self.next_step + ahead, self.next_step + ahead + count
+        if start < len(self.whole):
+            if self.iterator is not None:  # it would take effect with the next iteration, which begins the epoch
+                self.resume()
+            self.loader.skip_steps(start, stop)
+            self.skipped |= {*range(start, min(stop, len(self.whole)))}
+
+    def resume(self, *_: int) -> None:
+        state, self.iterator = through_json(self.loader), None
+        self.loader = opened(self.path, **self.options)
+        self.loader.load_state_dict(state)
+        assert through_json(self.loader) == state
+
+    def restore(self, *_: int) -> None:
+        self.loader.restore_skipped()
+        self.restores = True
+        if not self.to_come or self.next_step == len(self.whole):
+            self.iterator = None  # an iterator that has ended does not go on
 
 
-@given(steps_of_runs(), st.sampled_from(list(ORDERS)), st.sampled_from(list(KINDS)))
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["take", "take", "skip", "skip", "resume", "restore"]),
+            st.integers(0, 12),
+            st.integers(1, 9),
+        ),
+        max_size=9,
+    ),
+    st.sampled_from(list(ORDERS)),
+    st.sampled_from(list(KINDS)),
+)
 @settings(examples(80), suppress_health_check=list(HealthCheck))
 def test_any_sequence_of_skips_stops_and_resumes(path, calls, order, kind):
-    options = {**ORDERS[order], **KINDS[kind]}
-    whole = batches_of(opened(path, **options))
-    loader, iterator = opened(path, **options), None
-    next_step, skips, restores = 0, [], False
-    delivered: list[int] = []
-    passed: list[int] = []
-    for verb, number, count in calls:
-        if verb == "skip":
-            start, stop = next_step + number, next_step + number + count
-            if start >= len(whole):
-                continue
-            if iterator is not None:  # it takes effect with the next iteration
-                state, iterator = through_json(loader), None
-                loader = opened(path, **options)
-                loader.load_state_dict(state)
-            loader.skip_steps(start, stop)
-            skips.append((start, stop))
-        elif verb == "resume":
-            state, iterator = through_json(loader), None
-            loader = opened(path, **options)
-            loader.load_state_dict(state)
-        elif verb == "restore":
+    run = Run(path, {**ORDERS[order], **KINDS[kind]})
+    for verb, *numbers in [*calls, ("take", 1000, 1)]:
+        getattr(run, verb)(*numbers)
+    assert run.to_come == []
+
+
+# Other ranks and workers ---------------------------------------------------------------------------------------------
+
+
+def all_ranks(path: Path, num_ranks: int, num_workers: int, **options: Any) -> list[Any]:
+    """Open the loaders of all ranks."""
+    ranks = [{"num_ranks": num_ranks, "rank": rank, "num_workers": num_workers} for rank in range(num_ranks)]
+    return [opened(path, **{"batch_size": 7, **options, **rank}) for rank in ranks]
+
+
+def recorded_as_skipped(states: Sequence[dict[str, Any]]) -> list[int]:
+    """Return the ids of the rows that states of an epoch without a filter record as skipped."""
+    rows = [row for state in states if "skipped" in state for row in _rows_of(state["skipped"], states[0])]
+    base = states[0]["base"]
+    restores = any(state.get("skipped", {}).get("restores") for state in states)
+    return rows + (_rows_of(base["skipped"], states[0]) if base and "skipped" in base and not restores else [])
+
+
+def _rows_of(record: dict[str, Any], state: dict[str, Any]) -> list[int]:
+    firsts = dict(
+        zip([file[0] for file in state["files"]], itertools.accumulate([0, *[rows for rows, _ in FILES]]), strict=False)
+    )
+    firsts = {f"{state['plan']['root']}/{path}": first for path, first in firsts.items()}
+    seed = state["_shuffle_seed"] if state["plan"]["shuffle_buffer_size"] else None
+    numbers = record.get("completed_rows", [])
+    rows = [row for start, stop in zip(numbers[::2], numbers[1::2], strict=True) for row in range(start, stop)]
+    for shard in record.get("completed_shards", []):
+        rows += [row for split in shard["splits"] for row in _split_rows(split, firsts)]
+    for part in (part for part in record["in_progress"] if not part.get("repeats")):
+        splits = part["splits"]
+        shard = Shard(tuple(Split(s["path"], s["row_offset"], s["row_length"]) for s in splits), part.get("rounds", 1))
+        relative = [replace(s, path=s.path.removeprefix(state["plan"]["root"] + "/")) for s in shard.splits]
+        in_file_order = [row for split in splits for row in _split_rows(split, firsts)]
+        for start, stop in part.get("windows", [[0, part["rows_delivered"]]]):
+            window = ShardSlice(replace(shard, splits=tuple(relative)), start, stop)
+            rows += [in_file_order[at] for at in delivery_order(window, seed=seed, epoch=state["epoch"])]
+    return rows
+
+
+def _split_rows(split: dict[str, Any], firsts: dict[str, int]) -> range:
+    first = firsts[split["path"]] + split["row_offset"]
+    return range(first, first + split["row_length"])
+
+
+UNEVEN: dict[str, dict[str, Any]] = {
+    "allow": {},
+    "drop": {"uneven_ranks": "drop"},
+    "pad": {"uneven_ranks": "pad"},
+    "filtered": {"filters": FILTER},
+}
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A part of a run, by some ranks with some batch size: what they load, skip and deliver."""
+
+    is_strict: bool
+    ranks: int
+    batch_size: int
+    skips: list[tuple[int, int]]
+    stops: list[int]
+    restores: bool
+
+
+class Epoch:
+    """An epoch that goes through many hands."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.path, self.options = path, options
+        self.rows: list[int] = []
+        self.states: list[Any] = []
+        self.made_by = (1, 7)
+        self.restores = False
+
+    def load(self, *, is_strict: bool, made_by: tuple[int, int]) -> None:
+        self.made_by = self.made_by if is_strict and self.states else made_by
+        ranks, batch_size = self.made_by
+        self.loaders = all_ranks(self.path, ranks, 0, **self.options, batch_size=batch_size)
+        for loader in self.loaders if self.states else []:
+            loader.load_state_dict(self.states, strict=is_strict)
+
+    def go(self, leg: Leg) -> None:
+        self.load(is_strict=leg.is_strict, made_by=(leg.ranks, leg.batch_size))
+        for ahead, count in leg.skips:
+            first = ahead + max(loader.state_dict()["batches_delivered"] for loader in self.loaders)
+            for loader in self.loaders:
+                with contextlib.suppress(ValueError):  # beyond the last step
+                    loader.skip_steps(first, first + count)
+        self.restores |= leg.restores
+        for loader in self.loaders if leg.restores else []:
             loader.restore_skipped()
-            restores = True
-        else:
-            iterator = iterator or iter(loader)
-            for batch in itertools.islice(iterator, number):
-                while next_step < len(whole) and is_in(next_step, skips):
-                    passed.append(next_step)
-                    next_step += 1
-                if next_step >= len(whole):  # restored
-                    assert restores
-                    due = sorted(passed)[next_step - len(whole)]
-                    assert rows_of(batch) == whole[due]
-                else:
-                    assert rows_of(batch) == whole[next_step]
-                    delivered.append(next_step)
-                next_step += 1
-    ahead = [step for step in range(min(next_step, len(whole)), len(whole)) if is_in(step, skips)]
-    iterator = iterator or iter(loader)
-    rest = batches_of(iterator)
-    if not restores and not delivered + passed == list(range(len(whole))):
-        rest_steps = [step for step in range(next_step, len(whole)) if step not in ahead]
-        assert rest == [whole[step] for step in rest_steps]
-    everything = delivered + [step for step in range(next_step, len(whole)) if not is_in(step, skips)]
-    assert len(set(everything)) == len(everything)
+        self.deliver(leg.stops)
+
+    def deliver(self, stops: Sequence[int | None]) -> None:
+        for loader, stop in zip(self.loaders, stops, strict=False):
+            self.rows += [row for batch in itertools.islice(loader, stop) for row in rows_of(batch)]
+        self.states = [through_json(loader) for loader in self.loaders]
+
+
+LEGS = st.builds(
+    Leg,
+    is_strict=st.sampled_from([False, False, True]),
+    ranks=st.integers(1, 3),
+    batch_size=st.sampled_from([5, 8]),
+    skips=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 6)), max_size=2),
+    stops=st.lists(st.integers(0, 6), min_size=3, max_size=3),
+    restores=st.sampled_from([False] * 4 + [True]),
+)
+
+
+@given(st.lists(LEGS, min_size=1, max_size=4), st.sampled_from(list(ORDERS)), st.sampled_from(list(UNEVEN)))
+@settings(examples(120), suppress_health_check=list(HealthCheck))
+def test_delivered_and_skipped_rows_are_the_epoch_under_every_resume(path, legs, order, uneven):
+    epoch = Epoch(path, **ORDERS[order], **UNEVEN[uneven])
+    for leg in legs:
+        epoch.go(leg)
+    epoch.load(is_strict=True, made_by=epoch.made_by)
+    epoch.deliver([None] * 3)
+    recorded = [] if uneven == "filtered" else recorded_as_skipped(epoch.states)
+    delivered = len(epoch.rows)
+    for loader in epoch.loaders:
+        loader.restore_skipped()
+    epoch.deliver([0 if loader.dataset.is_finished else None for loader in epoch.loaders])
+    restored = epoch.rows[delivered:]
+
+    if epoch.restores:  # they came after the last step
+        assert restored == recorded == []
+    counts = Counter(epoch.rows)
+    assert uneven == "pad" or set(counts.values()) == {1}
+    if uneven == "drop":
+        assert len(counts) > ROWS - 2 * len(epoch.loaders)  # of the epoch's own rows, and of what is restored of others
+    else:
+        assert sorted(counts) == (KEPT if uneven == "filtered" else list(range(ROWS)))
+    if uneven == "allow":
+        assert sorted(recorded) == sorted(restored)

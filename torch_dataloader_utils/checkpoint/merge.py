@@ -141,11 +141,11 @@ def _without_changed(
 ) -> tuple[DeliveredBaseline, dict[str, int]]:
     """Return what was delivered of the unchanged files, and for each changed file the rows that are lost."""
     lost = {path: rows for path, rows in layout if path in changed and path not in baseline.left_out}
-    done, partial = _without_files(baseline.done, baseline.partial, saved, run, changed, lost)
+    done, partial = _without_files(baseline.done, baseline.partial, saved, run, changed=changed, lost=lost)
     left_out = tuple(sorted({*baseline.left_out, *changed}))  # also if the same files return later in the epoch
     if (skipped := baseline.skipped) is not None:
         kept = dict.fromkeys(lost, 0)
-        whole, parts = _without_files(skipped.whole, skipped.partial, saved, run, changed, kept)
+        whole, parts = _without_files(skipped.whole, skipped.partial, saved, run, changed=changed, lost=kept)
         lost = {path: rows - kept[path] for path, rows in lost.items()}  # skipped rows were not delivered
         skipped = replace(skipped, whole=whole, partial=tuple(part for part in parts if part.windows))
     return replace(baseline, done=done, partial=partial, left_out=left_out, skipped=skipped), lost
@@ -156,6 +156,7 @@ def _without_files(
     partial: Iterable[PartialShard],
     saved: SavedState,
     run: Run,
+    *,
     changed: set[str],
     lost: dict[str, int],
 ) -> tuple[tuple[Split, ...], tuple[PartialShard, ...]]:

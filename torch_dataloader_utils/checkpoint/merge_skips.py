@@ -46,9 +46,7 @@ def _steps_skipped(state: SavedState) -> int:
     return before + sum(len(skip.steps) for skip in skips if skip.end.step <= state.batches_delivered)
 
 
-def _united(
-    baseline: DeliveredBaseline, whole: Iterable[Split], partial: Iterable[PartialShard]
-) -> DeliveredBaseline:
+def _united(baseline: DeliveredBaseline, whole: Iterable[Split], partial: Iterable[PartialShard]) -> DeliveredBaseline:
     """Return a baseline with more rows. They may be rows that it has."""
     done = [*baseline.done, *whole]
     covered = Coverage(done)

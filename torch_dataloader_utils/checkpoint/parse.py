@@ -94,7 +94,9 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         baseline=None if state["base"].is_null else _baseline(state["base"], tree, settings["rows"]),
         plan_digest=None if state["plan_digest"].missing else state["plan_digest"].optional_string(),
         filter_bindings=_filter_bindings(plan["filter_bindings"], files),
-        skips=None if state["skipped"].missing else parse_skips(state["skipped"], partial(_rows, tree, settings["rows"])),
+        skips=None
+        if state["skipped"].missing
+        else parse_skips(state["skipped"], partial(_rows, tree, settings["rows"])),
     )
     _require_checksum(state)  # last: an error that names a wrong value says more
     return saved

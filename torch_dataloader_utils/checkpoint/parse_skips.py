@@ -60,9 +60,7 @@ def _mark(mark: JsonValue) -> Mark:
 
 
 def _restored(restored: JsonValue) -> SavedRestored:
-    return SavedRestored(
-        restored["number"].integer(), restored["next_worker"].integer(), _places(restored["places"])
-    )
+    return SavedRestored(restored["number"].integer(), restored["next_worker"].integer(), _places(restored["places"]))
 
 
 def _places(places: JsonValue) -> tuple[Place, ...]:

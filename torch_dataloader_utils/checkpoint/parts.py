@@ -1,4 +1,4 @@
-"""The parts in which an iteration delivers an epoch: without the rows of skipped steps, and those last if restored. Pure.
+"""The parts in which an iteration delivers an epoch: without skipped steps, and with restored ones last. Pure.
 
 A part is consecutive steps. No stream begins a part before all streams have ended the one before. So the steps after
 skipped ones come from the same worker turns as without them, and no batch has rows of two parts. An iteration of an
@@ -58,9 +58,7 @@ class Part:
         if self._is_whole:
             return receipt
         position, rows = self._placed(receipt)
-        return replace(
-            receipt, position=position, rows_delivered=rows, others=tuple(map(self.placed, receipt.others))
-        )
+        return replace(receipt, position=position, rows_delivered=rows, others=tuple(map(self.placed, receipt.others)))
 
     def _placed(self, receipt: Receipt) -> Place:
         first, end = self._bounds[receipt.stream]
@@ -90,10 +88,10 @@ def restored_parts(progress: Progress) -> list[Part]:
     for number, (turn, slices) in enumerate(progress.restorable):
         if begun is not None and number < begun.number:
             continue
-        streams = tuple(StreamProgress(planned, planned) for planned in slices)
+        group = Restored(number, tuple(StreamProgress(planned, planned) for planned in slices), turn)
         if begun is not None and number == begun.number:
-            streams, turn = begun.streams, begun.next_turn
-        begin = Mark(0, turn, tuple(stream.place for stream in streams))
+            group = begun
+        streams, begin = group.streams, Mark(0, group.next_turn, tuple(stream.place for stream in group.streams))
         parts.append(Part(streams, begin, ends_of([stream.planned for stream in streams]), number, is_last=False))
     return [*parts[:-1], replace(parts[-1], is_last=True)] if parts else []
 
@@ -115,9 +113,10 @@ def with_skips(progress: Progress, requests: Windows, schedule: StepSchedule | N
         return replace(progress, skip_requests=requests)
     skips = [skip for skip in progress.skips if skip.end.step <= progress.batches_delivered]
     for start, stop in requests:
-        start, stop = max(start, schedule.steps.start), min(stop, schedule.steps.stop)
-        if start < stop:
-            skips.append(SkippedSteps(_mark_at(progress, schedule, start), _mark_at(progress, schedule, stop)))
+        steps = range(max(start, schedule.steps.start), min(stop, schedule.steps.stop))
+        if steps:
+            begin, end = (_mark_at(progress, schedule, step) for step in (steps.start, steps.stop))
+            skips.append(SkippedSteps(begin, end))
     return replace(progress, skip_requests=requests, skips=tuple(skips))
 
 

@@ -8,8 +8,9 @@ from typing import TypeAlias
 
 from torch_dataloader_utils.checkpoint.progress import Progress, Restored, StreamProgress
 from torch_dataloader_utils.checkpoint.saved_state import SavedSkips, SavedState
-from torch_dataloader_utils.checkpoint.skipped_steps import Mark, Place, SkippedSteps, Streams, ends_of
+from torch_dataloader_utils.checkpoint.skipped_steps import Place, SkippedSteps, Streams, ends_of
 from torch_dataloader_utils.errors import RankMismatchError
+from torch_dataloader_utils.planning.plan import Plan
 from torch_dataloader_utils.planning.topology import Topology
 
 Saved: TypeAlias = list[tuple[SavedState, SavedSkips]]
@@ -41,6 +42,15 @@ def place_skips(progress: Progress, states: Sequence[SavedState], topology: Topo
             raise _wrong(f"worker {mark.turn} makes a step, and there are {progress.count_of_turns} workers")
     _require_sides(progress)
     return progress if first.restored is None else _with_restored(progress, topology, saved)
+
+
+def with_carried(progress: Progress, topology: Topology, skipped_plan: Plan | None) -> Progress:
+    """Return the progress with the rows that were skipped before its baseline, as this rank would deliver them."""
+    skipped = None if progress.baseline is None else progress.baseline.skipped
+    if skipped is None:
+        return progress
+    carried = () if skipped_plan is None else topology.own_streams(skipped_plan)
+    return replace(progress, carried=carried, restores=skipped.restores)
 
 
 def _in_common(skips: SavedSkips) -> tuple[object, ...]:

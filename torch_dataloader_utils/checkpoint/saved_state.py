@@ -124,8 +124,8 @@ class SavedState:
     virtual one. The files are None where there were too many to list. `filter_bindings` is that of a `Run`, and None
     in states of releases that did not record it. What is done is recorded by `completed` shards,
     or by `completed_rows`: row numbers of the whole manifest, start, stop, start, stop, ... The baseline is what was
-    delivered before the rest of the epoch was planned again. The skips are None where no steps are skipped. The plan's digest is None in states of one rank, and of
-    releases that did not record it.
+    delivered before the rest of the epoch was planned again. The skips are None where no steps are skipped. The plan's
+    digest is None in states of one rank, and of releases that did not record it.
     """
 
     settings: dict[str, Any]

@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import CurrentReads, ReadCache
-from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.contents import read_here
+from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.planning.assignment import Assignment

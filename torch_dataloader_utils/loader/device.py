@@ -50,9 +50,8 @@ def to_device(loader: StructuredDataLoader, device: torch.device | str | int, de
 class DeviceLoader:
     """A loader whose batches are on a device. `to_device` makes it.
 
-    `set_epoch`, `skip_steps`, `restore_skipped`, `state_dict`, `load_state_dict`, `progress` and ``len`` are those of the
-    loader. Iterate over this one
-    or over the loader: both deliver the rows of the same epoch.
+    `set_epoch`, `skip_steps`, `restore_skipped`, `state_dict`, `load_state_dict`, `progress` and ``len`` are those of
+    the loader. Iterate over this one or over the loader: both deliver the rows of the same epoch.
 
     Attributes:
         loader: The loader.

@@ -18,7 +18,7 @@ from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.parts import schedule_of
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
-from torch_dataloader_utils.checkpoint.restore_skips import place_skips
+from torch_dataloader_utils.checkpoint.restore_skips import with_carried
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
 from torch_dataloader_utils.formats.base import OpenedFiles
@@ -181,16 +181,18 @@ class EpochState:
         """Deliver skipped steps after the last one: see the loader's."""
         self._skips = replace(self._skips, restores=True)
         iteration = self.owner.iteration
-        if iteration is not None:
-            iteration.progress = replace(iteration.progress, restores=True)
+        if iteration is None:
+            if self.owner.loaded is not None:
+                self.owner.take_over("restore_skipped", self.epoch, replace(self.owner.loaded, restores=True))
+            return
+        iteration.progress = replace(iteration.progress, restores=True)
+        if iteration.finished():
             self._keep_restorable()
-        elif self.owner.loaded is not None:
-            self.owner.take_over("restore_skipped", self.epoch, replace(self.owner.loaded, restores=True))
 
     def _keep_restorable(self) -> None:
-        """Let the next iteration deliver what is to be restored, if the newest one has ended without it."""
+        """Let the next iteration deliver what is to be restored, if the newest one has made all other steps."""
         iteration = self.owner.iteration
-        if iteration is not None and iteration.finished() and iteration.will_restore:
+        if iteration is not None and iteration.will_restore and not any(s.left for s in iteration.progress.streams):
             self.owner.take_over("restore_skipped", self.epoch, iteration.progress)
 
     def state_dict(self) -> dict[str, Any]:
@@ -225,11 +227,8 @@ class EpochState:
     def _placed(self, states: Sequence[SavedState], run: Run) -> Progress:
         """Return the progress of a run that continues exactly where it saved the states."""
         checked = check_states(states, run)
-        progress = place_states(
-            checked, self._planner.plan(checked.epoch, run.topology, checked.baseline, run.plan_algorithm)
-        )
-        progress = self._with_carried(progress, checked.epoch, run.topology, run.plan_algorithm)
-        progress = place_skips(progress, checked.states, run.topology)
+        planned = checked.epoch, run.topology, checked.baseline, run.plan_algorithm
+        progress = place_states(checked, self._planner.plan(*planned), self._planner.plan_skipped(*planned))
         require_same_batches(progress, self._read_options, counts_rows=self._counts_rows)
         warn_of_touched_files(states[0], run.manifest)
         return progress
@@ -240,18 +239,15 @@ class EpochState:
         plan = self._planner.plan(states[0].epoch, run.topology, baseline, run.plan_algorithm)
         warn_of_touched_files(states[0], run.manifest)
         warn_of_lost_rows(lost_rows, counts_rows=run.manifest.counts_rows)
-        progress = Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
-        progress = self._with_carried(progress, states[0].epoch, run.topology, run.plan_algorithm)
+        progress = self._begun(plan, run.topology, baseline, run.plan_algorithm)
         return progress if self._counts_rows else replace(progress, skip_requests=requests_left(states[0], baseline))
 
-    def _with_carried(self, progress: Progress, epoch: int, topology: Topology, algorithm: int) -> Progress:
-        """Return the progress with the rows that were skipped before its baseline."""
-        baseline = progress.baseline
-        if baseline is None or baseline.skipped is None:
-            return progress
-        plan = self._planner.plan_skipped(epoch, topology, baseline, algorithm)
-        carried = () if plan is None else topology.own_streams(plan)
-        return replace(progress, carried=carried, restores=baseline.skipped.restores)
+    def _begun(
+        self, plan: Plan, topology: Topology, baseline: DeliveredBaseline | None, algorithm: int | None
+    ) -> Progress:
+        """Return the progress at the beginning of a plan."""
+        progress = Progress.fresh(topology.own_streams(plan), topology.streams_per_turn, baseline)
+        return with_carried(progress, topology, self._planner.plan_skipped(plan.epoch, topology, baseline, algorithm))
 
     def join_plain_loader(self, num_workers: int, loader_seed: int) -> None:
         """Take over, in a worker of a plain loader, the epoch and the loaded state of the training process."""
@@ -354,9 +350,7 @@ class EpochState:
     def _ranks(self, plan: Plan, baseline: DeliveredBaseline | None = None) -> list[Progress]:
         """Return the progress of all ranks at the beginning of a plan, where the topology is not virtual."""
         ranks = [replace(self.topology, rank=rank) for rank in range(self.topology.num_ranks)]
-        fresh = [(rank, Progress.fresh(plan.rank_streams(rank.rank), baseline=baseline)) for rank in ranks]
-        algorithm = self._plan_algorithm or newest_algorithm()
-        return [self._with_carried(progress, plan.epoch, rank, algorithm) for rank, progress in fresh]
+        return [self._begun(plan, rank, baseline, self._plan_algorithm) for rank in ranks]
 
     def _check_epoch(self) -> None:
         """Warn once if ranks make different numbers of steps, and run a split strategy now, which may be wrong."""

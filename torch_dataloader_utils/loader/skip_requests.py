@@ -55,7 +55,10 @@ class SkipRequests:
 
 
 def require_steps(start: int, stop: int, progress: Progress, most: int | None) -> None:
-    """Raise unless these are steps that lie ahead of a progress. `most` is the most steps of a rank, None if unknown."""
+    """Raise unless these steps lie ahead of a progress.
+
+    `most` is the largest number of steps of a rank; None if only reading tells.
+    """
     called = f"skip_steps({start}, {stop})"
     if start >= stop:
         raise ValueError(f"{called} skips nothing: stop is the step after the last one to skip, more than start")
@@ -72,8 +75,12 @@ def require_same_batches(progress: Progress, options: ReadOptions, *, counts_row
     if progress.skips_ahead != requests.applied(progress, options, counts_rows=counts_rows).skips_ahead:
         steps = ", ".join(f"{start} to {stop - 1}" for start, stop in progress.skip_requests)
         msg = f"the checkpoint skips steps {steps}, and with batch_size={options.batch_size} and drop_last="
-        msg += f"{options.drop_last} these have other rows than when it was saved: create the loader with the batch_size "
-        msg += "and drop_last of the checkpoint; or load_state_dict(states, strict=False) with the states of all ranks, "
+        msg += (
+            f"{options.drop_last} these have other rows than when it was saved: create the loader with the batch_size "
+        )
+        msg += (
+            "and drop_last of the checkpoint; or load_state_dict(states, strict=False) with the states of all ranks, "
+        )
         raise CheckpointMismatchError(msg + "which skips the same rows")
 
 

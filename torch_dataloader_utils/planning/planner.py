@@ -51,10 +51,10 @@ class EpochPlanner:
         return self._plan[1]
 
     def plan_skipped(
-        self, epoch: int, topology: Topology, baseline: DeliveredBaseline, algorithm: int | None = None
+        self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None, algorithm: int | None = None
     ) -> Plan | None:
         """Return the plan of the rows that were skipped before a baseline; None if there are none."""
-        if baseline.skipped is None or not (baseline.skipped.whole or baseline.skipped.partial):
+        if baseline is None or baseline.skipped is None or not (baseline.skipped.whole or baseline.skipped.partial):
             return None
         algorithm = newest_algorithm() if algorithm is None else algorithm
         key = (algorithm, epoch, topology.planned_ranks, topology.planned_workers, baseline)
@@ -173,9 +173,7 @@ def _untouched(groups: Iterable[SizedSplit], baseline: DeliveredBaseline) -> Ite
     return (group for group in groups if group.split.path not in left_out and not touched.covers(group.split))
 
 
-def without_others(
-    skipped: SkippedRows, groups: Iterable[SizedSplit], left_out: tuple[str, ...]
-) -> DeliveredBaseline:
+def without_others(skipped: SkippedRows, groups: Iterable[SizedSplit], left_out: tuple[str, ...]) -> DeliveredBaseline:
     """Return the baseline that leaves skipped rows alone: all other rows count as delivered."""
     whole = Coverage(skipped.whole)
     done = tuple(group.split for group in groups if not whole.covers(group.split))
