@@ -12,7 +12,7 @@ from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import BINDING, SavedFile, SavedState, dump_splits
 from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, RankMismatchError, cut, shown
 from torch_dataloader_utils.planning.manifest import DESCRIBED, TEXT, DataFile, Manifest, Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard
 
 SHOWN = 5
 """How many paths of each kind a message shows."""
@@ -169,6 +169,14 @@ def require_row_groups(baseline: DeliveredBaseline, manifest: Manifest) -> None:
         ends = {split.row_offset, split.row_offset + split.row_length}
         if not ends <= bounds.get(split.path, set()):
             raise mismatch((), FileChanges(), (split,), manifest)
+
+
+def require_possible_windows(shards: Iterable[PartialShard]) -> None:
+    """Raise if shards are recorded to have delivered more rows than they have without excluded ones."""
+    for partial in shards:
+        if partial.windows and partial.windows[-1][1] > partial.shard.rows:
+            msg = f"not a state of this package: it records {shown(partial.windows[-1][1])} delivered rows of a shard "
+            raise ValueError(msg + f"that has {partial.shard.rows} rows to deliver: the state was damaged or edited")
 
 
 # The error ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from torch_dataloader_utils.checkpoint.checksum import baseline_digest, checksum
 from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.run import Run
+from torch_dataloader_utils.checkpoint.saved_exclusions import dump_exclusions
 from torch_dataloader_utils.checkpoint.saved_state import STATE_VERSION, dump_splits, lists_files
 from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Shard, ShardSlice
@@ -67,6 +68,7 @@ def dump_state(
         "files": [entry.copy() for entry in manifest.entries] if lists_files(manifest) else None,
         **done_ranges,
         "in_progress": in_progress,
+        "excluded": dump_exclusions(manifest, run.exclusions),
         "base": None if progress.baseline is None else _dump_baseline(manifest, progress.baseline, record),
         "refused_by_dcp": _refused_by_dcp(),
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from torch_dataloader_utils.checkpoint.compare import (
@@ -18,12 +19,14 @@ from torch_dataloader_utils.checkpoint.compare import (
     mismatch,
     require_alike,
     require_each_rank,
+    require_possible_windows,
     require_row_groups,
     shorten,
 )
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedShard, SavedState
 from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError, cut, shown
+from torch_dataloader_utils.planning.excluded import ExcludedRows
 from torch_dataloader_utils.planning.manifest import Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, Shard
 from torch_dataloader_utils.planning.row_ranges import (
@@ -48,6 +51,7 @@ ALIKE: dict[str, Callable[[SavedState], Any]] = {
     "datasets": lambda state: (state.fingerprint, state.settings["rows"]),
     "settings": lambda state: {key: value for key, value in state.settings.items() if key != "rank"},
     "earlier progress": lambda state: state.baseline,
+    "excluded rows": lambda state: state.excluded,
 }
 """What the states of all ranks have in common, apart from the epoch."""
 
@@ -56,11 +60,12 @@ class Merged(NamedTuple):
     """What all ranks have delivered of an epoch.
 
     `lost_rows` has for each file that was removed or rewritten the number of rows that can no longer be delivered;
-    where rows are not counted, of bytes.
+    where rows are not counted, of bytes. `changed` are the paths of all of these files.
     """
 
     baseline: DeliveredBaseline
     lost_rows: dict[str, int]
+    changed: frozenset[str]
 
 
 def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: OnChangedFiles = "error") -> Merged:
@@ -79,14 +84,15 @@ def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: On
     first = states[0]
     files = _require_equal(first, run, on_changed_files)
     layout = _layout(first, run, files)
-    claims = _Claims(states, layout)
+    claims = _Claims(states, layout, _left_out(first, layout))
     claims.require_apart()
     baseline = claims.baseline(states)
     lost: dict[str, int] = {}
+    changed = frozenset((*files.removed, *files.changed))
     if files:
-        baseline, lost = _without_changed(baseline, first, run, {*files.removed, *files.changed}, layout)
+        baseline, lost = _without_changed(baseline, first, run, changed, layout)
     require_row_groups(baseline, run.manifest)
-    return Merged(baseline, lost)
+    return Merged(baseline, lost, changed)
 
 
 # What must be equal ------------------------------------------------------------------------------------------------
@@ -123,17 +129,23 @@ def _layout(saved: SavedState, run: Run, files: FileChanges) -> list[FileRows]:
     return [(file.path, file.rows or 0) for file in saved.files]
 
 
+def _left_out(saved: SavedState, layout: Sequence[FileRows]) -> ExcludedRows:
+    """Return the excluded rows that the plan of a state's epoch leaves out."""
+    return saved.excluded.exclusions(layout).in_epoch(saved.epoch).left_out
+
+
 # What was delivered ------------------------------------------------------------------------------------------------
 
 
 class _Claims:
     """What each rank, and the baseline that all of them share, record as delivered.
 
-    Row numbers in the states refer to the files of the layout.
+    Row numbers in the states refer to the files of the layout. Excluded rows were left out of the shards.
     """
 
-    def __init__(self, states: Sequence[SavedState], layout: Sequence[FileRows]) -> None:
+    def __init__(self, states: Sequence[SavedState], layout: Sequence[FileRows], left_out: ExcludedRows) -> None:
         self._layout = layout
+        self._left_out = left_out
         self._done: list[tuple[Split, str]] = []
         self._shards: dict[tuple[Split, ...], Shard] = {}
         self._windows: dict[tuple[Split, ...], list[tuple[int, int, str]]] = defaultdict(list)
@@ -148,7 +160,9 @@ class _Claims:
         for saved in partial:
             if saved.repeats:  # the rank whose rows were repeated records them as well
                 continue
-            shard = saved.partial(self._layout).shard
+            recorded = saved.partial(self._layout, self._left_out)
+            require_possible_windows([recorded])
+            shard = recorded.shard
             self._shards[shard.splits] = shard
             self._windows[shard.splits] += [(start, stop, claimant) for start, stop in saved.windows]
 
@@ -195,13 +209,15 @@ def _require_apart(ranges: Iterable[RowRange], where: str) -> None:
 
 
 def _without_changed(
-    baseline: DeliveredBaseline, saved: SavedState, run: Run, changed: set[str], layout: Sequence[FileRows]
+    baseline: DeliveredBaseline, saved: SavedState, run: Run, changed: frozenset[str], layout: Sequence[FileRows]
 ) -> tuple[DeliveredBaseline, dict[str, int]]:
     """Return what was delivered of the unchanged files, and for each changed file the rows that are lost."""
-    lost = {path: rows for path, rows in layout if path in changed and path not in baseline.left_out}
+    excluded = _left_out(saved, layout)
+    gone = [Split(path, 0, rows) for path, rows in layout if path in changed and path not in baseline.left_out]
+    lost = {whole.path: excluded.left(whole) for whole in gone}
     for split in baseline.done:
         if split.path in lost:
-            lost[split.path] -= split.row_length
+            lost[split.path] -= excluded.left(split)
     partial = []
     for shard in baseline.partial:
         missing = {index for index, split in enumerate(shard.shard.splits) if split.path in changed}
@@ -220,10 +236,17 @@ def _without_changed(
 
 def _require_known_rows(partial: PartialShard, missing: set[int], run: Run) -> None:
     """Raise unless it is known which delivered rows of a partial shard are of which file."""
-    if run.filter_digest is None and run.manifest.counts_rows:
+    excluded = any(partial.shard.excluded.within(partial.shard.splits[index]) for index in missing)
+    if run.filter_digest is None and run.manifest.counts_rows and not excluded:
         return
     # Windows count the rows that the filter left. Only the changed files would show which rows these were.
-    why = "through a filter" if run.filter_digest is not None else "and not counted"
+    why = (
+        "through a filter"
+        if run.filter_digest is not None
+        else "without excluded rows"
+        if excluded
+        else "and not counted"
+    )
     paths = sorted({partial.shard.splits[index].path for index in missing})
     msg = f"{shorten(paths)} changed while rows of them were being delivered together with rows of other files, {why}: "
     msg += "which of the others were delivered is not known; restore the files of the checkpoint, or start "
@@ -260,5 +283,5 @@ def _without_splits(
     # A window's bounds move down by the number of removed rows before them.
     moved = [bound - int(counts.sum()) for bound, counts in zip(bounds, rows, strict=True)]
     windows = merged(zip(moved[::2], moved[1::2], strict=True))
-    left = Shard(shard.splits, shard.rounds, tuple(sorted({*shard.missing, *missing})))
+    left = replace(shard, missing=tuple(sorted({*shard.missing, *missing})))
     return PartialShard(left, tuple((start, stop) for start, stop in windows if start < stop)) if left.rows else None

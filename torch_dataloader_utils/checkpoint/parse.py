@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch_dataloader_utils.checkpoint.checksum import checksum_of
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
+from torch_dataloader_utils.checkpoint.saved_exclusions import parse_exclusions
 from torch_dataloader_utils.checkpoint.saved_state import (
     BINDING,
     STATE_VERSION,
@@ -95,6 +96,7 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         baseline=None if state["base"].is_null else _baseline(state["base"], tree, settings["rows"]),
         plan_digest=None if state["plan_digest"].missing else state["plan_digest"].optional_string(),
         filter_bindings=_filter_bindings(plan["filter_bindings"], files),
+        excluded=parse_exclusions(state["excluded"], settings["rows"]),
     )
     _require_checksum(state)  # last: an error that names a wrong value says more
     return saved

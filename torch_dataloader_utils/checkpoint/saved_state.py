@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch_dataloader_utils.checkpoint.saved_exclusions import NO_SAVED_EXCLUSIONS, SavedExclusions
+from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import PartialShard, Shard
 from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, splits_of_rows
@@ -52,10 +54,13 @@ class SavedShard:
     missing: tuple[int, ...] = ()
     repeats: bool = False
 
-    def partial(self, files: Sequence[FileRows]) -> PartialShard:
-        """Return the shard by ranges of files. `files` are those to which row numbers refer."""
+    def partial(self, files: Sequence[FileRows], left_out: ExcludedRows = NONE_EXCLUDED) -> PartialShard:
+        """Return the shard by ranges of files. `files` are those to which row numbers refer.
+
+        `left_out` are the excluded rows that the plan of its epoch leaves out.
+        """
         splits = self.splits or tuple(splits_of_rows(files, self.rows))
-        return PartialShard(Shard(splits, self.rounds, self.missing), self.windows)
+        return PartialShard(Shard(splits, self.rounds, self.missing, left_out), self.windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +101,7 @@ class SavedState:
     baseline: SavedBaseline | None
     plan_digest: str | None = None
     filter_bindings: str | None = None
+    excluded: SavedExclusions = NO_SAVED_EXCLUSIONS
 
     def done(self, files: Sequence[FileRows]) -> list[Split]:
         """Return the ranges of files that are done. `files` are those to which row numbers refer."""

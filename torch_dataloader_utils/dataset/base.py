@@ -18,7 +18,7 @@ from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, round_robin
 from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.planning.assignment import Assignment
-from torch_dataloader_utils.reading.batching import Batch, StreamEnd
+from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.messages import Message
@@ -102,7 +102,7 @@ class BatchDataset(IterableDataset[Any]):
         """Return what a progress bar needs: see the loader's."""
         return self._epoch_state.pass_progress(uneven)
 
-    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
+    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | EmptyStep | StreamEnd]:
         """Read one stream in this process."""
         return self._stream.batches(assignment, pin=pin)
 

@@ -17,6 +17,7 @@ from torch_dataloader_utils.columns.convert import OutputFormat
 from torch_dataloader_utils.columns.options import ColumnFormat
 from torch_dataloader_utils.dataset.base import BatchDataset
 from torch_dataloader_utils.dataset.discovery import check_columns
+from torch_dataloader_utils.dataset.excluding import RowsByPath, parse_rows
 from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.manifest_file import dump_manifest
 from torch_dataloader_utils.dataset.mesh import Mesh
@@ -304,6 +305,28 @@ class StructuredDataset(BatchDataset):
             raise ValueError(f"epoch={epoch}: at most {MOST_EPOCHS} is possible")
         self._epoch_state.set_epoch(epoch)
 
+    def exclude(self, rows: RowsByPath) -> None:
+        """Exclude bad or withdrawn rows, from the next ``iter`` on. They stay excluded; states record them.
+
+        In the current epoch, also after each resume of it, excluded rows keep their place: batches have the rows that
+        they would have had, without the excluded ones. A batch of which no row is left is not delivered, but counts as
+        a step. From the next epoch on excluded rows are left out before the epoch is planned: ranks are balanced, and
+        ``len(loader)`` counts, without them. The same call has to be made on all ranks.
+
+        A state that was saved before brings no exclusion to an end. Rows that it does not record as excluded are
+        excluded in its epoch.
+
+        Args:
+            rows: Pairs of a path and a row number, or a mapping from paths to row numbers. Paths are relative to the
+                dataset's root, with forward slashes; the rows of a file count from 0, without deleted rows of tables.
+                This is what `get_metrics` returns as ``uneven_rows_dropped``.
+
+        Raises:
+            TypeError: If `rows` is something else.
+            ValueError: If a file or a row does not exist, or if the rows of text files were not counted.
+        """
+        self._epoch_state.exclude(parse_rows(rows, self._opened_files))
+
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as plain values: what was delivered, to the row. Changes nothing.
 
@@ -370,10 +393,11 @@ class StructuredDataset(BatchDataset):
         """Return counters of the newest iteration in this process.
 
         Returns:
-            ``epoch``; ``batches_delivered`` and ``rows_delivered`` since the iteration began; ``rows_dropped`` by
-            `drop_last`; ``row_groups_pruned`` and ``bytes_pruned``, for all ranks: the row groups that the filter ruled
-            out before anything was read, and their uncompressed bytes over all columns; ``bytes_read``, the compressed
-            bytes of the row groups that were read, and ``bytes_read_again``, those of them in row groups that hold rows
+            ``epoch``; ``batches_delivered`` and ``rows_delivered`` since the iteration began; ``rows_excluded``, how
+            many of these rows batches lost since `exclude` names them; ``rows_dropped`` by `drop_last`;
+            ``row_groups_pruned`` and ``bytes_pruned``, for all ranks: the row groups that the filter ruled out before
+            anything was read, and their uncompressed bytes over all columns; ``bytes_read``, the compressed bytes of
+            the row groups that were read, and ``bytes_read_again``, those of them in row groups that hold rows
             delivered before a resume. With `uneven_ranks` also ``uneven_rows_dropped`` and ``uneven_rows_repeated``, of
             all ranks: a list of rows, each as its file's path relative to the root and its number there, from 0.
         """

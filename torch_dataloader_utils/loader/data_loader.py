@@ -20,7 +20,7 @@ from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, ro
 from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.loader.user_warnings import warn_of_slow_transport
 from torch_dataloader_utils.planning.assignment import Assignment
-from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
+from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
 from torch_dataloader_utils.workers.lifecycle import StartupBarrier, WorkerSetup, interrupt_later
 from torch_dataloader_utils.workers.message_size import MessageSizer
@@ -56,12 +56,13 @@ class _Dataset(Protocol):
     def process_group(self) -> Any: ...
     def begin_iteration(self) -> Iteration: ...
     def prepare_iteration(self) -> None: ...
-    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]: ...
+    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | EmptyStep | StreamEnd]: ...
     def attach_channel(self, channel: WorkerChannel) -> None: ...
     def without_footers(self) -> AbstractContextManager[None]: ...
     def with_footers(self, assignment: Assignment, known: Collection[str]) -> Assignment: ...
     def set_epoch(self, epoch: int) -> None: ...
     def progress(self, uneven: Literal["drop", "pad"] | None) -> PassProgress: ...
+    def exclude(self, rows: Any) -> None: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Any, *, strict: bool, on_changed_files: Literal["error", "continue"]) -> None: ...
 
@@ -166,6 +167,10 @@ class StructuredDataLoader(DataLoader[Any]):
         if uneven is not None:
             require_choice(uneven, "uneven", ("drop", "pad"))
         return self._dataset.progress(uneven)
+
+    def exclude(self, rows: Any) -> None:
+        """Exclude bad or withdrawn rows, from the next ``iter`` on: see `StructuredDataset.exclude`."""
+        self._dataset.exclude(rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the dataset's state: see `StructuredDataset.state_dict`.
@@ -289,12 +294,12 @@ class StructuredDataLoader(DataLoader[Any]):
 
 def _unpacked(
     answers: Iterator[Message], iteration: int, workers: Sequence[int], sizer: MessageSizer
-) -> list[Iterator[Batch | StreamEnd]]:
+) -> list[Iterator[Batch | EmptyStep | StreamEnd]]:
     """Return for each worker, in the order of the turns, its batches from the messages of all workers."""
     arrived: dict[int, deque[Content]] = {worker: deque() for worker in workers}
     numbers = dict.fromkeys(arrived, 0)
 
-    def of_worker(worker: int) -> Iterator[Batch | StreamEnd]:
+    def of_worker(worker: int) -> Iterator[Batch | EmptyStep | StreamEnd]:
         waiting = arrived[worker]
         while True:
             while not waiting:

@@ -31,6 +31,7 @@ from torch_dataloader_utils.loader.user_warnings import (
     warn_of_uneven_ranks,
     warn_of_unknown_lengths,
 )
+from torch_dataloader_utils.planning.excluded import NO_EXCLUSIONS, ExcludedRows, Exclusions
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, EpochPlanner, newest_algorithm
 from torch_dataloader_utils.planning.strategy import SplitStrategy
@@ -65,6 +66,7 @@ class EpochState:
         self._progress_interval_sec = progress_interval_sec
         self._warned_of_uneven_ranks = False
         self._record: EpochRecord | None = None
+        self._exclusions = NO_EXCLUSIONS
         self._plan_algorithm: int | None = None  # that of a loaded state; None for the newest
         self._check_epoch()
 
@@ -78,7 +80,7 @@ class EpochState:
     @property
     def plan(self) -> Plan:
         """The plan of the whole epoch."""
-        return self._planner.plan(self.epoch, self.topology, algorithm=self._plan_algorithm)
+        return self._plan_of(None)
 
     @property
     def progress(self) -> Progress:
@@ -109,7 +111,8 @@ class EpochState:
         contents = *versions, files.filter_digest, files.filter_binding, files.format.options_digest
         algorithm = self._plan_algorithm or newest_algorithm()
         fixed = algorithm, self.topology.num_ranks
-        return _digest(self._current_plan().digest, *fixed, *contents, self._planner.options)
+        excluded = () if self._exclusions.digest is None else (self._exclusions.digest,)
+        return _digest(self._current_plan().digest, *fixed, *contents, self._planner.options, *excluded)
 
     @property
     def _shared_digest(self) -> str | None:
@@ -123,7 +126,7 @@ class EpochState:
         if self._opened_files.unknown_rows is None:
             total = self._batches(progress)
             if uneven is not None and self._planner.options.uneven_ranks == "allow":
-                plan = self._planner.plan(self.epoch, self.topology, progress.baseline, self._plan_algorithm)
+                plan = self._plan_of(progress.baseline)
                 total = (min if uneven == "drop" else max)(map(self._batches, self._ranks(plan, progress.baseline)))
         return {"initial": progress.batches_delivered, "total": total}
 
@@ -143,7 +146,7 @@ class EpochState:
             self._plan_algorithm = None
         progress = self.owner.loaded or self._fresh()
         counts = self.pass_progress()
-        iteration = self.owner.begin(progress, self.topology.processes)
+        iteration = self.owner.begin(progress, self.topology.processes, self._exclusions.in_epoch(self.epoch))
         if self._progress_interval_sec is not None and get_worker_info() is None:
             iteration.bar = ProgressBar(self.epoch, counts, self._progress_interval_sec)
         self._prepare_states(progress)
@@ -159,6 +162,10 @@ class EpochState:
         self._plan_algorithm = None
         self._check_epoch()
 
+    def exclude(self, rows: ExcludedRows) -> None:
+        """Exclude rows from the next iteration on."""
+        self._exclusions = self._exclusions.with_rows(rows, self.epoch)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
         progress = self.progress
@@ -172,8 +179,9 @@ class EpochState:
         algorithm = saved[0].settings["plan_algorithm"]
         if algorithm in PLAN_ALGORITHMS:  # else it will be a difference
             run = replace(run, plan_algorithm=algorithm)
+        run = replace(run, exclusions=_saved_exclusions(saved, run).with_rows(self._exclusions.all_rows, epoch))
         if not strict:
-            progress = self._planned_again(saved, run, on_changed_files)
+            progress, run = self._planned_again(saved, run, on_changed_files)
         elif on_changed_files != "error":
             msg = f"on_changed_files={on_changed_files!r} needs strict=False: what is left has to be planned again"
             raise ValueError(msg)
@@ -185,24 +193,31 @@ class EpochState:
             progress = self._placed(saved, run)
         self.topology = run.topology
         self._plan_algorithm = run.plan_algorithm
+        self._exclusions = run.exclusions
         self.owner.take_over("load_state_dict", epoch, progress)
 
     def _placed(self, states: Sequence[SavedState], run: Run) -> Progress:
         """Return the progress of a run that continues exactly where it saved the states."""
         checked = check_states(states, run)
-        progress = place_states(
-            checked, self._planner.plan(checked.epoch, run.topology, checked.baseline, run.plan_algorithm)
-        )
+        progress = place_states(checked, self._plan_for(run, checked.epoch, checked.baseline))
         warn_of_touched_files(states[0], run.manifest)
         return progress
 
-    def _planned_again(self, states: Sequence[SavedState], run: Run, on_changed_files: OnChangedFiles) -> Progress:
-        """Return the progress of a run that plans again what other ranks and workers have not delivered."""
-        baseline, lost_rows = merge_states(states, run, on_changed_files=on_changed_files)
-        plan = self._planner.plan(states[0].epoch, run.topology, baseline, run.plan_algorithm)
+    def _planned_again(
+        self, states: Sequence[SavedState], run: Run, on_changed_files: OnChangedFiles
+    ) -> tuple[Progress, Run]:
+        """Return the progress of a run that plans again what other ranks and workers have not delivered, and the run.
+
+        What a state excludes of changed files is no longer excluded: its row numbers are those of other rows now.
+        """
+        baseline, lost_rows, changed = merge_states(states, run, on_changed_files=on_changed_files)
+        epoch = states[0].epoch
+        kept = _saved_exclusions(states, run).without_files(changed)
+        run = replace(run, exclusions=kept.with_rows(self._exclusions.all_rows, epoch))
+        plan = self._plan_for(run, epoch, baseline)
         warn_of_touched_files(states[0], run.manifest)
         warn_of_lost_rows(lost_rows, counts_rows=run.manifest.counts_rows)
-        return Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
+        return Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline), run
 
     def join_plain_loader(self, num_workers: int, loader_seed: int) -> None:
         """Take over, in a worker of a plain loader, the epoch and the loaded state of the training process."""
@@ -245,8 +260,17 @@ class EpochState:
     def _current_plan(self) -> Plan:
         """Return the plan of the epoch, or of the rows that an elastic load left of it."""
         progress = self.owner.progress
-        baseline = None if progress is None else progress.baseline
-        return self._planner.plan(self.epoch, self.topology, baseline, self._plan_algorithm)
+        return self._plan_of(None if progress is None else progress.baseline)
+
+    def _plan_of(self, baseline: DeliveredBaseline | None) -> Plan:
+        """Return the plan of the epoch, or of the rows that a baseline leaves of it."""
+        left_out = self._exclusions.in_epoch(self.epoch).left_out
+        return self._planner.plan(self.epoch, self.topology, baseline, self._plan_algorithm, left_out)
+
+    def _plan_for(self, run: Run, epoch: int, baseline: DeliveredBaseline | None) -> Plan:
+        """Return the plan of a run that is to become this one."""
+        left_out = run.exclusions.in_epoch(epoch).left_out
+        return self._planner.plan(epoch, run.topology, baseline, run.plan_algorithm, left_out)
 
     def _prepare_states(self, progress: Progress) -> None:
         """Compute now what all states of the epoch share, so that each of them takes little time."""
@@ -275,6 +299,7 @@ class EpochState:
             **self._opened_files.pin,
             split_strategy=self._planner.strategy_digest(epoch),
             plan_algorithm=self._plan_algorithm or newest_algorithm(),
+            exclusions=self._exclusions,
         )
 
     def _batches(self, progress: Progress) -> int:
@@ -288,7 +313,7 @@ class EpochState:
     def _check_epoch(self) -> None:
         """Warn once if ranks make different numbers of steps, and run a split strategy now, which may be wrong."""
         if self._planner.strategy is not None:
-            self._planner.plan(self.epoch, self.topology)
+            self._planner.plan(self.epoch, self.topology, left_out=self._exclusions.in_epoch(self.epoch).left_out)
         allowed = self.topology.num_ranks > 1 and self._planner.options.uneven_ranks == "allow"
         if self._warned_of_uneven_ranks or not allowed:
             return
@@ -301,6 +326,15 @@ class EpochState:
         if len(set(batches)) > 1:
             self._warned_of_uneven_ranks = True
             warn_of_uneven_ranks(self.epoch, batches, [rank.rows_left for rank in ranks])
+
+
+def _saved_exclusions(states: Sequence[SavedState], run: Run) -> Exclusions:
+    """Return what is excluded in the state of a run's rank, or in the first where there is none of it."""
+    saved = next((state for state in states if state.rank == run.topology.rank), states[0])
+    files = run.manifest.rows_by_file
+    if saved.fingerprint != run.manifest.fingerprint and saved.files is not None:
+        files = [(file.path, file.rows or 0) for file in saved.files]
+    return saved.excluded.exclusions(files)
 
 
 def _digest(*parts: object) -> str:

@@ -16,26 +16,28 @@ from torch_dataloader_utils.formats.concurrency import hides_interrupt
 from torch_dataloader_utils.loader.metrics import Metrics
 from torch_dataloader_utils.loader.progress_bar import ProgressBar
 from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment
-from torch_dataloader_utils.reading.batching import Batch, StreamEnd
+from torch_dataloader_utils.planning.excluded import EpochExclusions
+from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
 
 
 class Iteration:
     """An iteration, in the training process. Every batch goes through `deliver`, which counts it.
 
     It begins at some progress, has a number that no other iteration of the dataset has, and is read by so many
-    processes: the workers, or this one.
+    processes: the workers, or this one. What is excluded in its epoch does not change while it runs.
 
     Attributes:
         bar: Shows how many batches were delivered, if there is one.
     """
 
-    def __init__(self, number: int, epoch: int, progress: Progress, processes: int) -> None:
+    def __init__(self, number: int, epoch: int, progress: Progress, processes: int, excluded: EpochExclusions) -> None:
         self.number = number
         self.epoch = epoch
         self.progress = progress.rebased()
         self.metrics = Metrics()
         self.failed = False
         self._processes = processes
+        self._excluded = excluded
         self.bar: ProgressBar | None = None
         self._is_abandoned = False
         self._ended: set[int] = set()
@@ -49,7 +51,8 @@ class Iteration:
         turns = [tuple(streams[turn * together :][:together]) for turn in progress.turns()]
         for number in range(self._processes):
             worker = (progress.next_turn + number) % self._processes
-            yield Assignment(self.number, worker, self.epoch, tuple(turns[number :: self._processes]))
+            own = tuple(turns[number :: self._processes])
+            yield Assignment(self.number, worker, self.epoch, own, self._excluded)
 
     def finished(self, streams: Collection[int] | None = None) -> bool:
         """Whether these streams, or all, have ended."""
@@ -82,25 +85,32 @@ class Iteration:
             msg = f"this iterator was ended by a later {self._replaced_by}: one iterator at a time delivers the rows "
             raise IterationEndedError(msg + "of an epoch; make a new one with iter(loader)")
 
-    def deliver(self, batch: Batch, ends: Iterable[StreamEnd] = ()) -> Any:
-        """Count a batch as delivered, and the streams that end with it; return what the user receives."""
-        progress = self.progress.advanced(batch.receipt)
+    def deliver(self, batch: Batch, following: Iterable[EmptyStep | StreamEnd] = ()) -> Any:
+        """Count a batch as delivered, and the steps and ends that follow it; return what the user receives."""
+        progress = self._advanced(batch, self.progress)
         self.metrics.batches_delivered += 1
-        self.metrics.rows_delivered += batch.receipt.rows
-        self._count_bytes(batch)
-        if self.bar:
-            self.bar.update()
-        for end in ends:
-            progress = self._after(end, progress)
+        for content in following:
+            progress = self._after(content, progress)
         # Last, with no call after it: if anything before this fails, or Ctrl-C comes, the batch was not delivered.
         self.progress = progress
         return batch.data
 
-    def end_stream(self, end: StreamEnd) -> None:
-        """Note that a stream has ended."""
-        self.progress = self._after(end, self.progress)
+    def pass_on(self, content: EmptyStep | StreamEnd) -> None:
+        """Note that a step has no batch, or that a stream has ended."""
+        self.progress = self._after(content, self.progress)
 
-    def _after(self, end: StreamEnd, progress: Progress) -> Progress:
+    def _advanced(self, step: Batch | EmptyStep, progress: Progress) -> Progress:
+        """Count the rows of a step, and return the progress after it."""
+        self.metrics.rows_delivered += step.receipt.rows
+        self.metrics.rows_excluded += step.receipt.rows_excluded
+        self._count_bytes(step)
+        if self.bar:
+            self.bar.update()
+        return progress.advanced(step.receipt)
+
+    def _after(self, end: EmptyStep | StreamEnd, progress: Progress) -> Progress:
+        if isinstance(end, EmptyStep):
+            return self._advanced(end, progress)
         progress = progress.ended(end.receipt)
         self.metrics.rows_dropped += end.receipt.rows_dropped
         self._ended.update(receipt.stream for receipt in (end.receipt, *end.receipt.others))
@@ -109,7 +119,7 @@ class Iteration:
             self.bar.finish()
         return progress
 
-    def _count_bytes(self, content: Batch | StreamEnd) -> None:
+    def _count_bytes(self, content: Batch | EmptyStep | StreamEnd) -> None:
         self.metrics.bytes_read += content.bytes_read.total
         self.metrics.bytes_read_again += content.bytes_read.again
 
@@ -139,17 +149,17 @@ class BatchIterator(CountedIterator):
     def __init__(
         self,
         iteration: Iteration,
-        contents: Iterator[Batch | StreamEnd],
+        contents: Iterator[Batch | EmptyStep | StreamEnd],
         *,
         streams: Collection[int] | None = None,
         on_error: Callable[[], None] | None = None,
     ) -> None:
         self._iteration = iteration
-        self._contents: Iterator[Batch | StreamEnd] | None = contents
+        self._contents: Iterator[Batch | EmptyStep | StreamEnd] | None = contents
         self._streams = streams
         self._on_error = on_error
         self._error: str | None = None
-        self._waiting: deque[Batch | StreamEnd] = deque()
+        self._waiting: deque[Batch | EmptyStep | StreamEnd] = deque()
         self._batches = 0  # that wait
         weakref.finalize(self, iteration.abandon)
 
@@ -158,11 +168,11 @@ class BatchIterator(CountedIterator):
             raise StopIteration
         try:
             batch = self._waiting.popleft()
-            assert isinstance(batch, Batch)  # noqa: S101 - has_next() ended the streams before it
+            assert isinstance(batch, Batch)  # noqa: S101 - has_next() passed what was before it
             self._batches -= 1
-            ends = list(self._ended_streams())  # a state is to show at once that the epoch has ended
+            following = list(self._passed())  # a state is to show at once that the epoch has ended
             self._before_last = self._iteration.progress
-            return self._iteration.deliver(batch, ends)
+            return self._iteration.deliver(batch, following)
         except BaseException as error:
             self._fail(error)
             raise
@@ -208,21 +218,21 @@ class BatchIterator(CountedIterator):
             self._iteration.progress = progress
 
     def _fetch(self) -> None:
-        """Fetch a batch or the end of a stream, which ends once the batches before it are delivered."""
+        """Fetch a batch, or what is passed once the batches before it are delivered: an empty step, a stream's end."""
         content = None if self._contents is None else next(self._contents, None)
         if content is None:
             self._contents = None
             return
         self._waiting.append(content)
         self._batches += isinstance(content, Batch)
-        for end in self._ended_streams():
-            self._iteration.end_stream(end)
+        for content in self._passed():
+            self._iteration.pass_on(content)
 
-    def _ended_streams(self) -> Iterator[StreamEnd]:
-        """Take the ends of the streams whose last batch was delivered."""
-        while self._waiting and isinstance(end := self._waiting[0], StreamEnd):
+    def _passed(self) -> Iterator[EmptyStep | StreamEnd]:
+        """Take the steps without a batch, and the ends of streams, before which every batch was delivered."""
+        while self._waiting and not isinstance(content := self._waiting[0], Batch):
             self._waiting.popleft()
-            yield end
+            yield content
 
     def end(self, by: str) -> None:
         """End because of a call that makes, or tries to make, another iteration."""
@@ -254,14 +264,14 @@ def with_last(batches: CountedIterator) -> Iterator[tuple[Any, bool]]:
         yield next(batches), is_last
 
 
-def round_robin(streams: Iterable[Iterator[Batch | StreamEnd]]) -> Iterator[Batch | StreamEnd]:
-    """Yield a batch of each stream in turn. A stream that has ended is skipped from then on."""
+def round_robin(streams: Iterable[Iterator[Batch | EmptyStep | StreamEnd]]) -> Iterator[Batch | EmptyStep | StreamEnd]:
+    """Yield a step of each stream in turn. A stream that has ended is skipped from then on."""
     waiting = deque(streams)
     while waiting:
         stream = waiting.popleft()
         content = next(stream, None)
         if content is None:  # a worker process died
             return
-        if isinstance(content, Batch):
+        if not isinstance(content, StreamEnd):
             waiting.append(stream)
         yield content

@@ -22,6 +22,7 @@ from torch_dataloader_utils.columns.arrow import takeable, width
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
+from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions
 from torch_dataloader_utils.planning.manifest import DataFile, Split
 from torch_dataloader_utils.reading.decoder import Decoder
 from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
@@ -29,6 +30,9 @@ from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
 NONE_DELETED = np.empty(0, dtype=np.int64)
 
 ROW_ID_BYTES = 8
+
+REMOVED = "\0removed"
+"""Name of the column that marks the rows which batches lose after they are cut."""
 
 MOST_DECODERS = 4
 """Row groups that are decoded at once, if the machine has the processors: a row group of few columns keeps few busy."""
@@ -54,16 +58,29 @@ class FileRowGroup:
 class RowGroupReader:
     """Reads the row groups of one stream; keeps the files that it read last open.
 
-    The row id column is an int64 column to add: each row's number among all rows of the manifest.
+    The row id column is an int64 column to add: each row's number among all rows of the manifest. Excluded rows that
+    the plan leaves out are left out. With `marks_removed`, the column `REMOVED` marks those that batches are to lose.
     """
 
-    def __init__(self, files: OpenedFiles, read_cache: ReadCache, row_id_column: str | None = None) -> None:
+    def __init__(
+        self,
+        files: OpenedFiles,
+        read_cache: ReadCache,
+        row_id_column: str | None = None,
+        excluded: EpochExclusions = NOTHING_EXCLUDED,
+        *,
+        marks_removed: bool = False,
+    ) -> None:
         self._files = files
+        self._excluded = excluded
+        self._marks_removed = marks_removed
         self._sizes = read_cache.sizes
         self._row_id_column = row_id_column
         self._schema = files.schema
         if row_id_column is not None:
             self._schema = files.schema.append(pa.field(row_id_column, pa.int64()))
+        if marks_removed:
+            self._schema = self._schema.append(pa.field(REMOVED, pa.bool_()))
         self._first_rows = files.manifest.first_rows
         by_path = {file.path: file for file in files.manifest.files}
         self._groups = cache(lambda path: _row_groups(by_path[path]))
@@ -99,6 +116,10 @@ class RowGroupReader:
         start = bisect_left(groups, split.row_offset, key=attrgetter("first_row"))
         stop = bisect_left(groups, split.row_offset + split.row_length, key=attrgetter("first_row"))
         return [group for group in groups[start:stop] if group.rows]
+
+    def rows_left(self, group: FileRowGroup) -> int:
+        """Return the rows of a row group that the plan does not leave out."""
+        return self._excluded.left_out.left(Split(group.path, group.first_row, group.rows))
 
     def name(self, group: FileRowGroup) -> str:
         """Return a row group's name for messages."""
@@ -177,8 +198,8 @@ class RowGroupReader:
     def read_in_parts(self, group: FileRowGroup, rows: int) -> Iterator[tuple[pa.Table, int]]:
         """Yield a row group in parts of at most so many rows. It was requested, but not as a whole.
 
-        Each part is the rows that the filter keeps, and how many there were before the filter. Raises what `read`
-        raises.
+        Each part is the rows that the filter keeps, and how many there were before it and before excluded rows were
+        left out. Raises what `read` raises.
         """
         with self._errors(group):
             done = 0
@@ -266,13 +287,27 @@ class RowGroupReader:
             kept[deleted[begin:end] - first] = False
             table = table.filter(pa.array(kept))
         count = rows - int(end - begin)
+        first_row = group.first_row + first - int(begin)
         if self._row_id_column is not None:
-            first_id = self._first_rows[group.path] + group.first_row + first - int(begin)
+            first_id = self._first_rows[group.path] + first_row
             row_ids = np.arange(first_id, first_id + count, dtype=np.int64)
             table = table.append_column(self._row_id_column, pa.array(row_ids))
-        if files.filter is not None:
-            table = table.filter(_mask(table, files.filter))
+        table = self._without_excluded(table, group.path, first_row)
         return pa.table([table[name] for name in self._schema.names], schema=self._schema), count
+
+    def _without_excluded(self, table: pa.Table, path: str, first: int) -> pa.Table:
+        """Return the rows of a table that the plan and the filter keep, and mark those that batches are to lose.
+
+        The table has all rows of a file from `first` on, but deleted ones.
+        """
+        rows = path, first, first + table.num_rows
+        mask = None if self._files.filter is None else _mask(table, self._files.filter)
+        if self._marks_removed:
+            table = table.append_column(REMOVED, pa.array(self._excluded.removed.flags(*rows)))
+        if path in self._excluded.left_out.bounds:
+            kept = pa.array(~self._excluded.left_out.flags(*rows))
+            mask = kept if mask is None else pc.and_(mask, kept)
+        return table if mask is None else table.filter(mask)
 
 
 class Cursor:
