@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from torch_dataloader_utils.checkpoint.compare import (
@@ -21,6 +22,7 @@ from torch_dataloader_utils.checkpoint.compare import (
     require_row_groups,
     shorten,
 )
+from torch_dataloader_utils.checkpoint.delivered_hash import all_hashes, have_same_ranks
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedShard, SavedState
 from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError, cut, shown
@@ -82,6 +84,8 @@ def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: On
     claims = _Claims(states, layout)
     claims.require_apart()
     baseline = claims.baseline(states)
+    if not have_same_ranks(first, run.topology):
+        baseline = replace(baseline, hashes=(*baseline.hashes, *filter(None, [all_hashes(states)])))
     lost: dict[str, int] = {}
     if files:
         baseline, lost = _without_changed(baseline, first, run, {*files.removed, *files.changed}, layout)
@@ -178,6 +182,7 @@ class _Claims:
             partial=tuple(sorted(partial, key=lambda partial: partial.shard.splits)),
             left_out=() if baseline is None else baseline.left_out,
             batches=max(state.batches_delivered for state in states),
+            hashes=() if baseline is None else baseline.hashes,
         )
 
 
@@ -215,7 +220,7 @@ def _without_changed(
             partial.append(kept)
     done = tuple(split for split in baseline.done if split.path not in changed)
     left_out = tuple(sorted({*baseline.left_out, *changed}))  # also if the same files return later in the epoch
-    return DeliveredBaseline(done, tuple(partial), left_out, baseline.batches), lost
+    return replace(baseline, done=done, partial=tuple(partial), left_out=left_out), lost
 
 
 def _require_known_rows(partial: PartialShard, missing: set[int], run: Run) -> None:

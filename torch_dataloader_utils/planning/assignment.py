@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch_dataloader_utils.planning.plan import ShardSlice
+from torch_dataloader_utils.planning.row_hash import RowHash
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,7 @@ class Receipt:
         others: The receipts of the other streams that have rows in this batch.
         last: Index of the slice of the batch's last row, and that row's number among the shard's delivered rows, from
             1. It is the same whether or not the reader knew that the slice ends there.
+        row_hash: The hash of the stream's rows in this batch; None unless it is asked for.
     """
 
     stream: int
@@ -33,6 +35,7 @@ class Receipt:
     rows_dropped: int = 0
     others: tuple[Receipt, ...] = ()
     last: tuple[int, int] = (0, 0)
+    row_hash: RowHash | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from torch_dataloader_utils.planning.assignment import Assignment, Receipt, Stre
 from torch_dataloader_utils.reading.batching import Batcher, Batches, BytesRead, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.row_marks import with_hashes
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 from torch_dataloader_utils.reading.sequential import SequentialScan
 from torch_dataloader_utils.reading.shuffled import ShuffledScan
@@ -63,14 +64,16 @@ def _read_stream(
     budget: MemoryBudget,
 ) -> Generator[Batches | StreamEnd, None, None]:
     """Read the slices of one stream and yield its batches, many together, then its end."""
-    reader = RowGroupReader(files, read_cache, options.row_id_column)
+    reader = RowGroupReader(files, read_cache, options.row_id_column, adds_marks=options.fingerprint)
     scan: Scan
     if options.row_shuffle_seed is None:
         scan = SequentialScan(reader, stream.slices, options, budget)
     else:
         scan = ShuffledScan(reader, stream.slices, options, budget, epoch)
     try:
-        yield from _batches(scan, stream, options)
+        for content in _batches(scan, stream, options):
+            yield with_hashes(content) if options.fingerprint and isinstance(content, Batches) else content
+            del content
     finally:
         scan.close()
         reader.close()
