@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, TypeVar
 
 import torch.distributed as dist
 
-from torch_dataloader_utils.distributed.groups import Group, all_gather, group_of
+from torch_dataloader_utils.distributed.groups import Group, Sum, all_gather, group_of, size_of
 from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError, cut, shown
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import DeviceLoader
@@ -217,7 +217,7 @@ def load_gathered(source: Stateful, states: Sequence[dict[str, Any]]) -> None:
 
 def on_all_ranks(claim: bool, group: Group = None) -> bool:  # noqa: FBT001 - what is asked
     """Whether a claim holds on all ranks. All ranks call it together."""
-    return all(all_gather(claim, group)) if dist.is_initialized() else claim
+    return Sum([claim], group).wait() == [size_of(group)] if dist.is_initialized() else claim
 
 
 def require_one_of_each_rank(saved: Sequence[tuple[int, int]]) -> list[int]:
