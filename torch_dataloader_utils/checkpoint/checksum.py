@@ -16,6 +16,7 @@ KEYS = (
     "batches_delivered",
     "completed_rows",
     "completed_shards",
+    "delivered_hash",
     "epoch",
     "excluded",
     "files",

@@ -18,6 +18,7 @@ from torch_dataloader_utils.checkpoint.saved_exclusions import dump_exclusions
 from torch_dataloader_utils.checkpoint.saved_state import STATE_VERSION, dump_splits, lists_files
 from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Shard, ShardSlice
+from torch_dataloader_utils.planning.row_hash import RowHash
 from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_row_numbers, row_numbers, size_of
 
 MOST_BYTES = 500_000
@@ -69,6 +70,7 @@ def dump_state(
         **done_ranges,
         "in_progress": in_progress,
         "excluded": dump_exclusions(manifest, run.exclusions),
+        **_dump_hashes(run, progress),
         "base": None if progress.baseline is None else _dump_baseline(manifest, progress.baseline, record),
         "refused_by_dcp": _refused_by_dcp(),
     }
@@ -86,6 +88,18 @@ def _refused_by_dcp() -> dict[str, Any]:
     no rank could load such a state. It refuses a name that is there twice, with a message that has the name in it.
     """
     return {"use distributed": {"CheckpointEntry": None}, "use distributed.CheckpointEntry": None}
+
+
+def _dump_hashes(run: Run, progress: Progress) -> dict[str, Any]:
+    """Return the entry of the hashes of delivered rows, if they are known."""
+    if progress.hashes is None:
+        return {}
+    return {"delivered_hash": dump_hashes(zip(run.topology.own_ranks, progress.hashes, strict=True))}
+
+
+def dump_hashes(hashes: Iterable[tuple[int, RowHash]]) -> list[dict[str, Any]]:
+    """Return the hashes of planned ranks' rows as states and metrics show them."""
+    return [{"rank": rank, "rows": own.rows, "hash": own.digest} for rank, own in hashes]
 
 
 def _slices(progress: Progress) -> list[ShardSlice]:
@@ -149,7 +163,8 @@ def _dump_partial(manifest: Manifest, shard: Shard, windows: Windows, by_number:
 
 def _dump_baseline(manifest: Manifest, baseline: DeliveredBaseline, record: EpochRecord) -> dict[str, Any]:
     by_number = _is_long(manifest, [partial.shard for partial in baseline.partial])
-    return {
+    hashes = {"delivered_hash": list(map(dump_hashes, baseline.hashes))} if baseline.hashes else {}
+    return hashes | {
         "batches_delivered": baseline.batches,
         "completed_rows": record.baseline_rows.copy(),
         "in_progress": [_dump_partial(manifest, part.shard, part.windows, by_number) for part in baseline.partial],

@@ -23,6 +23,7 @@ from torch_dataloader_utils.checkpoint.compare import (
     require_row_groups,
     shorten,
 )
+from torch_dataloader_utils.checkpoint.delivered_hash import all_hashes, have_same_ranks
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedShard, SavedState
 from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError, cut, shown
@@ -87,6 +88,8 @@ def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: On
     claims = _Claims(states, layout, _left_out(first, layout))
     claims.require_apart()
     baseline = claims.baseline(states)
+    if not have_same_ranks(first, run.topology):
+        baseline = replace(baseline, hashes=(*baseline.hashes, *filter(None, [all_hashes(states)])))
     lost: dict[str, int] = {}
     changed = frozenset((*files.removed, *files.changed))
     if files:
@@ -192,6 +195,7 @@ class _Claims:
             partial=tuple(sorted(partial, key=lambda partial: partial.shard.splits)),
             left_out=() if baseline is None else baseline.left_out,
             batches=max(state.batches_delivered for state in states),
+            hashes=() if baseline is None else baseline.hashes,
         )
 
 
@@ -231,7 +235,7 @@ def _without_changed(
             partial.append(kept)
     done = tuple(split for split in baseline.done if split.path not in changed)
     left_out = tuple(sorted({*baseline.left_out, *changed}))  # also if the same files return later in the epoch
-    return DeliveredBaseline(done, tuple(partial), left_out, baseline.batches), lost
+    return replace(baseline, done=done, partial=tuple(partial), left_out=left_out), lost
 
 
 def _require_known_rows(partial: PartialShard, missing: set[int], run: Run) -> None:

@@ -24,6 +24,7 @@ from torch_dataloader_utils.checkpoint.saved_state import (
 from torch_dataloader_utils.errors import cut, shown
 from torch_dataloader_utils.planning.manifest import Split, root_prefix
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS
+from torch_dataloader_utils.planning.row_hash import RankHashes, RowHash
 from torch_dataloader_utils.planning.row_ranges import RowRange, Windows, first_overlap, size_of
 
 MOST_WORKERS = 10_000
@@ -97,6 +98,7 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         plan_digest=None if state["plan_digest"].missing else state["plan_digest"].optional_string(),
         filter_bindings=_filter_bindings(plan["filter_bindings"], files),
         excluded=parse_exclusions(state["excluded"], settings["rows"]),
+        hashes=None if state["delivered_hash"].missing else _hashes(state["delivered_hash"]),
     )
     _require_checksum(state)  # last: an error that names a wrong value says more
     return saved
@@ -135,7 +137,22 @@ def _baseline(base: JsonValue, tree: _Tree, dataset_rows: int) -> SavedBaseline:
         completed_rows=_rising_numbers(base["completed_rows"], dataset_rows),
         in_progress=_partial_shards(base["in_progress"], tree, dataset_rows),
         left_out=tuple(path.string() for path in base["left_out"].items()),
+        hashes=tuple(_hashes(load) for load in base["delivered_hash"].optional_items()),
     )
+
+
+def _hashes(entries: JsonValue) -> RankHashes:
+    hashes = tuple((entry["rank"].integer(), _row_hash(entry)) for entry in entries.items())
+    if len({rank for rank, _ in hashes}) < len(hashes):
+        raise entries.fail("each rank once")
+    return hashes
+
+
+def _row_hash(entry: JsonValue) -> RowHash:
+    found = RowHash.of_digest(entry["rows"].integer(), entry["hash"].string())
+    if found is None:
+        raise entry["hash"].fail("the hash of delivered rows, 32 hexadecimal characters")
+    return found
 
 
 def _settings(state: JsonValue, plan: JsonValue) -> dict[str, Any]:

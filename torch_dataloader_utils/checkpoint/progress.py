@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, ShardSlice
+from torch_dataloader_utils.planning.row_hash import RowHash
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,8 @@ class Progress:
         batches_delivered: Batches of the epoch that were delivered, including those before a resume.
         streams_per_turn: How many streams give the rows of a batch: 1, or the virtual ranks of this rank.
         baseline: What was delivered before an elastic load planned the rest of the epoch; None for nothing.
+        hashes: The hash of the delivered rows of each planned rank that this rank delivers; None where it is not asked
+            for, or not known.
     """
 
     streams: tuple[StreamProgress, ...]
@@ -81,6 +84,7 @@ class Progress:
     batches_delivered: int = 0
     streams_per_turn: int = 1
     baseline: DeliveredBaseline | None = None
+    hashes: tuple[RowHash, ...] | None = None
 
     @classmethod
     def fresh(
@@ -100,7 +104,8 @@ class Progress:
     def advanced(self, receipt: Receipt) -> Progress:
         """Return the progress after a batch was delivered."""
         turn = (receipt.stream // self.streams_per_turn + 1) % self.count_of_turns
-        return Progress(self._at(receipt), turn, self.batches_delivered + 1, self.streams_per_turn, self.baseline)
+        streams, batches, hashes = self._at(receipt), self.batches_delivered + 1, self._hashes_after(receipt)
+        return Progress(streams, turn, batches, self.streams_per_turn, self.baseline, hashes)
 
     def ended(self, receipt: Receipt) -> Progress:
         """Return the progress after a stream, or the streams of a worker turn, have ended."""
@@ -121,6 +126,15 @@ class Progress:
             before = streams[part.stream]
             streams[part.stream] = StreamProgress(before.planned, before.slices, part.position, part.rows_delivered)
         return tuple(streams)
+
+    def _hashes_after(self, receipt: Receipt) -> tuple[RowHash, ...] | None:
+        if self.hashes is None:
+            return None
+        hashes = list(self.hashes)
+        for part in (receipt, *receipt.others):
+            if part.row_hash is not None:
+                hashes[part.stream % self.streams_per_turn] += part.row_hash
+        return tuple(hashes)
 
     @property
     def rows_left(self) -> int:

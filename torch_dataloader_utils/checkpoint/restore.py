@@ -118,7 +118,7 @@ def _load_baseline(saved: SavedBaseline, manifest: Manifest, left_out: ExcludedR
     """Return a saved baseline by ranges of files."""
     done = tuple(splits_of_rows(manifest.rows_by_file, saved.completed_rows))
     partial = tuple(shard.partial(manifest.rows_by_file, left_out) for shard in saved.in_progress)
-    return DeliveredBaseline(done, partial, saved.left_out, saved.batches_delivered)
+    return DeliveredBaseline(done, partial, saved.left_out, saved.batches_delivered, saved.hashes)
 
 
 # Place -------------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from torch_dataloader_utils.checkpoint.saved_exclusions import NO_SAVED_EXCLUSIO
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import PartialShard, Shard
+from torch_dataloader_utils.planning.row_hash import RankHashes
 from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, splits_of_rows
 
 STATE_VERSION = 1
@@ -74,6 +75,7 @@ class SavedBaseline:
     completed_rows: tuple[int, ...]
     in_progress: tuple[SavedShard, ...]
     left_out: tuple[str, ...]
+    hashes: tuple[RankHashes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +87,7 @@ class SavedState:
     in states of releases that did not record it. What is done is recorded by `completed` shards,
     or by `completed_rows`: row numbers of the whole manifest, start, stop, start, stop, ... The baseline is what was
     delivered before the rest of the epoch was planned again. The plan's digest is None in states of one rank, and of
-    releases that did not record it.
+    releases that did not record it. The hashes are those of the rows that its planned ranks have delivered, or None.
     """
 
     settings: dict[str, Any]
@@ -102,6 +104,7 @@ class SavedState:
     plan_digest: str | None = None
     filter_bindings: str | None = None
     excluded: SavedExclusions = NO_SAVED_EXCLUSIONS
+    hashes: RankHashes | None = None
 
     def done(self, files: Sequence[FileRows]) -> list[Split]:
         """Return the ranges of files that are done. `files` are those to which row numbers refer."""

@@ -155,14 +155,14 @@ def copy_rows(part: ColumnSlice) -> Columns:
     return {name: copied(each) if isinstance(each, pa.ChunkedArray) else concat([each]) for name, each in rows.items()}
 
 
-def without_flags(columns: Columns, name: str) -> tuple[Columns, npt.NDArray[np.bool_]]:
-    """Return columns without a boolean one, and that one as an array."""
+def without_column(columns: Columns, name: str) -> tuple[Columns, npt.NDArray[Any]]:
+    """Return columns without one that has numbers or booleans, and that one as an array."""
     if isinstance(columns, pa.Table):
         others: Columns = columns.drop_columns([name])
     else:
         others = {each: values for each, values in columns.items() if each != name}
-    flags = columns[name]
-    return others, flags.to_numpy() if isinstance(flags, pa.ChunkedArray) else np.asarray(flags)
+    values = columns[name]
+    return others, values.to_numpy() if isinstance(values, pa.ChunkedArray) else np.asarray(values)
 
 
 def keep(columns: Columns, flags: npt.NDArray[np.bool_]) -> Columns:

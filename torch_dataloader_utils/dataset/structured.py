@@ -82,6 +82,7 @@ class StructuredDataset(BatchDataset):
         partitioning: Partitioning | None = None,
         manifest: bytes | None = None,
         row_id_column: str | None = None,
+        fingerprint: bool = False,
         uneven_ranks: UnevenRanks = "allow",
         virtual_ranks: int | None = None,
         virtual_workers: int | None = None,
@@ -108,8 +109,8 @@ class StructuredDataset(BatchDataset):
                 ``explicit_schema``. For ``"parquet"``: ``page_checksum_verification``, True by default; pages that have
                 no checksum are not verified.
             count_rows: Whether to read all text files once, in this call, and count their rows: text has no footer
-                with that number. Without it ``len(loader)``, `row_id_column`, `uneven_ranks` and `virtual_ranks` are
-                refused, and a resumed run reads an unfinished shard again from its beginning.
+                with that number. Without it ``len(loader)``, `row_id_column`, `uneven_ranks`, `virtual_ranks` and
+                `fingerprint` are refused, and a resumed run reads an unfinished shard again from its beginning.
             batch_size: Rows in a batch; None for 1024. Batches span row groups, files and shards; only the last batch
                 of a worker's stream is shorter.
             global_batch_size: Rows in the batches of all ranks together, a multiple of the number of ranks, in place of
@@ -181,6 +182,10 @@ class StructuredDataset(BatchDataset):
                 an error when it is read. A file is not accessed if a filter rules it out by what the manifest holds.
             row_id_column: Name of an int64 column to add: a row's number among all rows of all files, sorted by path,
                 from 0, filtered rows included.
+            fingerprint: Whether to hash which rows were delivered, and in which order: `get_metrics` and `state_dict`
+                then have ``delivered_hash``. Two runs that delivered the same rows of the same files in the same order
+                have the same one, whatever their batch sizes are. With `virtual_ranks` there is one for each virtual
+                rank, which is the same under every number of ranks.
             uneven_ranks: How to handle rows that do not divide evenly over ranks. ``"allow"``: ranks may make different
                 numbers of steps. ``"drop"`` and ``"pad"``: every rank makes the same steps with the same batch sizes,
                 and only the last step is shorter. Fewer rows than there are ranks are left out, or delivered twice.
@@ -399,11 +404,15 @@ class StructuredDataset(BatchDataset):
             anything was read, and their uncompressed bytes over all columns; ``bytes_read``, the compressed bytes of
             the row groups that were read, and ``bytes_read_again``, those of them in row groups that hold rows
             delivered before a resume. With `uneven_ranks` also ``uneven_rows_dropped`` and ``uneven_rows_repeated``, of
-            all ranks: a list of rows, each as its file's path relative to the root and its number there, from 0.
+            all ranks: a list of rows, each as its file's path relative to the root and its number there, from 0. With
+            `fingerprint` also ``delivered_hash``: for this rank, or for each virtual rank that it delivers, ``rank``,
+            ``rows`` and ``hash``, of what was delivered in this epoch, before a resume too; None if the epoch was
+            continued from a state without it.
         """
         iteration = self._epoch_state.owner.iteration
         counters: dict[str, Any] = {"epoch": self.epoch, **asdict(iteration.metrics if iteration else Metrics())}
         counters |= dict(zip(("row_groups_pruned", "bytes_pruned"), self._opened_files.pruned, strict=True))
+        counters |= self._epoch_state.delivered_hash()
         return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._epoch_state.balanced_rows().items()}
 
     def __repr__(self) -> str:

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from torch.utils.data import get_worker_info
 
-from torch_dataloader_utils.checkpoint.dump import dump_state
+from torch_dataloader_utils.checkpoint.delivered_hash import begun_hashes, loaded_hashes
+from torch_dataloader_utils.checkpoint.dump import dump_hashes, dump_state
 from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.merge import OnChangedFiles, merge_states
 from torch_dataloader_utils.checkpoint.parse import parse_states
@@ -29,6 +30,7 @@ from torch_dataloader_utils.loader.user_warnings import (
     warn_of_lost_rows,
     warn_of_touched_files,
     warn_of_uneven_ranks,
+    warn_of_unknown_hashes,
     warn_of_unknown_lengths,
 )
 from torch_dataloader_utils.planning.excluded import NO_EXCLUSIONS, ExcludedRows, Exclusions
@@ -130,6 +132,14 @@ class EpochState:
                 total = (min if uneven == "drop" else max)(map(self._batches, self._ranks(plan, progress.baseline)))
         return {"initial": progress.batches_delivered, "total": total}
 
+    def delivered_hash(self) -> dict[str, list[dict[str, Any]] | None]:
+        """Return the metric of the delivered rows' hashes, None if they are not known; nothing if not asked for."""
+        if not self._read_options.fingerprint:
+            return {}
+        hashes = self.progress.hashes
+        known = None if hashes is None else dump_hashes(zip(self.topology.own_ranks, hashes, strict=True))
+        return {"delivered_hash": known}
+
     def balanced_rows(self) -> dict[str, list[tuple[str, int]]]:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""
         return self._planner.uneven_rows(self._current_plan())
@@ -194,6 +204,9 @@ class EpochState:
         self.topology = run.topology
         self._plan_algorithm = run.plan_algorithm
         self._exclusions = run.exclusions
+        if self._read_options.fingerprint:
+            progress = replace(progress, hashes=loaded_hashes(saved, run.topology, is_strict=strict))
+            warn_of_unknown_hashes(epoch, progress)
         self.owner.take_over("load_state_dict", epoch, progress)
 
     def _placed(self, states: Sequence[SavedState], run: Run) -> Progress:
@@ -255,7 +268,8 @@ class EpochState:
 
     def _fresh(self) -> Progress:
         """Return the progress at the beginning of the epoch."""
-        return Progress.fresh(self.topology.own_streams(self.plan), self.topology.streams_per_turn)
+        progress = Progress.fresh(self.topology.own_streams(self.plan), self.topology.streams_per_turn)
+        return replace(progress, hashes=begun_hashes(self.topology)) if self._read_options.fingerprint else progress
 
     def _current_plan(self) -> Plan:
         """Return the plan of the epoch, or of the rows that an elastic load left of it."""

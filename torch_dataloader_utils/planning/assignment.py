@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions
 from torch_dataloader_utils.planning.plan import ShardSlice
+from torch_dataloader_utils.planning.row_hash import RowHash
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Receipt:
         last: Index of the slice of the batch's last row, and that row's number among the shard's delivered rows, from
             1. It is the same whether or not the reader knew that the slice ends there.
         rows_excluded: How many of the rows, those of `others` included, were excluded after the batch was cut.
+        row_hash: The hash of the stream's rows in this batch; None unless it is asked for.
     """
 
     stream: int
@@ -36,6 +38,7 @@ class Receipt:
     others: tuple[Receipt, ...] = ()
     last: tuple[int, int] = (0, 0)
     rows_excluded: int = 0
+    row_hash: RowHash | None = None
 
     @property
     def rows_left(self) -> int:

@@ -9,6 +9,7 @@ from typing import Literal, TypeAlias, get_args
 
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Split
+from torch_dataloader_utils.planning.row_hash import RankHashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +106,15 @@ class DeliveredBaseline:
         left_out: Paths of files that were removed or rewritten since the epoch began. No more rows of them are
             delivered in this epoch, even if they return.
         batches: Largest number of batches that a rank had delivered.
+        hashes: For each elastic load, the hashes of the rows that each planned rank had delivered; none where the
+            states had none.
     """
 
     done: tuple[Split, ...]
     partial: tuple[PartialShard, ...]
     left_out: tuple[str, ...]
     batches: int
+    hashes: tuple[RankHashes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate, groupby
 
 import numpy as np
+import numpy.typing as npt
 
-from torch_dataloader_utils.columns.convert import ColumnSlice, join, keep, without_flags
+from torch_dataloader_utils.columns.convert import ColumnSlice, join, keep, without_column
 from torch_dataloader_utils.reading.batching import NOTHING_READ, Batches, EmptyStep, StreamEnd
-from torch_dataloader_utils.reading.row_groups import REMOVED
+from torch_dataloader_utils.reading.row_groups import REMOVED_COLUMN
 
 
 def without_removed(contents: Iterable[Batches | StreamEnd]) -> Iterator[Batches | EmptyStep | StreamEnd]:
-    """Yield a stream's batches without the rows that `REMOVED` marks, and an `EmptyStep` for each that has no other."""
+    """Yield batches without the rows that `REMOVED_COLUMN` flags, and an `EmptyStep` for each that has no other row."""
     for content in contents:
         if isinstance(content, Batches):
             yield from _shortened(content)
@@ -24,17 +25,23 @@ def without_removed(contents: Iterable[Batches | StreamEnd]) -> Iterator[Batches
 
 
 def _shortened(batches: Batches) -> Iterator[Batches | EmptyStep]:
-    columns, removed = without_flags(batches.columns, REMOVED)
+    columns, removed = without_column(batches.columns, REMOVED_COLUMN)
     batches = replace(batches, columns=columns)
     if not removed.any():
         yield batches
         return
-    starts = [*accumulate(batches.sizes, initial=0)][:-1]
-    lost = np.add.reduceat(removed, starts, dtype=np.int64).tolist()
+    lost = rows_removed(removed, batches.sizes)
     receipts = [replace(one, rows_excluded=rows) for one, rows in zip(batches.receipts, lost, strict=True)]
     shorter = replace(batches, columns=keep(columns, ~removed), receipts=tuple(receipts))
     del columns, removed, batches
     yield from _without_empty(shorter)
+
+
+def rows_removed(removed: npt.NDArray[np.bool_], sizes: Sequence[int]) -> list[int]:
+    """Return how many rows of each of several consecutive batches of these sizes are flagged; no size is 0."""
+    starts = [*accumulate(sizes, initial=0)][:-1]
+    lost: list[int] = np.add.reduceat(removed, starts, dtype=np.int64).tolist()
+    return lost
 
 
 def _without_empty(batches: Batches) -> Iterator[Batches | EmptyStep]:

@@ -13,7 +13,8 @@ from torch_dataloader_utils.planning.assignment import Assignment, Receipt, Stre
 from torch_dataloader_utils.reading.batching import Batcher, Batches, BytesRead, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.removal import without_removed
-from torch_dataloader_utils.reading.row_groups import REMOVED, RowGroupReader
+from torch_dataloader_utils.reading.row_groups import REMOVED_COLUMN, RowGroupReader
+from torch_dataloader_utils.reading.row_marks import with_hashes
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 from torch_dataloader_utils.reading.sequential import SequentialScan
 from torch_dataloader_utils.reading.shuffled import ShuffledScan
@@ -34,8 +35,8 @@ def read_assignment(
     if not _loses_rows(assignment):
         yield from _read_streams(files, read_cache, assignment, options, budget)
         return
-    options = replace(options, transform=options.transform.with_flags(REMOVED))
-    yield from without_removed(_read_streams(files, read_cache, assignment, options, budget, marks_removed=True))
+    options = replace(options, transform=options.transform.with_flags(REMOVED_COLUMN))
+    yield from without_removed(_read_streams(files, read_cache, assignment, options, budget, flags_removed=True))
 
 
 def _loses_rows(assignment: Assignment) -> bool:
@@ -54,13 +55,19 @@ def _read_streams(
     options: ReadOptions,
     budget: MemoryBudget,
     *,
-    marks_removed: bool = False,
+    flags_removed: bool = False,
 ) -> Iterator[Batches | StreamEnd]:
     """Read the streams of an assignment and yield their batches, which are still to lose rows, then the end."""
 
     def new_reader() -> RowGroupReader:
-        row_id = options.row_id_column
-        return RowGroupReader(files, read_cache, row_id, assignment.excluded, marks_removed=marks_removed)
+        return RowGroupReader(
+            files,
+            read_cache,
+            options.row_id_column,
+            assignment.excluded,
+            adds_marks=options.fingerprint,
+            flags_removed=flags_removed,
+        )
 
     streams = assignment.stream_assignments
     if len(streams) == 1:
@@ -100,7 +107,9 @@ def _read_stream(
     else:
         scan = ShuffledScan(reader, stream.slices, options, budget, epoch)
     try:
-        yield from _batches(scan, stream, options)
+        for content in _batches(scan, stream, options):
+            yield with_hashes(content) if options.fingerprint and isinstance(content, Batches) else content
+            del content
     finally:
         scan.close()
         reader.close()
