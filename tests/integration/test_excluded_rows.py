@@ -13,9 +13,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from pairwise import pairwise
-from support import batches_of, open_loader, rows_of, write_dataset
+from support import batches_of, edited, open_loader, rows_of, write_dataset
+
+from torch_dataloader_utils import CheckpointMismatchError, RankMismatchError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -179,7 +182,7 @@ def test_values_of_every_form_stay_with_their_rows(tmp_path):
             "vector": pa.FixedSizeListArray.from_arrays(pa.array(np.arange(100.0)), 2),
         }
     )
-    pa.parquet.write_table(table, tmp_path / "a.parquet", row_group_size=13)
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=13)
     for output_format in ("torch", "numpy", "dict", "arrow"):
         loader, _ = open_loader(tmp_path, batch_size=8, output_format=output_format)
         loader.exclude([("a.parquet", row) for row in (0, 7, 8, 20, 21, 49)])
@@ -329,3 +332,245 @@ class Journey:
         rows = [row for loader in loaders for batch in itertools.islice(loader, stop) for row in rows_of(batch)]
         self._states = [through_json(loader.state_dict()) for loader in loaders]
         return rows
+
+
+# Expressions ---------------------------------------------------------------------------------------------------------
+
+BY_SCORE = (pc.field("score") > 20) & (pc.bit_wise_and(pc.field("value"), 5) == 0)
+BY_NAME = [("name", "in", [f"row {row}" for row in BAD])]
+MATCHING = {row for row in range(ROWS) if row / 7 > 20 and row & 5 == 0}
+EXPRESSIONS: dict[str, tuple[Any, set[int]]] = {
+    "expression": (BY_SCORE, MATCHING),
+    "conditions": (BY_NAME, BAD),
+    "alternatives": ([[("value", "<", 5)], [("value", ">=", 300)]], {*range(5), *range(300, ROWS)}),
+}
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "all columns": {"num_workers": 0},
+    "one column": {"num_workers": 2, "columns": ["score"]},
+    "row ids alone": {"num_workers": 0, "columns": []},
+}
+
+
+@pairwise(most=12, order=ORDERS, kept=FILTERS, form=FORMS, by=EXPRESSIONS)
+def test_batches_lose_the_rows_for_which_an_expression_is_true(path, order, kept, form, by):
+    options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7, **FORMS[form]}
+    expression, rows = EXPRESSIONS[by]
+    as_planned = batches_of(open_loader(path, **options)[0])
+    loader, dataset = open_loader(path, **options)
+    iterator = iter(loader)
+    assert [rows_of(next(iterator)) for _ in range(2)] == as_planned[:2]
+    loader.exclude(expression)
+    loader.load_state_dict(through_json(loader.state_dict()))
+    states, seen = [through_json(loader.state_dict())], []
+    for batch in loader:  # of workers, those that had been started do not know the expression
+        assert list(batch) == [*options.get("columns", ["value", "score", "name"]), "row"]
+        seen.append(rows_of(batch))
+        states.append(through_json(loader.state_dict()))
+    assert seen == without(as_planned[2:], rows)
+    assert dataset.get_metrics()["rows_excluded"] == len(rows & set(itertools.chain(*as_planned[2:])))
+    for stop in [0, len(seen) // 2]:
+        again = open_loader(path, **options)[0]
+        with pytest.raises(
+            CheckpointMismatchError, match=r"excludes rows by the expression .* which this run does not"
+        ):
+            again.load_state_dict(states[stop])
+        again.exclude(expression)
+        again.load_state_dict(states[stop])
+        assert batches_of(again) == seen[stop:]
+
+
+@pairwise(most=12, order=ORDERS, kept=FILTERS, form=FORMS, by=EXPRESSIONS)
+def test_next_epoch_is_read_without_the_rows_for_which_an_expression_is_true(path, order, kept, form, by):
+    options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7, **FORMS[form]}
+    expression, rows = EXPRESSIONS[by]
+    loader, dataset = open_loader(path, **options)
+    loader.exclude(expression)
+    dataset.set_epoch(1)
+    with pytest.raises(TypeError, match=r"only reading tells how many rows the (filter|excluded expression) leaves"):
+        len(loader)
+    states, seen = [through_json(loader.state_dict())], []
+    for batch in loader:
+        seen.append(rows_of(batch))
+        states.append(through_json(loader.state_dict()))
+    assert Counter(itertools.chain(*seen)) == Counter(set(KEPT if kept == "filtered" else range(ROWS)) - rows)
+    assert sum(len(batch) < 7 for batch in seen) <= 2
+    for stop in [0, len(seen) // 2]:
+        again = open_loader(path, **options)[0]
+        again.exclude(expression)
+        again.load_state_dict(states[stop])
+        assert batches_of(again) == seen[stop:]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_elastic_loads_go_on_without_what_an_expression_excludes(path, order):
+    options = {**ORDERS[order], "batch_size": 7}
+    for epoch in (0, 1):
+        seen, states = [], []
+        for rank in range(3):
+            loader, dataset = open_loader(path, **options, num_ranks=3, rank=rank)
+            loader.exclude(BY_SCORE)
+            loader.exclude(named(BAD))
+            dataset.set_epoch(epoch)
+            seen += [row for batch in itertools.islice(loader, 4) for row in rows_of(batch)]
+            states.append(through_json(loader.state_dict()))
+        for rank in range(2):
+            loader, _ = open_loader(path, **options, num_ranks=2, rank=rank)
+            loader.exclude(BY_SCORE)
+            loader.load_state_dict(states, strict=False)
+            seen += itertools.chain(*batches_of(loader))
+        assert Counter(seen) == Counter(set(range(ROWS)) - BAD - MATCHING)
+
+
+def test_null_is_not_true(tmp_path):
+    values = pa.array([None if row % 3 == 0 else row for row in range(20)], pa.int64())
+    pq.write_table(pa.table({"value": values}), tmp_path / "a.parquet")
+    loader, dataset = open_loader(tmp_path, columns=[])
+    loader.exclude(pc.field("value") > 10)
+    wanted = [row for row in range(20) if row % 3 == 0 or row <= 10]
+    assert list(itertools.chain(*batches_of(loader))) == wanted
+    dataset.set_epoch(1)
+    assert list(itertools.chain(*batches_of(loader))) == wanted
+
+
+@pytest.mark.parametrize("uneven", ["drop", "pad"])
+def test_an_expression_is_refused_where_ranks_are_balanced(path, uneven):
+    loader, dataset = open_loader(path, uneven_ranks=uneven)
+    before = dataset.plan_digest
+    with pytest.raises(ValueError, match=f"exclude: uneven_ranks='{uneven}' needs the number of rows"):
+        loader.exclude(BY_SCORE)
+    assert dataset.plan_digest == before
+    assert loader.state_dict()["excluded"] is None
+
+
+# States and ranks ----------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_exclude_differently_have_different_plans_and_states_that_do_not_fit(path):
+    opened = [open_loader(path, num_ranks=2, rank=rank, batch_size=8) for rank in range(2)]
+    assert opened[0][1].plan_digest == opened[1][1].plan_digest
+    opened[0][0].exclude(named([5]))
+    assert opened[0][1].plan_digest != opened[1][1].plan_digest
+    states = [loader.state_dict() for loader, _ in opened]
+    with pytest.raises(RankMismatchError, match=r"ranks \[1\] were saved under other exclusions than rank 0"):
+        open_loader(path, num_ranks=1, rank=0)[0].load_state_dict(states, strict=False)
+    opened[1][0].exclude({"part-000.parquet": np.array([5, 5], dtype=np.uint8)})
+    assert opened[0][1].plan_digest == opened[1][1].plan_digest
+    opened[0][0].exclude(BY_SCORE)
+    assert opened[0][1].plan_digest != opened[1][1].plan_digest
+
+
+def test_state_that_lacks_rows_keeps_them_excluded_in_its_own_epoch(path):
+    loader, dataset = open_loader(path, batch_size=10)
+    dataset.set_epoch(3)
+    as_planned = batches_of(open_loader(path, batch_size=10)[0])
+    iterator = iter(loader)
+    next(iterator)
+    state = through_json(loader.state_dict())
+    loader.exclude(named(BAD))
+    loader.load_state_dict(state)  # rolled back to before the call
+    assert batches_of(loader) == without(as_planned[1:], BAD)
+    fresh, dataset = open_loader(path, batch_size=10)
+    fresh.exclude(named(BAD))  # in epoch 0
+    fresh.load_state_dict(state)
+    assert batches_of(fresh) == without(as_planned[1:], BAD)
+    dataset.set_epoch(4)
+    assert len(fresh) == -(-(ROWS - len(BAD)) // 10)
+
+
+HOSTILE: dict[str, Any] = {
+    "no dictionary": [],
+    "no list": {"rows": {}, "expressions": []},
+    "epoch missing": {"rows": [{"rows": [0, 1]}], "expressions": []},
+    "negative epoch": {"rows": [{"epoch": -1, "rows": [0, 1]}], "expressions": []},
+    "epochs fall": {"rows": [{"epoch": 2, "rows": [0, 1]}, {"epoch": 1, "rows": [4, 5]}], "expressions": []},
+    "a row in two epochs": {"rows": [{"epoch": 1, "rows": [0, 9]}, {"epoch": 2, "rows": [8, 10]}], "expressions": []},
+    "an odd number": {"rows": [{"epoch": 0, "rows": [0]}], "expressions": []},
+    "no rows": {"rows": [{"epoch": 0, "rows": []}], "expressions": []},
+    "texts": {"rows": [{"epoch": 0, "rows": ["0", "1"]}], "expressions": []},
+    "booleans": {"rows": [{"epoch": 0, "rows": [False, True]}], "expressions": []},
+    "negative row": {"rows": [{"epoch": 0, "rows": [-1, 1]}], "expressions": []},
+    "falling rows": {"rows": [{"epoch": 0, "rows": [5, 3]}], "expressions": []},
+    "beyond the end": {"rows": [{"epoch": 0, "rows": [0, ROWS + 1]}], "expressions": []},
+    "a huge number": {"rows": [{"epoch": 0, "rows": [0, 10**30]}], "expressions": []},
+    "no expressions": {"rows": []},
+    "expression without digest": {"rows": [], "expressions": [{"epoch": 0, "text": "x"}]},
+    "expression twice": {"rows": [], "expressions": [{"epoch": 0, "digest": "a", "text": "x"}] * 2},
+}
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_wrong_value_in_a_state_is_named(path, value):
+    loader, _ = open_loader(path)
+    loader.exclude(named([3]))
+    state = edited(loader.state_dict(), excluded=HOSTILE[value])
+    with pytest.raises(ValueError, match=r"not a state of this package: state\['excluded'\]"):
+        open_loader(path)[0].load_state_dict(state)
+
+
+def test_edited_rows_are_noticed_by_the_checksum(path):
+    loader, _ = open_loader(path)
+    loader.exclude(named([3]))
+    state = loader.state_dict()
+    state["excluded"]["rows"][0]["rows"] = [4, 5]
+    with pytest.raises(ValueError, match="its checksum is"):
+        open_loader(path)[0].load_state_dict(state)
+
+
+WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+    "unknown file": ([("part-9.parquet", 0)], ValueError, "has no file 'part-9.parquet'.*did you mean 'part-0"),
+    "whole path": ([("/data/part-000.parquet", 0)], ValueError, "has no file '/data/part-000.parquet'; paths are rel"),
+    "row too large": ([("part-001.parquet", 3)], ValueError, "part-001.parquet has no row 3: its 3 rows have"),
+    "row too small": ({"part-001.parquet": [-1]}, ValueError, "part-001.parquet has no row -1"),
+    "range too long": ({"part-001.parquet": range(2, 5)}, ValueError, "part-001.parquet has no row 4"),
+    "a huge row": ([("part-001.parquet", 10**30)], ValueError, "part-001.parquet has no row 1000000"),
+    "no pairs": ([1, 2], TypeError, "1 is no pair of a path and a row number"),
+    "a number": (7, TypeError, "expected pairs of a path and a row number"),
+    "a text": ("part-001.parquet", TypeError, "expected pairs of a path and a row number"),
+    "no path": ([(1, 2)], TypeError, "1 is int, expected a path"),
+    "no row number": ([("part-001.parquet", 1.0)], TypeError, "expected row numbers"),
+    "no row numbers": ({"part-001.parquet": 1}, TypeError, "expected row numbers"),
+    "booleans": ({"part-001.parquet": [True]}, TypeError, "expected row numbers"),
+    "no column": (pc.field("nam") == "x", ValueError, "there is no column 'nam'"),
+    "no condition": (pc.field("value") + 1, ValueError, "not true or false"),
+    "wrong operator": ([("value", "~", 1)], ValueError, "expected one of the operators"),
+}
+
+
+@pytest.mark.parametrize("rows", WRONG)
+def test_rows_that_do_not_exist_are_named(path, rows):
+    loader, _ = open_loader(path)
+    value, error, message = WRONG[rows]
+    with pytest.raises(error, match=message):
+        loader.exclude(value)
+    assert loader.state_dict()["excluded"] is None
+
+
+def test_nothing_is_excluded_by_no_rows(path):
+    loader, dataset = open_loader(path)
+    digest = dataset.plan_digest
+    for nothing in ([], {}, iter(()), {"part-000.parquet": []}, {"part-000.parquet": range(0)}):
+        loader.exclude(nothing)
+    assert loader.state_dict()["excluded"] is None
+    assert dataset.plan_digest == digest
+
+
+def test_rows_of_text_are_named_by_an_expression_unless_they_are_counted(tmp_path):
+    (tmp_path / "a.csv").write_text("value\n" + "".join(f"{row}\n" for row in range(50)))
+    loader, dataset = open_loader(tmp_path, format="csv", row_id_column=None, batch_size=6)
+    with pytest.raises(ValueError, match=r"csv files do not tell how many rows .*; an expression can name them"):
+        loader.exclude([("a.csv", 3)])
+    loader.exclude(pc.field("value") < 9)
+    gone = {*range(9)}
+    assert [batch["value"].tolist() for batch in loader] == without(
+        [list(range(first, min(first + 6, 50))) for first in range(0, 50, 6)], gone
+    )
+    dataset.set_epoch(1)
+    assert [row for batch in loader for row in batch["value"].tolist()] == [*range(9, 50)]
+    counted, dataset = open_loader(tmp_path, format="csv", count_rows=True, batch_size=6)
+    counted.exclude([("a.csv", row) for row in (0, 3, 49)])
+    assert sum(map(len, batches_of(counted))) == 47
+    dataset.set_epoch(1)
+    assert len(counted) == 8
+    assert [row for batch in counted for row in rows_of(batch)] == [1, 2, *range(4, 49)]

@@ -52,7 +52,6 @@ ALIKE: dict[str, Callable[[SavedState], Any]] = {
     "datasets": lambda state: (state.fingerprint, state.settings["rows"]),
     "settings": lambda state: {key: value for key, value in state.settings.items() if key != "rank"},
     "earlier progress": lambda state: state.baseline,
-    "excluded rows": lambda state: state.excluded,
 }
 """What the states of all ranks have in common, apart from the epoch."""
 
@@ -228,7 +227,7 @@ def _without_changed(
         if missing <= set(shard.shard.missing):
             partial.append(shard)
             continue
-        _require_known_rows(shard, missing, run)
+        _require_known_rows(shard, missing, run, saved.epoch)
         _require_possible_rows(shard, run)
         kept = _without_splits(shard, missing, run, saved.epoch, lost)
         if kept is not None:
@@ -238,9 +237,10 @@ def _without_changed(
     return replace(baseline, done=done, partial=tuple(partial), left_out=left_out), lost
 
 
-def _require_known_rows(partial: PartialShard, missing: set[int], run: Run) -> None:
+def _require_known_rows(partial: PartialShard, missing: set[int], run: Run, epoch: int) -> None:
     """Raise unless it is known which delivered rows of a partial shard are of which file."""
     excluded = any(partial.shard.excluded.within(partial.shard.splits[index]) for index in missing)
+    excluded |= run.exclusions.in_epoch(epoch).unknown_rows is not None
     if run.filter_digest is None and run.manifest.counts_rows and not excluded:
         return
     # Windows count the rows that the filter left. Only the changed files would show which rows these were.

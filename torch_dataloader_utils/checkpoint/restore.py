@@ -17,7 +17,6 @@ from torch_dataloader_utils.checkpoint.compare import (
     compare_files,
     compare_settings,
     mismatch,
-    require_alike,
     require_each_rank,
     require_possible_windows,
     require_row_groups,
@@ -82,7 +81,6 @@ def check_states(states: Sequence[SavedState], run: Run) -> CheckedStates:
     if of_all_ranks and not differences:
         require_each_rank(states)
         _require_one_step(states)
-        require_alike(states, {"excluded rows": lambda state: state.excluded})
     saved = states[0].baseline
     left_out = run.exclusions.in_epoch(states[0].epoch).left_out
     baseline = None if saved is None else _load_baseline(saved, run.manifest, left_out)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
-from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, Bounds, ExcludedRows, Exclusions
+from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, Bounds, ExcludedExpression, ExcludedRows, Exclusions
 from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.row_ranges import FileRows
 
@@ -22,16 +22,18 @@ class SavedExclusions:
     Attributes:
         rows: For each epoch in which rows were excluded, rising, these rows: row numbers of the whole manifest, start,
             stop, start, stop, ..., as the bytes of 64-bit integers.
+        expressions: The expressions by which rows are excluded.
     """
 
     rows: tuple[tuple[int, bytes], ...] = ()
+    expressions: tuple[ExcludedExpression, ...] = ()
 
     def exclusions(self, files: Sequence[FileRows]) -> Exclusions:
         """Return them by ranges of files. `files` are those to which row numbers refer."""
         rows = {
             epoch: ExcludedRows.of_row_numbers(np.frombuffer(numbers, "<i8"), files) for epoch, numbers in self.rows
         }
-        return Exclusions({epoch: of_files for epoch, of_files in rows.items() if of_files})
+        return Exclusions({epoch: of_files for epoch, of_files in rows.items() if of_files}, self.expressions)
 
 
 NO_SAVED_EXCLUSIONS = SavedExclusions()
@@ -42,7 +44,8 @@ def dump_exclusions(manifest: Manifest, exclusions: Exclusions) -> dict[str, Any
     if not exclusions:
         return None
     rows = [{"epoch": epoch, "rows": rows.row_numbers(manifest).tolist()} for epoch, rows in exclusions.rows.items()]
-    return {"rows": rows}
+    expressions = [{"epoch": one.epoch, "digest": one.digest, "text": one.text} for one in exclusions.expressions]
+    return {"rows": rows, "expressions": expressions}
 
 
 def parse_exclusions(excluded: JsonValue, dataset_rows: int) -> SavedExclusions:
@@ -60,7 +63,14 @@ def parse_exclusions(excluded: JsonValue, dataset_rows: int) -> SavedExclusions:
         if together.minus(of_epoch) != together:
             raise excluded["rows"].fail("each row in one epoch")
         together = together.union(of_epoch)
-    return SavedExclusions(tuple(zip(epochs, (numbers.tobytes() for numbers in rows), strict=True)))
+    expressions = tuple(
+        ExcludedExpression(entry["digest"].string(), entry["text"].string(), entry["epoch"].integer())
+        for entry in excluded["expressions"].items()
+    )
+    if len({expression.digest for expression in expressions}) < len(expressions):
+        raise excluded["expressions"].fail("each expression once")
+    saved = zip(epochs, (numbers.tobytes() for numbers in rows), strict=True)
+    return SavedExclusions(tuple(saved), expressions)
 
 
 def _row_numbers(numbers: JsonValue, dataset_rows: int) -> Bounds:

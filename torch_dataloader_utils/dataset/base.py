@@ -50,6 +50,7 @@ class BatchDataset(IterableDataset[Any]):
         self._stream = Stream(opened_files, cache, read_options, collate_fn, seed, epoch_state.topology.rank)
         self._channel: WorkerChannel | None = None
         self._leaves_footers_out = False
+        self._has_new_files = False
 
     def __iter__(self) -> Iterator[Any]:
         """Start the epoch, or continue from a loaded state, and deliver the batches in this process."""
@@ -105,6 +106,18 @@ class BatchDataset(IterableDataset[Any]):
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | EmptyStep | StreamEnd]:
         """Read one stream in this process."""
         return self._stream.batches(assignment, pin=pin)
+
+    def use_files(self, opened_files: OpenedFiles) -> None:
+        """Read the same files in another way from the next iteration on. Workers that have been started cannot."""
+        self._opened_files = opened_files
+        cache = ReadCache.of_opened(opened_files.footers)
+        self._stream = replace(self._stream, opened_files=opened_files, read_cache=cache)
+        self._has_new_files = True
+
+    def needs_new_workers(self) -> bool:
+        """Return whether `use_files` was called since the last call."""
+        needed, self._has_new_files = self._has_new_files, False
+        return needed
 
     def attach_channel(self, channel: WorkerChannel) -> None:
         """Make this copy, in a worker, answer the assignments that arrive by channel."""

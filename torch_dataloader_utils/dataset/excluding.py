@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow.compute as pc
 
 from torch_dataloader_utils.errors import cut, nearest, shown
 from torch_dataloader_utils.formats.base import OpenedFiles
@@ -17,7 +18,18 @@ from torch_dataloader_utils.planning.excluded import Bounds, ExcludedRows, bound
 RowsByPath: TypeAlias = Iterable[tuple[PathLike, int]] | Mapping[PathLike, Iterable[int]]
 """Rows, each as its file's path relative to the dataset's root and its number in the file, from 0."""
 
-EXPECTED = "expected pairs of a path and a row number, or a mapping from paths to row numbers"
+EXPECTED = "expected pairs of a path and a row number, or a mapping from paths to row numbers; or an expression"
+
+
+def is_expression(value: Any) -> bool:
+    """Whether a value is an expression, or conditions as `filters` has them, and not pairs of a path and a row."""
+    if isinstance(value, pc.Expression):
+        return True
+    first = value[0] if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and value else None
+    match first:
+        case [str(), str(), _] | [[*_], *_]:
+            return True
+    return False
 
 
 def parse_rows(rows: Any, files: OpenedFiles) -> ExcludedRows:
@@ -28,7 +40,8 @@ def parse_rows(rows: Any, files: OpenedFiles) -> ExcludedRows:
         ValueError: If a file or a row does not exist, or if the files' rows are not counted.
     """
     if files.format.unknown_rows is not None:
-        raise ValueError(f"exclude: rows cannot be named by their numbers: {files.format.unknown_rows}")
+        msg = f"exclude: rows cannot be named by their numbers, since {files.format.unknown_rows}; "
+        raise ValueError(msg + "an expression can name them")
     bounds = {}
     for path, numbers in _by_path(rows).items():
         name = _relative_path(path)

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from torch.utils.data import get_worker_info
 
+from torch_dataloader_utils.checkpoint.compare import unknown_expression
 from torch_dataloader_utils.checkpoint.delivered_hash import begun_hashes, loaded_hashes
 from torch_dataloader_utils.checkpoint.dump import dump_hashes, dump_state
 from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
@@ -33,7 +34,7 @@ from torch_dataloader_utils.loader.user_warnings import (
     warn_of_unknown_hashes,
     warn_of_unknown_lengths,
 )
-from torch_dataloader_utils.planning.excluded import NO_EXCLUSIONS, ExcludedRows, Exclusions
+from torch_dataloader_utils.planning.excluded import NO_EXCLUSIONS, ExcludedExpression, ExcludedRows, Exclusions
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, EpochPlanner, newest_algorithm
 from torch_dataloader_utils.planning.strategy import SplitStrategy
@@ -90,14 +91,19 @@ class EpochState:
         return self.owner.progress or self._fresh()
 
     @property
+    def unknown_rows(self) -> str | None:
+        """Why it is unknown, before the epoch is read, how many rows are delivered; None where it is known."""
+        return self._opened_files.unknown_rows or self._exclusions.in_epoch(self.epoch).unknown_rows
+
+    @property
     def num_batches(self) -> int:
         """The epoch's number of batches, also when it is continued from a state.
 
         Raises:
             TypeError: If it is known only once the rows are read.
         """
-        if self._opened_files.unknown_rows is not None:
-            raise TypeError(f"the number of batches is not known ahead: {self._opened_files.unknown_rows}")
+        if self.unknown_rows is not None:
+            raise TypeError(f"the number of batches is not known ahead: {self.unknown_rows}")
         return self._batches(self.progress)
 
     @property
@@ -125,7 +131,7 @@ class EpochState:
         """Return how many batches were delivered before the next one, and how many there are: see the loader's."""
         progress = self.owner.upcoming or self._fresh()
         total = None
-        if self._opened_files.unknown_rows is None:
+        if self.unknown_rows is None:
             total = self._batches(progress)
             if uneven is not None and self._planner.options.uneven_ranks == "allow":
                 plan = self._plan_of(progress.baseline)
@@ -176,6 +182,20 @@ class EpochState:
         """Exclude rows from the next iteration on."""
         self._exclusions = self._exclusions.with_rows(rows, self.epoch)
 
+    def exclude_by(self, opened_files: OpenedFiles, digest: str) -> None:
+        """Exclude rows from the next iteration on by an expression of opened files, given by its digest.
+
+        Raises:
+            ValueError: If ranks are balanced.
+        """
+        uneven = self._planner.options.uneven_ranks
+        if uneven != "allow":
+            msg = f"exclude: uneven_ranks={uneven!r} needs the number of rows of each rank, which only reading tells "
+            raise ValueError(msg + "if an expression excludes rows: exclude them by their paths and row numbers")
+        expression = ExcludedExpression(digest, str(opened_files.expressions[digest]), self.epoch)
+        self._exclusions = self._exclusions.with_expression(expression)
+        self._opened_files = opened_files
+
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
         progress = self.progress
@@ -189,7 +209,7 @@ class EpochState:
         algorithm = saved[0].settings["plan_algorithm"]
         if algorithm in PLAN_ALGORITHMS:  # else it will be a difference
             run = replace(run, plan_algorithm=algorithm)
-        run = replace(run, exclusions=_saved_exclusions(saved, run).with_rows(self._exclusions.all_rows, epoch))
+        run = replace(run, exclusions=self._with_own(_saved_exclusions(saved, run), epoch))
         if not strict:
             progress, run = self._planned_again(saved, run, on_changed_files)
         elif on_changed_files != "error":
@@ -209,6 +229,17 @@ class EpochState:
             warn_of_unknown_hashes(epoch, progress)
         self.owner.take_over("load_state_dict", epoch, progress)
 
+    def _with_own(self, saved: Exclusions, epoch: int) -> Exclusions:
+        """Return what a state excludes and, from its epoch on, what this run excludes as well.
+
+        Raises:
+            CheckpointMismatchError: If the state excludes rows by an expression that this run does not know.
+        """
+        unknown = [one for one in saved.expressions if one.digest not in self._opened_files.expressions]
+        if unknown:
+            raise unknown_expression(unknown[0])
+        return saved.joined(self._exclusions, epoch)
+
     def _placed(self, states: Sequence[SavedState], run: Run) -> Progress:
         """Return the progress of a run that continues exactly where it saved the states."""
         checked = check_states(states, run)
@@ -226,7 +257,7 @@ class EpochState:
         baseline, lost_rows, changed = merge_states(states, run, on_changed_files=on_changed_files)
         epoch = states[0].epoch
         kept = _saved_exclusions(states, run).without_files(changed)
-        run = replace(run, exclusions=kept.with_rows(self._exclusions.all_rows, epoch))
+        run = replace(run, exclusions=self._with_own(kept, epoch))
         plan = self._plan_for(run, epoch, baseline)
         warn_of_touched_files(states[0], run.manifest)
         warn_of_lost_rows(lost_rows, counts_rows=run.manifest.counts_rows)
@@ -331,9 +362,9 @@ class EpochState:
         allowed = self.topology.num_ranks > 1 and self._planner.options.uneven_ranks == "allow"
         if self._warned_of_uneven_ranks or not allowed:
             return
-        if self._opened_files.unknown_rows is not None:
+        if self.unknown_rows is not None:
             self._warned_of_uneven_ranks = True
-            warn_of_unknown_lengths(self._opened_files.unknown_rows)
+            warn_of_unknown_lengths(self.unknown_rows)
             return
         ranks = self._ranks(self.plan)
         batches = list(map(self._batches, ranks))

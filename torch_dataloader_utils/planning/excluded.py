@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -177,13 +177,37 @@ class EpochExclusions:
     Attributes:
         left_out: Rows that the epoch's plan leaves out.
         removed: Rows that the plan keeps, and that batches lose after they are cut.
+        left_out_by: Digests of the expressions by which rows are left out before they are counted.
+        removed_by: Digests of those by which batches lose rows after they are cut.
     """
 
     left_out: ExcludedRows = NONE_EXCLUDED
     removed: ExcludedRows = NONE_EXCLUDED
+    left_out_by: tuple[str, ...] = ()
+    removed_by: tuple[str, ...] = ()
+
+    @property
+    def unknown_rows(self) -> str | None:
+        """Why only reading tells how many rows are left; None where their number is known."""
+        return "only reading tells how many rows the excluded expression leaves" if self.left_out_by else None
 
 
 NOTHING_EXCLUDED = EpochExclusions()
+
+
+@dataclass(frozen=True, slots=True)
+class ExcludedExpression:
+    """An expression by which rows are excluded.
+
+    Attributes:
+        digest: Digest of the serialised expression.
+        text: The expression as users read it.
+        epoch: The epoch in which it was excluded.
+    """
+
+    digest: str
+    text: str
+    epoch: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -192,20 +216,23 @@ class Exclusions:
 
     Attributes:
         rows: The excluded rows, by the epoch in which they were excluded, rising. No row is there twice.
+        expressions: The expressions by which rows are excluded, each once.
     """
 
     rows: Mapping[int, ExcludedRows] = field(default_factory=dict)
+    expressions: tuple[ExcludedExpression, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.rows)
+        return bool(self.rows or self.expressions)
 
     @cached_property
     def digest(self) -> str | None:
         """Digest of all of it (blake2b, 32 hexadecimal characters); None for nothing."""
         if not self:
             return None
-        text = repr([(epoch, rows.digest) for epoch, rows in self.rows.items()])
-        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+        rows = [(epoch, rows.digest) for epoch, rows in self.rows.items()]
+        expressions = sorted((expression.epoch, expression.digest) for expression in self.expressions)
+        return hashlib.blake2b(repr((rows, expressions)).encode(), digest_size=16).hexdigest()
 
     @cached_property
     def _unions(self) -> list[ExcludedRows]:
@@ -223,7 +250,19 @@ class Exclusions:
     def in_epoch(self, epoch: int) -> EpochExclusions:
         """Return what is excluded in an epoch, before and after its batches are cut."""
         left_out = self._unions[sum(since < epoch for since in self.rows)]
-        return EpochExclusions(left_out, self.all_rows.minus(left_out) if left_out else self.all_rows)
+        removed = self.all_rows.minus(left_out) if left_out else self.all_rows
+        left_out_by, removed_by = (
+            tuple(sorted(one.digest for one in self.expressions if (one.epoch < epoch) == earlier))
+            for earlier in (True, False)
+        )
+        return EpochExclusions(left_out, removed, left_out_by, removed_by)
+
+    def joined(self, other: Exclusions, epoch: int) -> Exclusions:
+        """Exclude in an epoch all that another run excludes. What was excluded before stays as it is."""
+        joined = self.with_rows(other.all_rows, epoch)
+        for expression in other.expressions:
+            joined = joined.with_expression(replace(expression, epoch=epoch))
+        return joined
 
     def with_rows(self, rows: ExcludedRows, epoch: int) -> Exclusions:
         """Exclude more rows in an epoch. Rows that were excluded before stay as they are."""
@@ -231,13 +270,19 @@ class Exclusions:
         if not new:
             return self
         together = {**self.rows, epoch: self.rows.get(epoch, NONE_EXCLUDED).union(new)}
-        return Exclusions({since: together[since] for since in sorted(together)})
+        return replace(self, rows={since: together[since] for since in sorted(together)})
+
+    def with_expression(self, expression: ExcludedExpression) -> Exclusions:
+        """Exclude rows by one more expression. One that was there before stays as it is."""
+        if any(known.digest == expression.digest for known in self.expressions):
+            return self
+        return replace(self, expressions=(*self.expressions, expression))
 
     def without_files(self, paths: Iterable[str]) -> Exclusions:
-        """Return what is excluded of other files."""
+        """Return what is excluded of other files. Expressions hold for all files."""
         gone = frozenset(paths)
         rows = {since: rows.without_files(gone) for since, rows in self.rows.items()}
-        return Exclusions({since: of_files for since, of_files in rows.items() if of_files})
+        return replace(self, rows={since: of_files for since, of_files in rows.items() if of_files})
 
 
 NO_EXCLUSIONS = Exclusions()

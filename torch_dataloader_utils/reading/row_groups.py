@@ -22,7 +22,7 @@ from torch_dataloader_utils.columns.arrow import takeable, width
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
-from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions
+from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions, Flags
 from torch_dataloader_utils.planning.manifest import DataFile, Split
 from torch_dataloader_utils.planning.row_hash import file_key, row_marks
 from torch_dataloader_utils.reading.decoder import Decoder
@@ -108,7 +108,7 @@ class RowGroupReader:
     @property
     def knows_rows(self) -> bool:
         """Whether it is known how many rows are delivered of each row group."""
-        return self._files.unknown_rows is None
+        return self._files.unknown_rows is None and self._excluded.unknown_rows is None
 
     def most_requested(self, group: FileRowGroup) -> int:
         """Return how many to request ahead: as many as can be fetched at once, or decoded while one is used."""
@@ -312,13 +312,24 @@ class RowGroupReader:
         The table has all rows of a file from `first` on, but deleted ones.
         """
         rows = path, first, first + table.num_rows
+        excluded = self._excluded
         mask = None if self._files.filter is None else _mask(table, self._files.filter)
-        if self._flags_removed:
-            table = table.append_column(REMOVED_COLUMN, pa.array(self._excluded.removed.flags(*rows)))
-        if path in self._excluded.left_out.bounds:
-            kept = pa.array(~self._excluded.left_out.flags(*rows))
+        flags = (
+            excluded.removed.flags(*rows) | self._meets_any(table, excluded.removed_by) if self._flags_removed else None
+        )
+        if excluded.left_out_by or path in excluded.left_out.bounds:
+            kept = pa.array(~(excluded.left_out.flags(*rows) | self._meets_any(table, excluded.left_out_by)))
             mask = kept if mask is None else pc.and_(mask, kept)
+        if flags is not None:
+            table = table.append_column(REMOVED_COLUMN, pa.array(flags))
         return table if mask is None else table.filter(mask)
+
+    def _meets_any(self, table: pa.Table, expressions: Iterable[str]) -> Flags:
+        """Return for each row whether one of some expressions, given by their digests, is true."""
+        met = np.zeros(table.num_rows, dtype=bool)
+        for digest in expressions:
+            met |= pc.fill_null(_mask(table, self._files.expressions[digest]), False).to_numpy()  # noqa: FBT003
+        return met
 
 
 class Cursor:

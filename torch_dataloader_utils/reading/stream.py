@@ -45,7 +45,7 @@ def _loses_rows(assignment: Assignment) -> bool:
     splits = (
         split for stream in assignment.stream_assignments for part in stream.slices for split in part.shard.present
     )
-    return bool(removed) and any(map(removed.within, splits))
+    return bool(assignment.excluded.removed_by) or (bool(removed) and any(map(removed.within, splits)))
 
 
 def _read_streams(

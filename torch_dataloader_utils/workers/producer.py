@@ -44,7 +44,7 @@ class Stream:
 
     def without_footers(self) -> Stream:
         """Return the same for a process that gets footers with its assignments."""
-        files = replace(self.opened_files, footers={}, metadata_file=None)
+        files = replace(self.opened_files, footers={}, metadata_file=None, all_columns=None)
         return replace(self, opened_files=files, read_cache=self.read_cache.without_footers())
 
     def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | EmptyStep | StreamEnd]:
