@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import signal
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,47 @@ def test_a_killed_run_that_resumes_ends_with_the_hash_of_an_uninterrupted_one(da
     for loader in (whole, resumed):
         all_rows_of(loader)
     assert hash_of(resumed) == hash_of(whole)
+
+
+# The ledger ---------------------------------------------------------------------------------------------------------
+
+
+def foretold(dataset: Any, steps: int, *, scan: bool = False) -> list[dict[str, Any]]:
+    """Return the hash of each planned rank after each of some steps, of the rows that the ledger says they have."""
+    state = dataset.state_dict()
+    files = state["files"]
+    firsts = dict(zip([file[0] for file in files], accumulate((file[5] for file in files), initial=0), strict=False))
+    ranks = [entry["rank"] for entry in state["delivered_hash"]]
+    rows: list[list[int]] = [[] for _ in ranks]
+    entries = []
+    for step in range(state["batches_delivered"], steps):
+        found = [firsts[path] + row for path, row in dataset.rows_at(step, scan=scan)]
+        each = len(found) // len(ranks)
+        for number, own in enumerate(rows):
+            own.extend(found[number * each : (number + 1) * each])
+        entries.append([entry_of(files, own, rank) for own, rank in zip(rows, ranks, strict=True)])
+    return entries
+
+
+@pytest.mark.parametrize("name", ["plain", "rounds", "rows repeated", "filter and rows shuffled", "a grid"])
+def test_the_ledger_foretells_the_hash_after_each_step(data, name):
+    options = {**GRID, "num_ranks": 2, "rank": 1} if name == "a grid" else OPTIONS[name]
+    loader = open_hashed(data, **options)
+    steps = foretold(loader.dataset, 8, scan="filters" in options)
+    iterator = iter(loader)
+    for number, entries in enumerate(steps):
+        next(iterator)
+        assert hash_of(loader) == entries, number
+    assert len(steps) == 8
+
+
+def test_a_batch_that_is_read_again_does_not_count(data):
+    for options in ({}, {"output_format": "arrow"}, {"filters": FEW}):
+        loader = open_hashed(data, **options)
+        batches = [repr(batch) for batch in loader]
+        end = hash_of(loader)
+        assert repr(loader.batch_at(3, scan=True)) == batches[3]
+        assert hash_of(loader) == end
 
 
 # Virtual ranks ------------------------------------------------------------------------------------------------------

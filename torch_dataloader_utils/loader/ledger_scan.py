@@ -70,6 +70,7 @@ class StepScan:
             drop_last=segment.drop_last,
             transform=ColumnTransform.of(self._files.schema, ColumnOptions("numpy"), row_ids),
             row_id_column=row_ids,
+            fingerprint=False,
         )
 
     def steps(self, progress: Progress) -> Generator[ScannedStep, None, None]:
