@@ -20,7 +20,7 @@ from row_hashes import entry_of
 from support import all_rows_of, open_loader, write_dataset
 from text_files import csv_of
 
-from torch_dataloader_utils import CheckpointMismatchError, StructuredDataset
+from torch_dataloader_utils import CheckpointMismatchError, StructuredDataset, to_device
 from torch_dataloader_utils.distributed import load_rank_state
 
 ROWS_SHUFFLED = {"shuffle": True, "shuffle_buffer_size": 60}
@@ -150,6 +150,13 @@ def test_batches_are_the_same_with_and_without_it(data):
         assert plain.dataset.schema == hashed.dataset.schema
         for own, other in zip(plain, hashed, strict=True):
             assert repr(own) == repr(other)
+
+
+def test_batches_that_were_copied_ahead_count_as_they_are_handed_over(data):
+    loader = open_hashed(data)
+    batches = iter(to_device(loader, "cpu", depth=3))
+    rows = [int(row) for _ in range(4) for row in next(batches)["row"]]
+    assert hash_of(loader) == expected(loader, rows)
 
 
 def test_without_it_neither_metrics_nor_states_have_it(data):
