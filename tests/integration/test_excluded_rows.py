@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pairwise import pairwise
+from row_hashes import entry_of
 from support import batches_of, edited, open_loader, rows_of, write_dataset
 
-from torch_dataloader_utils import CheckpointMismatchError, RankMismatchError
+from torch_dataloader_utils import CheckpointMismatchError, LedgerUnknownError, RankMismatchError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -574,3 +575,84 @@ def test_rows_of_text_are_named_by_an_expression_unless_they_are_counted(tmp_pat
     dataset.set_epoch(1)
     assert len(counted) == 8
     assert [row for batch in counted for row in rows_of(batch)] == [1, 2, *range(4, 49)]
+
+
+# The ledger and the fingerprint ---------------------------------------------------------------------------------------
+
+
+def require_ledger(loader: Any, dataset: Any, steps: dict[int, list[int]], epoch: int) -> None:
+    """Compare what the ledger answers with the rows of all steps; those that are not there have none left."""
+    for step in range(max(steps) + 1):
+        rows = steps.get(step, [])
+        assert sorted(ids(dataset.rows_at(step, epoch))) == sorted(rows)
+        assert [next(iter(ids([row]))) for row in dataset.rows_at(step, epoch)] == rows
+        for place, row in enumerate(rows):
+            [(path, number)] = named([row])
+            found = dataset.step_of(path, number, epoch)
+            assert (found.step, found.place) == (step, place)
+        if rows:
+            assert rows_of(loader.batch_at(step, epoch)) == rows
+        else:
+            with pytest.raises(ValueError, match=f"step={step}: all rows of this step are excluded"):
+                loader.batch_at(step, epoch)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("balanced", ["uneven", "grid dropped"])
+def test_ledger_answers_without_the_rows(path, order, balanced):
+    options = {**ORDERS[order], **BALANCED[balanced], "batch_size": 8}
+    as_planned = batches_of(open_loader(path, **options)[0])
+    loader, dataset = open_loader(path, **options)
+    iterator = iter(loader)
+    seen = dict(enumerate([rows_of(next(iterator)), rows_of(next(iterator))]))
+    loader.exclude(named(BAD))
+    loader.load_state_dict(through_json(loader.state_dict()))
+    steps = {step: [row for row in rows if row not in BAD] for step, rows in enumerate(as_planned)} | seen
+    require_ledger(loader, dataset, {step: rows for step, rows in steps.items() if rows}, 0)  # before it is delivered
+    assert batches_of(loader) == without(as_planned[2:], BAD)
+    require_ledger(loader, dataset, {step: rows for step, rows in steps.items() if rows}, 0)
+    for row in BAD - set(itertools.chain(*as_planned[:2])):
+        assert dataset.step_of(*named([row])[0], 0) is None
+    upcoming = [sorted(ids(dataset.rows_at(step, 1))) for step in range(3)]
+    dataset.set_epoch(1)
+    batches = batches_of(loader)
+    assert [sorted(batch) for batch in batches[:3]] == upcoming
+    require_ledger(loader, dataset, dict(enumerate(batches)), 1)
+    assert all(dataset.step_of(*named([row])[0], 1) is None for row in BAD)
+
+
+def test_ledger_scans_where_an_expression_left_rows_out(path):
+    loader, dataset = open_loader(path, shuffle=True, shuffle_buffer_size=45, batch_size=7)
+    loader.exclude(BY_SCORE)
+    with pytest.raises(LedgerUnknownError, match="only reading tells which; batch_at"):
+        dataset.rows_at(0, scan=True)
+    assert rows_of(loader.batch_at(3)) == [row for row in batches_of(loader)[3] if row not in MATCHING]
+    loader.exclude(named(BAD))
+    dataset.set_epoch(1)
+    with pytest.raises(LedgerUnknownError, match="scan=True"):
+        dataset.rows_at(0)
+    upcoming = [[next(iter(ids([row]))) for row in dataset.rows_at(step, scan=True)] for step in range(5)]
+    batches = batches_of(loader)
+    assert batches[:5] == upcoming
+    for place, row in enumerate(batches[4]):
+        found = dataset.step_of(*named([row])[0], scan=True)
+        assert (found.step, found.place) == (4, place)
+    assert rows_of(loader.batch_at(4, scan=True)) == batches[4]
+    assert dataset.step_of(*named([min(BAD)])[0], scan=True) is None
+
+
+@pairwise(most=6, order=ORDERS, num_workers=[0, 2], balanced=["uneven", "grid padded"])
+def test_fingerprint_is_that_of_the_rows_that_were_delivered(path, order, num_workers, balanced):
+    options = {**ORDERS[order], **BALANCED[balanced], "batch_size": 8, "num_workers": num_workers}
+    grid = balanced != "uneven"
+    loader, dataset = open_loader(path, **options, fingerprint=True)
+    loader.exclude(named(BAD))
+    for epoch in (0, 1):
+        dataset.set_epoch(epoch)
+        batches = batches_of(loader)
+        assert batches
+        rows = [row for batch in batches for row in batch]
+        hashes = dataset.get_metrics()["delivered_hash"]
+        assert sum(entry["rows"] for entry in hashes) == len(rows)
+        if not grid:
+            assert hashes == [entry_of(loader.state_dict()["files"], rows)]

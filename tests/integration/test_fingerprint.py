@@ -6,6 +6,7 @@ import json
 import logging
 import shutil
 import signal
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from row_hashes import entry_of
 from support import all_rows_of, open_loader, write_dataset
 from text_files import csv_of
 
-from torch_dataloader_utils import CheckpointMismatchError, StructuredDataset
+from torch_dataloader_utils import CheckpointMismatchError, StructuredDataset, to_device
 from torch_dataloader_utils.distributed import load_rank_state
 
 ROWS_SHUFFLED = {"shuffle": True, "shuffle_buffer_size": 60}
@@ -151,6 +152,13 @@ def test_batches_are_the_same_with_and_without_it(data):
             assert repr(own) == repr(other)
 
 
+def test_batches_that_were_copied_ahead_count_as_they_are_handed_over(data):
+    loader = open_hashed(data)
+    batches = iter(to_device(loader, "cpu", depth=3))
+    rows = [int(row) for _ in range(4) for row in next(batches)["row"]]
+    assert hash_of(loader) == expected(loader, rows)
+
+
 def test_without_it_neither_metrics_nor_states_have_it(data):
     loader, dataset = open_loader(data)
     next(iter(loader))
@@ -212,6 +220,47 @@ def test_a_killed_run_that_resumes_ends_with_the_hash_of_an_uninterrupted_one(da
     for loader in (whole, resumed):
         all_rows_of(loader)
     assert hash_of(resumed) == hash_of(whole)
+
+
+# The ledger ---------------------------------------------------------------------------------------------------------
+
+
+def foretold(dataset: Any, steps: int, *, scan: bool = False) -> list[dict[str, Any]]:
+    """Return the hash of each planned rank after each of some steps, of the rows that the ledger says they have."""
+    state = dataset.state_dict()
+    files = state["files"]
+    firsts = dict(zip([file[0] for file in files], accumulate((file[5] for file in files), initial=0), strict=False))
+    ranks = [entry["rank"] for entry in state["delivered_hash"]]
+    rows: list[list[int]] = [[] for _ in ranks]
+    entries = []
+    for step in range(state["batches_delivered"], steps):
+        found = [firsts[path] + row for path, row in dataset.rows_at(step, scan=scan)]
+        each = len(found) // len(ranks)
+        for number, own in enumerate(rows):
+            own.extend(found[number * each : (number + 1) * each])
+        entries.append([entry_of(files, own, rank) for own, rank in zip(rows, ranks, strict=True)])
+    return entries
+
+
+@pytest.mark.parametrize("name", ["plain", "rounds", "rows repeated", "filter and rows shuffled", "a grid"])
+def test_the_ledger_foretells_the_hash_after_each_step(data, name):
+    options = {**GRID, "num_ranks": 2, "rank": 1} if name == "a grid" else OPTIONS[name]
+    loader = open_hashed(data, **options)
+    steps = foretold(loader.dataset, 8, scan="filters" in options)
+    iterator = iter(loader)
+    for number, entries in enumerate(steps):
+        next(iterator)
+        assert hash_of(loader) == entries, number
+    assert len(steps) == 8
+
+
+def test_a_batch_that_is_read_again_does_not_count(data):
+    for options in ({}, {"output_format": "arrow"}, {"filters": FEW}):
+        loader = open_hashed(data, **options)
+        batches = [repr(batch) for batch in loader]
+        end = hash_of(loader)
+        assert repr(loader.batch_at(3, scan=True)) == batches[3]
+        assert hash_of(loader) == end
 
 
 # Virtual ranks ------------------------------------------------------------------------------------------------------

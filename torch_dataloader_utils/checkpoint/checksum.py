@@ -13,10 +13,12 @@ from torch_dataloader_utils.planning.manifest import json_digest
 
 KEYS = (
     "base",
+    "batch_size",
     "batches_delivered",
     "completed_rows",
     "completed_shards",
     "delivered_hash",
+    "drop_last",
     "epoch",
     "excluded",
     "files",

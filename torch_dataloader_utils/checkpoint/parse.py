@@ -99,6 +99,8 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         filter_bindings=_filter_bindings(plan["filter_bindings"], files),
         excluded=parse_exclusions(state["excluded"], settings["rows"]),
         hashes=None if state["delivered_hash"].missing else _hashes(state["delivered_hash"]),
+        batch_size=None if state["batch_size"].missing else state["batch_size"].optional_integer(1),
+        drop_last=None if state["drop_last"].missing or state["drop_last"].is_null else state["drop_last"].boolean(),
     )
     _require_checksum(state)  # last: an error that names a wrong value says more
     return saved

@@ -83,7 +83,7 @@ def check_states(states: Sequence[SavedState], run: Run) -> CheckedStates:
         _require_one_step(states)
     saved = states[0].baseline
     left_out = run.exclusions.in_epoch(states[0].epoch).left_out
-    baseline = None if saved is None else _load_baseline(saved, run.manifest, left_out)
+    baseline = None if saved is None else load_baseline(saved, run.manifest, left_out)
     if baseline is not None and not differences and not files:
         require_row_groups(baseline, run.manifest)
         require_possible_windows(baseline.partial)
@@ -112,7 +112,7 @@ def _require_one_step(states: Sequence[SavedState]) -> None:
         raise RankMismatchError(msg)
 
 
-def _load_baseline(saved: SavedBaseline, manifest: Manifest, left_out: ExcludedRows) -> DeliveredBaseline:
+def load_baseline(saved: SavedBaseline, manifest: Manifest, left_out: ExcludedRows) -> DeliveredBaseline:
     """Return a saved baseline by ranges of files."""
     done = tuple(splits_of_rows(manifest.rows_by_file, saved.completed_rows))
     partial = tuple(shard.partial(manifest.rows_by_file, left_out) for shard in saved.in_progress)

@@ -6,7 +6,7 @@ cannot be delivered is an error. `convert` then makes tensors and arrays.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -36,8 +36,8 @@ class ColumnTransform:
     schema: pa.Schema
 
     @classmethod
-    def of(cls, schema: pa.Schema, options: ColumnOptions, added: Sequence[str] = ()) -> ColumnTransform:
-        """Plan the transform of the columns that are read, and of int64 columns that are added to them.
+    def of(cls, schema: pa.Schema, options: ColumnOptions, *added: str | None) -> ColumnTransform:
+        """Plan the transform of the columns that are read, and of int64 columns that are added; None for no column.
 
         Raises:
             ColumnError: If a column is missing, or its type does not fit the options.
@@ -56,7 +56,8 @@ class ColumnTransform:
             fields.append(pa.field(plan.name, plan.dtype))
             if plan.has_mask:
                 fields.append(pa.field(_mask_name(plan.name), mask_type(decoded_type(plan.dtype))))
-        plans += [plan_column(pa.field(name, pa.int64()), ColumnOptions(options.output_format)) for name in added]
+        numbers = (pa.field(name, pa.int64()) for name in added if name is not None)
+        plans += [plan_column(field, ColumnOptions(options.output_format)) for field in numbers]
         return cls(options.output_format, tuple(plans), pa.schema(fields))
 
     def with_flags(self, name: str) -> ColumnTransform:

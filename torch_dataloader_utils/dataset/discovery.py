@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -160,6 +160,18 @@ def with_expression(files: OpenedFiles, expression: pc.Expression, options: Read
     projections, projected_by = _projections(columns, needed)
     expressions = {**files.expressions, expression_digest(expression): expression}
     return replace(files, needed=needed, projections=projections, projected=projected_by, expressions=expressions)
+
+
+def with_filters(files: OpenedFiles, excluding: Iterable[str]) -> OpenedFiles:
+    """Return the same files with some expressions that exclude rows, given by digest, as a part of the filter."""
+    expressions = [files.expressions[digest] for digest in excluding]
+    if not expressions:
+        return files
+    kept = [~expression | expression.is_null() for expression in expressions]
+    names = {name for expression in expressions for name in filter_columns(expression, files.needed).names}
+    return replace(
+        files, filter=all_of([files.filter, *kept]), filter_columns=tuple(sorted({*files.filter_columns, *names}))
+    )
 
 
 def _whole_schema(manifest: Manifest, footers: Sequence[Footer], annotations: Annotations) -> Unified:

@@ -143,12 +143,11 @@ class LoaderOptions:
 
     def read_options(self, schema: pa.Schema) -> ReadOptions:
         """Return how rows of these columns become batches, or raise a ColumnError if what was chosen does not fit."""
-        added = [] if self.row_id_column is None else [self.row_id_column]
-        added += [MARKS_COLUMN] if self.fingerprint else []
+        added = self.row_id_column, MARKS_COLUMN if self.fingerprint else None
         return ReadOptions(
             batch_size=self.batch_size,
             drop_last=self.drop_last,
-            transform=ColumnTransform.of(schema, self.column_options, added),
+            transform=ColumnTransform.of(schema, self.column_options, *added),
             row_id_column=self.row_id_column,
             row_shuffle_seed=self.plan.row_shuffle_seed,
             read_ahead_bytes=self.read_ahead_bytes,

@@ -91,16 +91,17 @@ def gather_each(source: Stateful, group: Group) -> list[dict[str, Any]]:
 
 def _gather_results(action: Callable[[], T], group: Group) -> list[T]:
     """Call an action on every rank and return all results. If it fails on any rank, raise on all: none waits for it."""
-    results, errors = [], []
+    results: list[T] = []
+    failure: Exception | None = None
     try:
         results.append(action())
     except Exception as error:  # noqa: BLE001 - raised below, on all ranks
-        errors.append(error)
-    gathered = all_gather((results, [f"{type(error).__name__}: {error}" for error in errors]), group)
-    for error in errors:
-        raise error
-    for process, (_, reasons) in enumerate(gathered):
-        for reason in reasons:
+        failure = error
+    gathered = all_gather((results, f"{type(failure).__name__}: {failure}"), group)
+    if failure is not None:
+        raise failure
+    for process, (found, reason) in enumerate(gathered):
+        if not found:
             raise RankMismatchError(f"the state of process {process} is not known. Its error is {reason}")
     return [result for [result], _ in gathered]
 

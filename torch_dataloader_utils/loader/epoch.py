@@ -25,6 +25,7 @@ from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
+from torch_dataloader_utils.loader.segments import Segments
 from torch_dataloader_utils.loader.user_warnings import (
     LOG,
     log_uneven_rows,
@@ -34,7 +35,14 @@ from torch_dataloader_utils.loader.user_warnings import (
     warn_of_unknown_hashes,
     warn_of_unknown_lengths,
 )
-from torch_dataloader_utils.planning.excluded import NO_EXCLUSIONS, ExcludedExpression, ExcludedRows, Exclusions
+from torch_dataloader_utils.planning.excluded import (
+    NO_EXCLUSIONS,
+    EpochExclusions,
+    ExcludedExpression,
+    ExcludedRows,
+    Exclusions,
+)
+from torch_dataloader_utils.planning.ledger import Removal, Segment
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, EpochPlanner, newest_algorithm
 from torch_dataloader_utils.planning.strategy import SplitStrategy
@@ -65,6 +73,7 @@ class EpochState:
         self._read_options = read_options
         self._planner = EpochPlanner(opened_files.manifest, plan_options, opened_files.selection, strategy)
         self.owner = ProgressOwner()
+        self.segments = Segments(self._planner, counts_rows=opened_files.unknown_rows is None)
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
         self._warned_of_uneven_ranks = False
@@ -90,10 +99,14 @@ class EpochState:
         """The progress: that of the newest iteration, else that of a loaded state, else none."""
         return self.owner.progress or self._fresh()
 
+    def excluded_in(self, epoch: int) -> EpochExclusions:
+        """Return what is excluded in an epoch."""
+        return self._exclusions.in_epoch(epoch)
+
     @property
     def unknown_rows(self) -> str | None:
         """Why it is unknown, before the epoch is read, how many rows are delivered; None where it is known."""
-        return self._opened_files.unknown_rows or self._exclusions.in_epoch(self.epoch).unknown_rows
+        return self._opened_files.unknown_rows or self.excluded_in(self.epoch).unknown_rows
 
     @property
     def num_batches(self) -> int:
@@ -150,6 +163,22 @@ class EpochState:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""
         return self._planner.uneven_rows(self._current_plan())
 
+    def segment(self, epoch: int) -> Segment:
+        """Return the segment of an epoch that begins now."""
+        algorithm = self._plan_algorithm if epoch == self.epoch else None
+        excluded = self.excluded_in(epoch)
+        removal = Removal(0, excluded.removed, excluded.removed_by)
+        return Segment(
+            left_out=excluded.left_out,
+            removals=(removal,) if removal.rows or removal.expressions else (),
+            epoch=epoch,
+            plan_algorithm=algorithm or newest_algorithm(),
+            options=self._planner.options,
+            topology=self.topology,
+            batch_size=self._read_options.batch_size,
+            drop_last=self._read_options.drop_last,
+        )
+
     # What changes it -------------------------------------------------------------------------------------------------
 
     def prepare_iteration(self) -> None:
@@ -160,9 +189,10 @@ class EpochState:
         """Begin an iteration: of the whole epoch, or of the rows that a state left which was loaded since the last."""
         if self.owner.loaded is None:
             self._plan_algorithm = None
+            self.segments.begin(self.segment(self.epoch))
         progress = self.owner.loaded or self._fresh()
         counts = self.pass_progress()
-        iteration = self.owner.begin(progress, self.topology.processes, self._exclusions.in_epoch(self.epoch))
+        iteration = self.owner.begin(progress, self.topology.processes, self.excluded_in(self.epoch))
         if self._progress_interval_sec is not None and get_worker_info() is None:
             iteration.bar = ProgressBar(self.epoch, counts, self._progress_interval_sec)
         self._prepare_states(progress)
@@ -175,6 +205,7 @@ class EpochState:
         if epoch == self.epoch and self.owner.is_untouched:
             return
         self.owner.take_over("set_epoch", epoch)
+        self.segments.forget(epoch)
         self._plan_algorithm = None
         self._check_epoch()
 
@@ -228,6 +259,12 @@ class EpochState:
             progress = replace(progress, hashes=loaded_hashes(saved, run.topology, is_strict=strict))
             warn_of_unknown_hashes(epoch, progress)
         self.owner.take_over("load_state_dict", epoch, progress)
+        segment = replace(self.segment(epoch), baseline=progress.baseline)
+        if strict:
+            own = next((state for state in saved if state.rank == self.topology.rank), saved[0])
+            self.segments.load_strictly(segment, own, progress)
+        else:
+            self.segments.load_elastically(segment, saved)
 
     def _with_own(self, saved: Exclusions, epoch: int) -> Exclusions:
         """Return what a state excludes and, from its epoch on, what this run excludes as well.
@@ -279,6 +316,7 @@ class EpochState:
         """Return a copy for a worker. These opened files have no footers: the worker's assignments contain them."""
         copied = copy.copy(self)
         copied._opened_files, copied.owner.loaded = opened_files, None  # noqa: SLF001 - of this class
+        copied.segments = Segments(copied._planner, counts_rows=False)  # noqa: SLF001
         return copied
 
     def for_user(self) -> EpochState:
@@ -291,8 +329,9 @@ class EpochState:
 
     def __copy__(self) -> EpochState:
         copied = EpochState.__new__(EpochState)
-        own = {"owner": copy.copy(self.owner), "_planner": copy.copy(self._planner), "_record": None}
-        copied.__dict__.update(self.__dict__, **own)
+        planner = copy.copy(self._planner)
+        own = {"owner": copy.copy(self.owner), "_planner": planner, "_record": None}
+        copied.__dict__.update(self.__dict__, **own, segments=self.segments.copied(planner))
         return copied
 
     # Within ----------------------------------------------------------------------------------------------------------
@@ -309,7 +348,7 @@ class EpochState:
 
     def _plan_of(self, baseline: DeliveredBaseline | None) -> Plan:
         """Return the plan of the epoch, or of the rows that a baseline leaves of it."""
-        left_out = self._exclusions.in_epoch(self.epoch).left_out
+        left_out = self.excluded_in(self.epoch).left_out
         return self._planner.plan(self.epoch, self.topology, baseline, self._plan_algorithm, left_out)
 
     def _plan_for(self, run: Run, epoch: int, baseline: DeliveredBaseline | None) -> Plan:
@@ -345,6 +384,8 @@ class EpochState:
             split_strategy=self._planner.strategy_digest(epoch),
             plan_algorithm=self._plan_algorithm or newest_algorithm(),
             exclusions=self._exclusions,
+            batch_size=self._read_options.batch_size,
+            drop_last=self._read_options.drop_last,
         )
 
     def _batches(self, progress: Progress) -> int:
@@ -358,7 +399,7 @@ class EpochState:
     def _check_epoch(self) -> None:
         """Warn once if ranks make different numbers of steps, and run a split strategy now, which may be wrong."""
         if self._planner.strategy is not None:
-            self._planner.plan(self.epoch, self.topology, left_out=self._exclusions.in_epoch(self.epoch).left_out)
+            self._planner.plan(self.epoch, self.topology, left_out=self.excluded_in(self.epoch).left_out)
         allowed = self.topology.num_ranks > 1 and self._planner.options.uneven_ranks == "allow"
         if self._warned_of_uneven_ranks or not allowed:
             return

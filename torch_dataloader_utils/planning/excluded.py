@@ -94,6 +94,11 @@ class ExcludedRows:
         flags: Flags = np.cumsum(changes[:-1], dtype=np.int8).astype(bool)
         return flags
 
+    def contains(self, path: str, rows: npt.NDArray[np.int64]) -> Flags:
+        """Return for each of some row numbers of a file whether the row is excluded."""
+        flags: Flags = np.searchsorted(self.bounds.get(path, NO_BOUNDS), rows, side="right") % 2 == 1
+        return flags
+
     def union(self, other: ExcludedRows) -> ExcludedRows:
         """Return the rows of both."""
         return self._combined(other, np.logical_or)

@@ -107,9 +107,7 @@ def _read_stream(
     else:
         scan = ShuffledScan(reader, stream.slices, options, budget, epoch)
     try:
-        for content in _batches(scan, stream, options):
-            yield with_hashes(content) if options.fingerprint and isinstance(content, Batches) else content
-            del content
+        yield from _batches(scan, stream, options)
     finally:
         scan.close()
         reader.close()
@@ -122,13 +120,19 @@ def _batches(scan: Scan, stream: StreamAssignment, options: ReadOptions) -> Iter
         batcher.add(chunk)
         del chunk  # it must be gone before the next one is read
         for batches in batcher.full_batches():
-            yield replace(batches, bytes_read=scan.take_bytes_read())
+            yield _completed(batches, scan, options)
             del batches
     if batcher.rows and not options.drop_last:
-        yield replace(batcher.take(batcher.rows), bytes_read=scan.take_bytes_read())
+        yield _completed(batcher.take(batcher.rows), scan, options)
     batcher.release()
     end = Receipt(stream.stream, len(stream.slices), 0, rows=0, rows_dropped=batcher.rows)
     yield StreamEnd(end, scan.take_bytes_read())
+
+
+def _completed(batches: Batches, scan: Scan, options: ReadOptions) -> Batches:
+    """Return batches with what was read for them and, if asked for, with the hash of each one's rows."""
+    read = replace(batches, bytes_read=scan.take_bytes_read())
+    return with_hashes(read) if options.fingerprint else read
 
 
 def _put_together(turns: list[list[_StreamReader]], budget: MemoryBudget) -> Iterator[Batches | StreamEnd]:
