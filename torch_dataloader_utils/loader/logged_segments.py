@@ -9,8 +9,8 @@ from torch_dataloader_utils.checkpoint.run_segments import RunSegment
 from torch_dataloader_utils.errors import LedgerUnknownError, shown
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.run_log import RunLogFiles
-from torch_dataloader_utils.loader.segments import Segments, have_one_plan
-from torch_dataloader_utils.planning.ledger import RankStart, Segment
+from torch_dataloader_utils.loader.segments import Segments, have_one_plan, removals_from
+from torch_dataloader_utils.planning.ledger import RankStart, Removal, Segment
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS
 
 
@@ -91,12 +91,14 @@ class _Epoch:
         if before is None or not have_one_plan(before, own):
             self._require_same_batches(segment, own)
             self.logged.append(own)
-        elif (before.batch_size, before.drop_last, before.topology) == (own.batch_size, own.drop_last, own.topology):
-            self.logged[-1] = replace(before, stops=own.stops)
+            return
+        removals = removals_from(own, before.removals, segment.first_step)
+        if (before.batch_size, before.drop_last, before.topology) == (own.batch_size, own.drop_last, own.topology):
+            self.logged[-1] = replace(before, stops=own.stops, removals=removals)
         else:
             starts = self._starts(before, own, segment.first_step)
             self.logged[-1] = replace(before, stops=(segment.first_step,) * before.topology.num_ranks)
-            self.logged.append(replace(own, first_step=segment.first_step, starts=starts))
+            self.logged.append(replace(own, first_step=segment.first_step, starts=starts, removals=removals))
 
     def _require_same_batches(self, segment: RunSegment, own: Segment) -> None:
         """Raise unless a segment continues the batches that were before it, of which the log has nothing itself."""
@@ -130,15 +132,18 @@ class _Epoch:
 
 def _of(segment: RunSegment, segments: Segments) -> Segment:
     """Return a segment of the log from the beginning of its plan."""
-    saved = segment.state
-    stop = segment.stop
+    saved, stop, manifest = segment.state, segment.stop, segments.manifest
+    excluded = saved.excluded.exclusions(manifest.rows_by_file).in_epoch(segment.epoch)
+    removal = Removal(0, excluded.removed, excluded.removed_by)
     return Segment(
+        left_out=excluded.left_out,
+        removals=(removal,) if removal.rows or removal.expressions else (),
         epoch=segment.epoch,
         plan_algorithm=segment.settings["plan_algorithm"],
         options=segment.options,
         topology=segment.topology,
         batch_size=segment.batch_size,
         drop_last=segment.drop_last,
-        baseline=None if saved.baseline is None else load_baseline(saved.baseline, segments.manifest),
+        baseline=None if saved.baseline is None else load_baseline(saved.baseline, manifest, excluded.left_out),
         stops=None if stop is None else segment.rank_stops or (stop,) * segment.num_ranks,
     )
