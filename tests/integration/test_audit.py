@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import random
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -257,3 +258,60 @@ def test_a_damaged_state_is_refused(data):
     state = open_loader(data)[0].state_dict()
     with pytest.raises(ValueError, match="checksum"):
         audit(state | {"batches_delivered": 3})
+
+
+class TestSkippedAndExcludedRows:
+    @pytest.mark.parametrize(
+        "options", [SHUFFLED, ROW_GROUPS, {"shuffle": False}], ids=["rows", "row groups", "in order"]
+    )
+    @pytest.mark.parametrize("seed", range(4), ids=["a", "b", "c", "d"])
+    def test_delivered_skipped_excluded_and_left_rows_are_the_epoch(self, data, options, seed):
+        draw = random.Random(seed)
+        settings = {"shuffle_buffer_size": None, "num_workers": draw.choice([0, 2]), **options}
+        firsts = dict(zip(by_file([]), itertools.accumulate((count for count, _ in FILES), initial=0), strict=False))
+        gone = sorted(draw.sample(range(ROWS), 30))
+        by_path = {
+            path: [row - first for row in gone if first <= row < first + count]
+            for (path, first), (count, _) in zip(firsts.items(), FILES, strict=True)
+        }
+        opened = [open_loader(data, num_ranks=2, rank=rank, **{**SHUFFLED, **settings}) for rank in range(2)]
+        skipped: list[int] = []
+        seen: list[int] = []
+        begins = draw.randrange(4)
+        for loader, dataset in opened:
+            loader.exclude({path: rows for path, rows in by_path.items() if rows})
+            loader.set_epoch(1)
+            loader.skip_steps(begins, begins + 3)
+            skipped += [firsts[path] + row for step in range(begins, begins + 3) for path, row in dataset.rows_at(step)]
+            seen += [row for batch in itertools.islice(loader, 2 + draw.randrange(9)) for row in rows_of(batch)]
+        states = [loader.state_dict() for loader, _ in opened]
+        self.require(audit(states, data), seen, skipped, gone)
+        loader, _ = open_loader(data, **{**SHUFFLED, **settings})
+        loader.load_state_dict(states, strict=False)
+        seen += [row for batch in itertools.islice(loader, draw.randrange(20)) for row in rows_of(batch)]
+        self.require(audit(loader.state_dict(), data), seen, skipped, gone)
+
+    def require(self, found: Audit, seen: list[int], skipped: list[int], excluded: list[int]) -> None:
+        assert delivered(found) == by_file(seen)
+        assert {file.path: file.skipped for file in found.files} == by_file(skipped)
+        assert {file.path: file.excluded for file in found.files} == by_file(excluded)
+        assert found.total.left == ROWS - len(seen) - len(skipped) - len(excluded)
+        assert found.is_fine
+
+    @pytest.mark.parametrize("options", [SHUFFLED, ROW_GROUPS], ids=["rows", "row groups"])
+    def test_rows_that_are_excluded_before_they_are_reached_are_not_left(self, data, options):
+        loader, dataset = open_loader(data, **{**SHUFFLED, "shuffle_buffer_size": None, **options})
+        seen = [row for batch in itertools.islice(loader, 20) for row in rows_of(batch)]
+        state = loader.state_dict()
+        loader, dataset = open_loader(data, **{**SHUFFLED, "shuffle_buffer_size": None, **options})
+        loader.load_state_dict(state)
+        loader.exclude({"part-002.parquet": list(range(60))})
+        next(iter(loader))
+        before = {row - 137 for row in seen if 137 <= row < 137 + 60}
+        found = audit(loader.state_dict(), data)
+        step = {row for path, row in dataset.rows_at(20) if path == "part-002.parquet" and row < 60}
+        assert found.total.excluded == 60 - len(before | step)
+        assert found.total.rows == ROWS
+        rest = [row for batch in loader for row in rows_of(batch)]
+        assert rest
+        assert audit(loader.state_dict(), data).total.left == 0

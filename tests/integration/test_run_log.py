@@ -178,6 +178,35 @@ class TestRunsInThisProcess:
         training.run(2, 6, saved, strict=True, batch_size=5)
         training.require_answers(training.open()[1])
 
+    def test_rows_that_were_excluded_on_the_way_and_steps_that_were_skipped(self, tmp_path, data):
+        training = Training(data, tmp_path / "log")
+        rows: Steps = {}
+
+        def deliver(loader: Any, steps: int, rank: int = 0) -> Any:
+            for batch in itertools.islice(loader, steps):
+                state = loader.state_dict()  # a batch that lost all of its rows is not delivered, but is a step
+                rows[0, state["batches_delivered"] - 1, rank] = rows_of(batch)
+            return state
+
+        state = deliver(training.open()[0], 4)
+        loader, _ = training.open()
+        loader.load_state_dict(state)
+        loader.exclude({"part-000.parquet": list(range(0, 130, 2)), "part-002.parquet": list(range(50))})
+        loader.skip_steps(6, 8)
+        state = deliver(loader, 5)
+        assert {(0, 6, 0), (0, 7, 0)}.isdisjoint(rows)
+        assert any(len(batch) < 8 for batch in rows.values()), "no excluded row was reached"
+        for rank in range(2):
+            loader, _ = training.open(2, rank)
+            loader.load_state_dict(state, strict=False)
+            deliver(loader, 6, rank)
+        _, dataset = training.open()
+        first_rows = dataset._opened_files.manifest.first_rows
+        for (epoch, step, rank), expected in rows.items():
+            found = dataset.rows_at(step, epoch, rank)
+            assert [first_rows[path] + row for path, row in found] == expected, (step, rank)
+        assert [segment.skipped for segment in RunLog.read(tmp_path / "log").segments] == [(), ((6, 8),), ()]
+
     @pytest.mark.parametrize("ranks", [(4, 2, 1), (1, 2, 4)], ids=["fewer ranks", "more ranks"])
     def test_a_virtual_topology_on_other_ranks(self, tmp_path, data, ranks):
         grid = {"virtual_ranks": 4, "virtual_workers": 2, "uneven_ranks": "drop"}
