@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch_dataloader_utils.checkpoint.skipped_steps import Place, SkippedSteps
 from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import PartialShard, Shard
 from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, splits_of_rows
@@ -59,16 +60,60 @@ class SavedShard:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedRows:
+    """Rows as a state records them: whole shards, or row numbers of the whole manifest, and parts of shards."""
+
+    completed: tuple[SavedShard, ...]
+    completed_rows: tuple[int, ...]
+    in_progress: tuple[SavedShard, ...]
+
+    def whole(self, files: Sequence[FileRows]) -> list[Split]:
+        """Return the ranges of the whole shards. `files` are those to which row numbers refer."""
+        by_path = [split for shard in self.completed for split in shard.splits]
+        return [*by_path, *splits_of_rows(files, self.completed_rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRestored:
+    """How far skipped rows that come after the last step were delivered: see `Restored`."""
+
+    number: int
+    next_worker: int
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSkips:
+    """What a state records of skipped steps: see `Progress`.
+
+    Attributes:
+        steps: The steps that the user wants skipped.
+        skips: Those of which the rows are known.
+        restores: Whether they are delivered after the last step.
+        restored: How far they were.
+        rows: The rows that were skipped, or will be, and are not delivered.
+    """
+
+    steps: Windows
+    skips: tuple[SkippedSteps, ...]
+    restores: bool
+    restored: SavedRestored | None
+    rows: SavedRows
+
+
+@dataclass(frozen=True, slots=True)
 class SavedBaseline:
     """What a state records of the epoch before an elastic load planned the rest again: see `DeliveredBaseline`.
 
-    The completed rows are row numbers of the whole manifest: start, stop, start, stop, ...
+    The completed rows are row numbers of the whole manifest: start, stop, start, stop, ... Of skipped rows there are
+    the rows, how many steps they were, and whether they are restored.
     """
 
     batches_delivered: int
     completed_rows: tuple[int, ...]
     in_progress: tuple[SavedShard, ...]
     left_out: tuple[str, ...]
+    skipped: tuple[SavedRows, int, bool] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +124,9 @@ class SavedState:
     virtual one. The files are None where there were too many to list. `filter_bindings` is that of a `Run`, and None
     in states of releases that did not record it. What is done is recorded by `completed` shards,
     or by `completed_rows`: row numbers of the whole manifest, start, stop, start, stop, ... The baseline is what was
-    delivered before the rest of the epoch was planned again. The plan's digest is None in states of one rank, and of
-    releases that did not record it; so are the batch size and `drop_last`, which may differ in the run that loads it.
+    delivered before the rest of the epoch was planned again. The skips are None where no steps are skipped. The plan's
+    digest is None in states of one rank, and of releases that did not record it; so are the batch size and `drop_last`,
+    which may differ in the run that loads it.
     """
 
     settings: dict[str, Any]
@@ -98,6 +144,7 @@ class SavedState:
     filter_bindings: str | None = None
     batch_size: int | None = None
     drop_last: bool | None = None
+    skips: SavedSkips | None = None
 
     def done(self, files: Sequence[FileRows]) -> list[Split]:
         """Return the ranges of files that are done. `files` are those to which row numbers refer."""

@@ -15,8 +15,10 @@ from torch_dataloader_utils.checkpoint.dump import dump_state
 from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.merge import OnChangedFiles, merge_states
 from torch_dataloader_utils.checkpoint.parse import parse_states
+from torch_dataloader_utils.checkpoint.parts import schedule_of
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
+from torch_dataloader_utils.checkpoint.restore_skips import with_carried
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
 from torch_dataloader_utils.formats.base import OpenedFiles
@@ -24,6 +26,7 @@ from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
 from torch_dataloader_utils.loader.segments import Segments
+from torch_dataloader_utils.loader.skip_requests import SkipRequests, requests_left, require_same_batches, require_steps
 from torch_dataloader_utils.loader.user_warnings import (
     LOG,
     log_uneven_rows,
@@ -69,6 +72,7 @@ class EpochState:
         self._warned_of_uneven_ranks = False
         self._record: EpochRecord | None = None
         self._plan_algorithm: int | None = None  # that of a loaded state; None for the newest
+        self._skips = SkipRequests()
         self._check_epoch()
 
     # What is known of the epoch --------------------------------------------------------------------------------------
@@ -86,7 +90,8 @@ class EpochState:
     @property
     def progress(self) -> Progress:
         """The progress: that of the newest iteration, else that of a loaded state, else none."""
-        return self.owner.progress or self._fresh()
+        progress = self.owner.progress
+        return self._fresh() if progress is None else self._skipping(progress)
 
     @property
     def num_batches(self) -> int:
@@ -112,7 +117,7 @@ class EpochState:
         contents = *versions, files.filter_digest, files.filter_binding, files.format.options_digest
         algorithm = self._plan_algorithm or newest_algorithm()
         fixed = algorithm, self.topology.num_ranks
-        return _digest(self._current_plan().digest, *fixed, *contents, self._planner.options)
+        return _digest(self._current_plan().digest, *fixed, *contents, self._planner.options, *self._skips.contents)
 
     @property
     def _shared_digest(self) -> str | None:
@@ -121,14 +126,15 @@ class EpochState:
 
     def pass_progress(self, uneven: Literal["drop", "pad"] | None = None) -> PassProgress:
         """Return how many batches were delivered before the next one, and how many there are: see the loader's."""
-        progress = self.owner.upcoming or self._fresh()
+        progress = self._fresh() if self.owner.upcoming is None else self._skipping(self.owner.upcoming)
         total = None
-        if self._opened_files.unknown_rows is None:
+        if self._counts_rows:
             total = self._batches(progress)
             if uneven is not None and self._planner.options.uneven_ranks == "allow":
                 plan = self._planner.plan(self.epoch, self.topology, progress.baseline, self._plan_algorithm)
-                total = (min if uneven == "drop" else max)(map(self._batches, self._ranks(plan, progress.baseline)))
-        return {"initial": progress.batches_delivered, "total": total}
+                ranks = map(self._skipping, self._ranks(plan, progress.baseline))
+                total = (min if uneven == "drop" else max)(map(self._batches, ranks))
+        return {"initial": progress.batches_delivered - progress.steps_skipped, "total": total}
 
     def balanced_rows(self) -> dict[str, list[tuple[str, int]]]:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""
@@ -150,14 +156,16 @@ class EpochState:
 
     def prepare_iteration(self) -> None:
         """End the newest iteration, since another is about to begin: see `ProgressOwner.prepare`."""
+        self._keep_restorable()
         self.owner.prepare()
 
     def begin_iteration(self) -> Iteration:
         """Begin an iteration: of the whole epoch, or of the rows that a state left which was loaded since the last."""
+        self._keep_restorable()
         if self.owner.loaded is None:
             self._plan_algorithm = None
             self.segments.begin(self.segment(self.epoch))
-        progress = self.owner.loaded or self._fresh()
+        progress = self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded)
         counts = self.pass_progress()
         iteration = self.owner.begin(progress, self.topology.processes)
         if self._progress_interval_sec is not None and get_worker_info() is None:
@@ -171,10 +179,38 @@ class EpochState:
         """Begin an epoch. Changes nothing if it is the current one and no batch of it was delivered since it began."""
         if epoch == self.epoch and self.owner.is_untouched:
             return
+        if epoch != self.epoch:
+            self._skips = SkipRequests()  # steps are counted in an epoch
         self.owner.take_over("set_epoch", epoch)
         self.segments.forget(epoch)
         self._plan_algorithm = None
         self._check_epoch()
+
+    def skip_steps(self, start: int, stop: int) -> None:
+        """Skip steps from the next iteration on: see the loader's."""
+        progress = self.progress
+        require_steps(start, stop, progress, self._most_steps())
+        self._skips = self._skips.adding(start, stop)
+        if self.owner.iteration is None:  # else the iteration goes on without it, and the next one begins the epoch
+            self.owner.take_over("skip_steps", self.epoch, self._skipping(progress))
+
+    def restore_skipped(self) -> None:
+        """Deliver skipped steps after the last one: see the loader's."""
+        self._skips = replace(self._skips, restores=True)
+        iteration = self.owner.iteration
+        if iteration is None:
+            if self.owner.loaded is not None:
+                self.owner.take_over("restore_skipped", self.epoch, replace(self.owner.loaded, restores=True))
+            return
+        iteration.progress = replace(iteration.progress, restores=True)
+        if iteration.finished():
+            self._keep_restorable()
+
+    def _keep_restorable(self) -> None:
+        """Let the next iteration deliver what is to be restored, if the newest one has made all other steps."""
+        iteration = self.owner.iteration
+        if iteration is not None and iteration.will_restore and not any(s.left for s in iteration.progress.streams):
+            self.owner.take_over("restore_skipped", self.epoch, iteration.progress)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
@@ -202,6 +238,7 @@ class EpochState:
             progress = self._placed(saved, run)
         self.topology = run.topology
         self._plan_algorithm = run.plan_algorithm
+        self._skips = SkipRequests(progress.skip_requests, restores=progress.restores)
         self.owner.take_over("load_state_dict", epoch, progress)
         segment = replace(self.segment(epoch), baseline=progress.baseline)
         if strict:
@@ -213,9 +250,9 @@ class EpochState:
     def _placed(self, states: Sequence[SavedState], run: Run) -> Progress:
         """Return the progress of a run that continues exactly where it saved the states."""
         checked = check_states(states, run)
-        progress = place_states(
-            checked, self._planner.plan(checked.epoch, run.topology, checked.baseline, run.plan_algorithm)
-        )
+        planned = checked.epoch, run.topology, checked.baseline, run.plan_algorithm
+        progress = place_states(checked, self._planner.plan(*planned), self._planner.plan_skipped(*planned))
+        require_same_batches(progress, self._read_options, counts_rows=self._counts_rows)
         warn_of_touched_files(states[0], run.manifest)
         return progress
 
@@ -225,7 +262,15 @@ class EpochState:
         plan = self._planner.plan(states[0].epoch, run.topology, baseline, run.plan_algorithm)
         warn_of_touched_files(states[0], run.manifest)
         warn_of_lost_rows(lost_rows, counts_rows=run.manifest.counts_rows)
-        return Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
+        progress = self._begun(plan, run.topology, baseline, run.plan_algorithm)
+        return progress if self._counts_rows else replace(progress, skip_requests=requests_left(states[0], baseline))
+
+    def _begun(
+        self, plan: Plan, topology: Topology, baseline: DeliveredBaseline | None, algorithm: int | None
+    ) -> Progress:
+        """Return the progress at the beginning of a plan."""
+        progress = Progress.fresh(topology.own_streams(plan), topology.streams_per_turn, baseline)
+        return with_carried(progress, topology, self._planner.plan_skipped(plan.epoch, topology, baseline, algorithm))
 
     def join_plain_loader(self, num_workers: int, loader_seed: int) -> None:
         """Take over, in a worker of a plain loader, the epoch and the loaded state of the training process."""
@@ -235,6 +280,7 @@ class EpochState:
             raise ValueError(msg)
         workers_of_state = self.topology.processes if virtual is None else num_workers
         self.owner.join_plain_loader(workers_of_state, num_workers, loader_seed)
+        self._skips.require_none(self.progress)
         self.topology = replace(self.topology, num_workers=num_workers)
 
     # Copies ----------------------------------------------------------------------------------------------------------
@@ -265,7 +311,28 @@ class EpochState:
 
     def _fresh(self) -> Progress:
         """Return the progress at the beginning of the epoch."""
-        return Progress.fresh(self.topology.own_streams(self.plan), self.topology.streams_per_turn)
+        return self._skipping(Progress.fresh(self.topology.own_streams(self.plan), self.topology.streams_per_turn))
+
+    def _skipping(self, progress: Progress) -> Progress:
+        """Return the progress with what the user wants skipped and restored."""
+        if self._skips.are_of(progress):
+            return progress
+        return self._skips.applied(progress, self._read_options, counts_rows=self._counts_rows)
+
+    @property
+    def _counts_rows(self) -> bool:
+        """Whether it is known, before anything is read, which rows each step has."""
+        return self._opened_files.unknown_rows is None
+
+    def _most_steps(self) -> int | None:
+        """Return the largest number of steps of a rank, skipped ones included; None if only reading tells."""
+        if not self._counts_rows:
+            return None
+        ranks = [self.progress]
+        if self._planner.options.uneven_ranks == "allow":
+            ranks += self._ranks(self._current_plan(), ranks[0].baseline)
+        size, drop_last = self._read_options.batch_size, self._read_options.drop_last
+        return max(schedule_of(rank, size, drop_last=drop_last).steps.stop for rank in ranks)
 
     def _current_plan(self) -> Plan:
         """Return the plan of the epoch, or of the rows that an elastic load left of it."""
@@ -309,8 +376,8 @@ class EpochState:
 
     def _ranks(self, plan: Plan, baseline: DeliveredBaseline | None = None) -> list[Progress]:
         """Return the progress of all ranks at the beginning of a plan, where the topology is not virtual."""
-        streams = map(plan.rank_streams, range(self.topology.num_ranks))
-        return [Progress.fresh(of_rank, baseline=baseline) for of_rank in streams]
+        ranks = [replace(self.topology, rank=rank) for rank in range(self.topology.num_ranks)]
+        return [self._begun(plan, rank, baseline, self._plan_algorithm) for rank in ranks]
 
     def _check_epoch(self) -> None:
         """Warn once if ranks make different numbers of steps, and run a split strategy now, which may be wrong."""

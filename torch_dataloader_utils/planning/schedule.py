@@ -28,7 +28,7 @@ class StepSchedule:
     """The steps that a rank makes of some streams, where no filter drops rows.
 
     Turns alternate, beginning with `next_turn`. A turn whose streams have ended is left out: this is the order of
-    `loader.iteration.round_robin`, with the batches that `reading.batching` cuts.
+    `loader.contents.round_robin`, with the batches that `reading.batching` cuts.
 
     `rows` has for each worker turn the number of rows of each of its streams. All streams of a turn have equally many:
     there is one, unless there is a virtual topology. `batch_size` is the number of rows that a step takes of each
@@ -71,11 +71,17 @@ class StepSchedule:
 
     def rows_before(self, step: int) -> list[int]:
         """Return for each turn how many rows of each of its streams are in the steps before one of the schedule."""
-        number = step - self.steps.start
-        batch = bisect_right(range(max(self.batches)), number, key=self._before) - 1 if number else 0
-        before = self._turns_with(batch)[: number - self._before(batch)]
-        made = [min(batch + (turn in before), count) for turn, count in enumerate(self.batches)]
-        return [min(count * self.batch_size, rows) for count, rows in zip(made, self.rows, strict=True)]
+        batches = zip(self.batches_before(step), self.rows, strict=True)
+        return [min(count * self.batch_size, rows) for count, rows in batches]
+
+    def batches_before(self, step: int) -> tuple[int, ...]:
+        """Return how many batches each turn has made before a step. The step after the last one is a step here."""
+        if step >= self.steps.stop:
+            return self.batches
+        at = self.at(step)
+        turns = self._turns_with(at.batch)
+        done = set(turns[: turns.index(at.turn)])
+        return tuple(min(count, at.batch) + (turn in done) for turn, count in enumerate(self.batches))
 
     def _before(self, batch: int) -> int:
         """Return the number of steps before the turns' batches of this number."""
