@@ -77,8 +77,10 @@ class Ledger:
         unknown = self.segments.why_unknown(segments[0])
         if unknown is None or path in left_out:
             return None
-        if self.files.unknown_rows is None and any(self.segments.ledger(one).plans(path, row) for one in segments):
-            return None
+        if self.files.unknown_rows is None:
+            is_planned = any(self.segments.ledger(segment).plans(path, row) for segment in segments)
+            if is_planned or self.segments.was_skipped(segments[-1], path, row):
+                return None
         msg = f"row {row} of {path} is not among what the known steps of epoch {fresh.epoch} have"
         raise LedgerUnknownError(f"{msg}: {unknown}")
 

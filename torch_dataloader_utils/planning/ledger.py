@@ -104,6 +104,7 @@ class Segment:
         starts: Where ranks begin, by rank, if that is not the beginning of the plan. It is not known of other ranks.
         stops: For each rank the step at which the next segment begins for it; None for the end of the plan.
         skipped: Steps that are not handed over: start and stop of each range, in rising order.
+        restores: Whether skipped steps are delivered after the last one.
     """
 
     epoch: int
@@ -117,6 +118,7 @@ class Segment:
     starts: Mapping[int, RankStart] | None = None
     stops: tuple[int, ...] | None = None
     skipped: Windows = ()
+    restores: bool = False
 
     @property
     def begin(self) -> int:
@@ -220,6 +222,16 @@ class SegmentLedger:
         streams = zip(self.streams(rank), begins, strict=True)
         left = tuple(_window(stream, begin, int(stream.bounds[-1])) for stream, begin in streams)
         return RankStart(left, schedule.at(step).turn if step in schedule.steps else 0)
+
+    def between(self, rank: int, start: int, stop: int) -> RankStart:
+        """Return the rows of a rank's steps from a first one to an end, as far as it makes them."""
+        steps, schedule = self.steps(rank), self.schedule(rank)
+        start, stop = min(start, steps.stop), min(max(start, stop), steps.stop)
+        bounds = zip(schedule.rows_before(start), schedule.rows_before(stop), strict=True)
+        bounds_of_streams = [bound for bound in bounds for _ in range(self._together)]
+        streams = zip(self.streams(rank), bounds_of_streams, strict=True)
+        slices = tuple(_window(stream, begin, end) for stream, (begin, end) in streams)
+        return RankStart(slices, schedule.at(start).turn if start in schedule.steps else 0)
 
     def streams(self, rank: int) -> list[_Stream]:
         """Return the streams of a rank."""
