@@ -5,18 +5,24 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from torch_dataloader_utils.checkpoint.compare import require_possible_windows
 from torch_dataloader_utils.checkpoint.saved_state import SavedShard
 from torch_dataloader_utils.errors import RankMismatchError, cut, shown
+from torch_dataloader_utils.planning.excluded import ExcludedRows
 from torch_dataloader_utils.planning.manifest import Split
 from torch_dataloader_utils.planning.plan import PartialShard, Shard
 from torch_dataloader_utils.planning.row_ranges import FileRows, RowRange, first_overlap, gaps, merged, merged_splits
 
 
 class Claims:
-    """What ranks record. Row numbers in their states refer to the files of the layout."""
+    """What ranks record.
 
-    def __init__(self, layout: Sequence[FileRows]) -> None:
+    Row numbers in their states refer to the files of the layout. Excluded rows were left out of the shards.
+    """
+
+    def __init__(self, layout: Sequence[FileRows], left_out: ExcludedRows) -> None:
         self._layout = layout
+        self._left_out = left_out
         self._done: list[tuple[Split, str]] = []
         self._shards: dict[tuple[Split, ...], Shard] = {}
         self._windows: dict[tuple[Split, ...], list[tuple[int, int, str]]] = defaultdict(list)
@@ -27,7 +33,9 @@ class Claims:
         for saved in partial:
             if saved.repeats:  # the rank whose rows were repeated records them as well
                 continue
-            shard = saved.partial(self._layout).shard
+            recorded = saved.partial(self._layout, self._left_out)
+            require_possible_windows([recorded])
+            shard = recorded.shard
             self._shards[shard.splits] = shard
             self._windows[shard.splits] += [(start, stop, claimant) for start, stop in saved.windows]
 

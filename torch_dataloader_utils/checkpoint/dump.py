@@ -14,10 +14,12 @@ from torch_dataloader_utils.checkpoint.checksum import baseline_digest, checksum
 from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.run import Run
+from torch_dataloader_utils.checkpoint.saved_exclusions import dump_exclusions
 from torch_dataloader_utils.checkpoint.saved_state import STATE_VERSION, dump_splits, lists_files
 from torch_dataloader_utils.checkpoint.skipped_steps import Mark
 from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Shard, ShardSlice, SkippedRows
+from torch_dataloader_utils.planning.row_hash import RowHash
 from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_row_numbers, row_numbers, size_of
 
 MOST_BYTES = 500_000
@@ -64,6 +66,8 @@ def dump_state(
         "files": [entry.copy() for entry in manifest.entries] if lists_files(manifest) else None,
         **rows,
         **_dump_skips(manifest, progress),
+        "excluded": dump_exclusions(manifest, run.exclusions),
+        **_dump_hashes(run, progress),
         "base": None if progress.baseline is None else _dump_baseline(manifest, progress.baseline, record),
         "refused_by_dcp": _refused_by_dcp(),
     }
@@ -128,6 +132,18 @@ def _dump_mark(mark: Mark) -> dict[str, Any]:
     return {"step": mark.step, "next_worker": mark.turn, "places": [list(place) for place in mark.places]}
 
 
+def _dump_hashes(run: Run, progress: Progress) -> dict[str, Any]:
+    """Return the entry of the hashes of delivered rows, if they are known."""
+    if progress.hashes is None:
+        return {}
+    return {"delivered_hash": dump_hashes(zip(run.topology.own_ranks, progress.hashes, strict=True))}
+
+
+def dump_hashes(hashes: Iterable[tuple[int, RowHash]]) -> list[dict[str, Any]]:
+    """Return the hashes of planned ranks' rows as states and metrics show them."""
+    return [{"rank": rank, "rows": own.rows, "hash": own.digest} for rank, own in hashes]
+
+
 def _slices(progress: Progress) -> list[ShardSlice]:
     """Return all delivered slices."""
     return [part for stream in progress.streams for part in stream.done]
@@ -190,12 +206,17 @@ def _dump_partial(manifest: Manifest, shard: Shard, windows: Windows, by_number:
 def _dump_baseline(manifest: Manifest, baseline: DeliveredBaseline, record: EpochRecord) -> dict[str, Any]:
     by_number = _is_long(manifest, [partial.shard for partial in baseline.partial])
     skipped = {} if baseline.skipped is None else {"skipped": _dump_skipped_rows(manifest, baseline.skipped)}
-    return skipped | {
-        "batches_delivered": baseline.batches,
-        "completed_rows": record.baseline_rows.copy(),
-        "in_progress": [_dump_partial(manifest, part.shard, part.windows, by_number) for part in baseline.partial],
-        "left_out": list(baseline.left_out),
-    }
+    hashes = {"delivered_hash": list(map(dump_hashes, baseline.hashes))} if baseline.hashes else {}
+    return (
+        skipped
+        | hashes
+        | {
+            "batches_delivered": baseline.batches,
+            "completed_rows": record.baseline_rows.copy(),
+            "in_progress": [_dump_partial(manifest, part.shard, part.windows, by_number) for part in baseline.partial],
+            "left_out": list(baseline.left_out),
+        }
+    )
 
 
 def _dump_skipped_rows(manifest: Manifest, skipped: SkippedRows) -> dict[str, Any]:

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from torch_dataloader_utils.checkpoint.claims import Claims
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
+from torch_dataloader_utils.planning.excluded import ExcludedRows
 from torch_dataloader_utils.planning.manifest import Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, SkippedRows
 from torch_dataloader_utils.planning.row_ranges import Coverage, FileRows, gaps, merged, merged_splits
 
 
 def with_skipped(
-    baseline: DeliveredBaseline, states: Sequence[SavedState], layout: Sequence[FileRows]
+    baseline: DeliveredBaseline, states: Sequence[SavedState], layout: Sequence[FileRows], left_out: ExcludedRows
 ) -> DeliveredBaseline:
     """Return what was delivered with the rows that were skipped, or would have been.
 
@@ -24,7 +25,7 @@ def with_skipped(
     before = None if states[0].baseline is None else states[0].baseline.skipped
     if not saved and before is None:
         return baseline
-    claims = Claims(layout)
+    claims = Claims(layout, left_out)
     restores = any(skips.restores for _, skips in saved)
     for state, skips in saved:
         claims.claim(f"rank {state.rank}", skips.rows.whole(layout), skips.rows.in_progress)

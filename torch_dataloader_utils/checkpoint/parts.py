@@ -122,11 +122,10 @@ def with_skips(progress: Progress, requests: Windows, schedule: StepSchedule | N
 
 def _mark_at(progress: Progress, schedule: StepSchedule, step: int) -> Mark:
     """Return the beginning of a step that is left."""
-    batches = schedule.batches_before(step)
-    places = []
-    for number, stream in enumerate(progress.streams):
-        turn = number // progress.streams_per_turn
-        rows = min(batches[turn] * schedule.batch_size, schedule.rows[turn])
-        places.append(place_after(stream.planned, stream.place, rows))
+    rows = schedule.rows_before(step)
+    places = [
+        place_after(stream.planned, stream.place, rows[number // progress.streams_per_turn])
+        for number, stream in enumerate(progress.streams)
+    ]
     turn = schedule.at(step).turn if step in schedule.steps else schedule.next_turn
     return Mark(step, turn, tuple(places))

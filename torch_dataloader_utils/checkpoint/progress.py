@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from torch_dataloader_utils.checkpoint.skipped_steps import Mark, Place, SkippedSteps, rows_in
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, ShardSlice
+from torch_dataloader_utils.planning.row_hash import RowHash
 from torch_dataloader_utils.planning.row_ranges import Windows
 
 
@@ -117,6 +118,8 @@ class Progress:
         restored: How far they were. None until the last step is made.
         carried: The rows that were skipped before an elastic load, as this rank would deliver them: for each stream its
             slices. Empty for none.
+        hashes: The hash of the delivered rows of each planned rank that this rank delivers; None where it is not asked
+            for, or not known.
     """
 
     streams: tuple[StreamProgress, ...]
@@ -129,6 +132,7 @@ class Progress:
     restores: bool = False
     restored: Restored | None = None
     carried: tuple[tuple[ShardSlice, ...], ...] = ()
+    hashes: tuple[RowHash, ...] | None = None
 
     @classmethod
     def fresh(
@@ -150,12 +154,13 @@ class Progress:
 
     def advanced(self, receipt: Receipt) -> Progress:
         """Return the progress after a batch was delivered."""
-        turn = self._turn_after(receipt)
-        batches = self.batches_delivered + 1
+        turn, batches, hashes = self._turn_after(receipt), self.batches_delivered + 1, self._hashes_after(receipt)
+        passed = replace(self, batches_delivered=batches, hashes=hashes)
         if self.restored is None:
-            return replace(self, streams=_at(self.streams, receipt), next_turn=turn, batches_delivered=batches)
-        restored = replace(self.restored, streams=_at(self.restored.streams, receipt), next_turn=turn)
-        return replace(self, restored=restored, batches_delivered=batches)
+            return replace(passed, streams=_at(self.streams, receipt), next_turn=turn)
+        return replace(
+            passed, restored=replace(self.restored, streams=_at(self.restored.streams, receipt), next_turn=turn)
+        )
 
     def ended(self, receipt: Receipt) -> Progress:
         """Return the progress after a stream, or the streams of a worker turn, have ended."""
@@ -175,6 +180,15 @@ class Progress:
     def _turn_after(self, receipt: Receipt) -> int:
         return (receipt.stream // self.streams_per_turn + 1) % self.count_of_turns
 
+    def _hashes_after(self, receipt: Receipt) -> tuple[RowHash, ...] | None:
+        if self.hashes is None:
+            return None
+        hashes = list(self.hashes)
+        for part in (receipt, *receipt.others):
+            if part.row_hash is not None:
+                hashes[part.stream % self.streams_per_turn] += part.row_hash
+        return tuple(hashes)
+
     @property
     def count_of_turns(self) -> int:
         """Number of worker turns: the number of workers, or of virtual workers."""
@@ -186,6 +200,10 @@ class Progress:
     def planned(self) -> list[tuple[ShardSlice, ...]]:
         """The planned slices of each stream."""
         return [stream.planned for stream in self.streams]
+
+    def without_skips(self) -> Progress:
+        """Return the progress of the epoch's own steps, with none of them skipped."""
+        return replace(self, skip_requests=(), skips=(), restores=False, restored=None, carried=())
 
     @property
     def mark(self) -> Mark:

@@ -20,7 +20,7 @@ from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.planning.assignment import Assignment
-from torch_dataloader_utils.reading.batching import Batch, StreamEnd
+from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.messages import Message
@@ -52,6 +52,7 @@ class BatchDataset(IterableDataset[Any]):
         self._stream = Stream(opened_files, cache, read_options, collate_fn, seed, epoch_state.topology.rank)
         self._channel: WorkerChannel | None = None
         self._leaves_footers_out = False
+        self._has_new_files = False
 
     def __iter__(self) -> Iterator[Any]:
         """Start the epoch, or continue from a loaded state, and deliver the batches in this process."""
@@ -104,9 +105,21 @@ class BatchDataset(IterableDataset[Any]):
         """Return what a progress bar needs: see the loader's."""
         return self._epoch_state.pass_progress(uneven)
 
-    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
+    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | EmptyStep | StreamEnd]:
         """Read one stream in this process."""
         return self._stream.batches(assignment, pin=pin)
+
+    def use_files(self, opened_files: OpenedFiles) -> None:
+        """Read the same files in another way from the next iteration on. Workers that have been started cannot."""
+        self._opened_files = opened_files
+        cache = ReadCache.of_opened(opened_files.footers)
+        self._stream = replace(self._stream, opened_files=opened_files, read_cache=cache)
+        self._has_new_files = True
+
+    def needs_new_workers(self) -> bool:
+        """Return whether `use_files` was called since the last call."""
+        needed, self._has_new_files = self._has_new_files, False
+        return needed
 
     def attach_channel(self, channel: WorkerChannel) -> None:
         """Make this copy, in a worker, answer the assignments that arrive by channel."""

@@ -11,7 +11,8 @@ from typing import TypeAlias
 from torch_dataloader_utils.checkpoint.parts import Part, own_parts, restored_parts
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
-from torch_dataloader_utils.reading.batching import Batch, BytesRead, StreamEnd
+from torch_dataloader_utils.planning.excluded import EpochExclusions
+from torch_dataloader_utils.reading.batching import Batch, BytesRead, EmptyStep, StreamEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +30,9 @@ class ThrownAway:
     bytes_read: BytesRead
 
 
-Content: TypeAlias = Batch | StreamEnd | PartBegin | ThrownAway
+Content: TypeAlias = Batch | EmptyStep | StreamEnd | PartBegin | ThrownAway
 
-Read: TypeAlias = Callable[[Mapping[int, Sequence[Assignment]]], dict[int, Iterator[Batch | StreamEnd]]]
+Read: TypeAlias = Callable[[Mapping[int, Sequence[Assignment]]], dict[int, Iterator[Batch | EmptyStep | StreamEnd]]]
 """Lets each process read what it is assigned, part by part, and returns for each what it makes."""
 
 
@@ -42,7 +43,10 @@ class PartsOfPass:
     are made when all others have been read.
     """
 
-    def __init__(self, iteration: int, epoch: int, progress: Progress, processes: int) -> None:
+    def __init__(
+        self, iteration: int, epoch: int, progress: Progress, processes: int, excluded: EpochExclusions
+    ) -> None:
+        self._excluded = excluded
         self._iteration = iteration
         self._epoch = epoch
         self._processes = processes
@@ -60,7 +64,7 @@ class PartsOfPass:
             turns = [tuple(streams[turn * together :][:together]) for turn in part.turns(together)]
             for number, process in enumerate(self._order(part)):
                 own = tuple(turns[number :: self._processes])
-                assigned[process].append(Assignment(self._iteration, process, self._epoch, own))
+                assigned[process].append(Assignment(self._iteration, process, self._epoch, own, self._excluded))
         return dict(assigned)
 
     def contents(self, read: Read, restores: Callable[[], bool]) -> Iterator[Content]:
@@ -71,7 +75,7 @@ class PartsOfPass:
         return self._contents(read(self.assigned(self.first)), read, restores)
 
     def _contents(
-        self, streams: dict[int, Iterator[Batch | StreamEnd]], read: Read, restores: Callable[[], bool]
+        self, streams: dict[int, Iterator[Batch | EmptyStep | StreamEnd]], read: Read, restores: Callable[[], bool]
     ) -> Iterator[Content]:
         reached = self._begun
         for part in self.first:
@@ -96,7 +100,9 @@ class PartsOfPass:
             yield PartBegin(part)
             yield from self._in_turns(part, streams)
 
-    def _in_turns(self, part: Part, streams: Mapping[int, Iterator[Batch | StreamEnd]]) -> Iterator[Batch | StreamEnd]:
+    def _in_turns(
+        self, part: Part, streams: Mapping[int, Iterator[Batch | EmptyStep | StreamEnd]]
+    ) -> Iterator[Batch | EmptyStep | StreamEnd]:
         return round_robin([streams[process] for process in self._order(part)])
 
     def _order(self, part: Part) -> list[int]:
@@ -104,7 +110,7 @@ class PartsOfPass:
         return [(part.begin.turn + number) % self._processes for number in range(self._processes)]
 
 
-def _sorted_out(content: Batch | StreamEnd, part: Part, reached: Progress) -> tuple[Content, Progress]:
+def _sorted_out(content: Batch | EmptyStep | StreamEnd, part: Part, reached: Progress) -> tuple[Content, Progress]:
     """Return what is delivered of a content, and the progress after it. Batches of skipped steps are thrown away."""
     receipt = part.placed(content.receipt)
     if isinstance(content, StreamEnd):
@@ -115,20 +121,20 @@ def _sorted_out(content: Batch | StreamEnd, part: Part, reached: Progress) -> tu
 
 
 def read_here(
-    make: Callable[[Assignment], Iterator[Batch | StreamEnd]], assigned: Mapping[int, Sequence[Assignment]]
-) -> dict[int, Iterator[Batch | StreamEnd]]:
+    make: Callable[[Assignment], Iterator[Batch | EmptyStep | StreamEnd]], assigned: Mapping[int, Sequence[Assignment]]
+) -> dict[int, Iterator[Batch | EmptyStep | StreamEnd]]:
     """Return what this process makes of its assignments, part after part: see `Read`."""
     return {process: chain.from_iterable(map(make, parts)) for process, parts in assigned.items()}
 
 
-def round_robin(streams: Iterable[Iterator[Batch | StreamEnd]]) -> Iterator[Batch | StreamEnd]:
-    """Yield a batch of each stream in turn. A stream that has ended is skipped from then on."""
+def round_robin(streams: Iterable[Iterator[Batch | EmptyStep | StreamEnd]]) -> Iterator[Batch | EmptyStep | StreamEnd]:
+    """Yield a step of each stream in turn. A stream that has ended is skipped from then on."""
     waiting = deque(streams)
     while waiting:
         stream = waiting.popleft()
         content = next(stream, None)
         if content is None:  # a worker process died
             return
-        if isinstance(content, Batch):
+        if not isinstance(content, StreamEnd):
             waiting.append(stream)
         yield content

@@ -21,7 +21,7 @@ from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.loader.user_warnings import warn_of_slow_transport
 from torch_dataloader_utils.planning.assignment import Assignment
-from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
+from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
 from torch_dataloader_utils.workers.lifecycle import StartupBarrier, WorkerSetup, interrupt_later
 from torch_dataloader_utils.workers.message_size import MessageSizer
@@ -57,14 +57,16 @@ class _Dataset(Protocol):
     def process_group(self) -> Any: ...
     def begin_iteration(self) -> Iteration: ...
     def prepare_iteration(self) -> None: ...
-    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]: ...
+    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | EmptyStep | StreamEnd]: ...
     def attach_channel(self, channel: WorkerChannel) -> None: ...
+    def needs_new_workers(self) -> bool: ...
     def without_footers(self) -> AbstractContextManager[None]: ...
     def with_footers(self, parts: Sequence[Assignment], known: Collection[str]) -> list[Assignment]: ...
     def set_epoch(self, epoch: int) -> None: ...
     def skip_steps(self, start: int, stop: int) -> None: ...
     def restore_skipped(self) -> None: ...
     def progress(self, uneven: Literal["drop", "pad"] | None) -> PassProgress: ...
+    def exclude(self, rows: Any) -> None: ...
     def batch_at(self, step: int, epoch: int | None, *, scan: bool) -> Any: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Any, *, strict: bool, on_changed_files: Literal["error", "continue"]) -> None: ...
@@ -114,7 +116,7 @@ class StructuredDataLoader(DataLoader[Any]):
         if self._newest is not None and (before := self._newest()) is not None:
             before.end("iter")
         self._dataset.prepare_iteration()
-        if self.num_workers != self._dataset.num_workers:
+        if self._dataset.needs_new_workers() or self.num_workers != self._dataset.num_workers:
             self._forget_workers()
             self.num_workers = self._dataset.num_workers
             self.prefetch_factor = self.prefetch_factor or 2
@@ -178,6 +180,10 @@ class StructuredDataLoader(DataLoader[Any]):
         if uneven is not None:
             require_choice(uneven, "uneven", ("drop", "pad"))
         return self._dataset.progress(uneven)
+
+    def exclude(self, rows: Any) -> None:
+        """Exclude bad or withdrawn rows, from the next ``iter`` on: see `StructuredDataset.exclude`."""
+        self._dataset.exclude(rows)
 
     def batch_at(self, step: int, epoch: int | None = None, *, scan: bool = False) -> Any:
         """Return a batch of this rank again, bit for bit, or one that is yet to come, as the loader delivers it.
@@ -247,7 +253,9 @@ class StructuredDataLoader(DataLoader[Any]):
             asked = [self._ask_workers()]
             iteration = self._dataset.begin_iteration()
 
-            def read(assigned: Mapping[int, Sequence[Assignment]]) -> dict[int, Iterator[Batch | StreamEnd]]:
+            def read(
+                assigned: Mapping[int, Sequence[Assignment]],
+            ) -> dict[int, Iterator[Batch | EmptyStep | StreamEnd]]:
                 answers = asked.pop() if asked else self._ask_workers()
                 self._send(assigned)
                 return _unpacked(answers, iteration.number, list(assigned), self._channels[0].sizer)
@@ -331,12 +339,12 @@ class StructuredDataLoader(DataLoader[Any]):
 
 def _unpacked(
     answers: Iterator[Message], iteration: int, workers: Sequence[int], sizer: MessageSizer
-) -> dict[int, Iterator[Batch | StreamEnd]]:
+) -> dict[int, Iterator[Batch | EmptyStep | StreamEnd]]:
     """Return for each worker its batches from the messages of all workers."""
     arrived: dict[int, deque[Content]] = {worker: deque() for worker in workers}
     numbers = dict.fromkeys(arrived, 0)
 
-    def of_worker(worker: int) -> Iterator[Batch | StreamEnd]:
+    def of_worker(worker: int) -> Iterator[Batch | EmptyStep | StreamEnd]:
         waiting = arrived[worker]
         while True:
             while not waiting:

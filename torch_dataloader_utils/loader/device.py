@@ -40,11 +40,20 @@ def to_device(loader: StructuredDataLoader, device: torch.device | str | int, de
         ValueError: If the depth is less than 1.
         RuntimeError: From torch, if there is no such device.
     """
-    if not isinstance(loader, StructuredDataLoader):
-        raise TypeError(f"loader is {type(loader).__name__}, expected the loader that create_dataloader returns")
+    require_loader(loader)
     require_count(depth, "depth")
     found = torch.empty(0, device=device).device  # with its index
     return DeviceLoader(loader, found, depth)
+
+
+def require_loader(loader: object, name: str = "loader") -> None:
+    """Raise a TypeError that names the parameter unless this is the loader that `create_dataloader` returns."""
+    if isinstance(loader, StructuredDataLoader):
+        return
+    msg = f"{name} is {type(loader).__name__}, expected the loader that create_dataloader returns"
+    if isinstance(getattr(loader, "loader", None), StructuredDataLoader):
+        msg += f": pass its attribute `loader`, which is the loader that this {type(loader).__name__} was made of"
+    raise TypeError(msg)
 
 
 class DeviceLoader:

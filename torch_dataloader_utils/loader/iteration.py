@@ -16,24 +16,25 @@ from torch_dataloader_utils.formats.concurrency import hides_interrupt
 from torch_dataloader_utils.loader.contents import Content, PartBegin, PartsOfPass, Read, ThrownAway
 from torch_dataloader_utils.loader.metrics import Metrics
 from torch_dataloader_utils.loader.progress_bar import ProgressBar
-from torch_dataloader_utils.reading.batching import Batch, BytesRead, StreamEnd
+from torch_dataloader_utils.planning.excluded import EpochExclusions
+from torch_dataloader_utils.reading.batching import Batch, BytesRead, EmptyStep, StreamEnd
 
 
 class Iteration:
     """An iteration, in the training process. Every batch goes through `deliver`, which counts it.
 
     It begins at some progress, has a number that no other iteration of the dataset has, and is read by so many
-    processes: the workers, or this one.
+    processes: the workers, or this one. What is excluded in its epoch does not change while it runs.
 
     Attributes:
         bar: Shows how many batches were delivered, if there is one.
     """
 
-    def __init__(self, number: int, epoch: int, progress: Progress, processes: int) -> None:
+    def __init__(self, number: int, epoch: int, progress: Progress, processes: int, excluded: EpochExclusions) -> None:
         self.number = number
         self.epoch = epoch
         self.progress = progress.rebased()
-        self.parts = PartsOfPass(number, epoch, self.progress, processes)
+        self.parts = PartsOfPass(number, epoch, self.progress, processes, excluded)
         self.metrics = Metrics()
         self.failed = False
         self._part = self.parts.first[0]
@@ -90,23 +91,19 @@ class Iteration:
             msg = f"this iterator was ended by a later {self._replaced_by}: one iterator at a time delivers the rows "
             raise IterationEndedError(msg + "of an epoch; make a new one with iter(loader)")
 
-    def deliver(self, batch: Batch, ends: Iterable[StreamEnd] = ()) -> Any:
-        """Count a batch as delivered, and the streams that end with it; return what the user receives."""
-        progress = self.progress.advanced(self._part.placed(batch.receipt))
+    def deliver(self, batch: Batch, following: Iterable[EmptyStep | StreamEnd] = ()) -> Any:
+        """Count a batch as delivered, and the steps and ends that follow it; return what the user receives."""
+        progress = self._advanced(batch, self.progress)
         self.metrics.batches_delivered += 1
-        self.metrics.rows_delivered += batch.receipt.rows
-        self._count_bytes(batch.bytes_read)
-        if self.bar:
-            self.bar.update()
-        for end in ends:
-            progress = self._after(end, progress)
+        for content in following:
+            progress = self._after(content, progress)
         # Last, with no call after it: if anything before this fails, or Ctrl-C comes, the batch was not delivered.
         self.progress = progress
         return batch.data
 
-    def pass_over(self, content: StreamEnd | PartBegin | ThrownAway) -> None:
-        """Note that a stream has ended, or that steps are skipped."""
-        if isinstance(content, StreamEnd):
+    def pass_over(self, content: EmptyStep | StreamEnd | PartBegin | ThrownAway) -> None:
+        """Note that a step has no batch, that a stream has ended, or that steps are skipped."""
+        if isinstance(content, EmptyStep | StreamEnd):
             self.progress = self._after(content, self.progress)
             return
         before = self.progress
@@ -121,7 +118,18 @@ class Iteration:
             self.metrics.rows_skipped += before.rows_until(self.progress)
         self.metrics.batches_skipped += self.progress.batches_delivered - before.batches_delivered
 
-    def _after(self, end: StreamEnd, progress: Progress) -> Progress:
+    def _advanced(self, step: Batch | EmptyStep, progress: Progress) -> Progress:
+        """Count the rows of a step, and return the progress after it."""
+        self.metrics.rows_delivered += step.receipt.rows
+        self.metrics.rows_excluded += step.receipt.rows_excluded
+        self._count_bytes(step.bytes_read)
+        if self.bar:
+            self.bar.update()
+        return progress.advanced(self._part.placed(step.receipt))
+
+    def _after(self, end: EmptyStep | StreamEnd, progress: Progress) -> Progress:
+        if isinstance(end, EmptyStep):
+            return self._advanced(end, progress)
         progress = progress.ended(self._part.placed(end.receipt))
         self.metrics.rows_dropped += end.receipt.rows_dropped
         self._ended.update(receipt.stream for receipt in (end.receipt, *end.receipt.others))
@@ -181,9 +189,9 @@ class BatchIterator(CountedIterator):
             batch = self._waiting.popleft()
             assert isinstance(batch, Batch)  # noqa: S101 - has_next() passed over what was before it
             self._batches -= 1
-            ends = list(self._ended_streams())  # a state is to show at once that the epoch has ended
+            following = list(self._passed())  # a state is to show at once that the epoch has ended
             self._before_last = self._iteration.progress
-            return self._iteration.deliver(batch, ends)
+            return self._iteration.deliver(batch, following)
         except BaseException as error:
             self._fail(error)
             raise
@@ -230,7 +238,7 @@ class BatchIterator(CountedIterator):
             self._iteration.progress = progress
 
     def _fetch(self) -> None:
-        """Fetch a batch, or what comes between batches, which counts once the batches before it are delivered."""
+        """Fetch a batch, or what is passed once the batches before it are delivered: an empty step, a stream's end."""
         content = None if self._contents is None else next(self._contents, None)
         if content is None:
             self._contents = None
@@ -245,11 +253,11 @@ class BatchIterator(CountedIterator):
             self._waiting.popleft()
             self._iteration.pass_over(content)
 
-    def _ended_streams(self) -> Iterator[StreamEnd]:
-        """Take the ends of the streams whose last batch was delivered."""
-        while self._waiting and isinstance(end := self._waiting[0], StreamEnd):
+    def _passed(self) -> Iterator[EmptyStep | StreamEnd]:
+        """Take the steps without a batch, and the ends of streams, before which every batch was delivered."""
+        while self._waiting and isinstance(content := self._waiting[0], EmptyStep | StreamEnd):
             self._waiting.popleft()
-            yield end
+            yield content
 
     def end(self, by: str) -> None:
         """End because of a call that makes, or tries to make, another iteration."""

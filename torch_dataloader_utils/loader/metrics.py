@@ -11,7 +11,8 @@ class Metrics:
 
     Attributes:
         batches_delivered: Batches delivered.
-        rows_delivered: Rows in them.
+        rows_delivered: Rows in the steps that were passed, excluded rows included.
+        rows_excluded: Rows of these steps that batches lost because they were excluded in this epoch.
         batches_skipped: Steps that were skipped.
         rows_skipped: Rows of these steps.
         rows_dropped: Rows left out by ``drop_last`` at the ends of streams.
@@ -23,6 +24,7 @@ class Metrics:
     rows_delivered: int = 0
     batches_skipped: int = 0
     rows_skipped: int = 0
+    rows_excluded: int = 0
     rows_dropped: int = 0
     bytes_read: int = 0
     bytes_read_again: int = 0

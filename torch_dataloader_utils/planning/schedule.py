@@ -71,17 +71,11 @@ class StepSchedule:
 
     def rows_before(self, step: int) -> list[int]:
         """Return for each turn how many rows of each of its streams are in the steps before one of the schedule."""
-        batches = zip(self.batches_before(step), self.rows, strict=True)
-        return [min(count * self.batch_size, rows) for count, rows in batches]
-
-    def batches_before(self, step: int) -> tuple[int, ...]:
-        """Return how many batches each turn has made before a step. The step after the last one is a step here."""
-        if step >= self.steps.stop:
-            return self.batches
-        at = self.at(step)
-        turns = self._turns_with(at.batch)
-        done = set(turns[: turns.index(at.turn)])
-        return tuple(min(count, at.batch) + (turn in done) for turn, count in enumerate(self.batches))
+        number = step - self.steps.start
+        batch = bisect_right(range(max(self.batches)), number, key=self._before) - 1 if number else 0
+        before = self._turns_with(batch)[: number - self._before(batch)]
+        made = [min(batch + (turn in before), count) for turn, count in enumerate(self.batches)]
+        return [min(count * self.batch_size, rows) for count, rows in zip(made, self.rows, strict=True)]
 
     def _before(self, batch: int) -> int:
         """Return the number of steps before the turns' batches of this number."""
