@@ -97,6 +97,7 @@ class RunSegment:
         loaded: What the states that were loaded say of the steps before it; None where none was loaded.
         weights: None: there is one dataset.
         skipped: Steps that it skips, as pairs of the first and the one after the last.
+        restores: Whether it delivers skipped steps after the last one.
         state: What the plan depends on, as a state of rank 0 without progress.
     """
 
@@ -110,6 +111,7 @@ class RunSegment:
     loaded: Loaded | None = None
     weights: None = None
     skipped: Windows = ()
+    restores: bool = False
     stop: int | None = None
     rolled_back: bool = False
     reached: int | None = None
@@ -195,6 +197,7 @@ def dump_segment(
         "reached": None if beginning.reached is None else dict(zip(REACHED, beginning.reached, strict=True)),
         "weights": None,
         "skipped": [list(steps) for steps in progress.skip_requests],
+        "restores": progress.restores,
         "state": state,
     }
     return segment | {"checksum": json_digest(segment).hex()}
@@ -237,6 +240,7 @@ def parse_segment(raw: object, name: str) -> Recorded:
         state=state,
         loaded=None if value["loaded"].is_null else _loaded(value["loaded"]),
         skipped=tuple(_pair(steps) for steps in value["skipped"].items()),
+        restores=value["restores"].boolean(),
     )
     return Recorded(segment, None if reached.is_null else (reached["segment"].integer(), reached["step"].integer()))
 

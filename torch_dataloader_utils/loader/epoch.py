@@ -193,6 +193,8 @@ class EpochState:
             topology=self.topology,
             batch_size=self._read_options.batch_size,
             drop_last=self._read_options.drop_last,
+            skipped=self._skips.steps if epoch == self.epoch else (),
+            restores=self._skips.restores and epoch == self.epoch,
         )
 
     # What changes it -------------------------------------------------------------------------------------------------
@@ -212,6 +214,7 @@ class EpochState:
         counts = self.pass_progress()
         self._log_segment(progress)
         iteration = self.owner.begin(progress, self.topology.processes, self.excluded_in(self.epoch))
+        self._loaded = None
         if self._run_log is not None:
             self._run_log.follow(iteration)
         if self._progress_interval_sec is not None and get_worker_info() is None:
@@ -255,12 +258,14 @@ class EpochState:
         progress = self.progress
         require_steps(start, stop, progress, self._most_steps())
         self._skips = self._skips.adding(start, stop)
+        self.segments.skip(self.segment(self.epoch))
         if self.owner.iteration is None:  # else the iteration goes on without it, and the next one begins the epoch
             self.owner.take_over("skip_steps", self.epoch, self._skipping(progress))
 
     def restore_skipped(self) -> None:
         """Deliver skipped steps after the last one: see the loader's."""
         self._skips = replace(self._skips, restores=True)
+        self.segments.skip(self.segment(self.epoch))
         iteration = self.owner.iteration
         if iteration is None:
             if self.owner.loaded is not None:

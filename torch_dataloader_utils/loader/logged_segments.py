@@ -94,9 +94,9 @@ class _Epoch:
             return
         removals = removals_from(own, before.removals, segment.first_step)
         if (before.batch_size, before.drop_last, before.topology) == (own.batch_size, own.drop_last, own.topology):
-            self.logged[-1] = replace(before, stops=own.stops, removals=removals)
+            self.logged[-1] = replace(own, first_step=before.first_step, starts=before.starts, removals=removals)
         else:
-            starts = self._starts(before, own, segment.first_step)
+            starts = self._starts(before, own, segment)
             self.logged[-1] = replace(before, stops=(segment.first_step,) * before.topology.num_ranks)
             self.logged.append(replace(own, first_step=segment.first_step, starts=starts, removals=removals))
 
@@ -109,11 +109,14 @@ class _Epoch:
             msg += f"{segment.epoch}, whose batches had another size: where ranks stood at that step is not known"
             raise LedgerUnknownError(msg)
 
-    def _starts(self, before: Segment, own: Segment, step: int) -> dict[int, RankStart]:
+    def _starts(self, before: Segment, own: Segment, segment: RunSegment) -> dict[int, RankStart]:
         """Return where ranks stood when a segment began whose batches, or real ranks, differ from those before it."""
         ledger = self._segments.ledger(replace(before, stops=None))
         then, now = before.topology, own.topology
-        stands = [ledger.start_at(rank, step) for rank in range(then.num_ranks)]
+        steps = (segment.first_step,) * then.num_ranks
+        if segment.loaded is not None and segment.loaded.steps and len(segment.loaded.steps) == then.num_ranks:
+            steps = segment.loaded.steps
+        stands = [ledger.start_at(rank, step) for rank, step in enumerate(steps)]
         turns = range(len(stands[0].streams) // then.streams_per_turn)
         # Streams of a real rank are those of its planned ranks, turn by turn; a planned rank may be another one's now.
         planned = {
@@ -126,7 +129,8 @@ class _Epoch:
         for rank in range(now.num_ranks):
             of_rank = replace(now, rank=rank).own_ranks
             streams = tuple(planned[turn, number] for turn in turns for number in of_rank)
-            starts[rank] = RankStart(streams, stands[of_rank.start // then.streams_per_turn].next_turn)
+            stood = of_rank.start // then.streams_per_turn
+            starts[rank] = RankStart(streams, stands[stood].next_turn, steps[stood])
         return starts
 
 
@@ -146,4 +150,6 @@ def _of(segment: RunSegment, segments: Segments) -> Segment:
         drop_last=segment.drop_last,
         baseline=None if saved.baseline is None else load_baseline(saved.baseline, manifest, excluded.left_out),
         stops=None if stop is None else segment.rank_stops or (stop,) * segment.num_ranks,
+        skipped=segment.skipped,
+        restores=segment.restores,
     )

@@ -100,6 +100,40 @@ def test_a_rank_that_goes_on_with_batches_of_another_size_has_the_steps_of_its_p
         require_same(SegmentLedger(segment, ledger.plan, ledger.manifest), [going_on.batches_from(progress)])
 
 
+@given(journeys(takes_every=0), st.integers(0, 9), st.integers(1, 6))
+@examples(40)
+def test_a_skipped_step_keeps_its_rows_and_no_row_is_delivered_in_it(
+    journey: tuple[list[RankGroup], list[list[int]]], start: int, count: int
+) -> None:
+    ranks = journey[0][0].ranks
+    whole = ledger_of(ranks)
+    ledger = SegmentLedger(replace(whole.segment, skipped=((start, start + count),)), whole.plan, whole.manifest)
+    for rank in range(len(ranks)):
+        for step in whole.steps(rank):
+            rows = list(whole.rows_at(rank, step))
+            assert list(ledger.rows_at(rank, step)) == rows
+            for row in rows:
+                assert ledger.plans(*row)
+                expected = [at for at in whole.steps_of(*row) if not start <= at.step < start + count]
+                assert ledger.steps_of(*row) == expected
+
+
+@given(journeys(takes_every=0), st.integers(0, 9))
+@examples(40)
+def test_ranks_may_begin_at_steps_of_their_own(journey: tuple[list[RankGroup], list[list[int]]], step: int) -> None:
+    ranks = journey[0][0].ranks
+    whole = ledger_of(ranks)
+    starts = {rank: replace(whole.start_at(rank, step), step=100 + rank) for rank in range(len(ranks))}
+    later = SegmentLedger(replace(whole.segment, first_step=100, starts=starts), whole.plan, whole.manifest)
+    for rank in range(len(ranks)):
+        begin = min(step, whole.steps(rank).stop)
+        assert later.steps(rank) == range(100 + rank, 100 + rank + whole.steps(rank).stop - begin)
+        for number, same in zip(later.steps(rank), range(begin, whole.steps(rank).stop), strict=True):
+            assert list(later.rows_at(rank, number)) == list(whole.rows_at(rank, same))
+            for at in later.steps_of(*next(iter(later.rows_at(rank, number)))):
+                assert at.step in later.steps(at.rank)
+
+
 def shards() -> Iterator[Shard]:
     splits = [split.split for splits in manifest_of([(9, 1)], [(5, 1)], [(7, 1)]).row_group_splits for split in splits]
     for rounds in (1, 4):
