@@ -207,6 +207,42 @@ class TestRunsInThisProcess:
             assert [first_rows[path] + row for path, row in found] == expected, (step, rank)
         assert [segment.skipped for segment in RunLog.read(tmp_path / "log").segments] == [(), ((6, 8),), ()]
 
+    def test_batches_of_another_size_of_ranks_that_had_made_different_numbers_of_steps(self, tmp_path, data):
+        training = Training(data, tmp_path / "log")
+        rows: Steps = {}
+        states = []
+        for rank in range(2):
+            loader, _ = training.open(2, rank)
+            taken = itertools.islice(loader, 4 + 2 * rank)
+            rows |= {(0, step, rank): rows_of(batch) for step, batch in enumerate(taken)}
+            states.append(loader.state_dict())
+        for rank in range(2):
+            loader, _ = training.open(2, rank, batch_size=5)
+            loader.load_state_dict(states)
+            rows |= {(0, step, rank): rows_of(batch) for step, batch in enumerate(loader, start=4 + 2 * rank)}
+        require_answers(training.open()[1], rows)
+
+    def test_skipped_steps_that_are_restored_after_the_last_one_of_an_elastic_load(self, tmp_path, data):
+        training = Training(data, tmp_path / "log")
+        saved = training.run(2, 3)
+        rows = training.committed
+        loader, _ = training.open()
+        loader.load_state_dict(saved, strict=False)
+        loader.skip_steps(5, 7)
+        for restores in (False, True):
+            if restores:
+                loader.restore_skipped()
+            for batch in loader:
+                rows[0, loader.state_dict()["batches_delivered"] - 1, 0] = rows_of(batch)
+        assert sorted(row for batch in rows.values() for row in batch) == list(range(ROWS))
+        segments = RunLog.read(tmp_path / "log").segments
+        assert [(one.began, one.restores) for one in segments] == [
+            ("epoch", False),
+            ("elastic state", False),
+            ("state", True),
+        ]
+        require_answers(training.open()[1], rows)
+
     @pytest.mark.parametrize("ranks", [(4, 2, 1), (1, 2, 4)], ids=["fewer ranks", "more ranks"])
     def test_a_virtual_topology_on_other_ranks(self, tmp_path, data, ranks):
         grid = {"virtual_ranks": 4, "virtual_workers": 2, "uneven_ranks": "drop"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from torch_dataloader_utils.checkpoint.restore import load_baseline
@@ -96,8 +97,9 @@ class _Epoch:
         if (before.batch_size, before.drop_last, before.topology) == (own.batch_size, own.drop_last, own.topology):
             self.logged[-1] = replace(own, first_step=before.first_step, starts=before.starts, removals=removals)
         else:
-            starts = self._starts(before, own, segment)
-            self.logged[-1] = replace(before, stops=(segment.first_step,) * before.topology.num_ranks)
+            steps = _steps_before(segment, before.topology.num_ranks)
+            starts = self._starts(before, own, steps)
+            self.logged[-1] = replace(before, stops=steps)
             self.logged.append(replace(own, first_step=segment.first_step, starts=starts, removals=removals))
 
     def _require_same_batches(self, segment: RunSegment, own: Segment) -> None:
@@ -109,13 +111,13 @@ class _Epoch:
             msg += f"{segment.epoch}, whose batches had another size: where ranks stood at that step is not known"
             raise LedgerUnknownError(msg)
 
-    def _starts(self, before: Segment, own: Segment, segment: RunSegment) -> dict[int, RankStart]:
-        """Return where ranks stood when a segment began whose batches, or real ranks, differ from those before it."""
+    def _starts(self, before: Segment, own: Segment, steps: Sequence[int]) -> dict[int, RankStart]:
+        """Return where ranks stood when a segment began whose batches, or real ranks, differ from those before it.
+
+        `steps` are those that they had made, by rank.
+        """
         ledger = self._segments.ledger(replace(before, stops=None))
         then, now = before.topology, own.topology
-        steps = (segment.first_step,) * then.num_ranks
-        if segment.loaded is not None and segment.loaded.steps and len(segment.loaded.steps) == then.num_ranks:
-            steps = segment.loaded.steps
         stands = [ledger.start_at(rank, step) for rank, step in enumerate(steps)]
         turns = range(len(stands[0].streams) // then.streams_per_turn)
         # Streams of a real rank are those of its planned ranks, turn by turn; a planned rank may be another one's now.
@@ -132,6 +134,12 @@ class _Epoch:
             stood = of_rank.start // then.streams_per_turn
             starts[rank] = RankStart(streams, stands[stood].next_turn, steps[stood])
         return starts
+
+
+def _steps_before(segment: RunSegment, num_ranks: int) -> tuple[int, ...]:
+    """Return the steps that each rank had made before a segment; where that is not recorded, as many as rank 0."""
+    steps = None if segment.loaded is None else segment.loaded.steps
+    return steps if steps is not None and len(steps) == num_ranks else (segment.first_step,) * num_ranks
 
 
 def _of(segment: RunSegment, segments: Segments) -> Segment:
