@@ -69,6 +69,8 @@ def train(arguments: argparse.Namespace) -> None:
                 accelerator.print(f"epoch {epoch}, step {step} of the training: loss {loss.item():.3f}", flush=True)
         accuracy = validate(accelerator, model, validation)
         accelerator.print(f"epoch {epoch}: validation accuracy {accuracy:.3f}", flush=True)
+    # Before the process group: a model that is freed after it may wait for gloo's threads without end (torch 2.13).
+    model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
 
 

@@ -6,7 +6,6 @@ checkpoint is written every third step and at an epoch's end, with the rows that
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import shutil
@@ -18,7 +17,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, skip_first_batches
-from jobs.groups import end_process
 
 from torch_dataloader_utils import StructuredDataLoader, StructuredDataset, to_device
 from torch_dataloader_utils.integrations.accelerate import PreparedLoader, prepare_loader
@@ -132,10 +130,9 @@ def main() -> None:
     rows = trained.state_dict()["rows"]
     if accelerator.is_main_process:
         (directory / "trained.json").write_text(json.dumps(rows))
+    # Before the process group: a model that is freed after it may wait for gloo's threads without end.
+    model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
-    del batch, prepared, loader, accelerator  # the last that refer to worker processes
-    gc.collect()
-    end_process()
 
 
 if __name__ == "__main__":
