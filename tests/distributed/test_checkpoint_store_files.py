@@ -24,6 +24,7 @@ from support import all_rows_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import CheckpointMismatchError, CheckpointStore, CheckpointStoreError, StoredCheckpoint
 from torch_dataloader_utils.distributed.dcp_storage import writer_of
+from torch_dataloader_utils.distributed.store import _IN_USE
 from torch_dataloader_utils.distributed.store_files import Best, expired
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -93,7 +94,7 @@ def test_the_last_and_the_best_are_kept_and_nothing_that_the_store_did_not_write
     for step, loss in enumerate([5.0, 1.0, 3.0, math.nan, 9.0, 8.0, 7.0]):
         store.save(10 * step, model=layer(step), metrics={"loss": loss})
     assert [store.latest().step, store.best().step] == [60, 10]
-    assert [found.step for found in place.open()._files.complete()] == [10, 20, 50, 60]
+    assert [found.step for found in place.open().files.complete()] == [10, 20, 50, 60]
     for path in foreign:
         assert place.fs.cat_file(f"{place.root}/{path}") == b"mine"
     model = layer()
@@ -365,7 +366,7 @@ def test_errors_of_a_storage_name_the_store_and_hold_no_secret(s3):
             with pytest.raises(PermissionError, match=url) as caught:
                 call()
             assert SECRET_KEY not in "".join(traceback.format_exception(caught.value))
-        writer = writer_of(store._files.writing_fs, store._files.location("new"))
+        writer = writer_of(store.files.writing_fs, store.files.location("new"))
         with (
             pytest.raises(CheckpointStoreError, match=f"{url}/new: rank 0: PermissionError") as caught,
             store._errors("new"),
@@ -452,6 +453,29 @@ def test_an_error_of_an_asynchronous_save_is_raised_once_and_leaves_the_checkpoi
     assert place.open().latest().step == 1
     store.save(3, model=layer(3.0))
     assert place.steps() == [1, 3]
+
+
+class Uncopyable:
+    """A value that cannot be copied into the memory of which an asynchronous save writes."""
+
+    def __deepcopy__(self, _: Any) -> Uncopyable:
+        raise ValueError("it cannot be copied")
+
+
+class FailsAtOnce(Fails):
+    """A part whose state cannot be copied."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": Uncopyable()}
+
+
+def test_an_asynchronous_save_that_fails_before_it_writes_keeps_no_name_in_use(disk):
+    store, before = disk.open(), set(_IN_USE)
+    with pytest.raises(CheckpointStoreError, match="it cannot be copied"):
+        store.save(1, model=layer(1.0), other=FailsAtOnce(), async_=True)
+    assert before == _IN_USE
+    assert store.wait() is None
+    assert store.save(1, model=layer(1.0), async_=True).result().step == 1
 
 
 def test_a_loader_of_other_files_is_refused(disk, tmp_path):

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice
+from operator import attrgetter
 from typing import Any
 
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import BINDING, SavedFile, SavedState, dump_splits
 from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, RankMismatchError, cut, shown
+from torch_dataloader_utils.planning.excluded import ExcludedExpression
 from torch_dataloader_utils.planning.manifest import DESCRIBED, TEXT, DataFile, Manifest, Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard
 
 SHOWN = 5
 """How many paths of each kind a message shows."""
@@ -22,6 +24,9 @@ MOST_CHARACTERS = 3500
 
 MOST_RANKS = 100
 """How many missing ranks are looked for."""
+
+NOT_COMPARED = "cannot be compared: `_metadata` described it then or does now, and not at both times"
+"""How a file differs if its digest is one of a `_metadata` file's entries, and the other one that of its footer."""
 
 TOPOLOGY = ("num_workers", "num_ranks", "rank", "virtual_ranks", "virtual_workers", "uneven_ranks", "global_batch_size")
 """Settings that an elastic load may change."""
@@ -66,8 +71,13 @@ class FileChanges:
 
 
 def compare_files(saved: SavedState, run: Run) -> FileChanges:
-    """Return how the files differ from those of a state."""
-    manifest = run.manifest
+    """Return how the files differ from those of a state, and in which of them the filter's columns are others."""
+    changes = compare_manifests(saved, run.manifest)
+    return replace(changes, rebound=tuple(_rebound(saved, run, {*changes.changed})))
+
+
+def compare_manifests(saved: SavedState, manifest: Manifest) -> FileChanges:
+    """Return how files differ from those of a state."""
     fingerprints = None if saved.fingerprint == manifest.fingerprint else (saved.fingerprint, manifest.fingerprint)
     if saved.files is None:
         return FileChanges(fingerprints=fingerprints)
@@ -80,7 +90,6 @@ def compare_files(saved: SavedState, run: Run) -> FileChanges:
         changed=changed,
         fingerprints=fingerprints,
         described=(any(map(_is_described, saved.files)), any(map(_is_described, manifest.files))),
-        rebound=tuple(_rebound(saved, run, {*changed})),
     )
 
 
@@ -110,11 +119,22 @@ def _is_described(file: SavedFile | DataFile) -> bool:
     return file.digest.startswith(DESCRIBED)
 
 
-def _differs(before: SavedFile, now: DataFile) -> bool:
-    etags = before.etag is not None and now.etag is not None and before.etag != now.etag
+def how_changed(before: SavedFile, now: DataFile) -> str | None:
+    """Return in words how a file differs from that of a state; None if it does not."""
+    if before.size != now.size:
+        return f"had {before.size:,} bytes, has {now.size:,}"
+    if before.digest != now.digest:
+        return NOT_COMPARED if _is_described(before) != _is_described(now) else "has the same size and other content"
+    if before.etag is not None and now.etag is not None and before.etag != now.etag:
+        return f"was etag {shown(before.etag)}, is {shown(now.etag)}"
     # The digest of text covers its first and last bytes alone, so that a new modification time counts as a change.
-    rewritten_text = now.digest.startswith(TEXT) and _is_modified(before, now)
-    return (before.size, before.digest) != (now.size, now.digest) or etags or rewritten_text
+    if now.digest.startswith(TEXT) and _is_modified(before, now):
+        return "has the same size, and was written since"
+    return None
+
+
+def _differs(before: SavedFile, now: DataFile) -> bool:
+    return how_changed(before, now) is not None
 
 
 def _is_modified(before: SavedFile, now: DataFile) -> bool:
@@ -147,7 +167,8 @@ def require_each_rank(states: Sequence[SavedState]) -> None:
         missing = list(islice((rank for rank in range(count) if rank not in given), MOST_RANKS))
         msg = f"the states of ranks {shown(missing)} are missing: all {count} ranks' states are needed, and "
         raise RankMismatchError(msg + f"{shown(ranks)} given")
-    require_alike(states, {"epochs": lambda state: state.epoch, "plans": lambda state: state.plan_digest})
+    parts = {"epochs": attrgetter("epoch"), "exclusions": attrgetter("excluded"), "plans": attrgetter("plan_digest")}
+    require_alike(states, parts)
 
 
 def require_alike(states: Sequence[SavedState], parts: Mapping[str, Callable[[SavedState], Any]]) -> None:
@@ -165,10 +186,22 @@ def require_row_groups(baseline: DeliveredBaseline, manifest: Manifest) -> None:
     bounds = {
         file.path: set(accumulate((group.rows for group in file.row_groups), initial=0)) for file in manifest.files
     }
-    for split in [*baseline.done, *(split for partial in baseline.partial for split in partial.shard.present)]:
+    whole, partial_shards = list(baseline.done), list(baseline.partial)
+    if baseline.skipped is not None:
+        whole += baseline.skipped.whole
+        partial_shards += baseline.skipped.partial
+    for split in [*whole, *(split for partial in partial_shards for split in partial.shard.present)]:
         ends = {split.row_offset, split.row_offset + split.row_length}
         if not ends <= bounds.get(split.path, set()):
             raise mismatch((), FileChanges(), (split,), manifest)
+
+
+def require_possible_windows(shards: Iterable[PartialShard]) -> None:
+    """Raise if shards are recorded to have delivered more rows than they have without excluded ones."""
+    for partial in shards:
+        if partial.windows and partial.windows[-1][1] > partial.shard.rows:
+            msg = f"not a state of this package: it records {shown(partial.windows[-1][1])} delivered rows of a shard "
+            raise ValueError(msg + f"that has {partial.shard.rows} rows to deliver: the state was damaged or edited")
 
 
 # The error ---------------------------------------------------------------------------------------------------------
@@ -193,7 +226,7 @@ def mismatch(
     `lost` are row ranges that the checkpoint records and this run's plan does not have, or None.
     """
     lines = ["the checkpoint was saved under another plan than this run's; nothing was changed:"]
-    lines += [f"  - {line}" for line in (*map(str, differences), *_file_lines(files))]
+    lines += [f"  - {line}" for line in (*map(str, differences), *file_lines(files))]
     if lost is not None:
         unit = "rows" if manifest.counts_rows else "bytes"
         ranges = "; ".join(
@@ -215,13 +248,22 @@ def mismatch(
     )
 
 
+def unknown_expression(expression: ExcludedExpression) -> CheckpointMismatchError:
+    """Return the error about a checkpoint that excludes rows by an expression that the run does not know."""
+    difference = Difference("excluded", f"{cut(expression.text)} (digest {cut(expression.digest)})", None)
+    msg = f"the checkpoint excludes rows by the expression {difference.checkpoint}, which this run does not know; "
+    msg += "nothing was changed. A state does not hold an expression that can be run: call exclude() with the same "
+    return CheckpointMismatchError(f"{msg}expression before load_state_dict()", differences=(difference,))
+
+
 def shorten(paths: Sequence[str]) -> str:
     """Return a list of paths as a message shows it: the first few, and how many more."""
     more = f" and {len(paths) - SHOWN} more" if len(paths) > SHOWN else ""
     return ", ".join(map(cut, paths[:SHOWN])) + more
 
 
-def _file_lines(files: FileChanges) -> Iterator[str]:
+def file_lines(files: FileChanges) -> Iterator[str]:
+    """Yield how files have changed, as a message shows it."""
     for verb, paths in (("added", files.added), ("removed", files.removed), ("changed", files.changed)):
         if paths:
             yield f"files {verb} since the checkpoint: {shorten(paths)}"

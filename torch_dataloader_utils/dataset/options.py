@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -25,9 +26,11 @@ from torch_dataloader_utils.formats.registry import FORMATS, choose_format, requ
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader import arguments
 from torch_dataloader_utils.loader.progress_bar import require_tqdm
+from torch_dataloader_utils.loader.run_log import RunLogFiles
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS, PlanOptions
 from torch_dataloader_utils.planning.strategy import SplitStrategy, require_strategy
 from torch_dataloader_utils.planning.topology import Topology, arrange
+from torch_dataloader_utils.reading.row_groups import MARKS_COLUMN
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.cpus import default_num_workers
 
@@ -61,6 +64,8 @@ class LoaderOptions:
         plan: What the plan depends on: the sizes of shards, shuffling, balancing.
         batch_size: Rows in a batch of this rank, given as `batch_size` or by `global_batch_size`.
         progress_interval_sec: Seconds after which the progress bar is drawn again; None for no bar in this process.
+        run_log: The directory of the run log; None without one.
+        writes_run_log: Whether this process writes it: the first one of a job.
         torch_options: `dataloader_kwargs`, for ``torch.utils.data.DataLoader``.
     """
 
@@ -77,10 +82,13 @@ class LoaderOptions:
     batch_size: int
     drop_last: bool
     row_id_column: str | None
+    fingerprint: bool
     read_ahead_bytes: int
     memory_map: bool | None
     collate_fn: Callable[[Any], Any] | None
     progress_interval_sec: float | None
+    run_log: RunLogFiles | None
+    writes_run_log: bool
     torch_options: Mapping[str, Any]
 
     @classmethod
@@ -125,10 +133,13 @@ class LoaderOptions:
             batch_size=batch_size,
             drop_last=arguments.require_flag(given["drop_last"], "drop_last"),
             row_id_column=given["row_id_column"],
+            fingerprint=given["fingerprint"],
             read_ahead_bytes=arguments.parse_bytes(given["read_ahead_bytes"], "read_ahead_bytes"),
             memory_map=arguments.optional_flag(given["memory_map"], "memory_map"),
             collate_fn=given["collate_fn"],
             progress_interval_sec=_parse_progress(given, topology.rank),
+            run_log=_parse_run_log(given),
+            writes_run_log=_is_first(topology.rank),
             torch_options=torch_options,
         )
 
@@ -140,13 +151,15 @@ class LoaderOptions:
 
     def read_options(self, schema: pa.Schema) -> ReadOptions:
         """Return how rows of these columns become batches, or raise a ColumnError if what was chosen does not fit."""
+        added = self.row_id_column, MARKS_COLUMN if self.fingerprint else None
         return ReadOptions(
             batch_size=self.batch_size,
             drop_last=self.drop_last,
-            transform=ColumnTransform.of(schema, self.column_options, self.row_id_column),
+            transform=ColumnTransform.of(schema, self.column_options, *added),
             row_id_column=self.row_id_column,
             row_shuffle_seed=self.plan.row_shuffle_seed,
             read_ahead_bytes=self.read_ahead_bytes,
+            fingerprint=self.fingerprint,
         )
 
 
@@ -212,6 +225,8 @@ def _parse_format(given: Mapping[str, Any]) -> Format:
     needing = {name: given[name] for name in ("row_id_column", "uneven_ranks", "virtual_ranks", "virtual_workers")}
     if arguments.require_choice(given["uneven_ranks"], "uneven_ranks", UNEVEN_RANKS) == "allow":
         del needing["uneven_ranks"]
+    if arguments.require_flag(given["fingerprint"], "fingerprint"):
+        needing["fingerprint"] = True
     if given["split_strategy"] is not None:
         needing["split_strategy with shuffle_buffer_size"] = buffer_rows
     require_known_rows(file_format, needing)
@@ -285,8 +300,23 @@ def _parse_progress(given: Mapping[str, Any], rank: int) -> float | None:
     if not arguments.require_flag(given["show_progress"], "show_progress"):
         return None
     require_tqdm()
-    is_first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-    return interval if is_first and rank == 0 else None
+    return interval if _is_first(rank) else None
+
+
+def _is_first(rank: int) -> bool:
+    """Whether this process is the first one of its job, and delivers the first rank."""
+    return rank == 0 and (not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0)
+
+
+def _parse_run_log(given: Mapping[str, Any]) -> RunLogFiles | None:
+    """Return the directory of the run log. Storage options are for remote storages."""
+    run_log = given["run_log"]
+    if run_log is None:
+        return None
+    if not isinstance(run_log, (str, os.PathLike)):
+        raise TypeError(f"run_log={run_log!r:.80} is {type(run_log).__name__}, expected the path or URL of a directory")
+    options = given["storage_options"] if "://" in os.fspath(run_log) else None
+    return RunLogFiles.at(run_log, options, arguments.require_timeout(given["storage_timeout"], "storage_timeout"))
 
 
 def _try_torch_options(options: Mapping[str, Any], num_workers: int) -> None:

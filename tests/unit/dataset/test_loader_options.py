@@ -46,11 +46,13 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "partitioning": ("directories", TypeError),
     "manifest": (b"no manifest", ValueError),
     "row_id_column": ("", TypeError),
+    "fingerprint": ("yes", TypeError),
     "uneven_ranks": ("stop", ValueError),
     "virtual_ranks": (4, ValueError),
     "virtual_workers": (4, ValueError),
     "show_progress": ("yes", TypeError),
     "progress_interval_sec": (-1, ValueError),
+    "run_log": (3, TypeError),
 }
 
 OF_TORCH: dict[str, tuple[Any, type[Exception]]] = {
