@@ -212,6 +212,7 @@ class EpochState:
     def exclude(self, rows: ExcludedRows) -> None:
         """Exclude rows from the next iteration on."""
         self._exclusions = self._exclusions.with_rows(rows, self.epoch)
+        self.owner.copies.publish_exclusion()
 
     def exclude_by(self, opened_files: OpenedFiles, digest: str) -> None:
         """Exclude rows from the next iteration on by an expression of opened files, given by its digest.
@@ -226,6 +227,7 @@ class EpochState:
         expression = ExcludedExpression(digest, str(opened_files.expressions[digest]), self.epoch)
         self._exclusions = self._exclusions.with_expression(expression)
         self._opened_files = opened_files
+        self.owner.copies.publish_exclusion()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
