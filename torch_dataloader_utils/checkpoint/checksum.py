@@ -32,6 +32,7 @@ KEYS = (
     "rank",
     "refused_by_dcp",
     "_shuffle_seed",
+    "skipped",
     "version",
 )
 """The keys of a state that its checksum covers. Frameworks may add keys of their own."""

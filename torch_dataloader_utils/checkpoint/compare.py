@@ -168,7 +168,11 @@ def require_row_groups(baseline: DeliveredBaseline, manifest: Manifest) -> None:
     bounds = {
         file.path: set(accumulate((group.rows for group in file.row_groups), initial=0)) for file in manifest.files
     }
-    for split in [*baseline.done, *(split for partial in baseline.partial for split in partial.shard.present)]:
+    whole, partial_shards = list(baseline.done), list(baseline.partial)
+    if baseline.skipped is not None:
+        whole += baseline.skipped.whole
+        partial_shards += baseline.skipped.partial
+    for split in [*whole, *(split for partial in partial_shards for split in partial.shard.present)]:
         ends = {split.row_offset, split.row_offset + split.row_length}
         if not ends <= bounds.get(split.path, set()):
             raise mismatch((), FileChanges(), (split,), manifest)

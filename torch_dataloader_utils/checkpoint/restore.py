@@ -22,12 +22,14 @@ from torch_dataloader_utils.checkpoint.compare import (
     require_row_groups,
 )
 from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
+from torch_dataloader_utils.checkpoint.restore_skips import place_skips, with_carried
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedState
+from torch_dataloader_utils.checkpoint.skipped_steps import rows_in
 from torch_dataloader_utils.errors import Difference, RankMismatchError, shown
 from torch_dataloader_utils.planning.excluded import ExcludedRows
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, ShardSlice
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, ShardSlice, SkippedRows
 from torch_dataloader_utils.planning.row_ranges import (
     Coverage,
     RowRange,
@@ -116,14 +118,21 @@ def load_baseline(saved: SavedBaseline, manifest: Manifest, left_out: ExcludedRo
     """Return a saved baseline by ranges of files."""
     done = tuple(splits_of_rows(manifest.rows_by_file, saved.completed_rows))
     partial = tuple(shard.partial(manifest.rows_by_file, left_out) for shard in saved.in_progress)
-    return DeliveredBaseline(done, partial, saved.left_out, saved.batches_delivered, saved.hashes)
+    baseline = DeliveredBaseline(done, partial, saved.left_out, saved.batches_delivered, hashes=saved.hashes)
+    if saved.skipped is None:
+        return baseline
+    rows, steps, restores = saved.skipped
+    parts = tuple(shard.partial(manifest.rows_by_file, left_out) for shard in rows.in_progress)
+    return replace(baseline, skipped=SkippedRows(tuple(rows.whole(manifest.rows_by_file)), parts, steps, restores))
 
 
 # Place -------------------------------------------------------------------------------------------------------------
 
 
-def place_states(checked: CheckedStates, plan: Plan) -> Progress:
+def place_states(checked: CheckedStates, plan: Plan, skipped_plan: Plan | None = None) -> Progress:
     """Return the progress that checked states record in the run's plan of their epoch and baseline.
+
+    `skipped_plan` is that of the rows which were skipped before the baseline.
 
     Raises:
         CheckpointMismatchError: If settings or files differ, or the plan does not have what a state records.
@@ -141,6 +150,7 @@ def place_states(checked: CheckedStates, plan: Plan) -> Progress:
     first = checked.states[0]
     own = tuple(placed[rank, worker] for worker in range(plan.streams) for rank in topology.own_ranks)
     progress = Progress(own, first.next_worker, first.batches_delivered, topology.streams_per_turn, checked.baseline)
+    progress = place_skips(with_carried(progress, topology, skipped_plan), checked.states, topology)
     _require_possible(progress)
     return progress
 
@@ -220,8 +230,10 @@ def _left(stream: Iterable[ShardSlice], recorded: _Recorded) -> Iterator[ShardSl
 
 def _require_possible(progress: Progress) -> None:
     """Raise if there were more batches than rows."""
-    planned = sum(shard_slice.rows for stream in progress.streams for shard_slice in stream.planned)
-    rows = planned - progress.rows_left
+    rows = sum(shard_slice.rows for stream in progress.streams for shard_slice in stream.done)
+    if progress.restored is not None:
+        rows += sum(rows_in(slices) for _, slices in progress.restorable)
+        rows -= sum(map(rows_in, progress.restorable_left))
     batches = progress.batches_delivered - (0 if progress.baseline is None else progress.baseline.batches)
     if batches > rows:
         raise ValueError(f"not a state of this package: it records {shown(batches)} batches of {rows} rows")

@@ -270,7 +270,7 @@ class StructuredDataset(LedgerDataset):
 
     @property
     def num_batches(self) -> int:
-        """The epoch's number of batches for this rank, also when it is continued from a state.
+        """The epoch's number of batches for this rank, also when it is continued from a state, without skipped steps.
 
         Raises:
             TypeError: If it is unknown before reading: with a filter, and for text whose rows were not counted.
@@ -309,6 +309,35 @@ class StructuredDataset(LedgerDataset):
         if epoch > MOST_EPOCHS:
             raise ValueError(f"epoch={epoch}: at most {MOST_EPOCHS} is possible")
         self._epoch_state.set_epoch(epoch)
+
+    def skip_steps(self, start: int, stop: int) -> None:
+        """Skip steps of the current epoch from the next iteration on. All ranks make the same call.
+
+        All other steps keep their batches, their numbers and their order. Row groups whose rows are all skipped are not
+        read. Where only reading tells which rows a step has (filters, text that is not counted), the batches are read
+        and thrown away. States record the skipped rows, and no resume delivers them, unless `restore_skipped` is
+        called. ``len`` does not count skipped steps. They hold for every pass over this epoch.
+
+        Args:
+            start: The first step to skip. Steps of a rank are counted from 0 in the epoch, with skipped ones: a state's
+                ``batches_delivered`` is the number of the next one.
+            stop: The step after the last one to skip. Steps that this rank does not have are left out.
+
+        Raises:
+            ValueError: If a step is in the past, or the range is empty or begins after the last step.
+        """
+        start, stop = require_count(start, "start", least=0), require_count(stop, "stop", least=0)
+        self._epoch_state.skip_steps(start, stop)
+
+    def restore_skipped(self) -> None:
+        """Deliver all skipped steps of the current epoch after its last one. All ranks make the same call.
+
+        Their batches are those that were skipped. After an elastic load, the rows that were skipped before it come
+        first, in batches of today's size. It can be called before the last step or after it: if the pass has ended,
+        the next iteration delivers the skipped steps alone. Steps that are skipped later in this epoch are restored,
+        too; restored ones cannot be skipped again.
+        """
+        self._epoch_state.restore_skipped()
 
     def exclude(self, rows: RowsByPath | Filters) -> None:
         """Exclude bad or withdrawn rows, from the next ``iter`` on. They stay excluded; states record them.
@@ -411,15 +440,15 @@ class StructuredDataset(LedgerDataset):
 
         Returns:
             ``epoch``; ``batches_delivered`` and ``rows_delivered`` since the iteration began; ``rows_excluded``, how
-            many of these rows batches lost since `exclude` names them; ``rows_dropped`` by `drop_last`;
-            ``row_groups_pruned`` and ``bytes_pruned``, for all ranks: the row groups that the filter ruled out before
-            anything was read, and their uncompressed bytes over all columns; ``bytes_read``, the compressed bytes of
-            the row groups that were read, and ``bytes_read_again``, those of them in row groups that hold rows
-            delivered before a resume. With `uneven_ranks` also ``uneven_rows_dropped`` and ``uneven_rows_repeated``, of
-            all ranks: a list of rows, each as its file's path relative to the root and its number there, from 0. With
-            `fingerprint` also ``delivered_hash``: for this rank, or for each virtual rank that it delivers, ``rank``,
-            ``rows`` and ``hash``, of what was delivered in this epoch, before a resume too; None if the epoch was
-            continued from a state without it.
+            many of these rows batches lost since `exclude` names them; ``batches_skipped`` and ``rows_skipped`` by
+            `skip_steps`; ``rows_dropped`` by `drop_last`; ``row_groups_pruned`` and ``bytes_pruned``, for all ranks:
+            the row groups that the filter ruled out before anything was read, and their uncompressed bytes over all
+            columns; ``bytes_read``, the compressed bytes of the row groups that were read, and ``bytes_read_again``,
+            those of them in row groups that hold rows delivered before a resume. With `uneven_ranks` also
+            ``uneven_rows_dropped`` and ``uneven_rows_repeated``, of all ranks: a list of rows, each as its file's path
+            relative to the root and its number there, from 0. With `fingerprint` also ``delivered_hash``: for this
+            rank, or for each virtual rank that it delivers, ``rank``, ``rows`` and ``hash``, of what was delivered in
+            this epoch, before a resume too; None if the epoch was continued from a state without it.
         """
         iteration = self._epoch_state.owner.iteration
         counters: dict[str, Any] = {"epoch": self.epoch, **asdict(iteration.metrics if iteration else Metrics())}

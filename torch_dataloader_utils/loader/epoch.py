@@ -17,8 +17,10 @@ from torch_dataloader_utils.checkpoint.dump import dump_hashes, dump_state
 from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.merge import OnChangedFiles, merge_states
 from torch_dataloader_utils.checkpoint.parse import parse_states
+from torch_dataloader_utils.checkpoint.parts import schedule_of
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
+from torch_dataloader_utils.checkpoint.restore_skips import with_carried
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
 from torch_dataloader_utils.formats.base import OpenedFiles
@@ -26,6 +28,7 @@ from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
 from torch_dataloader_utils.loader.segments import Segments
+from torch_dataloader_utils.loader.skip_requests import SkipRequests, requests_left, require_same_batches, require_steps
 from torch_dataloader_utils.loader.user_warnings import (
     LOG,
     log_uneven_rows,
@@ -80,6 +83,7 @@ class EpochState:
         self._record: EpochRecord | None = None
         self._exclusions = NO_EXCLUSIONS
         self._plan_algorithm: int | None = None  # that of a loaded state; None for the newest
+        self._skips = SkipRequests()
         self._check_epoch()
 
     # What is known of the epoch --------------------------------------------------------------------------------------
@@ -97,7 +101,8 @@ class EpochState:
     @property
     def progress(self) -> Progress:
         """The progress: that of the newest iteration, else that of a loaded state, else none."""
-        return self.owner.progress or self._fresh()
+        progress = self.owner.progress
+        return self._fresh() if progress is None else self._skipping(progress)
 
     def excluded_in(self, epoch: int) -> EpochExclusions:
         """Return what is excluded in an epoch."""
@@ -133,7 +138,8 @@ class EpochState:
         algorithm = self._plan_algorithm or newest_algorithm()
         fixed = algorithm, self.topology.num_ranks
         excluded = () if self._exclusions.digest is None else (self._exclusions.digest,)
-        return _digest(self._current_plan().digest, *fixed, *contents, self._planner.options, *excluded)
+        requested = *excluded, *self._skips.contents
+        return _digest(self._current_plan().digest, *fixed, *contents, self._planner.options, *requested)
 
     @property
     def _shared_digest(self) -> str | None:
@@ -142,14 +148,14 @@ class EpochState:
 
     def pass_progress(self, uneven: Literal["drop", "pad"] | None = None) -> PassProgress:
         """Return how many batches were delivered before the next one, and how many there are: see the loader's."""
-        progress = self.owner.upcoming or self._fresh()
+        progress = self._fresh() if self.owner.upcoming is None else self._skipping(self.owner.upcoming)
         total = None
         if self.unknown_rows is None:
             total = self._batches(progress)
             if uneven is not None and self._planner.options.uneven_ranks == "allow":
-                plan = self._plan_of(progress.baseline)
-                total = (min if uneven == "drop" else max)(map(self._batches, self._ranks(plan, progress.baseline)))
-        return {"initial": progress.batches_delivered, "total": total}
+                ranks = map(self._skipping, self._ranks(self._plan_of(progress.baseline), progress.baseline))
+                total = (min if uneven == "drop" else max)(map(self._batches, ranks))
+        return {"initial": progress.batches_delivered - progress.steps_skipped, "total": total}
 
     def delivered_hash(self) -> dict[str, list[dict[str, Any]] | None]:
         """Return the metric of the delivered rows' hashes, None if they are not known; nothing if not asked for."""
@@ -183,14 +189,16 @@ class EpochState:
 
     def prepare_iteration(self) -> None:
         """End the newest iteration, since another is about to begin: see `ProgressOwner.prepare`."""
+        self._keep_restorable()
         self.owner.prepare()
 
     def begin_iteration(self) -> Iteration:
         """Begin an iteration: of the whole epoch, or of the rows that a state left which was loaded since the last."""
+        self._keep_restorable()
         if self.owner.loaded is None:
             self._plan_algorithm = None
             self.segments.begin(self.segment(self.epoch))
-        progress = self.owner.loaded or self._fresh()
+        progress = self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded)
         counts = self.pass_progress()
         iteration = self.owner.begin(progress, self.topology.processes, self.excluded_in(self.epoch))
         if self._progress_interval_sec is not None and get_worker_info() is None:
@@ -204,6 +212,8 @@ class EpochState:
         """Begin an epoch. Changes nothing if it is the current one and no batch of it was delivered since it began."""
         if epoch == self.epoch and self.owner.is_untouched:
             return
+        if epoch != self.epoch:
+            self._skips = SkipRequests()  # steps are counted in an epoch
         self.owner.take_over("set_epoch", epoch)
         self.segments.forget(epoch)
         self._plan_algorithm = None
@@ -228,6 +238,32 @@ class EpochState:
         self._exclusions = self._exclusions.with_expression(expression)
         self._opened_files = opened_files
         self.owner.copies.publish_exclusion()
+
+    def skip_steps(self, start: int, stop: int) -> None:
+        """Skip steps from the next iteration on: see the loader's."""
+        progress = self.progress
+        require_steps(start, stop, progress, self._most_steps())
+        self._skips = self._skips.adding(start, stop)
+        if self.owner.iteration is None:  # else the iteration goes on without it, and the next one begins the epoch
+            self.owner.take_over("skip_steps", self.epoch, self._skipping(progress))
+
+    def restore_skipped(self) -> None:
+        """Deliver skipped steps after the last one: see the loader's."""
+        self._skips = replace(self._skips, restores=True)
+        iteration = self.owner.iteration
+        if iteration is None:
+            if self.owner.loaded is not None:
+                self.owner.take_over("restore_skipped", self.epoch, replace(self.owner.loaded, restores=True))
+            return
+        iteration.progress = replace(iteration.progress, restores=True)
+        if iteration.finished():
+            self._keep_restorable()
+
+    def _keep_restorable(self) -> None:
+        """Let the next iteration deliver what is to be restored, if the newest one has made all other steps."""
+        iteration = self.owner.iteration
+        if iteration is not None and iteration.will_restore and not any(s.left for s in iteration.progress.streams):
+            self.owner.take_over("restore_skipped", self.epoch, iteration.progress)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
@@ -260,6 +296,7 @@ class EpochState:
         if self._read_options.fingerprint:
             progress = replace(progress, hashes=loaded_hashes(saved, run.topology, is_strict=strict))
             warn_of_unknown_hashes(epoch, progress)
+        self._skips = SkipRequests(progress.skip_requests, restores=progress.restores)
         self.owner.take_over("load_state_dict", epoch, progress)
         segment = replace(self.segment(epoch), baseline=progress.baseline)
         if strict:
@@ -282,7 +319,12 @@ class EpochState:
     def _placed(self, states: Sequence[SavedState], run: Run) -> Progress:
         """Return the progress of a run that continues exactly where it saved the states."""
         checked = check_states(states, run)
-        progress = place_states(checked, self._plan_for(run, checked.epoch, checked.baseline))
+        progress = place_states(
+            checked,
+            self._plan_for(run, checked.epoch, checked.baseline),
+            self._skipped_plan_for(run, checked.epoch, checked.baseline),
+        )
+        require_same_batches(progress, self._read_options, counts_rows=self.unknown_rows is None)
         warn_of_touched_files(states[0], run.manifest)
         return progress
 
@@ -300,7 +342,11 @@ class EpochState:
         plan = self._plan_for(run, epoch, baseline)
         warn_of_touched_files(states[0], run.manifest)
         warn_of_lost_rows(lost_rows, counts_rows=run.manifest.counts_rows)
-        return Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline), run
+        progress = Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
+        progress = with_carried(progress, run.topology, self._skipped_plan_for(run, epoch, baseline))
+        if self.unknown_rows is not None:
+            progress = replace(progress, skip_requests=requests_left(states[0], baseline))
+        return progress, run
 
     def join_plain_loader(self, num_workers: int, loader_seed: int) -> None:
         """Take over, in a worker of a plain loader, the epoch and the loaded state of the training process."""
@@ -310,6 +356,7 @@ class EpochState:
             raise ValueError(msg)
         workers_of_state = self.topology.processes if virtual is None else num_workers
         self.owner.join_plain_loader(workers_of_state, num_workers, loader_seed)
+        self._skips.require_none(self.progress)
         self.topology = replace(self.topology, num_workers=num_workers)
 
     # Copies ----------------------------------------------------------------------------------------------------------
@@ -341,7 +388,24 @@ class EpochState:
     def _fresh(self) -> Progress:
         """Return the progress at the beginning of the epoch."""
         progress = Progress.fresh(self.topology.own_streams(self.plan), self.topology.streams_per_turn)
-        return replace(progress, hashes=begun_hashes(self.topology)) if self._read_options.fingerprint else progress
+        hashes = begun_hashes(self.topology) if self._read_options.fingerprint else None
+        return self._skipping(replace(progress, hashes=hashes))
+
+    def _skipping(self, progress: Progress) -> Progress:
+        """Return the progress with what the user wants skipped and restored."""
+        if self._skips.are_of(progress):
+            return progress
+        return self._skips.applied(progress, self._read_options, counts_rows=self.unknown_rows is None)
+
+    def _most_steps(self) -> int | None:
+        """Return the largest number of steps of a rank, skipped ones included; None if only reading tells."""
+        if self.unknown_rows is not None:
+            return None
+        ranks = [self.progress]
+        if self._planner.options.uneven_ranks == "allow":
+            ranks += self._ranks(self._current_plan(), ranks[0].baseline)
+        size, drop_last = self._read_options.batch_size, self._read_options.drop_last
+        return max(schedule_of(rank, size, drop_last=drop_last).steps.stop for rank in ranks)
 
     def _current_plan(self) -> Plan:
         """Return the plan of the epoch, or of the rows that an elastic load left of it."""
@@ -357,6 +421,11 @@ class EpochState:
         """Return the plan of a run that is to become this one."""
         left_out = run.exclusions.in_epoch(epoch).left_out
         return self._planner.plan(epoch, run.topology, baseline, run.plan_algorithm, left_out)
+
+    def _skipped_plan_for(self, run: Run, epoch: int, baseline: DeliveredBaseline | None) -> Plan | None:
+        """Return the plan of the rows that were skipped before a baseline, of a run that is to become this one."""
+        left_out = run.exclusions.in_epoch(epoch).left_out
+        return self._planner.plan_skipped(epoch, run.topology, baseline, run.plan_algorithm, left_out)
 
     def _prepare_states(self, progress: Progress) -> None:
         """Compute now what all states of the epoch share, so that each of them takes little time."""
@@ -395,8 +464,11 @@ class EpochState:
 
     def _ranks(self, plan: Plan, baseline: DeliveredBaseline | None = None) -> list[Progress]:
         """Return the progress of all ranks at the beginning of a plan, where the topology is not virtual."""
-        streams = map(plan.rank_streams, range(self.topology.num_ranks))
-        return [Progress.fresh(of_rank, baseline=baseline) for of_rank in streams]
+        run = self._run(plan.epoch)
+        skipped = self._skipped_plan_for(run, plan.epoch, baseline)
+        ranks = [replace(self.topology, rank=rank) for rank in range(self.topology.num_ranks)]
+        fresh = (Progress.fresh(rank.own_streams(plan), baseline=baseline) for rank in ranks)
+        return [with_carried(progress, rank, skipped) for rank, progress in zip(ranks, fresh, strict=True)]
 
     def _check_epoch(self) -> None:
         """Warn once if ranks make different numbers of steps, and run a split strategy now, which may be wrong."""

@@ -97,14 +97,35 @@ class PartialShard:
 
 
 @dataclass(frozen=True, slots=True)
+class SkippedRows:
+    """Rows that were skipped before an elastic load, and not delivered since. Equal on all ranks.
+
+    Attributes:
+        whole: Row ranges: whole row groups, neighbours merged.
+        partial: Shards of which some rows were skipped. The windows are those of the skipped rows.
+        steps: How many steps were skipped, of the batches that the baseline counts.
+        restores: Whether these rows are delivered after the last step.
+    """
+
+    whole: tuple[Split, ...]
+    partial: tuple[PartialShard, ...]
+    steps: int
+    restores: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DeliveredBaseline:
     """What was delivered of an epoch before an elastic load planned the rest again. Equal on all ranks.
+
+    Rows that were skipped are not left for the rest: they count as delivered.
 
     Attributes:
         done: Row ranges that are done: whole row groups, neighbours merged.
         partial: Shards that were partly delivered.
         left_out: Paths of files that were removed or rewritten since the epoch began. No more rows of them are
             delivered in this epoch, even if they return.
+        batches: Largest number of batches that a rank had delivered, skipped steps included.
+        skipped: Which of these rows were skipped; None for none.
         batches: Largest number of batches that a rank had delivered.
         hashes: For each elastic load, the hashes of the rows that each planned rank had delivered; none where the
             states had none.
@@ -114,6 +135,7 @@ class DeliveredBaseline:
     partial: tuple[PartialShard, ...]
     left_out: tuple[str, ...]
     batches: int
+    skipped: SkippedRows | None = None
     hashes: tuple[RankHashes, ...] = ()
 
 

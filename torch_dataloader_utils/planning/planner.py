@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from torch_dataloader_utils.planning.balance import balance
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Manifest, SizedSplit
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice, SkippedRows
 from torch_dataloader_utils.planning.row_ranges import Coverage, gaps
 from torch_dataloader_utils.planning.shards import balanced_shards, given_shards, make_shards
 from torch_dataloader_utils.planning.shuffle import delivered_rows
@@ -35,6 +35,7 @@ class EpochPlanner:
         self.strategy = strategy
         self._selection = selection
         self._plan: tuple[tuple[Any, ...], Plan] | None = None
+        self._skipped: tuple[tuple[Any, ...], Plan] | None = None
         self._bundles: tuple[int, list[list[SizedSplit]], str] | None = None
         self._uneven_rows: tuple[Plan, dict[str, list[tuple[str, int]]]] | None = None
 
@@ -59,19 +60,41 @@ class EpochPlanner:
         algorithm = newest_algorithm() if algorithm is None else algorithm
         key = (algorithm, epoch, topology.planned_ranks, topology.planned_workers, baseline, left_out)
         if self._plan is None or self._plan[0] != key:
-            plan = PLAN_ALGORITHMS[algorithm](
-                self.manifest,
-                self.options,
-                epoch=epoch,
-                num_ranks=topology.planned_ranks,
-                num_workers=topology.planned_workers,
-                selection=self._selection,
-                baseline=baseline,
-                left_out=left_out,
-                bundles=None if self.strategy is None else self._bundled(self.strategy, epoch)[0],
-            )
-            self._plan = key, plan
+            self._plan = key, self._planned(key)
         return self._plan[1]
+
+    def plan_skipped(
+        self,
+        epoch: int,
+        topology: Topology,
+        baseline: DeliveredBaseline | None,
+        algorithm: int | None = None,
+        left_out: ExcludedRows = NONE_EXCLUDED,
+    ) -> Plan | None:
+        """Return the plan of the rows that were skipped before a baseline; None if there are none."""
+        if baseline is None or baseline.skipped is None or not (baseline.skipped.whole or baseline.skipped.partial):
+            return None
+        algorithm = newest_algorithm() if algorithm is None else algorithm
+        key = (algorithm, epoch, topology.planned_ranks, topology.planned_workers, baseline, left_out)
+        if self._skipped is None or self._skipped[0] != key:
+            groups = _row_groups(self.manifest, self._selection)
+            others = without_others(baseline.skipped, groups, baseline.left_out)
+            self._skipped = key, self._planned((*key[:4], others, left_out))
+        return self._skipped[1]
+
+    def _planned(self, key: tuple[int, int, int, int, DeliveredBaseline | None, ExcludedRows]) -> Plan:
+        algorithm, epoch, num_ranks, num_workers, baseline, left_out = key
+        return PLAN_ALGORITHMS[algorithm](
+            self.manifest,
+            self.options,
+            epoch=epoch,
+            num_ranks=num_ranks,
+            num_workers=num_workers,
+            selection=self._selection,
+            baseline=baseline,
+            left_out=left_out,
+            bundles=None if self.strategy is None else self._bundled(self.strategy, epoch)[0],
+        )
 
     def strategy_digest(self, epoch: int) -> str | None:
         """Return what states record of the split strategy in an epoch; None without a strategy."""
@@ -99,7 +122,7 @@ class EpochPlanner:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the plans: they are large, and another process can make them again."""
-        return {**self.__dict__, "_plan": None, "_bundles": None, "_uneven_rows": None}
+        return {**self.__dict__, "_plan": None, "_skipped": None, "_bundles": None, "_uneven_rows": None}
 
 
 def make_plan(
@@ -171,6 +194,14 @@ def _untouched(groups: Iterable[SizedSplit], baseline: DeliveredBaseline) -> Ite
     touched = Coverage([*baseline.done, *(split for partial in baseline.partial for split in partial.shard.splits)])
     left_out = set(baseline.left_out)
     return (group for group in groups if group.split.path not in left_out and not touched.covers(group.split))
+
+
+def without_others(skipped: SkippedRows, groups: Iterable[SizedSplit], left_out: tuple[str, ...]) -> DeliveredBaseline:
+    """Return the baseline that leaves skipped rows alone: all other rows count as delivered."""
+    whole = Coverage(skipped.whole)
+    done = tuple(group.split for group in groups if not whole.covers(group.split))
+    partial = tuple(replace(part, windows=gaps(part.windows, part.shard.rows)) for part in skipped.partial)
+    return DeliveredBaseline(done, partial, left_out, batches=0)
 
 
 def _row_groups(manifest: Manifest, selection: Selection) -> Iterator[SizedSplit]:

@@ -188,7 +188,7 @@ class ShuffledScan(Scan):
                 indices = self._draw(shard, rounds)
                 parts = [self.delivered(group, cursor.take()) for cursor, group in zip(cursors, groups, strict=True)]
                 rows = sum(part.num_rows for part in parts)
-                last = number == len(blocks) - 1 or (first + rows >= shard_slice.stop and self.reader.knows_rows)
+                last = number == len(blocks) - 1 or first + rows >= shard_slice.stop
                 yield self._shuffled(step, _Block(rounds, first, last, ahead.pop(0), indices), parts)
                 first += rows
                 if last:

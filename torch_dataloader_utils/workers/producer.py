@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -75,10 +75,14 @@ class Stream:
             ahead.release()
             ahead.close()
 
-    def messages(self, assignment: Assignment, channel: WorkerChannel) -> Iterator[Message]:
-        """Yield a stream's batches packed, for the training process."""
-        self.read_cache.footers.add(assignment.footers)
-        outgoing = _Outgoing(assignment, channel)
+    def messages(self, parts: Sequence[Assignment], channel: WorkerChannel) -> Iterator[Message]:
+        """Yield a stream's batches packed, for the training process, part after part."""
+        self.read_cache.footers.add(parts[0].footers)
+        outgoing = _Outgoing(parts[0], channel)
+        for assignment in parts:
+            yield from self._messages_of(assignment, outgoing)
+
+    def _messages_of(self, assignment: Assignment, outgoing: _Outgoing) -> Iterator[Message]:
         collate = self._collate(assignment)
         ahead = self._ahead(assignment)
         try:
