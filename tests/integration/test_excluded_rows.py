@@ -578,6 +578,45 @@ def test_rows_of_text_are_named_by_an_expression_unless_they_are_counted(tmp_pat
     assert [row for batch in counted for row in rows_of(batch)] == [1, 2, *range(4, 49)]
 
 
+# Skipped steps -------------------------------------------------------------------------------------------------------
+
+
+@pairwise(most=12, order=ORDERS, kept=FILTERS, num_workers=[0, 2], epoch=[0, 1])
+def test_skipped_steps_and_excluded_rows_leave_all_others(path, order, kept, num_workers, epoch):
+    """Rows that are excluded in the epoch, or were before; skipped steps come last, without the excluded rows."""
+    options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7}
+    before, then = set(list(BAD)[:30]), set(list(BAD)[30:])
+
+    def opened(num_workers: int) -> tuple[Any, Any]:
+        loader, dataset = open_loader(path, **options, num_workers=num_workers)
+        loader.exclude(named(before))
+        dataset.set_epoch(epoch)
+        return loader, dataset
+
+    as_planned = batches_of(opened(num_workers)[0])
+    loader, _ = opened(num_workers)
+    loader.exclude(named(then))
+    loader.skip_steps(3, 6)
+    skipped = through_json(loader.state_dict())
+    loader.restore_skipped()
+    parts = (as_planned[:3], as_planned[6:], as_planned[3:6])
+    wanted = list(itertools.chain(*(without(part, then) for part in parts)))
+    states, seen = [through_json(loader.state_dict())], []
+    for batch in loader:
+        seen.append(rows_of(batch))
+        states.append(through_json(loader.state_dict()))
+    in_own_turn = len(without(parts[0], then)) + len(without(parts[1], then))
+    assert seen[:in_own_turn] == wanted[:in_own_turn]
+    assert Counter(itertools.chain(*seen)) == Counter(itertools.chain(*wanted))
+    for stop in [0, 2, len(seen) // 2, len(seen) - 1]:
+        again = open_loader(path, **options, num_workers=num_workers)[0]
+        again.load_state_dict(states[stop])
+        assert batches_of(again) == seen[stop:]
+    again = open_loader(path, **options, num_workers=num_workers)[0]
+    again.load_state_dict(skipped)
+    assert batches_of(again) == seen[:in_own_turn]
+
+
 # Files that changed, and plain loaders ------------------------------------------------------------------------------
 
 
