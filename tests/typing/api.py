@@ -58,6 +58,10 @@ def use_the_loader(path: Path) -> None:
     iterable: IterableDataset[Any] = dataset
     assert_type(len(loader), int)
     assert_type(loader.state_dict(), dict[str, Any])
+    loader.exclude([("a.parquet", 3)])
+    dataset.exclude({"a.parquet": range(3)})
+    dataset.exclude(pc.field("x") > 3)
+    dataset.exclude([("x", ">", 3)])
     loader.load_state_dict(dataset.state_dict())
     loader.load_state_dict([dataset.state_dict()], strict=False, on_changed_files="continue")
     dataset.set_epoch(1)
