@@ -633,7 +633,10 @@ def test_skipped_steps_of_an_epoch_from_which_an_expression_leaves_rows_out_are_
     again.exclude(BY_SCORE)  # in epoch 0: the state's epoch counts
     again.load_state_dict(state, strict=strict)
     wanted = as_planned[:3] + as_planned[6:]
-    assert batches_of(again) == wanted
+    got = batches_of(again)
+    assert Counter(itertools.chain(*got)) == Counter(itertools.chain(*wanted))
+    if strict or epoch == 1:  # else the steps' rows are known, and what is left is planned again without them
+        assert got == wanted
 
 
 # Files that changed, and plain loaders ------------------------------------------------------------------------------
