@@ -10,13 +10,55 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow.compute as pc
 
+from torch_dataloader_utils.dataset.discovery import require_selectable, with_expression
+from torch_dataloader_utils.dataset.ledger import LedgerDataset
+from torch_dataloader_utils.dataset.options import Filters, parse_filters
 from torch_dataloader_utils.errors import cut, nearest, shown
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.base import OpenedFiles, expression_digest
 from torch_dataloader_utils.loader.arguments import PathLike
 from torch_dataloader_utils.planning.excluded import Bounds, ExcludedRows, bounds_of
 
 RowsByPath: TypeAlias = Iterable[tuple[PathLike, int]] | Mapping[PathLike, Iterable[int]]
 """Rows, each as its file's path relative to the dataset's root and its number in the file, from 0."""
+
+
+class ExcludingDataset(LedgerDataset):
+    """A dataset of which users exclude rows."""
+
+    def exclude(self, rows: RowsByPath | Filters) -> None:
+        """Exclude bad or withdrawn rows, from the next ``iter`` on. They stay excluded; states record them.
+
+        In the current epoch, also after each resume of it, excluded rows keep their place: batches have the rows that
+        they would have had, without the excluded ones. A batch of which no row is left is not delivered, but counts as
+        a step. From the next epoch on excluded rows are left out before the epoch is planned: ranks are balanced, and
+        ``len(loader)`` counts, without them. The same call has to be made on all ranks.
+
+        A state that is loaded brings along what was excluded when it was saved. What this dataset excludes and the
+        state does not is excluded in the state's epoch, as if the call came after the load.
+
+        Args:
+            rows: Pairs of a path and a row number, or a mapping from paths to row numbers. Paths are relative to the
+                dataset's root, with forward slashes; the rows of a file count from 0, without deleted rows of tables.
+                This is what `get_metrics` returns as ``uneven_rows_dropped``. Or an expression, or lists of conditions,
+                as `filters` has them: rows for which it is true are excluded. From the next epoch on it is as a part of
+                the filter, so that only reading tells how many rows there are. A state names an expression, and cannot
+                run it: in a new process exclude it again before `load_state_dict`.
+
+        Raises:
+            TypeError: If `rows` is something else.
+            ValueError: If a file or a row does not exist; if the rows of text files were not counted; or if ranks are
+                balanced (`uneven_ranks`) and `rows` is an expression.
+            ColumnError: If the expression does not fit the columns, or rows of a column cannot be left out.
+        """
+        require_selectable(self._opened_files)
+        if not is_expression(rows):
+            self._epoch_state.exclude(parse_rows(rows, self._opened_files))
+            return
+        expression = parse_filters(rows)
+        opened_files = with_expression(self._opened_files, expression, self._stream.options)
+        self._epoch_state.exclude_by(opened_files, expression_digest(expression))
+        self.use_files(opened_files)
+
 
 EXPECTED = "expected pairs of a path and a row number, or a mapping from paths to row numbers; or an expression"
 

@@ -16,16 +16,15 @@ from torch_dataloader_utils.checkpoint.merge import ON_CHANGED_FILES
 from torch_dataloader_utils.checkpoint.parse import MOST_EPOCHS
 from torch_dataloader_utils.columns.convert import OutputFormat
 from torch_dataloader_utils.columns.options import ColumnFormat
-from torch_dataloader_utils.dataset.discovery import check_columns, require_selectable, with_expression
-from torch_dataloader_utils.dataset.excluding import RowsByPath, is_expression, parse_rows
+from torch_dataloader_utils.dataset.discovery import check_columns
+from torch_dataloader_utils.dataset.excluding import ExcludingDataset
 from torch_dataloader_utils.dataset.file_set import FileSet
-from torch_dataloader_utils.dataset.ledger import LedgerDataset
 from torch_dataloader_utils.dataset.manifest_file import dump_manifest
 from torch_dataloader_utils.dataset.mesh import Mesh
-from torch_dataloader_utils.dataset.options import Filters, LoaderOptions, parse_filters
+from torch_dataloader_utils.dataset.options import Filters, LoaderOptions
 from torch_dataloader_utils.dataset.partitions import Partitioning
 from torch_dataloader_utils.errors import ProgressUnknownError
-from torch_dataloader_utils.formats.base import KnownFooters, expression_digest
+from torch_dataloader_utils.formats.base import KnownFooters
 from torch_dataloader_utils.formats.registry import FormatName
 from torch_dataloader_utils.loader.arguments import PathLike, require_choice, require_count, require_flag
 from torch_dataloader_utils.loader.data_loader import DIVIDED_AGAIN, StructuredDataLoader
@@ -36,7 +35,7 @@ from torch_dataloader_utils.planning.strategy import SplitStrategy
 from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC
 
 
-class StructuredDataset(LedgerDataset):
+class StructuredDataset(ExcludingDataset):
     """Batches of a dataset's rows, for one rank. Its progress is exact to the row.
 
     `create_dataloader` makes the dataset together with its loader, and documents all parameters. Iterating over the
@@ -348,40 +347,6 @@ class StructuredDataset(LedgerDataset):
         too; restored ones cannot be skipped again.
         """
         self._epoch_state.restore_skipped()
-
-    def exclude(self, rows: RowsByPath | Filters) -> None:
-        """Exclude bad or withdrawn rows, from the next ``iter`` on. They stay excluded; states record them.
-
-        In the current epoch, also after each resume of it, excluded rows keep their place: batches have the rows that
-        they would have had, without the excluded ones. A batch of which no row is left is not delivered, but counts as
-        a step. From the next epoch on excluded rows are left out before the epoch is planned: ranks are balanced, and
-        ``len(loader)`` counts, without them. The same call has to be made on all ranks.
-
-        A state that is loaded brings along what was excluded when it was saved. What this dataset excludes and the
-        state does not is excluded in the state's epoch, as if the call came after the load.
-
-        Args:
-            rows: Pairs of a path and a row number, or a mapping from paths to row numbers. Paths are relative to the
-                dataset's root, with forward slashes; the rows of a file count from 0, without deleted rows of tables.
-                This is what `get_metrics` returns as ``uneven_rows_dropped``. Or an expression, or lists of conditions,
-                as `filters` has them: rows for which it is true are excluded. From the next epoch on it is as a part of
-                the filter, so that only reading tells how many rows there are. A state names an expression, and cannot
-                run it: in a new process exclude it again before `load_state_dict`.
-
-        Raises:
-            TypeError: If `rows` is something else.
-            ValueError: If a file or a row does not exist; if the rows of text files were not counted; or if ranks are
-                balanced (`uneven_ranks`) and `rows` is an expression.
-            ColumnError: If the expression does not fit the columns, or rows of a column cannot be left out.
-        """
-        require_selectable(self._opened_files)
-        if not is_expression(rows):
-            self._epoch_state.exclude(parse_rows(rows, self._opened_files))
-            return
-        expression = parse_filters(rows)
-        opened_files = with_expression(self._opened_files, expression, self._stream.options)
-        self._epoch_state.exclude_by(opened_files, expression_digest(expression))
-        self.use_files(opened_files)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as plain values: what was delivered, to the row. Changes nothing.

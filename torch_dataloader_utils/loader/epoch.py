@@ -11,11 +11,10 @@ from typing import Any, Literal
 
 from torch.utils.data import get_worker_info
 
-from torch_dataloader_utils.checkpoint.compare import unknown_expression
 from torch_dataloader_utils.checkpoint.delivered_hash import begun_hashes, loaded_hashes
 from torch_dataloader_utils.checkpoint.dump import dump_hashes, dump_state
 from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
-from torch_dataloader_utils.checkpoint.merge import OnChangedFiles, merge_states
+from torch_dataloader_utils.checkpoint.merge import Merged, OnChangedFiles, merge_states
 from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.parts import schedule_of
 from torch_dataloader_utils.checkpoint.progress import Progress
@@ -25,6 +24,7 @@ from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.run_segments import Began, Loaded
 from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
 from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.loader.exclusions import loaded_exclusions
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.logged_segments import LoggedSegments
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
@@ -46,7 +46,6 @@ from torch_dataloader_utils.planning.excluded import (
     EpochExclusions,
     ExcludedExpression,
     ExcludedRows,
-    Exclusions,
 )
 from torch_dataloader_utils.planning.ledger import Removal, Segment
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions
@@ -122,6 +121,10 @@ class EpochState:
     def unknown_rows(self) -> str | None:
         """Why it is unknown, before the epoch is read, how many rows are delivered; None where it is known."""
         return self._opened_files.unknown_rows or self.excluded_in(self.epoch).unknown_rows
+
+    def _unknown_rows_of(self, run: Run, epoch: int) -> str | None:
+        """Return the same for an epoch of a run that is to become this one."""
+        return self._opened_files.unknown_rows or run.exclusions.in_epoch(epoch).unknown_rows
 
     @property
     def num_batches(self) -> int:
@@ -296,9 +299,11 @@ class EpochState:
         algorithm = saved[0].settings["plan_algorithm"]
         if algorithm in PLAN_ALGORITHMS:  # else it will be a difference
             run = replace(run, plan_algorithm=algorithm)
-        run = replace(run, exclusions=self._with_own(_saved_exclusions(saved, run), epoch))
+        before, run = run, replace(run, exclusions=loaded_exclusions(saved, run, self._opened_files))
         if not strict:
-            progress, run = self._planned_again(saved, run, on_changed_files)
+            merged = merge_states(saved, run, on_changed_files=on_changed_files)
+            run = replace(run, exclusions=loaded_exclusions(saved, before, self._opened_files, merged.changed))
+            progress = self._planned_again(saved, run, merged)
         elif on_changed_files != "error":
             msg = f"on_changed_files={on_changed_files!r} needs strict=False: what is left has to be planned again"
             raise ValueError(msg)
@@ -324,17 +329,6 @@ class EpochState:
         else:
             self.segments.load_elastically(segment, saved)
 
-    def _with_own(self, saved: Exclusions, epoch: int) -> Exclusions:
-        """Return what a state excludes and, from its epoch on, what this run excludes as well.
-
-        Raises:
-            CheckpointMismatchError: If the state excludes rows by an expression that this run does not know.
-        """
-        unknown = [one for one in saved.expressions if one.digest not in self._opened_files.expressions]
-        if unknown:
-            raise unknown_expression(unknown[0])
-        return saved.joined(self._exclusions, epoch)
-
     def _placed(self, states: Sequence[SavedState], run: Run) -> Progress:
         """Return the progress of a run that continues exactly where it saved the states."""
         checked = check_states(states, run)
@@ -343,29 +337,22 @@ class EpochState:
             self._plan_for(run, checked.epoch, checked.baseline),
             self._skipped_plan_for(run, checked.epoch, checked.baseline),
         )
-        require_same_batches(progress, self._read_options, counts_rows=self.unknown_rows is None)
+        counts_rows = self._unknown_rows_of(run, checked.epoch) is None
+        require_same_batches(progress, self._read_options, counts_rows=counts_rows)
         warn_of_touched_files(states[0], run.manifest)
         return progress
 
-    def _planned_again(
-        self, states: Sequence[SavedState], run: Run, on_changed_files: OnChangedFiles
-    ) -> tuple[Progress, Run]:
-        """Return the progress of a run that plans again what other ranks and workers have not delivered, and the run.
-
-        What a state excludes of changed files is no longer excluded: its row numbers are those of other rows now.
-        """
-        baseline, lost_rows, changed = merge_states(states, run, on_changed_files=on_changed_files)
-        epoch = states[0].epoch
-        kept = _saved_exclusions(states, run).without_files(changed)
-        run = replace(run, exclusions=self._with_own(kept, epoch))
+    def _planned_again(self, states: Sequence[SavedState], run: Run, merged: Merged) -> Progress:
+        """Return the progress of a run that plans again what other ranks and workers have not delivered."""
+        epoch, baseline = states[0].epoch, merged.baseline
         plan = self._plan_for(run, epoch, baseline)
         warn_of_touched_files(states[0], run.manifest)
-        warn_of_lost_rows(lost_rows, counts_rows=run.manifest.counts_rows)
+        warn_of_lost_rows(merged.lost_rows, counts_rows=run.manifest.counts_rows)
         progress = Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
         progress = with_carried(progress, run.topology, self._skipped_plan_for(run, epoch, baseline))
-        if self.unknown_rows is not None:
+        if self._unknown_rows_of(run, epoch) is not None:
             progress = replace(progress, skip_requests=requests_left(states[0], baseline))
-        return progress, run
+        return progress
 
     def join_plain_loader(self, num_workers: int, loader_seed: int) -> None:
         """Take over, in a worker of a plain loader, the epoch and the loaded state of the training process."""
@@ -520,15 +507,6 @@ class EpochState:
         if len(set(batches)) > 1:
             self._warned_of_uneven_ranks = True
             warn_of_uneven_ranks(self.epoch, batches, [rank.rows_left for rank in ranks])
-
-
-def _saved_exclusions(states: Sequence[SavedState], run: Run) -> Exclusions:
-    """Return what is excluded in the state of a run's rank, or in the first where there is none of it."""
-    saved = next((state for state in states if state.rank == run.topology.rank), states[0])
-    files = run.manifest.rows_by_file
-    if saved.fingerprint != run.manifest.fingerprint and saved.files is not None:
-        files = [(file.path, file.rows or 0) for file in saved.files]
-    return saved.excluded.exclusions(files)
 
 
 def _digest(*parts: object) -> str:

@@ -127,7 +127,8 @@ class RowGroupReader:
 
     def rows_left(self, group: FileRowGroup) -> int:
         """Return the rows of a row group that the plan does not leave out."""
-        return self._excluded.left_out.left(Split(group.path, group.first_row, group.rows))
+        left_out = self._excluded.left_out
+        return left_out.left(Split(group.path, group.first_row, group.rows)) if left_out else group.rows
 
     def name(self, group: FileRowGroup) -> str:
         """Return a row group's name for messages."""
