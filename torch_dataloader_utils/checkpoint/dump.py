@@ -222,7 +222,7 @@ def _dump_baseline(manifest: Manifest, baseline: DeliveredBaseline, record: Epoc
 def _dump_skipped_rows(manifest: Manifest, skipped: SkippedRows) -> dict[str, Any]:
     by_number = _is_long(manifest, [partial.shard for partial in skipped.partial])
     return {
-        "steps": skipped.steps,
+        "steps": [list(steps) for steps in skipped.steps],
         "restores": skipped.restores,
         "completed_rows": merged_row_numbers(manifest, skipped.whole),
         "in_progress": [_dump_partial(manifest, part.shard, part.windows, by_number) for part in skipped.partial],

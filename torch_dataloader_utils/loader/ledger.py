@@ -27,6 +27,10 @@ from torch_dataloader_utils.planning.ledger import (
     are_removed,
     without_removed,
 )
+from torch_dataloader_utils.planning.manifest import Split
+from torch_dataloader_utils.planning.plan import ShardSlice
+from torch_dataloader_utils.planning.row_ranges import Coverage
+from torch_dataloader_utils.planning.shuffle import delivered_rows
 from torch_dataloader_utils.reading.scan import ReadOptions
 
 
@@ -85,7 +89,10 @@ class Ledger:
         else:
             found = [step for segment in segments for step in self.segments.ledger(segment).steps_of(path, row)]
         if found:
-            return replace(found[0], others=tuple(found[1:]))
+            found = [step for step in found if not self._is_skipped(fresh.epoch, step.step)]
+            return replace(found[0], others=tuple(found[1:])) if found else None
+        if self._was_skipped(segments[-1], path, row):
+            return None
         newest = self.segments.ledger(segments[-1])
         left_out = () if segments[-1].baseline is None else segments[-1].baseline.left_out
         unknown = self.segments.why_unknown(segments[0])
@@ -135,6 +142,22 @@ class Ledger:
             raise ValueError(msg)
         if manifest.counts_rows and row >= rows:
             raise ValueError(f"row={row}: {path} has {rows} rows, numbered from 0")
+
+    def _is_skipped(self, epoch: int, step: int) -> bool:
+        """Whether a step of the current epoch is skipped. Those that are delivered after the last one are so, too."""
+        return self.progress is not None and self.progress[0] == epoch and self.progress[1].skips_step(step)
+
+    def _was_skipped(self, segment: Segment, path: str, row: int) -> bool:
+        """Whether a row was skipped before an elastic load."""
+        skipped = None if segment.baseline is None else segment.baseline.skipped
+        if skipped is None or self.files.unknown_rows is not None:
+            return False
+        if Coverage(skipped.whole).covers(Split(path, row, 1)):
+            return True
+        parts = [part for part in skipped.partial if any(split.path == path for split in part.shard.splits)]
+        windows = [ShardSlice(part.shard, *window) for part in parts for window in part.windows]
+        rows = delivered_rows(windows, seed=self.options.row_shuffle_seed, epoch=segment.epoch)
+        return (path, row) in rows
 
     def _is_ruled_out(self, path: str, row: int) -> bool:
         """Whether statistics or partition values show that the filter drops a row."""
