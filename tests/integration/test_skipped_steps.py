@@ -6,7 +6,9 @@ import contextlib
 import copy
 import itertools
 import json
+import os
 import re
+import signal
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,6 +18,7 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pairwise import pairwise
@@ -27,6 +30,8 @@ from torch_dataloader_utils import (
     LostRowsWarning,
     ProgressUnknownError,
     RankMismatchError,
+    StructuredDataset,
+    WorkerError,
     to_device,
 )
 from torch_dataloader_utils.planning.manifest import Split
@@ -548,3 +553,70 @@ def test_a_state_with_damaged_skips_is_refused_and_changes_nothing(path, damage,
     with pytest.raises(ValueError, match=r"not a state of this package|the checkpoint skips steps"):
         loader.load_state_dict(damaged)
     assert through_json(loader) == state
+
+
+# Random numbers, text, workers that die ------------------------------------------------------------------------------
+
+
+def _with_random(batch: dict[str, Any]) -> tuple[list[int], float]:
+    return rows_of(batch), float(torch.rand(()))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_random_numbers_of_a_collate_fn_are_those_of_the_same_step_without_skips(path, workers):
+    options = {"num_workers": workers, "collate_fn": _with_random, "shuffle": True, "shuffle_buffer_size": 45}
+    left, skipped = parted(list(opened(path, **options)), [(3, 6), (9, 10)])
+    loader = opened(path, **options)
+    loader.skip_steps(3, 6)
+    loader.skip_steps(9, 10)
+    loader.restore_skipped()
+    assert list(loader) == left + skipped
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_steps_of_text_that_is_not_counted_are_thrown_away_and_come_back(tmp_path, workers):
+    for number in range(4):
+        lines = [json.dumps({"value": 50 * number + row}) for row in range(50 - number)]
+        (tmp_path / f"part-{number}.jsonl").write_text("\n".join(lines) + "\n")
+
+    def opened_text() -> Any:
+        options = {"batch_size": 7, "num_workers": workers, "shuffle": True}
+        return StructuredDataset.create_dataloader(tmp_path, format="jsonl", **options)[0]
+
+    def values(batches: Iterable[Any]) -> list[list[int]]:
+        return [batch["value"].tolist() for batch in batches]
+
+    left, skipped = parted(values(opened_text()), [(2, 9)])
+    loader = opened_text()
+    loader.skip_steps(2, 9)
+    seen, states = [], [through_json(loader)]
+    for batch in loader:
+        seen += values([batch])
+        states.append(through_json(loader))
+    loader.restore_skipped()
+    assert (seen, values(loader)) == (left, skipped)
+    for taken in (1, 2, 3, len(left)):
+        resumed = opened_text()
+        resumed.load_state_dict(states[taken])
+        assert values(resumed) == left[taken:]
+        resumed.restore_skipped()
+        assert values(resumed) == skipped
+    with pytest.raises(TypeError, match="not known ahead"):
+        len(loader)
+
+
+@pytest.mark.parametrize("taken", [2, 6, 23])
+def test_a_worker_that_is_killed_before_or_after_skipped_steps_loses_no_batch(path, taken):
+    """Before them, after them, and among the restored ones."""
+    options = {"num_workers": 2, "shuffle": True}
+    left, skipped = parted(batches_of(opened(path, **options)), [(4, 9)])
+    loader = opened(path, **options, prefetch_factor=1)
+    loader.skip_steps(4, 9)
+    loader.restore_skipped()
+    iterator = iter(loader)
+    seen = [rows_of(next(iterator)) for _ in range(taken)]
+    os.kill(loader._answers().workers[1].pid, signal.SIGKILL)
+    with pytest.raises(WorkerError):
+        seen.extend(rows_of(batch) for batch in iterator)
+    loader.load_state_dict(through_json(loader))
+    assert seen + batches_of(loader) == left + skipped
