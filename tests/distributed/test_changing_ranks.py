@@ -34,6 +34,8 @@ CASES: list[dict[str, Any]] = [
 NAMES = [case["name"] for case in CASES]
 FEW = 20
 CASES.append({"name": "few", "together": "pad", "filtered": "few", "options": {"num_workers": 0, "batch_size": 3}})
+SKIPPED = {"name": "skipped", "together": "drop", "skips": True, "options": {"uneven_ranks": "drop", "num_workers": 2}}
+CASES.append({**SKIPPED, "options": {**SKIPPED["options"], **MIXED}})
 FILTERED = [case["name"] for case in CASES if case.get("filtered")]
 BALANCED = [name for name in NAMES if name not in FILTERED]
 
@@ -117,6 +119,19 @@ def test_ranks_that_have_no_row_at_all_are_given_batches_of_others_from_the_begi
         assert len(set(rows)) < len(rows)
         assert rows
     assert set(delivered(groups, "few")) == set(range(FEW))
+
+
+def test_steps_that_groups_skip_come_after_the_last_step_of_the_last_group(groups):
+    counts = delivered(groups, "skipped")
+    assert set(counts.values()) == {1}
+    assert (
+        len(counts) > ROWS - 2 * GROUPS[-1]
+    )  # fewer rows than ranks are left out, of the last steps and of restored ones
+    for group in groups:
+        assert len({len(rank["skipped"]["rows"]) for rank in group}) == 1
+        assert {rank["skipped"]["metrics"]["batches_skipped"] for rank in group} == {3}
+    last = groups[-1][0]["skipped"]
+    assert last["length"] == 2 * (STEPS) + len(last["rows"])
 
 
 # A model that is trained on a grid -----------------------------------------------------------------------------------

@@ -1,8 +1,9 @@
 """Under torchrun: make steps that every rank has to make, from where another number of ranks stopped.
 
 Its argument, JSON: ``data``; ``directory``, where states and row ids go; ``cases``, each with its ``name``, loader
-``options`` and how ranks are held ``together``: null, or the argument of `in_step`; ``stop``, a number of steps or
-null; ``load`` and ``save``, names of the runs whose states are loaded and saved, or null.
+``options``, how ranks are held ``together`` (null, or the argument of `in_step`), and whether it ``skips`` steps;
+``stop``, a number of steps or null; ``load`` and ``save``, names of the runs whose states are loaded and saved, or
+null.
 
 Each step is a sum over all ranks: a rank that made one more than others would wait for them for ever.
 """
@@ -58,6 +59,11 @@ def run_case(arguments: dict[str, Any], case: dict[str, Any]) -> dict[str, Any]:
             load_rank_state(loader, before, strict=False)
         else:
             loader.load_state_dict(torch.load(before / "states.pt", weights_only=True), strict=False)
+    if case.get("skips"):  # all ranks make the same call; the last group also has what others skipped
+        first = loader.state_dict()["batches_delivered"] + 1
+        loader.skip_steps(first, first + 3)
+        if arguments["stop"] is None:
+            loader.restore_skipped()
     require_same_plan(dataset)
     length = len(loader) if not case.get("filtered") else None
     rows = []
