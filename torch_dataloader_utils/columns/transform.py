@@ -7,7 +7,7 @@ cannot be delivered is an error. `convert` then makes tensors and arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -59,6 +59,11 @@ class ColumnTransform:
         numbers = (pa.field(name, pa.int64()) for name in added if name is not None)
         plans += [plan_column(field, ColumnOptions(options.output_format)) for field in numbers]
         return cls(options.output_format, tuple(plans), pa.schema(fields))
+
+    def with_flags(self, name: str) -> ColumnTransform:
+        """Return the transform of the same columns and of a boolean one behind them, for which it changes nothing."""
+        plan = plan_column(pa.field(name, pa.bool_()), ColumnOptions(self.output_format))
+        return replace(self, columns=(*self.columns, plan))
 
     @property
     def forms(self) -> Mapping[str, Form]:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import load_baseline
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
-from torch_dataloader_utils.planning.ledger import RankStart, Segment, SegmentLedger
+from torch_dataloader_utils.planning.ledger import NO_REMOVAL, RankStart, Removal, Segment, SegmentLedger
 from torch_dataloader_utils.planning.planner import EpochPlanner
 
 LEDGERS_KEPT = 4
@@ -69,7 +69,8 @@ class Segments:
         found = next((ledger for ledger in self._ledgers if ledger.segment == segment), None)
         if found is None:
             planner = self._planner.with_options(segment.options)
-            plan = planner.plan(segment.epoch, segment.topology, segment.baseline, segment.plan_algorithm)
+            baseline, algorithm = segment.baseline, segment.plan_algorithm
+            plan = planner.plan(segment.epoch, segment.topology, baseline, algorithm, segment.left_out)
             found = SegmentLedger(segment, plan, planner.manifest)
             self._ledgers = [found, *self._ledgers[: LEDGERS_KEPT - 1]]
         return found
@@ -92,7 +93,10 @@ class Segments:
         """Note that this rank continues the plan of a segment where a state stands."""
         known = self._segments.get(segment.epoch, ())
         same = (number for number, other in enumerate(known) if _have_one_plan(other, segment))
-        before = known[: next(same, 0)]  # those of other plans, which an elastic load of this process has followed
+        first = next(same, None)
+        before = known[: first or 0]  # those of other plans, which an elastic load of this process has followed
+        earlier = () if first is None else known[-1].removals
+        segment = replace(segment, removals=_from_step(segment, earlier, progress.batches_delivered))
         self.begin(segment)
         self._segments[segment.epoch] = (*before, *self._around(segment, saved, progress))
         self.loaded = segment.epoch, progress
@@ -136,7 +140,7 @@ class Segments:
     def _is_of(self, segment: Segment, saved: SavedState) -> bool:
         """Whether a state was saved in a segment."""
         manifest, topology = self._planner.manifest, segment.topology
-        baseline = None if saved.baseline is None else load_baseline(saved.baseline, manifest)
+        baseline = None if saved.baseline is None else load_baseline(saved.baseline, manifest, segment.left_out)
         settings = {
             "num_ranks": topology.num_ranks,
             "num_workers": topology.num_workers,
@@ -169,14 +173,24 @@ class Segments:
 
 def _have_one_plan(segment: Segment, other: Segment) -> bool:
     """Whether two segments of an epoch are parts of one plan."""
-    return (segment.plan_algorithm, segment.options, segment.baseline) == (
+    return (segment.plan_algorithm, segment.options, segment.left_out, segment.baseline) == (
         other.plan_algorithm,
         other.options,
+        other.left_out,
         other.baseline,
     ) and (segment.topology.planned_ranks, segment.topology.planned_workers) == (
         other.topology.planned_ranks,
         other.topology.planned_workers,
     )
+
+
+def _from_step(segment: Segment, earlier: Sequence[Removal], step: int) -> tuple[Removal, ...]:
+    """Return the removals of a segment that an iteration continues from a step on, and those before the step."""
+    before = tuple(removal for removal in earlier if removal.first_step < step)
+    now = replace(segment.removals[-1], first_step=step) if segment.removals else NO_REMOVAL
+    last = before[-1] if before else NO_REMOVAL
+    same = (last.rows, last.expressions) == (now.rows, now.expressions)
+    return before if same else (*before, now)
 
 
 def _stands_at(ledger: SegmentLedger, rank: int, step: int, own: RankStart) -> bool:
