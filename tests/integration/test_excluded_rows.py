@@ -18,8 +18,9 @@ import pytest
 from pairwise import pairwise
 from row_hashes import entry_of
 from support import batches_of, edited, open_loader, rows_of, write_dataset
+from torch.utils.data import DataLoader
 
-from torch_dataloader_utils import CheckpointMismatchError, LedgerUnknownError, RankMismatchError
+from torch_dataloader_utils import CheckpointMismatchError, LedgerUnknownError, ProgressUnknownError, RankMismatchError
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
@@ -575,6 +576,77 @@ def test_rows_of_text_are_named_by_an_expression_unless_they_are_counted(tmp_pat
     dataset.set_epoch(1)
     assert len(counted) == 8
     assert [row for batch in counted for row in rows_of(batch)] == [1, 2, *range(4, 49)]
+
+
+# Files that changed, and plain loaders ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("epoch", [0, 1])
+@pytest.mark.filterwarnings("ignore::torch_dataloader_utils.LostRowsWarning")
+def test_rows_of_a_rewritten_file_are_no_longer_excluded(tmp_path, order, epoch):
+    """Its row numbers are those of other rows now. Those of other files stay excluded."""
+    write_dataset(tmp_path, ((40, 10), (30, 10), (50, 10)))
+    options = {**ORDERS[order], "batch_size": 5, "row_id_column": None, "columns": ["value"]}
+    loader, dataset = open_loader(tmp_path, **options)
+    loader.exclude({"part-000.parquet": [0, 39], "part-001.parquet": range(5, 9)})
+    dataset.set_epoch(epoch)
+    seen = [row for batch in itertools.islice(loader, 3) for row in batch["value"].tolist()]
+    state = through_json(loader.state_dict())
+    pq.write_table(pa.table({"value": np.arange(1000, 1020)}), tmp_path / "part-001.parquet")
+    again, dataset = open_loader(tmp_path, **options)
+    again.exclude({"part-001.parquet": [3]})  # of the new file
+    try:
+        again.load_state_dict(state, strict=False, on_changed_files="continue")
+    except CheckpointMismatchError as error:
+        assert "without excluded rows" in str(error)  # noqa: PT017
+        assert epoch == 1
+        assert again.state_dict()["excluded"]["rows"] == [{"epoch": 0, "rows": [43, 44]}]
+        return
+    seen += [row for batch in again for row in batch["value"].tolist()]
+    assert not {0, 39, *range(45, 49), 1003} & set(seen)
+    assert set(range(40)) - {0, 39} <= set(seen)
+    assert len(set(seen)) == len(seen)
+    dataset.set_epoch(epoch + 1)
+    wanted = {*range(40), *range(1000, 1020), *range(70, 120)} - {0, 39, 1003}
+    assert sorted(row for batch in again for row in batch["value"].tolist()) == sorted(wanted)
+
+
+def test_state_with_more_delivered_rows_than_a_shard_has_left_is_refused(path):
+    loader, dataset = open_loader(path, batch_size=7, split_rows=60)
+    loader.exclude({"part-000.parquet": range(20)})
+    dataset.set_epoch(1)
+    next(iter(loader))
+    state = through_json(loader.state_dict())
+    [shard] = state["in_progress"]
+    shard["rows_delivered"] = sum(split["row_length"] for split in shard["splits"])
+    fresh = open_loader(path, batch_size=7, split_rows=60)[0]
+    with pytest.raises(ValueError, match="delivered rows of a shard that has"):
+        fresh.load_state_dict(edited(state), strict=False)
+    with pytest.raises(CheckpointMismatchError):
+        fresh.load_state_dict(edited(state))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_plain_workers_exclude_the_rows_or_say_that_they_cannot(path, persistent):
+    _, dataset = open_loader(path, batch_size=10)
+    plain = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=persistent)
+    assert sorted(itertools.chain(*batches_of(plain))) == list(range(ROWS))
+    dataset.exclude(named(BAD))
+    if persistent:
+        with pytest.raises(ProgressUnknownError, match="rows were excluded after this plain DataLoader started"):
+            batches_of(plain)
+        plain = DataLoader(dataset, batch_size=None, num_workers=2, persistent_workers=persistent)
+    assert sorted(itertools.chain(*batches_of(plain))) == sorted(set(range(ROWS)) - BAD)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_workers_however_started_exclude_by_an_expression(path, method):
+    loader, dataset = open_loader(path, batch_size=10, num_workers=2, multiprocessing_context=method)
+    assert sorted(itertools.chain(*batches_of(loader))) == list(range(ROWS))
+    loader.exclude(BY_SCORE)
+    dataset.set_epoch(1)
+    assert sorted(itertools.chain(*batches_of(loader))) == sorted(set(range(ROWS)) - MATCHING)
 
 
 # The ledger and the fingerprint ---------------------------------------------------------------------------------------

@@ -239,6 +239,22 @@ def test_row_ids_count_the_rows_that_are_left_however_they_are_read(pitted, read
 
 
 @pytest.mark.parametrize("reading", READING)
+def test_rows_are_excluded_by_their_numbers_without_deleted_rows(pitted, reading):
+    ids = sorted(table_of(pitted, "db.numbers").scan().to_arrow()["id"].to_pylist())
+    loader, dataset = open_table(pitted, "db.numbers", batch_size=9, **READING[reading])
+    as_planned = [batch["id"] for batch in loader]
+    files = {file: rows for file, *_, rows in dataset.state_dict()["files"]}
+    homes = [(file, row) for file, rows in files.items() for row in range(rows)]
+    gone = ids[::4]
+    loader.exclude([homes[ids.index(one)] for one in gone])
+    shorter = [[one for one in batch if one not in gone] for batch in as_planned]
+    assert [batch["id"] for batch in loader] == [batch for batch in shorter if batch]
+    dataset.set_epoch(1)
+    assert len(loader) == -(-(len(ids) - len(gone)) // 9)
+    assert sorted(one for batch in loader for one in batch["id"]) == sorted(set(ids) - set(gone))
+
+
+@pytest.mark.parametrize("reading", READING)
 @pytest.mark.parametrize("expression", [None, FIELD("id") > 33], ids=["all", "some"])
 def test_a_resume_at_every_batch_goes_on_with_the_next_one(pitted, reading, expression):
     options = {"filters": expression, "batch_size": 9, **READING[reading]}

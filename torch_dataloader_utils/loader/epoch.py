@@ -222,6 +222,7 @@ class EpochState:
     def exclude(self, rows: ExcludedRows) -> None:
         """Exclude rows from the next iteration on."""
         self._exclusions = self._exclusions.with_rows(rows, self.epoch)
+        self.owner.copies.publish_exclusion()
 
     def exclude_by(self, opened_files: OpenedFiles, digest: str) -> None:
         """Exclude rows from the next iteration on by an expression of opened files, given by its digest.
@@ -236,6 +237,7 @@ class EpochState:
         expression = ExcludedExpression(digest, str(opened_files.expressions[digest]), self.epoch)
         self._exclusions = self._exclusions.with_expression(expression)
         self._opened_files = opened_files
+        self.owner.copies.publish_exclusion()
 
     def skip_steps(self, start: int, stop: int) -> None:
         """Skip steps from the next iteration on: see the loader's."""

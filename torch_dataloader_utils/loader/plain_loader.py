@@ -14,12 +14,13 @@ from typing import Any
 from torch_dataloader_utils.errors import ProgressUnknownError
 from torch_dataloader_utils.workers.shared_memory import SharedPage
 
-_GENERATION, _EPOCH, _WAITING, _DELIVERED, _CONSUMER = range(5)
+_GENERATION, _EPOCH, _WAITING, _DELIVERED, _CONSUMER, _EXCLUDED = range(6)
 """Indices of the shared integers.
 
 The generation counts the changes of the dataset in the training process: iterations, epochs set, states loaded. Only
 that process writes it, the epoch, and whether a loaded state waits. Workers write the generation of which they have
-delivered batches, and the seed of the plain loader's iterator that continues from the loaded state.
+delivered batches, and the seed of the plain loader's iterator that continues from the loaded state. The last counts how
+often rows were excluded.
 """
 
 
@@ -28,16 +29,23 @@ class Copies:
 
     def __init__(self, epoch: int = 0, *, waiting: bool = False) -> None:
         self._owner = -1
+        self._excluded = 0
         self.publish(epoch, waiting=waiting)
 
     def publish(self, epoch: int, *, waiting: bool) -> None:
         """Note that the dataset changed in the training process."""
         if self._owner != os.getpid():  # a forked copy must not write where its parent does
-            self._page, self._owner = SharedPage.if_possible() or sharedctypes.RawArray("q", 5), os.getpid()
+            self._page, self._owner = SharedPage.if_possible() or sharedctypes.RawArray("q", 6), os.getpid()
         marks = self._marks
         marks[_EPOCH], marks[_WAITING], marks[_CONSUMER] = epoch, int(waiting), 0
         marks[_GENERATION] += 1
+        marks[_EXCLUDED] = self._excluded
         self._seen = marks[_GENERATION]
+
+    def publish_exclusion(self) -> None:
+        """Note that more rows are excluded in the training process."""
+        self._excluded += 1
+        self._marks[_EXCLUDED] = self._excluded
 
     @property
     def _marks(self) -> Any:
@@ -60,6 +68,10 @@ class Copies:
             ProgressUnknownError: If the copy cannot know the state, or the state has another number of workers.
         """
         marks, continues = self._marks, workers_of_state is not None
+        if marks[_EXCLUDED] != self._excluded:
+            msg = "rows were excluded after this plain DataLoader started its persistent workers, and are not known "
+            msg += "there: create the DataLoader again, or use the loader that create_dataloader returns"
+            raise ProgressUnknownError(msg)
         if self._seen != marks[_GENERATION]:
             if marks[_WAITING]:
                 msg = "a state was loaded after this plain DataLoader started its persistent workers, and cannot reach "

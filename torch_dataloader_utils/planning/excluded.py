@@ -10,6 +10,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -130,10 +131,12 @@ class ExcludedRows:
     def row_numbers(self, manifest: Manifest) -> Bounds:
         """Return the ranges as row numbers of the whole manifest: start, stop, start, stop, ..., rising."""
         first = manifest.first_rows
-        parts = [NO_BOUNDS, *(bounds + first[path] for path, bounds in self.bounds.items())]
-        values, counts = np.unique(np.concatenate(parts), return_counts=True)
-        numbers: Bounds = values[counts == 1]
-        return numbers  # where one file's range ends and the next file's begins is no bound
+        parts = [self.bounds[path] + first[path] for path in sorted(self.bounds, key=first.__getitem__)]
+        numbers = np.concatenate([NO_BOUNDS, *parts])
+        touch = np.zeros(len(numbers) + 1, dtype=bool)  # where one file's range ends and the next file's begins
+        touch[1:-1] = numbers[1:] == numbers[:-1]
+        touching: Flags = touch[1:] | touch[:-1]
+        return np.delete(numbers, np.flatnonzero(touching))
 
     @classmethod
     def of_row_numbers(cls, numbers: Bounds, files: Sequence[tuple[str, int]]) -> ExcludedRows:
@@ -157,18 +160,24 @@ def bounds_of(numbers: Any) -> Bounds:
     """Return the ranges of row numbers, which come in any order, and perhaps more than once."""
     if isinstance(numbers, range) and abs(numbers.step) == 1 and numbers:
         return np.array([min(numbers[0], numbers[-1]), max(numbers[0], numbers[-1]) + 1], dtype=np.int64)
-    rows = np.unique(np.asarray(numbers, dtype=np.int64))
+    rows = _distinct(np.asarray(numbers, dtype=np.int64))
     if not len(rows):
         return NO_BOUNDS
     breaks = np.flatnonzero(np.diff(rows) > 1)
-    starts, stops = rows[[0, *(breaks + 1)]], rows[[*breaks, -1]] + 1
+    starts, stops = rows[np.concatenate([[0], breaks + 1])], rows[np.concatenate([breaks, [-1]])] + 1
     bounds: Bounds = np.stack([starts, stops], axis=1).reshape(-1)
     return bounds
 
 
+def _distinct(numbers: Bounds) -> Bounds:
+    """Return the distinct numbers, rising: `numpy.unique` of millions takes 50 times as long in some releases."""
+    numbers = np.sort(numbers)
+    return numbers[np.concatenate([[True], numbers[1:] != numbers[:-1]])] if len(numbers) else numbers
+
+
 def _combine(own: Bounds, others: Bounds, choose: Callable[[Flags, Flags], Flags]) -> Bounds:
     """Return the ranges of the rows that are chosen by whether they are in two sequences of ranges."""
-    points = np.unique(np.concatenate([own, others]))
+    points = _distinct(np.concatenate([own, others]))
     inside = [np.searchsorted(bounds, points, side="right") % 2 == 1 for bounds in (own, others)]
     chosen = np.concatenate([[False], choose(inside[0], inside[1])])
     bounds: Bounds = points[chosen[1:] != chosen[:-1]]
@@ -224,7 +233,7 @@ class Exclusions:
         expressions: The expressions by which rows are excluded, each once.
     """
 
-    rows: Mapping[int, ExcludedRows] = field(default_factory=dict)
+    rows: dict[int, ExcludedRows] = field(default_factory=dict)
     expressions: tuple[ExcludedExpression, ...] = ()
 
     def __bool__(self) -> bool:
@@ -242,10 +251,12 @@ class Exclusions:
     @cached_property
     def _unions(self) -> list[ExcludedRows]:
         """The rows of the first epochs together: of none, of one, of two, ..."""
-        unions = [NONE_EXCLUDED]
-        for rows in self.rows.values():
-            unions.append(unions[-1].union(rows) if unions[-1] else rows)
-        return unions
+        return _unions(self.rows.values())
+
+    @cached_property
+    def _later_unions(self) -> list[ExcludedRows]:
+        """The rows of the last epochs together: of all, of all but the first, ..., of none."""
+        return _unions(reversed(self.rows.values()))[::-1]
 
     @property
     def all_rows(self) -> ExcludedRows:
@@ -254,8 +265,8 @@ class Exclusions:
 
     def in_epoch(self, epoch: int) -> EpochExclusions:
         """Return what is excluded in an epoch, before and after its batches are cut."""
-        left_out = self._unions[sum(since < epoch for since in self.rows)]
-        removed = self.all_rows.minus(left_out) if left_out else self.all_rows
+        earlier_epochs = sum(since < epoch for since in self.rows)
+        left_out, removed = self._unions[earlier_epochs], self._later_unions[earlier_epochs]
         left_out_by, removed_by = (
             tuple(sorted(one.digest for one in self.expressions if (one.epoch < epoch) == earlier))
             for earlier in (True, False)
@@ -291,3 +302,7 @@ class Exclusions:
 
 
 NO_EXCLUSIONS = Exclusions()
+
+
+def _unions(rows: Iterable[ExcludedRows]) -> list[ExcludedRows]:
+    return list(accumulate(rows, lambda union, more: union.union(more) if union else more, initial=NONE_EXCLUDED))
