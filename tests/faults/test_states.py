@@ -102,16 +102,17 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Kind]:
         for name, opened in {
             "rows shuffled": parquet(),
             "in order, a filter": parquet(shuffle=False, shuffle_buffer_size=None, filters=[("value", ">", 9)]),
-            "a virtual topology": parquet(**grid),
+            "a virtual topology": parquet(**grid, fingerprint=True),
             "text": text,
             "a table": table,
         }.items()
     }
-    ranks = [saved(parquet(num_ranks=2, rank=rank)(), 3) for rank in range(2)]
-    kinds["all ranks, elastic"] = Kind(parquet(), ranks, strict=False)
-    continued = parquet()()
+    hashed = {"fingerprint": True}
+    ranks = [saved(parquet(num_ranks=2, rank=rank, **hashed)(), 3) for rank in range(2)]
+    kinds["all ranks, elastic"] = Kind(parquet(**hashed), ranks, strict=False)
+    continued = parquet(**hashed)()
     continued.load_state_dict(ranks, strict=False)
-    kinds["after an elastic load"] = Kind(parquet(), saved(continued, 3), strict=True)
+    kinds["after an elastic load"] = Kind(parquet(**hashed), saved(continued, 3), strict=True)
     return kinds
 
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from jobs.forked import start
 from row_hashes import entry_of
-from support import all_rows_of, open_loader, write_dataset
+from support import all_rows_of, open_loader, rows_of, write_dataset
 from text_files import csv_of
 
 from torch_dataloader_utils import CheckpointMismatchError, StructuredDataset, to_device
@@ -176,9 +176,14 @@ def test_each_epoch_has_its_own(data):
     assert hashes[0] == hashes[2] != hashes[1]
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 2, **ROWS_SHUFFLED}, {"filters": FEW}], ids=["plain", "workers", "filter"]
-)
+RESUMED: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "workers": {"num_workers": 2, **ROWS_SHUFFLED},
+    "filter": {"filters": FEW},
+}
+
+
+@pytest.mark.parametrize("options", RESUMED.values(), ids=RESUMED)
 def test_break_after_any_batch_then_resume_ends_with_the_hash_of_an_uninterrupted_run(data, options):
     whole = open_hashed(data, **options)
     batches = len(list(whole))
@@ -261,6 +266,48 @@ def test_a_batch_that_is_read_again_does_not_count(data):
         end = hash_of(loader)
         assert repr(loader.batch_at(3, scan=True)) == batches[3]
         assert hash_of(loader) == end
+
+
+# Rows that are not delivered ----------------------------------------------------------------------------------------
+
+BAD = [("part-000.parquet", row) for row in range(10, 60)]
+WITHOUT = {
+    "skipped": lambda loader: loader.skip_steps(3, 6),
+    "skipped, then restored": lambda loader: (loader.skip_steps(3, 6), loader.restore_skipped()),
+    "excluded": lambda loader: loader.exclude(BAD),
+    "skipped and excluded": lambda loader: (loader.skip_steps(3, 6), loader.exclude(BAD)),
+}
+
+
+@pytest.mark.parametrize("leave_out", WITHOUT.values(), ids=WITHOUT)
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2, **ROWS_SHUFFLED}, {"filters": FEW}], ids=["plain", "workers", "filter"]
+)
+def test_only_rows_that_are_delivered_count_also_after_a_resume(data, options, leave_out):
+    loader = open_hashed(data, **options)
+    leave_out(loader)
+    rows, state = [], None
+    for number, batch in enumerate(loader):
+        rows += rows_of(batch)
+        if number == 8:
+            state = json.loads(json.dumps(loader.state_dict()))
+    assert hash_of(loader) == expected(loader, rows)
+    resumed = open_hashed(data, **options)
+    resumed.load_state_dict(state)
+    all_rows_of(resumed)
+    assert hash_of(resumed) == hash_of(loader)
+
+
+def test_virtual_ranks_have_the_same_hashes_under_every_number_of_ranks_where_rows_are_left_out(data):
+    hashes = []
+    for num_ranks in (1, 2, 4):
+        loaders = open_grid(data, num_ranks)
+        for loader in loaders:
+            loader.skip_steps(2, 4)
+            loader.exclude(BAD)
+        hashes.append(take(loaders))
+    assert hashes[0] == hashes[1] == hashes[2]
+    assert sum(entry["rows"] for entry in hashes[0]) < 443 - len(BAD)
 
 
 # Virtual ranks ------------------------------------------------------------------------------------------------------
