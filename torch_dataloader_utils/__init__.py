@@ -5,9 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Padded
-from torch_dataloader_utils.columns.ragged import PackedBytes
-from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.errors import (
     ChangedFilesWarning,
     CheckpointMismatchError,
@@ -27,15 +24,18 @@ from torch_dataloader_utils.errors import (
     UnreadableFileError,
     WorkerError,
 )
-from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
-from torch_dataloader_utils.loader.device import to_device
-from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
-from torch_dataloader_utils.planning.plan import Shard
-from torch_dataloader_utils.planning.strategy import SplitStrategy
 
 if TYPE_CHECKING:
+    from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Padded
+    from torch_dataloader_utils.columns.ragged import PackedBytes
+    from torch_dataloader_utils.dataset.structured import StructuredDataset
     from torch_dataloader_utils.distributed.store import CheckpointStore as CheckpointStore
     from torch_dataloader_utils.distributed.store_files import StoredCheckpoint as StoredCheckpoint
+    from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+    from torch_dataloader_utils.loader.device import to_device
+    from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
+    from torch_dataloader_utils.planning.plan import Shard
+    from torch_dataloader_utils.planning.strategy import SplitStrategy
     from torch_dataloader_utils.tables.delta import DeltaDataset as DeltaDataset
     from torch_dataloader_utils.tables.iceberg import IcebergDataset as IcebergDataset
 
@@ -74,17 +74,32 @@ __all__ = [
 
 _LAZY = {
     "CheckpointStore": "distributed.store",
+    "Codes": "columns.options",
+    "ColumnFormat": "columns.options",
+    "DataFile": "planning.manifest",
     "DeltaDataset": "tables.delta",
     "IcebergDataset": "tables.iceberg",
+    "Manifest": "planning.manifest",
+    "PackedBytes": "columns.ragged",
+    "Padded": "columns.options",
+    "RowGroup": "planning.manifest",
+    "Shard": "planning.plan",
+    "Split": "planning.manifest",
+    "SplitStrategy": "planning.strategy",
     "StoredCheckpoint": "distributed.store_files",
+    "StructuredDataLoader": "loader.data_loader",
+    "StructuredDataset": "dataset.structured",
+    "to_device": "loader.device",
 }
-"""Classes that need another package or torch.distributed.checkpoint, and the modules that they are in."""
+"""Names that are imported when they are used, and their modules: so that ``tdu --help`` does without torch."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what not everyone needs when it is requested."""
+    """Import what is not needed by everyone, or takes long, when it is requested."""
     if name in _LAZY:
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -1,0 +1,105 @@
+"""Options that several commands have, and what they stand for in Python. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+FORMATS = ("parquet", "orc", "csv", "json", "jsonl")
+MOST_COUNT = 10**9
+"""The largest number that an option for a count takes: no run has more ranks or workers."""
+
+
+def add_path(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
+    """Add the path of a dataset."""
+    about = "a file, a directory, a glob, or a URL of one of these"
+    parser.add_argument("path", metavar="PATH", nargs=nargs, help=about)
+
+
+def add_storage_option(parser: argparse.ArgumentParser) -> None:
+    """Add ``--storage-option``; `storage_options` returns what was given."""
+    parser.add_argument(
+        "--storage-option",
+        action="append",
+        type=storage_option,
+        metavar="KEY=VALUE",
+        help="an option of the storage, as storage_options has in Python; client_kwargs.endpoint_url=URL reaches "
+        "inside; a number, true, false, null, a list or an object in JSON is taken as such; may be repeated",
+    )
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """Add ``--format`` and ``--partitioning``."""
+    parser.add_argument("--format", choices=FORMATS, default="parquet", help="the files' format (default: parquet)")
+    parser.add_argument("--partitioning", choices=["hive"], help="make columns of directories such as day=2024-02-29")
+
+
+def add_columns(parser: argparse.ArgumentParser) -> None:
+    """Add ``--columns``."""
+    parser.add_argument("--columns", type=names, metavar="NAME,...", help="the columns to deliver (default: all)")
+
+
+def names(text: str) -> list[str]:
+    """Read names that are separated by commas."""
+    found = [name.strip() for name in text.split(",")]
+    if not all(found):
+        raise argparse.ArgumentTypeError(f"{text!r} has an empty name: write NAME or NAME,NAME")
+    return found
+
+
+def positive(text: str) -> int:
+    """Read an integer of at least 1."""
+    return _integer(text, 1)
+
+
+def not_negative(text: str) -> int:
+    """Read an integer of at least 0."""
+    return _integer(text, 0)
+
+
+def _integer(text: str, least: int) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
+    if not least <= number <= MOST_COUNT:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between {least} and {MOST_COUNT:,}")
+    return number
+
+
+def storage_option(text: str) -> tuple[str, Any]:
+    """Read ``KEY=VALUE``. A message shows no value: it may be a secret."""
+    key, mark, value = text.partition("=")
+    if not (mark and key):
+        raise argparse.ArgumentTypeError("expected KEY=VALUE")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
+
+
+def storage_options(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    """Return the storage's options as Python takes them, or None; a dot in a name reaches into a dictionary.
+
+    Raises:
+        ValueError: If two of them contradict each other.
+    """
+    found: dict[str, Any] = {}
+    for key, value in arguments.storage_option or ():
+        *outer, last = key.split(".")
+        inside = found
+        for name in outer:
+            inside = inside.setdefault(name, {})
+            if not isinstance(inside, dict):
+                raise ValueError(f"--storage-option {key}: {name} has a value already")  # noqa: TRY004 - not a type
+        if last in inside:
+            raise ValueError(f"--storage-option {key} is there twice")
+        inside[last] = value
+    return found or None
+
+
+def dataset_parameters(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what ``create_dataloader`` takes of `add_path`, `add_format`, `add_columns` and `add_storage_option`."""
+    given = {name: getattr(arguments, name) for name in ("path", "format", "partitioning", "columns")}
+    return given | {"storage_options": storage_options(arguments)}
