@@ -13,6 +13,7 @@ from torch_dataloader_utils.errors import (
     DatasetError,
     FooterMismatchWarning,
     IterationEndedError,
+    LedgerUnknownError,
     LostRowsWarning,
     MetadataFileWarning,
     ProgressUnknownError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.distributed.store_files import StoredCheckpoint as StoredCheckpoint
     from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
     from torch_dataloader_utils.loader.device import to_device
+    from torch_dataloader_utils.planning.ledger import Rows, RowStep
     from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
     from torch_dataloader_utils.planning.plan import Shard
     from torch_dataloader_utils.planning.strategy import SplitStrategy
@@ -50,6 +52,7 @@ __all__ = [
     "DatasetError",
     "FooterMismatchWarning",
     "IterationEndedError",
+    "LedgerUnknownError",
     "LostRowsWarning",
     "Manifest",
     "MetadataFileWarning",
@@ -58,6 +61,8 @@ __all__ = [
     "ProgressUnknownError",
     "RankMismatchError",
     "RowGroup",
+    "RowStep",
+    "Rows",
     "Shard",
     "SilentWorkerWarning",
     "SlowTransportWarning",
@@ -83,6 +88,8 @@ _LAZY = {
     "PackedBytes": "columns.ragged",
     "Padded": "columns.options",
     "RowGroup": "planning.manifest",
+    "RowStep": "planning.ledger",
+    "Rows": "planning.ledger",
     "Shard": "planning.plan",
     "Split": "planning.manifest",
     "SplitStrategy": "planning.strategy",
