@@ -27,9 +27,12 @@ from torch_dataloader_utils.errors import (
 )
 
 if TYPE_CHECKING:
+    from torch_dataloader_utils.checkpoint.audit import Audit as Audit
+    from torch_dataloader_utils.checkpoint.audit import FileAudit as FileAudit
     from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Padded
     from torch_dataloader_utils.columns.ragged import PackedBytes
     from torch_dataloader_utils.dataset.structured import StructuredDataset
+    from torch_dataloader_utils.distributed.audit import audit as audit
     from torch_dataloader_utils.distributed.store import CheckpointStore as CheckpointStore
     from torch_dataloader_utils.distributed.store_files import StoredCheckpoint as StoredCheckpoint
     from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
@@ -78,11 +81,13 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Audit": "checkpoint.audit",
     "CheckpointStore": "distributed.store",
     "Codes": "columns.options",
     "ColumnFormat": "columns.options",
     "DataFile": "planning.manifest",
     "DeltaDataset": "tables.delta",
+    "FileAudit": "checkpoint.audit",
     "IcebergDataset": "tables.iceberg",
     "Manifest": "planning.manifest",
     "PackedBytes": "columns.ragged",
@@ -96,6 +101,7 @@ _LAZY = {
     "StoredCheckpoint": "distributed.store_files",
     "StructuredDataLoader": "loader.data_loader",
     "StructuredDataset": "dataset.structured",
+    "audit": "distributed.audit",
     "to_device": "loader.device",
 }
 """Names that are imported when they are used, and their modules: so that ``tdu --help`` does without torch."""

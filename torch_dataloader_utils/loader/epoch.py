@@ -179,13 +179,13 @@ class EpochState:
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
         progress = self.progress
-        return dump_state(self._run(self.epoch), self.epoch, progress, self._shared_digest, self._recorded(progress))
+        return dump_state(self.run(self.epoch), self.epoch, progress, self._shared_digest, self._recorded(progress))
 
     def load_state_dict(self, states: Any, *, strict: bool, on_changed_files: OnChangedFiles) -> None:
         """Load a state, or those of all ranks. If this raises, nothing has changed."""
         saved = parse_states(states)
         epoch = saved[0].epoch
-        run = self._run(epoch)
+        run = self.run(epoch)
         algorithm = saved[0].settings["plan_algorithm"]
         if algorithm in PLAN_ALGORITHMS:  # else it will be a difference
             run = replace(run, plan_algorithm=algorithm)
@@ -284,7 +284,7 @@ class EpochState:
             self._record = EpochRecord(self._opened_files.manifest, progress)
         return self._record
 
-    def _run(self, epoch: int) -> Run:
+    def run(self, epoch: int) -> Run:
         """Return what a state of an epoch is compared with."""
         worker = get_worker_info()
         topology = self.topology if worker is None else replace(self.topology, num_workers=worker.num_workers)
