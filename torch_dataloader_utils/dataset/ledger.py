@@ -78,7 +78,7 @@ class LedgerDataset(BatchDataset):
             assert isinstance(batch, Batch)  # noqa: S101 - a step has rows
             return batch.data
         finally:
-            contents.close()  # type: ignore[attr-defined]  # a generator
+            contents.close()
 
     @property
     def _rank(self) -> int:

@@ -6,7 +6,7 @@ the same. Where rows are not counted, a row's number is the first byte of its ra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -72,7 +72,7 @@ class StepScan:
             row_id_column=row_ids,
         )
 
-    def steps(self, progress: Progress) -> Iterator[ScannedStep]:
+    def steps(self, progress: Progress) -> Generator[ScannedStep, None, None]:
         """Yield each step from a progress on."""
         iteration = Iteration(0, self._segment.epoch, progress, self._segment.topology.processes)
         cache = ReadCache.of_opened(self._files.footers)
@@ -112,7 +112,7 @@ class StepScan:
         return FileRows(paths[files], numbers)
 
     def _counted(self, file: DataFile, numbers: Integers) -> Integers:
-        """Return the numbers of rows in a file of uncounted text, given where their ranges begin and their number there."""
+        """Return the numbers of rows in a file of uncounted text, given the numbers that they have here."""
         firsts = _first_rows(file)
         ranges = np.searchsorted(firsts, numbers, side="right") - 1
         counts = list(self._counts(file, range(int(ranges.max()))))
