@@ -27,6 +27,9 @@ ROUNDS = 3
 NEAR = 0.95
 """Settings of at least this part of the highest rate count as equally fast: a machine's noise is about as large."""
 
+MOST_REASON = 200
+"""Characters of an error of Arrow that a note has."""
+
 OVERTIME = 2.0
 """Rounds after the first are left out once the measurements have taken this many times as long as announced."""
 
@@ -179,11 +182,13 @@ def bench(
     progress("raw Arrow, for the first time")
     decoded_row_bytes = first_rate = None
     try:
-        first_rate = measure(arrow, options.seconds).rate
+        with opened.storage.errors_at("raw Arrow"):  # without secrets
+            first_rate = measure(arrow, options.seconds).rate
         decoded_row_bytes = arrow.decoded_row_bytes
-    except RAW_ERRORS as error:
+    except OSError as error:
         raw = None
-        notes.append(f"Raw Arrow cannot read these files, so there is nothing to compare with: {_first_line(error)}")
+        reason = " ".join(str(error).split())[:MOST_REASON]
+        notes.append(f"There is no comparison with raw Arrow, which cannot read these files ({reason}).")
     samples = _measure_in_turns(dataset, raw, options, progress)
     sizes = dataset.stored_row_bytes(), decoded_row_bytes
     raw_samples = samples.pop(None, None)
@@ -346,7 +351,6 @@ ARROW_FORMATS = {
     "csv": pads.CsvFileFormat,
     "jsonl": pads.JsonFileFormat,
 }
-RAW_ERRORS = (pa.ArrowException, OSError, NotImplementedError)
 
 
 def summary(
@@ -377,37 +381,30 @@ def advise(measured: Sequence[Measured], samples: Mapping[Setting | None, Sequen
 
     Rates are compared within each round, because a machine's speed changes from round to round.
     """
-    by_setting = {one.setting: one for one in measured if one.setting is not None}
-    best = max(by_setting, key=lambda setting: by_setting[setting].rows_per_s.median)
+    rates = {one.setting: one.rows_per_s.median for one in measured if one.setting is not None}
+    best = max(rates, key=rates.__getitem__)
 
     def of_best(setting: Setting) -> float:
         pairs = zip(samples[setting], samples[best], strict=True)
         return statistics.median(own.rate / fastest.rate for own, fastest in pairs)
 
-    near = [setting for setting in by_setting if of_best(setting) >= NEAR]
+    near = [setting for setting in rates if of_best(setting) >= NEAR]
     fewest = min(setting.workers for setting in near)
-    setting = max((one for one in near if one.workers == fewest), key=lambda one: by_setting[one].rows_per_s.median)
-    rate = by_setting[setting].rows_per_s.median
-    if setting == best:
-        others = [one for one in by_setting if one.workers != best.workers]
-        reason = f"{rate:,.0f} rows/s, the fastest of {len(by_setting)} settings"
-        if others:
-            second = max(others, key=lambda one: by_setting[one].rows_per_s.median)
-            reason += f"; with {second}: {by_setting[second].rows_per_s.median:,.0f} rows/s"
-    else:
-        reason = f"{rate:,.0f} rows/s; {best} is not clearly faster ({1 / of_best(setting):.2f} times as fast)"
-        if best.workers > setting.workers:
-            reason += f" and takes {best.workers - setting.workers} more processes"
+    setting = max((one for one in near if one.workers == fewest), key=rates.__getitem__)
+    reason = f"{rates[setting]:,.0f} rows/s"
+    others = [one for one in rates if one.workers != best.workers]
+    if setting != best:
+        reason += f"; {best} is not clearly faster ({1 / of_best(setting):.2f} times as fast)"
+        reason += f" and takes {best.workers - fewest} more processes" if best.workers > fewest else ""
+    elif others:
+        second = max(others, key=rates.__getitem__)
+        reason += f", the fastest of {len(rates)} settings; with {second}: {rates[second]:,.0f} rows/s"
     return Advice(setting, reason)
 
 
 def _cache_note(stored_row_bytes: float, first_rate: float | None, raw: Measured | None) -> str:
-    note = "These files are local, and after their first reading in memory (page cache): a cold disk may be slower."
+    note = "Local files are in memory after their first reading (page cache): a cold disk may be slower"
     if first_rate is None or raw is None:
-        return note
+        return f"{note}."
     first, later = size(first_rate * stored_row_bytes), size(raw.stored_bytes_per_s)
-    return f"{note} Raw Arrow read {first}/s of stored bytes for the first time, {later}/s later."
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0]
+    return f"{note} (raw Arrow: {first}/s of stored bytes in its first measurement, then {later}/s)."

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils.cli.bench import Setting, measure_loader
+from torch_dataloader_utils.cli.bench import ROUNDS, Setting, measure_loader
 from torch_dataloader_utils.cli.labels import Labels, read_labels
 from torch_dataloader_utils.cli.memory_bound import memory_bound, rows_together
 from torch_dataloader_utils.cli.opening import OpenedDataset, open_dataset
@@ -92,8 +93,8 @@ class OrderFound:
             row groups may make them fewer than the buffer size. 0 without a row-level shuffle.
         mixing: How well labels are mixed.
         effective_part: The effective rows of a batch as a part of its rows: 1 for a uniform shuffle.
-        memory_bytes: Decoded bytes that the workers of a rank hold together, at most.
-        rows_per_s: Rows in a second, if they were measured.
+        memory_bytes: Decoded rows that the workers of a rank hold together, at most, in bytes.
+        rows_per_s: Rows in a second, the median of some rounds, if they were measured.
     """
 
     order: Order
@@ -170,9 +171,12 @@ def mixing(
     sizes = RowSizes.of(trained)
     compared = _Comparison(labelled, trained, labels, sizes, options)
     manifest, found = labelled.opened.manifest, []
-    for order in _orders(manifest.rows, options):
+    orders = _orders(manifest.rows, options)
+    if options.seconds is not None:
+        progress(f"measuring rates, for about {ROUNDS * len(orders) * options.seconds:.0f} s")
+    for order, rate in zip(orders, _rates(trained, orders, options), strict=True):
         progress(str(order))
-        found.append(compared.of(order))
+        found.append(compared.of(order, rate))
     advised = _advised(found, options)
     return Mixing(
         root=manifest.root,
@@ -215,7 +219,7 @@ class _Comparison:
     sizes: RowSizes
     options: MixingOptions
 
-    def of(self, order: Order) -> OrderFound:
+    def of(self, order: Order, rate: float | None) -> OrderFound:
         """Plan some epochs in an order, and measure how well they mix the labels."""
         manifest, options = self.labelled.opened.manifest, self.options
         plan_options = replace(self.labelled.options.plan, **order.arguments)
@@ -239,15 +243,18 @@ class _Comparison:
             fetched_row_bytes=self.sizes.fetched,
         )
         together = rows_together(plans[0]) if plan_options.shuffles_rows else 0
-        return OrderFound(order, together, mixed, 1 / mixed.design_effect, memory, self._rate(order))
+        return OrderFound(order, together, mixed, 1 / mixed.design_effect, memory, rate)
 
-    def _rate(self, order: Order) -> float | None:
-        """Return the rows in a second, if they are to be measured."""
-        options = self.options
-        if options.seconds is None:
-            return None
-        setting = Setting(options.workers, options.batch_size)
-        return measure_loader(self.trained.with_arguments(**order.arguments), setting, options.seconds).rate
+
+def _rates(dataset: OpenedDataset, orders: Sequence[Order], options: MixingOptions) -> list[float | None]:
+    """Return the rows in a second of each order, measured in turns; None if they are not to be measured."""
+    if options.seconds is None:
+        return [None] * len(orders)
+    setting, rates = Setting(options.workers, options.batch_size), []
+    for epoch in range(ROUNDS):
+        loaders = [dataset.with_arguments(**order.arguments) for order in orders]
+        rates.append([measure_loader(loader, setting, options.seconds, epoch).rate for loader in loaders])
+    return [statistics.median(of_order) for of_order in zip(*rates, strict=True)]
 
 
 def _advised(found: Sequence[OrderFound], options: MixingOptions) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from html import escape
+from pathlib import Path
 
 from torch_dataloader_utils.cli.mixing import Mixing, OrderFound
 from torch_dataloader_utils.cli.report import plural, size
@@ -13,7 +14,12 @@ COLORS = {True: "#2e7d32", False: "#5c7cba"}
 """Of the advised order, and of all others."""
 
 
-def mixing_svg(found: Mixing) -> str:
+def draw_mixing(found: Mixing, path: str) -> None:
+    """Write the picture."""
+    Path(path).write_text(render(found), encoding="utf-8")
+
+
+def render(found: Mixing) -> str:
     """Return the picture: how many random rows a batch is worth, as a part of its rows, for each order."""
     width = LEFT + len(found.orders) * (BAR + GAP) + GAP
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {TOP + HEIGHT + 90}"'

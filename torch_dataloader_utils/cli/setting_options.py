@@ -13,14 +13,12 @@ OUTPUT_FORMATS = ("torch", "numpy", "dict", "arrow")
 def add_shuffle(parser: argparse.ArgumentParser) -> None:
     """Add the options of a shuffle; `shuffle` returns them as `create_dataloader` takes them."""
     parser.add_argument("--shuffle", action="store_true", help="shuffle the order of shards")
-    parser.add_argument(
-        "--shuffle-buffer-size", type=positive, metavar="ROWS", help="shuffle rows, so many together; means --shuffle"
-    )
+    parser.add_argument("--buffer", type=positive, metavar="ROWS", help="shuffle rows, so many together, as well")
 
 
 def shuffle(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a shuffle."""
-    buffer_size = arguments.shuffle_buffer_size
+    buffer_size = arguments.buffer
     return {"shuffle": arguments.shuffle or buffer_size is not None, "shuffle_buffer_size": buffer_size}
 
 
@@ -42,6 +40,13 @@ def seconds(text: str) -> float:
 def percent(text: str) -> float:
     """Read a number that is more than 0 and less than 100."""
     return _number(text, 99.9)
+
+
+def svg(text: str) -> str:
+    """Read the name of a picture."""
+    if not text.lower().endswith(".svg"):
+        raise argparse.ArgumentTypeError(f"{text!r}: the picture is an SVG, so its name ends with .svg")
+    return text
 
 
 def _number(text: str, most: float) -> float:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch_dataloader_utils.cli import options, setting_options
@@ -28,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_path(parser)
     parser.add_argument("--label", required=True, metavar="COLUMN", help="the column whose values are to be mixed")
     parser.add_argument(
-        "--buffer-sizes",
+        "--buffers",
         type=setting_options.sizes,
         metavar="ROWS,...",
         help="values of shuffle_buffer_size to compare",
@@ -39,6 +38,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--workers", type=options.not_negative, default=0, metavar="N", help="of each rank (default: 0)"
     )
     parser.add_argument(
+        "--interleave", type=options.positive, default=8, metavar="N", help="shuffle_interleave (default: 8)"
+    )
+    parser.add_argument("--split-bytes", default="128MiB", metavar="BYTES", help="bytes of a shard (default: 128MiB)")
+    parser.add_argument(
         "--within",
         type=setting_options.percent,
         default=10,
@@ -48,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--measure", type=setting_options.seconds, metavar="S", help="also measure each rate, for S seconds"
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE.svg", help="write a picture")
+    parser.add_argument("--plot", type=setting_options.svg, metavar="FILE", help="write a picture, as SVG")
     options.add_format(parser)
     options.add_columns(parser)
     options.add_storage_option(parser)
@@ -57,13 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> Report:
     """Compare the orders."""
     from torch_dataloader_utils.cli.mixing import MixingOptions, mixing
-    from torch_dataloader_utils.cli.mixing_plot import mixing_svg
+    from torch_dataloader_utils.cli.mixing_plot import draw_mixing
 
     wanted = MixingOptions(
         batch_size=arguments.batch_size,
         ranks=arguments.ranks,
         workers=arguments.workers,
-        buffer_sizes=arguments.buffer_sizes,
+        buffer_sizes=arguments.buffers,
         within=arguments.within / 100,
         seconds=arguments.measure,
     )
@@ -76,11 +79,15 @@ def run(arguments: argparse.Namespace) -> Report:
             progress=show,
             format=arguments.format,
             partitioning=arguments.partitioning,
+            shuffle_interleave=arguments.interleave,
+            split_bytes=arguments.split_bytes,
             storage_options=options.storage_options(arguments),
         )
+    blocks = list(_blocks(found))
     if arguments.plot is not None:
-        arguments.plot.write_text(mixing_svg(found), encoding="utf-8")
-    return Report(found, list(_blocks(found)))
+        draw_mixing(found, arguments.plot)
+        blocks.append(Line(f"Picture: {arguments.plot}"))
+    return Report(found, blocks)
 
 
 def _blocks(found: Mixing) -> Iterator[Block]:
@@ -94,12 +101,11 @@ def _blocks(found: Mixing) -> Iterator[Block]:
         *([("", found.described)] if found.described else []),
         (
             "batches",
-            f"{count(wanted.batch_size)} rows; {plural(wanted.ranks, 'rank')}, {plural(wanted.workers, 'worker')} each",
+            f"{count(wanted.batch_size)} rows; {plural(wanted.ranks, 'rank')} with {plural(wanted.workers, 'worker')}",
         ),
     ]
     yield Facts(facts)
-    columns = ["order", "shuffled together", "effective rows", "", "of a batch", "design effect", "memory of a rank"]
-    is_measured = wanted.seconds is not None
+    columns = ["order", "shuffled together", "effective rows", "", "of a batch", "design effect", "memory for rows"]
     rows = []
     for number, one in enumerate(found.orders):
         texts = [
@@ -110,12 +116,19 @@ def _blocks(found: Mixing) -> Iterator[Block]:
             f"{one.effective_part:.1%}",
             f"{one.mixing.design_effect:,.2f}",
             size(one.memory_bytes),
-            *([f"{one.rows_per_s or 0:,.0f}"] if is_measured else []),
+            *_speed(one.rows_per_s, found.orders[0].rows_per_s),
         ]
         rows.append([Cell(text, "good") if number == found.advised else text for text in texts])
     note = "Design effect (Kish): variance of a batch's label shares, relative to rows drawn at random. 1 is best."
-    yield Table([*columns, *(["rows/s"] if is_measured else [])], rows, left=frozenset(["order", ""]), note=note)
+    yield Table(
+        [*columns, *(["rows/s"] if wanted.seconds is not None else [])], rows, left=frozenset(["order", ""]), note=note
+    )
     yield Line(f"Advice: {found.advice}", "good" if found.advised is not None else "warning")
+
+
+def _speed(rate: float | None, in_file_order: float | None) -> list[str]:
+    """Return a rate, also as a part of that in file order, if both were measured."""
+    return [] if rate is None or in_file_order is None else [f"{rate:,.0f} ({rate / in_file_order:.0%})"]
 
 
 def _bar(part: float) -> str:
