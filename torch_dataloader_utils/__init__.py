@@ -13,6 +13,7 @@ from torch_dataloader_utils.errors import (
     DatasetError,
     FooterMismatchWarning,
     IterationEndedError,
+    LedgerUnknownError,
     LostRowsWarning,
     MetadataFileWarning,
     ProgressUnknownError,
@@ -26,13 +27,17 @@ from torch_dataloader_utils.errors import (
 )
 
 if TYPE_CHECKING:
+    from torch_dataloader_utils.checkpoint.audit import Audit as Audit
+    from torch_dataloader_utils.checkpoint.audit import FileAudit as FileAudit
     from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Padded
     from torch_dataloader_utils.columns.ragged import PackedBytes
     from torch_dataloader_utils.dataset.structured import StructuredDataset
+    from torch_dataloader_utils.distributed.audit import audit as audit
     from torch_dataloader_utils.distributed.store import CheckpointStore as CheckpointStore
     from torch_dataloader_utils.distributed.store_files import StoredCheckpoint as StoredCheckpoint
     from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
     from torch_dataloader_utils.loader.device import to_device
+    from torch_dataloader_utils.planning.ledger import Rows, RowStep
     from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
     from torch_dataloader_utils.planning.plan import Shard
     from torch_dataloader_utils.planning.strategy import SplitStrategy
@@ -50,6 +55,7 @@ __all__ = [
     "DatasetError",
     "FooterMismatchWarning",
     "IterationEndedError",
+    "LedgerUnknownError",
     "LostRowsWarning",
     "Manifest",
     "MetadataFileWarning",
@@ -58,6 +64,8 @@ __all__ = [
     "ProgressUnknownError",
     "RankMismatchError",
     "RowGroup",
+    "RowStep",
+    "Rows",
     "Shard",
     "SilentWorkerWarning",
     "SlowTransportWarning",
@@ -73,22 +81,27 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Audit": "checkpoint.audit",
     "CheckpointStore": "distributed.store",
     "Codes": "columns.options",
     "ColumnFormat": "columns.options",
     "DataFile": "planning.manifest",
     "DeltaDataset": "tables.delta",
+    "FileAudit": "checkpoint.audit",
     "IcebergDataset": "tables.iceberg",
     "Manifest": "planning.manifest",
     "PackedBytes": "columns.ragged",
     "Padded": "columns.options",
     "RowGroup": "planning.manifest",
+    "RowStep": "planning.ledger",
+    "Rows": "planning.ledger",
     "Shard": "planning.plan",
     "Split": "planning.manifest",
     "SplitStrategy": "planning.strategy",
     "StoredCheckpoint": "distributed.store_files",
     "StructuredDataLoader": "loader.data_loader",
     "StructuredDataset": "dataset.structured",
+    "audit": "distributed.audit",
     "to_device": "loader.device",
 }
 """Names that are imported when they are used, and their modules: so that ``tdu --help`` does without torch."""

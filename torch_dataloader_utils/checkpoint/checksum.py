@@ -13,9 +13,11 @@ from torch_dataloader_utils.planning.manifest import json_digest
 
 KEYS = (
     "base",
+    "batch_size",
     "batches_delivered",
     "completed_rows",
     "completed_shards",
+    "drop_last",
     "epoch",
     "files",
     "in_progress",

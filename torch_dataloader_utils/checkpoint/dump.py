@@ -58,6 +58,8 @@ def dump_state(
         "epoch": epoch,
         "batches_delivered": progress.batches_delivered,
         "next_worker": progress.next_turn,
+        "batch_size": run.batch_size,
+        "drop_last": run.drop_last,
         "_num_workers": run.topology.num_workers,
         "_shuffle_seed": run.options.shuffle_seed,
         "num_ranks": run.topology.num_ranks,

@@ -95,6 +95,8 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         baseline=None if state["base"].is_null else _baseline(state["base"], tree, settings["rows"]),
         plan_digest=None if state["plan_digest"].missing else state["plan_digest"].optional_string(),
         filter_bindings=_filter_bindings(plan["filter_bindings"], files),
+        batch_size=None if state["batch_size"].missing else state["batch_size"].optional_integer(1),
+        drop_last=None if state["drop_last"].missing or state["drop_last"].is_null else state["drop_last"].boolean(),
     )
     _require_checksum(state)  # last: an error that names a wrong value says more
     return saved

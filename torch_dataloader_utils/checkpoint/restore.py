@@ -80,7 +80,7 @@ def check_states(states: Sequence[SavedState], run: Run) -> CheckedStates:
         require_each_rank(states)
         _require_one_step(states)
     saved = states[0].baseline
-    baseline = None if saved is None else _load_baseline(saved, run.manifest)
+    baseline = None if saved is None else load_baseline(saved, run.manifest)
     if baseline is not None and not differences and not files:
         require_row_groups(baseline, run.manifest)
     return CheckedStates(run, states, of_all_ranks, baseline, tuple(differences), files)
@@ -108,7 +108,7 @@ def _require_one_step(states: Sequence[SavedState]) -> None:
         raise RankMismatchError(msg)
 
 
-def _load_baseline(saved: SavedBaseline, manifest: Manifest) -> DeliveredBaseline:
+def load_baseline(saved: SavedBaseline, manifest: Manifest) -> DeliveredBaseline:
     """Return a saved baseline by ranges of files."""
     done = tuple(splits_of_rows(manifest.rows_by_file, saved.completed_rows))
     partial = tuple(shard.partial(manifest.rows_by_file) for shard in saved.in_progress)

@@ -18,7 +18,7 @@ class Run:
     There is a digest of the filter, of what the filter's columns are in the files, and of the format options that
     determine the rows of a file; of the split strategy its name and a digest. `filter_bindings` has what the filter's
     columns are in each single file, where states list the files. Iceberg tables have a snapshot, Delta Lake tables a
-    version.
+    version. The batch size and `drop_last` are recorded, so that earlier steps are known, and not compared.
     """
 
     manifest: Manifest
@@ -33,6 +33,8 @@ class Run:
     version: int | None = None
     split_strategy: str | None = None
     plan_algorithm: int = field(default_factory=newest_algorithm)
+    batch_size: int | None = None
+    drop_last: bool | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return what must be equal to load a state, by the names that users know. Files are compared separately."""

@@ -80,7 +80,7 @@ class SavedState:
     in states of releases that did not record it. What is done is recorded by `completed` shards,
     or by `completed_rows`: row numbers of the whole manifest, start, stop, start, stop, ... The baseline is what was
     delivered before the rest of the epoch was planned again. The plan's digest is None in states of one rank, and of
-    releases that did not record it.
+    releases that did not record it; so are the batch size and `drop_last`, which may differ in the run that loads it.
     """
 
     settings: dict[str, Any]
@@ -96,6 +96,8 @@ class SavedState:
     baseline: SavedBaseline | None
     plan_digest: str | None = None
     filter_bindings: str | None = None
+    batch_size: int | None = None
+    drop_last: bool | None = None
 
     def done(self, files: Sequence[FileRows]) -> list[Split]:
         """Return the ranges of files that are done. `files` are those to which row numbers refer."""

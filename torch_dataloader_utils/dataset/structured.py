@@ -15,9 +15,9 @@ from torch_dataloader_utils.checkpoint.merge import ON_CHANGED_FILES
 from torch_dataloader_utils.checkpoint.parse import MOST_EPOCHS
 from torch_dataloader_utils.columns.convert import OutputFormat
 from torch_dataloader_utils.columns.options import ColumnFormat
-from torch_dataloader_utils.dataset.base import BatchDataset
 from torch_dataloader_utils.dataset.discovery import check_columns
 from torch_dataloader_utils.dataset.file_set import FileSet
+from torch_dataloader_utils.dataset.ledger import LedgerDataset
 from torch_dataloader_utils.dataset.manifest_file import dump_manifest
 from torch_dataloader_utils.dataset.mesh import Mesh
 from torch_dataloader_utils.dataset.options import Filters, LoaderOptions
@@ -34,7 +34,7 @@ from torch_dataloader_utils.planning.strategy import SplitStrategy
 from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC
 
 
-class StructuredDataset(BatchDataset):
+class StructuredDataset(LedgerDataset):
     """Batches of a dataset's rows, for one rank. Its progress is exact to the row.
 
     `create_dataloader` makes the dataset together with its loader, and documents all parameters. Iterating over the

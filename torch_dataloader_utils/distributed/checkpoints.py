@@ -15,6 +15,9 @@ from torch_dataloader_utils.distributed.gather import Stateful, parse_json, stat
 from torch_dataloader_utils.errors import DatasetError, shown
 from torch_dataloader_utils.storage.filesystem import Storage
 
+RANK_FILES = "loader-*.json"
+"""The names of the files of ranks' states."""
+
 
 def save_rank_state(
     source: Stateful, directory: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
@@ -100,7 +103,7 @@ def _states_in(storage: Storage, location: str) -> list[str]:
         listed = storage.call("ls", location, detail=False)
     except FileNotFoundError:
         return []
-    return sorted(fnmatch.filter(map(posixpath.basename, listed), "loader-*.json"))
+    return sorted(fnmatch.filter(map(posixpath.basename, listed), RANK_FILES))
 
 
 def _open_directory(

@@ -62,6 +62,7 @@ class _Dataset(Protocol):
     def with_footers(self, assignment: Assignment, known: Collection[str]) -> Assignment: ...
     def set_epoch(self, epoch: int) -> None: ...
     def progress(self, uneven: Literal["drop", "pad"] | None) -> PassProgress: ...
+    def batch_at(self, step: int, epoch: int | None, *, scan: bool) -> Any: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Any, *, strict: bool, on_changed_files: Literal["error", "continue"]) -> None: ...
 
@@ -166,6 +167,28 @@ class StructuredDataLoader(DataLoader[Any]):
         if uneven is not None:
             require_choice(uneven, "uneven", ("drop", "pad"))
         return self._dataset.progress(uneven)
+
+    def batch_at(self, step: int, epoch: int | None = None, *, scan: bool = False) -> Any:
+        """Return a batch of this rank again, bit for bit, or one that is yet to come, as the loader delivers it.
+
+        It is read in this process, also where workers read the others. Only the row groups that hold its rows are read;
+        with row-level shuffle, and with a filter, those of the shards or of their rounds. `collate_fn` is called with
+        the same random numbers. Progress, iterators, metrics and random numbers of the process stay as they are.
+
+        Args:
+            step: The step: how many batches this rank delivers before it in the epoch.
+            epoch: The epoch; None for the current one.
+            scan: See `StructuredDataset.rows_at`.
+
+        Returns:
+            The batch, without `pin_memory`.
+
+        Raises:
+            LedgerUnknownError: As in `StructuredDataset.rows_at`.
+            ValueError: If this rank does not make the step.
+            UnreadableFileError: If a file cannot be read.
+        """
+        return self._dataset.batch_at(step, epoch, scan=scan)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the dataset's state: see `StructuredDataset.state_dict`.

@@ -23,6 +23,7 @@ from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
+from torch_dataloader_utils.loader.segments import Segments
 from torch_dataloader_utils.loader.user_warnings import (
     LOG,
     log_uneven_rows,
@@ -31,6 +32,7 @@ from torch_dataloader_utils.loader.user_warnings import (
     warn_of_uneven_ranks,
     warn_of_unknown_lengths,
 )
+from torch_dataloader_utils.planning.ledger import Segment
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, EpochPlanner, newest_algorithm
 from torch_dataloader_utils.planning.strategy import SplitStrategy
@@ -61,6 +63,7 @@ class EpochState:
         self._read_options = read_options
         self._planner = EpochPlanner(opened_files.manifest, plan_options, opened_files.selection, strategy)
         self.owner = ProgressOwner()
+        self.segments = Segments(self._planner, counts_rows=opened_files.unknown_rows is None)
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
         self._warned_of_uneven_ranks = False
@@ -131,6 +134,18 @@ class EpochState:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""
         return self._planner.uneven_rows(self._current_plan())
 
+    def segment(self, epoch: int) -> Segment:
+        """Return the segment of an epoch that begins now."""
+        algorithm = self._plan_algorithm if epoch == self.epoch else None
+        return Segment(
+            epoch=epoch,
+            plan_algorithm=algorithm or newest_algorithm(),
+            options=self._planner.options,
+            topology=self.topology,
+            batch_size=self._read_options.batch_size,
+            drop_last=self._read_options.drop_last,
+        )
+
     # What changes it -------------------------------------------------------------------------------------------------
 
     def prepare_iteration(self) -> None:
@@ -141,6 +156,7 @@ class EpochState:
         """Begin an iteration: of the whole epoch, or of the rows that a state left which was loaded since the last."""
         if self.owner.loaded is None:
             self._plan_algorithm = None
+            self.segments.begin(self.segment(self.epoch))
         progress = self.owner.loaded or self._fresh()
         counts = self.pass_progress()
         iteration = self.owner.begin(progress, self.topology.processes)
@@ -156,19 +172,20 @@ class EpochState:
         if epoch == self.epoch and self.owner.is_untouched:
             return
         self.owner.take_over("set_epoch", epoch)
+        self.segments.forget(epoch)
         self._plan_algorithm = None
         self._check_epoch()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
         progress = self.progress
-        return dump_state(self._run(self.epoch), self.epoch, progress, self._shared_digest, self._recorded(progress))
+        return dump_state(self.run(self.epoch), self.epoch, progress, self._shared_digest, self._recorded(progress))
 
     def load_state_dict(self, states: Any, *, strict: bool, on_changed_files: OnChangedFiles) -> None:
         """Load a state, or those of all ranks. If this raises, nothing has changed."""
         saved = parse_states(states)
         epoch = saved[0].epoch
-        run = self._run(epoch)
+        run = self.run(epoch)
         algorithm = saved[0].settings["plan_algorithm"]
         if algorithm in PLAN_ALGORITHMS:  # else it will be a difference
             run = replace(run, plan_algorithm=algorithm)
@@ -186,6 +203,12 @@ class EpochState:
         self.topology = run.topology
         self._plan_algorithm = run.plan_algorithm
         self.owner.take_over("load_state_dict", epoch, progress)
+        segment = replace(self.segment(epoch), baseline=progress.baseline)
+        if strict:
+            own = next((state for state in saved if state.rank == self.topology.rank), saved[0])
+            self.segments.load_strictly(segment, own, progress)
+        else:
+            self.segments.load_elastically(segment, saved)
 
     def _placed(self, states: Sequence[SavedState], run: Run) -> Progress:
         """Return the progress of a run that continues exactly where it saved the states."""
@@ -220,6 +243,7 @@ class EpochState:
         """Return a copy for a worker. These opened files have no footers: the worker's assignments contain them."""
         copied = copy.copy(self)
         copied._opened_files, copied.owner.loaded = opened_files, None  # noqa: SLF001 - of this class
+        copied.segments = Segments(copied._planner, counts_rows=False)  # noqa: SLF001
         return copied
 
     def for_user(self) -> EpochState:
@@ -232,8 +256,9 @@ class EpochState:
 
     def __copy__(self) -> EpochState:
         copied = EpochState.__new__(EpochState)
-        own = {"owner": copy.copy(self.owner), "_planner": copy.copy(self._planner), "_record": None}
-        copied.__dict__.update(self.__dict__, **own)
+        planner = copy.copy(self._planner)
+        own = {"owner": copy.copy(self.owner), "_planner": planner, "_record": None}
+        copied.__dict__.update(self.__dict__, **own, segments=self.segments.copied(planner))
         return copied
 
     # Within ----------------------------------------------------------------------------------------------------------
@@ -259,7 +284,7 @@ class EpochState:
             self._record = EpochRecord(self._opened_files.manifest, progress)
         return self._record
 
-    def _run(self, epoch: int) -> Run:
+    def run(self, epoch: int) -> Run:
         """Return what a state of an epoch is compared with."""
         worker = get_worker_info()
         topology = self.topology if worker is None else replace(self.topology, num_workers=worker.num_workers)
@@ -275,6 +300,8 @@ class EpochState:
             **self._opened_files.pin,
             split_strategy=self._planner.strategy_digest(epoch),
             plan_algorithm=self._plan_algorithm or newest_algorithm(),
+            batch_size=self._read_options.batch_size,
+            drop_last=self._read_options.drop_last,
         )
 
     def _batches(self, progress: Progress) -> int:

@@ -5,6 +5,7 @@ Every rank and worker that computes a plan from the same manifest and options ge
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -35,6 +36,12 @@ class EpochPlanner:
         self._plan: tuple[tuple[Any, ...], Plan] | None = None
         self._bundles: tuple[int, list[list[SizedSplit]], str] | None = None
         self._uneven_rows: tuple[Plan, dict[str, list[tuple[str, int]]]] | None = None
+
+    def with_options(self, options: PlanOptions) -> EpochPlanner:
+        """Return a planner of its own, which may have other options, and knows the last plan if they are the same."""
+        if options != self.options:
+            return EpochPlanner(self.manifest, options, self._selection, self.strategy)
+        return copy.copy(self)
 
     def plan(
         self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None = None, algorithm: int | None = None

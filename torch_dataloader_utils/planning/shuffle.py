@@ -47,22 +47,37 @@ def delivery_order(shard_slice: ShardSlice, *, seed: int | None, epoch: int) -> 
     They are int64 row numbers in the sequence of all splits of the shard, missing splits included. Without row-level
     shuffle the seed is None.
     """
-    shard = shard_slice.shard
-    starts = np.cumsum([0, *(split.row_length for split in shard.splits)])
-    parts, first = [np.empty(0, dtype=np.intp)], 0
-    for number in range(shard.rounds):
-        bounds = round_bounds(shard, number)
-        count = sum(stop - start for start, stop in bounds)
-        count -= sum(bounds[index][1] - bounds[index][0] for index in shard.missing)
-        if first < shard_slice.stop and first + count > shard_slice.start:
-            rows = np.concatenate([np.arange(*bound) + begin for begin, bound in zip(starts, bounds, strict=False)])
-            if seed is not None:
-                rows = rows[permutation(len(rows), seed=seed, epoch=epoch, shard=shard, number=number)]
-            if shard.missing:
-                rows = rows[~np.isin(np.searchsorted(starts[1:], rows, side="right"), shard.missing)]
-            parts.append(rows[max(0, shard_slice.start - first) : shard_slice.stop - first])
-        first += count
+    parts = [np.empty(0, dtype=np.intp)]
+    for number, first in rounds_of(shard_slice):
+        rows = round_order(shard_slice.shard, number, seed=seed, epoch=epoch)
+        parts.append(rows[max(0, shard_slice.start - first) : shard_slice.stop - first])
     return np.concatenate(parts)
+
+
+def rounds_of(shard_slice: ShardSlice) -> Iterator[tuple[int, int]]:
+    """Yield the rounds that hold rows of a slice, each with the rows that the shard delivers before it."""
+    shard = shard_slice.shard
+    lengths = [split.row_length for split in shard.present]
+
+    def before(number: int) -> int:
+        return sum(length * number // shard.rounds for length in lengths)
+
+    number = bisect_right(range(shard.rounds), shard_slice.start, key=before) - 1
+    while number < shard.rounds and (first := before(number)) < shard_slice.stop:
+        yield number, first
+        number += 1
+
+
+def round_order(shard: Shard, number: int, *, seed: int | None, epoch: int) -> npt.NDArray[np.intp]:
+    """Return the rows that a round of a shard delivers: see `delivery_order`."""
+    starts = np.cumsum([0, *(split.row_length for split in shard.splits)])
+    bounds = round_bounds(shard, number)
+    rows = np.concatenate([np.arange(*bound) + begin for begin, bound in zip(starts, bounds, strict=False)])
+    if seed is not None:
+        rows = rows[permutation(len(rows), seed=seed, epoch=epoch, shard=shard, number=number)]
+    if shard.missing:
+        rows = rows[~np.isin(np.searchsorted(starts[1:], rows, side="right"), shard.missing)]
+    return rows
 
 
 def rows_of_splits(
