@@ -31,7 +31,12 @@ MOST_REASON = 200
 """Characters of an error of Arrow that a note has."""
 
 OVERTIME = 2.0
-"""Rounds after the first are left out once the measurements have taken this many times as long as announced."""
+SLACK_SEC = 5.0
+"""Rounds after the first are left out once the measurements have taken this many times as long as announced and this
+much longer, as on a storage that is slow to answer."""
+
+START_SEC = 0.3
+"""About what the start of workers adds to a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +62,9 @@ class BenchOptions:
 
     @property
     def announced_seconds(self) -> float:
-        """How long all measurements take, without the time to their first batches."""
-        return self.seconds * (1 + self.rounds * (1 + len(self.settings)))
+        """About how long all measurements take."""
+        starts = START_SEC * self.rounds * sum(setting.workers > 0 for setting in self.settings)
+        return self.seconds * (1 + self.rounds * (1 + len(self.settings))) + starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +229,7 @@ def _measure_in_turns(
     samples: dict[Setting | None, list[Sample]] = {} if raw is None else {None: []}
     samples |= {setting: [] for setting in options.settings}
     for number in range(options.rounds):
-        if number and time.perf_counter() - begin > OVERTIME * options.announced_seconds:
+        if number and time.perf_counter() - begin > OVERTIME * (options.announced_seconds + SLACK_SEC):
             break
         where = f"round {number + 1} of {options.rounds}"
         if raw is not None:

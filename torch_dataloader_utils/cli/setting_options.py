@@ -55,5 +55,5 @@ def _number(text: str, most: float) -> float:
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
     if not 0 < number <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between 0 and {most:g}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not more than 0 and at most {most:g}")
     return number
