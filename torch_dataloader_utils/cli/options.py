@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 from typing import Any
 
@@ -103,3 +104,49 @@ def dataset_parameters(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what ``create_dataloader`` takes of `add_path`, `add_format`, `add_columns` and `add_storage_option`."""
     given = {name: getattr(arguments, name) for name in ("path", "format", "partitioning", "columns")}
     return given | {"storage_options": storage_options(arguments)}
+
+
+def parse_filter(text: str) -> Any:
+    """Read a filter in pyarrow's lists of tuples: as JSON, or as Python writes them."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        pass
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        msg = 'expected lists of conditions, such as [["x", ">", 3], ["y", "in", ["a", "b"]]]'
+        raise argparse.ArgumentTypeError(msg) from None
+
+
+def add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add the path of a checkpoint, and the key under which its states are."""
+    about = "a state, or a checkpoint that has states: a file, a directory, or a URL of one of these"
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help=about)
+    parser.add_argument("--key", metavar="NAME", help="the key of the states, where there are those of several loaders")
+
+
+def add_dataset_of_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add what opens the dataset of a checkpoint, where the states do not hold it."""
+    parser.add_argument("--path", help="the dataset (default: where it was when the checkpoint was saved)")
+    add_storage_option(parser)
+    parser.add_argument("--epoch", type=not_negative, metavar="N", help="the epoch (default: the checkpoint's)")
+    parser.add_argument("--scan", action="store_true", help="read what it takes where only reading tells")
+    parser.add_argument(
+        "--filter",
+        type=parse_filter,
+        metavar="LISTS",
+        help='the filter that the checkpoint was saved with, such as \'[["x", ">", 3]]\'',
+    )
+    parser.add_argument("--partitioning", choices=["hive"], help="make columns of directories such as day=2024-02-29")
+    parser.add_argument(
+        "--format-option",
+        action="append",
+        type=storage_option,
+        metavar="KEY=VALUE",
+        help="one of format_options that the checkpoint was saved with; may be repeated",
+    )
+    parser.add_argument(
+        "--batch-size", type=positive, metavar="ROWS", help="rows in a batch, for states that do not hold it"
+    )
+    parser.add_argument("--drop-last", action="store_true", help="for states that do not hold it")

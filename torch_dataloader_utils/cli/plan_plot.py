@@ -120,7 +120,7 @@ def _of_workers(planned: PlannedEpoch) -> Panel:
                 lines.append((name, list(_bars_of_stream(slices, colors, mixes=planned.options.plan.shuffles_rows))))
     how = "; above one another: rows that are shuffled together" if planned.options.plan.shuffles_rows else ""
     note = f"a colour for each file, from the first (dark) to the last (light){how}"
-    return Panel("What each worker reads", lines, "rows that the worker has read", note + _left_out(workers, "worker"))
+    return Panel("Each worker reads", lines, "rows that the worker has read", note + _left_out(workers, "worker"))
 
 
 def _bars_of_stream(slices: Iterable[ShardSlice], colors: dict[str, str], *, mixes: bool) -> Iterator[Bar]:
@@ -156,7 +156,7 @@ def _of_files(planned: PlannedEpoch) -> Panel:
     ranks = range(min(planned.topology.num_ranks, len(RANK_COLORS)))
     legend = [(_shade(rank, 0, 1), f"rank {rank}") for rank in ranks]
     note = "lighter: later workers" if planned.topology.num_workers > 1 else ""
-    return Panel("Who reads each file", lines, "rows of the file", note + _left_out(len(found), "file"), legend)
+    return Panel("Each file is read by", lines, "rows of the file", note + _left_out(len(found), "file"), legend)
 
 
 def _bars_in_files(part: ShardSlice, name: str, color: str, *, mixes: bool) -> Iterator[tuple[str, Bar]]:
