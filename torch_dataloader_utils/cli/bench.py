@@ -24,8 +24,8 @@ BATCH_SIZES = (256, 1024, 4096)
 SECONDS = 1.0
 ROUNDS = 3
 
-NEAR = 0.95
-"""Settings of at least this part of the highest rate count as equally fast: a machine's noise is about as large."""
+CLEARLY = 1.05
+"""A setting is clearly faster than another if its rate is more than this many times the other's in every round."""
 
 MOST_REASON = 200
 """Characters of an error of Arrow that a note has."""
@@ -383,25 +383,27 @@ def summary(
 
 
 def advise(measured: Sequence[Measured], samples: Mapping[Setting | None, Sequence[Sample]]) -> Advice:
-    """Advise the setting with the fewest processes among those that are about as fast as the fastest.
+    """Advise the setting with the fewest processes that the fastest setting does not beat clearly.
 
-    Rates are compared within each round, because a machine's speed changes from round to round.
+    Rates are compared within each round, because a machine's speed changes from round to round. A setting is clearly
+    faster if it was faster in every round.
     """
     rates = {one.setting: one.rows_per_s.median for one in measured if one.setting is not None}
     best = max(rates, key=rates.__getitem__)
 
-    def of_best(setting: Setting) -> float:
-        pairs = zip(samples[setting], samples[best], strict=True)
-        return statistics.median(own.rate / fastest.rate for own, fastest in pairs)
+    def faster(setting: Setting) -> list[float]:
+        """Return how many times as fast the fastest setting was, round by round."""
+        return [fast.rate / own.rate for own, fast in zip(samples[setting], samples[best], strict=True)]
 
-    near = [setting for setting in rates if of_best(setting) >= NEAR]
+    near = [setting for setting in rates if min(faster(setting)) <= CLEARLY]
     fewest = min(setting.workers for setting in near)
     setting = max((one for one in near if one.workers == fewest), key=rates.__getitem__)
     reason = f"{rates[setting]:,.0f} rows/s"
     others = [one for one in rates if one.workers != best.workers]
     if setting != best:
-        reason += f"; {best} is not clearly faster ({1 / of_best(setting):.2f} times as fast)"
-        reason += f" and takes {best.workers - fewest} more processes" if best.workers > fewest else ""
+        spread = Spread.of(faster(setting))
+        reason += f"; {best}, which takes {best.workers - fewest} more processes, is not clearly faster "
+        reason += f"({spread.low:.2f} to {spread.high:.2f} times as fast)"
     elif others:
         second = max(others, key=rates.__getitem__)
         reason += f", the fastest of {len(rates)} settings; with {second}: {rates[second]:,.0f} rows/s"

@@ -22,8 +22,14 @@ def test_the_fastest_setting_is_advised_where_it_is_clearly_faster():
 def test_fewer_processes_are_advised_where_more_are_not_clearly_faster():
     advice = advice_of({(0, 1024): [196, 198, 197], (4, 1024): [200, 201, 202], (2, 1024): [100, 100, 100]})
     assert advice.setting == Setting(0, 1024)
-    assert "num_workers=4, batch_size=1024 is not clearly faster (1.02 times as fast)" in advice.reason
-    assert "4 more processes" in advice.reason
+    assert "num_workers=4, batch_size=1024, which takes 4 more processes, is not clearly faster" in advice.reason
+    assert "(1.02 to 1.03 times as fast)" in advice.reason
+
+
+def test_a_setting_that_is_slower_in_one_round_is_not_clearly_faster():
+    advice = advice_of({(0, 1024): [100, 130, 100], (2, 1024): [150, 120, 150]})
+    assert advice.setting == Setting(0, 1024)
+    assert "(0.92 to 1.50 times as fast)" in advice.reason
 
 
 def test_of_equally_many_processes_the_fastest_batch_size_is_advised():
