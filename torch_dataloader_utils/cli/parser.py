@@ -15,6 +15,8 @@ COMMANDS = {
     "rows": "which rows go into a step",
     "step": "which step a row goes into",
     "diff": "what differs between two states or two manifests",
+    "bench": "how fast the loader reads these files, beside Arrow alone, and the setting to use",
+    "mixing": "how well labels are mixed for some shuffle buffers, and what each costs",
     "demo": "kill a training, resume it, and count the rows",
     "completion": "print what makes a shell complete the commands",
 }
