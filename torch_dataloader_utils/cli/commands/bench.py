@@ -84,7 +84,7 @@ def _blocks(found: Bench) -> Iterator[Block]:
         is_advised = one.setting == found.advice.setting
         texts = [count(one.setting.workers), count(one.setting.batch_size), *_figures(one)]
         rows_of_table.append([Cell(text, "good" if is_advised else "plain") for text in texts])
-    note = f"Medians of {plural(found.rounds, 'round')}. Rates are those after the first batch."
+    note = f"Medians of {plural(found.rounds, 'round')}. Rates do not count the time to the first batch."
     yield Table(columns, rows_of_table, left=frozenset(["workers"]), note=note)
     advised = found.advice.setting
     yield Line(f"Advice: num_workers={advised.workers}, batch_size={advised.batch_size}", "good")
