@@ -29,6 +29,7 @@ from torch_dataloader_utils.errors import (
 if TYPE_CHECKING:
     from torch_dataloader_utils.checkpoint.audit import Audit as Audit
     from torch_dataloader_utils.checkpoint.audit import FileAudit as FileAudit
+    from torch_dataloader_utils.checkpoint.run_segments import RunSegment as RunSegment
     from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Padded
     from torch_dataloader_utils.columns.ragged import PackedBytes
     from torch_dataloader_utils.dataset.structured import StructuredDataset
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.distributed.store_files import StoredCheckpoint as StoredCheckpoint
     from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
     from torch_dataloader_utils.loader.device import to_device
+    from torch_dataloader_utils.loader.run_log import RunLog
     from torch_dataloader_utils.planning.ledger import Rows, RowStep
     from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
     from torch_dataloader_utils.planning.plan import Shard
@@ -66,6 +68,7 @@ __all__ = [
     "RowGroup",
     "RowStep",
     "Rows",
+    "RunLog",
     "Shard",
     "SilentWorkerWarning",
     "SlowTransportWarning",
@@ -95,6 +98,8 @@ _LAZY = {
     "RowGroup": "planning.manifest",
     "RowStep": "planning.ledger",
     "Rows": "planning.ledger",
+    "RunLog": "loader.run_log",
+    "RunSegment": "checkpoint.run_segments",
     "Shard": "planning.plan",
     "Split": "planning.manifest",
     "SplitStrategy": "planning.strategy",

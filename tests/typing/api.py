@@ -99,6 +99,7 @@ def use_every_parameter() -> None:
         row_id_column="id",
         show_progress=True,
         progress_interval_sec=0.5,
+        run_log="runs/first",
         pin_memory=True,
         persistent_workers=True,
     )

@@ -67,20 +67,21 @@ class Depth:
     """How often each row of an axis is in some ranges."""
 
     def __init__(self, starts: Integers, stops: Integers) -> None:
-        self._bounds = np.unique(np.concatenate([starts, stops, np.zeros(1, dtype=np.int64)]))
+        self._bounds = np.sort(np.concatenate([starts, stops, np.zeros(1, dtype=np.int64)]))
         begun = np.searchsorted(np.sort(starts), self._bounds, side="right")
-        self._depth = begun - np.searchsorted(np.sort(stops), self._bounds, side="right")
+        depth = begun - np.searchsorted(np.sort(stops), self._bounds, side="right")
+        self._once, self._more = np.minimum(depth, 1), np.maximum(depth - 1, 0)
         lengths = np.diff(self._bounds)
-        self._covered = np.concatenate([[0], np.cumsum(lengths * (self._depth[:-1] > 0))])
-        self._further = np.concatenate([[0], np.cumsum(lengths * np.maximum(self._depth[:-1] - 1, 0))])
+        self._covered = np.concatenate([[0], np.cumsum(lengths * self._once[:-1])])
+        self._further = np.concatenate([[0], np.cumsum(lengths * self._more[:-1])])
 
     def covered(self, bounds: Integers) -> Integers:
         """Return for each of the intervals between some rows how many of its rows are in any range."""
-        return self._between(bounds, self._covered, np.minimum(self._depth, 1))
+        return self._between(bounds, self._covered, self._once)
 
     def further(self, bounds: Integers) -> Integers:
         """Return for each of the intervals how often its rows are in a second, third, ... range."""
-        return self._between(bounds, self._further, np.maximum(self._depth - 1, 0))
+        return self._between(bounds, self._further, self._more)
 
     def _between(self, bounds: Integers, sums: Integers, weights: Integers) -> Integers:
         places = np.searchsorted(self._bounds, bounds, side="right") - 1

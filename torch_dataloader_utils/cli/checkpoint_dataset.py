@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.cli.options import storage_options
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.distributed.read_states import read_states
-from torch_dataloader_utils.errors import CheckpointMismatchError, UnevenRanksWarning, shown
+from torch_dataloader_utils.errors import CheckpointMismatchError, LedgerUnknownError, UnevenRanksWarning, shown
 from torch_dataloader_utils.planning.manifest import root_prefix
 
 SAME_NAMES = (
@@ -51,9 +52,20 @@ class CheckpointDataset:
         """The directory that paths are relative to."""
         return self.states[0].root
 
-    def delivered(self, rank: int) -> int | None:
-        """Return how many batches a rank had delivered; None if its state is not given."""
-        return next((state.batches_delivered for state in self.states if state.rank == rank), None)
+    def delivered(self, epoch: int, step: int, rank: int) -> bool | None:
+        """Return whether a rank had delivered a step when the checkpoint was saved; None if that is not known."""
+        batches = next((state.batches_delivered for state in self.states if state.rank == rank), None)
+        return None if batches is None or epoch != self.dataset.epoch else step < batches
+
+
+@contextmanager
+def in_options() -> Iterator[None]:
+    """Let a `LedgerUnknownError` that is raised within name options of the command line in place of parameters."""
+    try:
+        yield
+    except LedgerUnknownError as error:
+        text = str(error).replace("scan=True", "--scan").replace("(run_log=...)", "(--run-log)")
+        raise LedgerUnknownError(text) from None
 
 
 def open_checkpoint(arguments: argparse.Namespace) -> CheckpointDataset:
@@ -118,6 +130,7 @@ def _parameters(saved: SavedState, arguments: argparse.Namespace) -> dict[str, A
         "drop_last": drop_last,
         "count_rows": counts,
         "filters": arguments.filter,
+        "run_log": arguments.run_log,
         "partitioning": arguments.partitioning,
         "format_options": dict(arguments.format_option) if arguments.format_option else None,
     }

@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.cli.memory_bound import memory_bound
 from torch_dataloader_utils.dataset.discovery import check_columns
 from torch_dataloader_utils.dataset.manifest_file import dump_manifest
 from torch_dataloader_utils.dataset.options import LoaderOptions
@@ -19,7 +20,6 @@ from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.planning.plan import Plan, ShardSlice
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.topology import Topology
-from torch_dataloader_utils.reading.shuffled import BLOCK_SHARE
 
 BLOCK_BYTES = 8 * 2**20
 BLOCKS_OF_A_WORKER = 5
@@ -95,19 +95,17 @@ class RankSummary:
 
 @dataclass(frozen=True, slots=True)
 class MemoryBound:
-    """The most that decoding, shuffling and sending take, in bytes.
+    """The most bytes that a rank holds, with all of its workers.
 
     Attributes:
-        stream: Of each process that reads.
-        shared: The shared memory of each worker.
-        rank: Of a rank, with all of its workers.
-        why: What the bound of a process comes from.
+        decoded: Rows that are read, shuffled, and not yet delivered.
+        shared: The shared memory of its workers.
+        rank: Both.
     """
 
-    stream: int
+    decoded: int
     shared: int
     rank: int
-    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,21 +295,19 @@ def _short_batches(planned: PlannedEpoch, ranks: Sequence[RankSummary]) -> int |
 def _memory(planned: PlannedEpoch, files: FilesSummary) -> MemoryBound:
     """Return the bound that the guide states, for these files."""
     options, topology = planned.options, planned.topology
-    read_ahead = options.read_ahead_bytes
-    stream, why = read_ahead, "read_ahead_bytes"
-    if options.plan.shuffles_rows:
-        streams = topology.planned_ranks * max(1, topology.planned_workers)
-        held = streams // (topology.num_ranks * topology.processes)
-        parts = [(part.shard.rows / part.shard.rounds, part.shard.rounds) for part in planned.plan.slices]
-        whole = [rows * files.row_bytes for rows, rounds in parts if rounds == 1]
-        in_rounds = [max(rows * files.row_bytes, read_ahead / BLOCK_SHARE) for rows, rounds in parts if rounds > 1]
-        needed = held * int(max(2 * max(whole, default=0), 3 * max(in_rounds, default=0)))
-        if needed > read_ahead:
-            stream, why = needed, "two shards of shuffled rows" if whole else "the buffers of shuffled rows"
-    shared = 0
-    if topology.num_workers:
-        shared = BLOCKS_OF_A_WORKER * max(BLOCK_BYTES, int(options.batch_size * files.row_bytes))
-    return MemoryBound(stream, shared, topology.processes * (stream + shared), why)
+    is_mapped = planned.opened.storage.is_local and options.memory_map is not False
+    decoded = topology.streams_per_turn * memory_bound(
+        planned.plan,
+        shuffles_rows=options.plan.shuffles_rows,
+        row_bytes=files.row_bytes,
+        read_ahead_bytes=options.read_ahead_bytes,
+        fetched_row_bytes=0 if is_mapped else files.stored_bytes / max(1, files.expected_rows),
+    )
+    if not options.plan.shuffles_rows:  # virtual streams of a worker share its budget
+        decoded = min(decoded, topology.processes * options.read_ahead_bytes)
+    block = max(BLOCK_BYTES, int(options.batch_size * files.row_bytes))
+    shared = topology.num_workers * BLOCKS_OF_A_WORKER * block
+    return MemoryBound(decoded, shared, decoded + shared)
 
 
 def save_manifest(planned: PlannedEpoch, path: str) -> int:

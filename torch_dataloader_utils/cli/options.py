@@ -131,6 +131,7 @@ def add_dataset_of_checkpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--path", help="the dataset (default: where it was when the checkpoint was saved)")
     add_storage_option(parser)
     parser.add_argument("--epoch", type=not_negative, metavar="N", help="the epoch (default: the checkpoint's)")
+    parser.add_argument("--run-log", metavar="URL", help="the run log, for steps before an elastic load")
     parser.add_argument("--scan", action="store_true", help="read what it takes where only reading tells")
     parser.add_argument(
         "--filter",

@@ -78,7 +78,7 @@ class LedgerDataset(BatchDataset):
             assert isinstance(batch, Batch)  # noqa: S101 - a step has rows
             return batch.data
         finally:
-            contents.close()  # type: ignore[attr-defined]  # a generator
+            contents.close()
 
     @property
     def _rank(self) -> int:
@@ -95,4 +95,7 @@ class LedgerDataset(BatchDataset):
 
     def _ledger(self, *, scan: bool) -> Ledger:
         require_flag(scan, "scan")
-        return Ledger(self._opened_files, self._epoch_state.segments)
+        state = self._epoch_state
+        progress = state.owner.progress
+        current = None if progress is None else (state.epoch, progress)
+        return Ledger(self._opened_files, self._stream.options, state.segments, current, scan=scan)

@@ -23,8 +23,8 @@ from typing import Any
 
 import fsspec
 
-from torch_dataloader_utils.distributed.checkpoints import sync_directory, write_atomically
 from torch_dataloader_utils.errors import CheckpointStoreError, shown
+from torch_dataloader_utils.storage.atomic_write import sync_directory, write_atomically
 from torch_dataloader_utils.storage.filesystem import Storage
 
 LOG = logging.getLogger("torch_dataloader_utils")

@@ -18,11 +18,14 @@ from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.run import Run
+from torch_dataloader_utils.checkpoint.run_segments import Began, Loaded
 from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.iteration import Iteration
+from torch_dataloader_utils.loader.logged_segments import LoggedSegments
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
+from torch_dataloader_utils.loader.run_log import RunLogFiles, RunLogWriter
 from torch_dataloader_utils.loader.segments import Segments
 from torch_dataloader_utils.loader.user_warnings import (
     LOG,
@@ -44,7 +47,8 @@ class EpochState:
     """A rank's current epoch: its plan and its progress.
 
     `adopts_num_workers` says that a loaded state's number of workers replaces the topology's. A bar shows
-    the progress, drawn again every `progress_interval_sec` seconds; None for no bar.
+    the progress, drawn again every `progress_interval_sec` seconds; None for no bar. A run log tells of earlier
+    segments of the run; one process writes it.
     """
 
     def __init__(
@@ -57,6 +61,8 @@ class EpochState:
         topology: Topology,
         adopts_num_workers: bool,
         progress_interval_sec: float | None,
+        run_log: RunLogFiles | None = None,
+        writes_run_log: bool = False,
     ) -> None:
         self.topology = topology
         self._opened_files = opened_files
@@ -69,6 +75,10 @@ class EpochState:
         self._warned_of_uneven_ranks = False
         self._record: EpochRecord | None = None
         self._plan_algorithm: int | None = None  # that of a loaded state; None for the newest
+        self._loaded: tuple[Began, Loaded] | None = None  # how the next iteration begins, if a state was loaded
+        self._run_log = None if run_log is None or not writes_run_log else RunLogWriter(run_log)
+        if run_log is not None:
+            self.segments.run_log = LoggedSegments(run_log, opened_files)
         self._check_epoch()
 
     # What is known of the epoch --------------------------------------------------------------------------------------
@@ -159,7 +169,10 @@ class EpochState:
             self.segments.begin(self.segment(self.epoch))
         progress = self.owner.loaded or self._fresh()
         counts = self.pass_progress()
+        self._log_segment(progress)
         iteration = self.owner.begin(progress, self.topology.processes)
+        if self._run_log is not None:
+            self._run_log.follow(iteration)
         if self._progress_interval_sec is not None and get_worker_info() is None:
             iteration.bar = ProgressBar(self.epoch, counts, self._progress_interval_sec)
         self._prepare_states(progress)
@@ -173,7 +186,7 @@ class EpochState:
             return
         self.owner.take_over("set_epoch", epoch)
         self.segments.forget(epoch)
-        self._plan_algorithm = None
+        self._plan_algorithm = self._loaded = None
         self._check_epoch()
 
     def state_dict(self) -> dict[str, Any]:
@@ -203,6 +216,7 @@ class EpochState:
         self.topology = run.topology
         self._plan_algorithm = run.plan_algorithm
         self.owner.take_over("load_state_dict", epoch, progress)
+        self._loaded = "state" if strict else "elastic state", Loaded.of(saved)
         segment = replace(self.segment(epoch), baseline=progress.baseline)
         if strict:
             own = next((state for state in saved if state.rank == self.topology.rank), saved[0])
@@ -262,6 +276,21 @@ class EpochState:
         return copied
 
     # Within ----------------------------------------------------------------------------------------------------------
+
+    def _log_segment(self, progress: Progress) -> None:
+        """Write into the run log that a segment begins, before its first batch is delivered.
+
+        Each worker of a plain loader begins an iteration of its own; the first of them writes.
+        """
+        worker = get_worker_info()
+        if self._run_log is None or (worker is not None and worker.id):
+            return
+        began: Began = "epoch"
+        loaded = None
+        if self.owner.loaded is not None:
+            began, loaded = self._loaded or ("state", None)
+        run, record = self.run(self.epoch), self._recorded(progress)
+        self._run_log.write(run, self.epoch, progress, record, began=began, loaded=loaded)
 
     def _fresh(self) -> Progress:
         """Return the progress at the beginning of the epoch."""

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import load_baseline
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.planning.ledger import RankStart, Segment, SegmentLedger
+from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.planner import EpochPlanner
 
 LEDGERS_KEPT = 4
 """How many segments' plans and indexes are kept: users ask about many steps of the same ones."""
 
-SegmentsOfEpoch: TypeAlias = Callable[[int], Sequence[Segment]]
-"""Returns the segments of an epoch that a run log has, oldest first. Each but the last has its stops."""
+
+class SegmentLog(Protocol):
+    """A run log."""
+
+    def of(self, epoch: int, segments: Segments, /) -> Sequence[Segment]:
+        """Return the segments of an epoch, oldest first. Each but the last has its stops."""
+
+    def forget(self) -> None:
+        """Note that the log may have changed."""
+
 
 BEFORE_ELASTIC_LOAD = (
     "the steps of epoch {epoch} before step {step} were delivered before an elastic load planned the rest again, from "
@@ -34,16 +43,19 @@ class Segments:
     """The segments of epochs. An epoch that this process neither began nor loaded has those of the run log, if any.
 
     Attributes:
-        run_log: Returns the segments of an epoch that a run log has; None without one.
+        run_log: The run log; None without one.
+        loaded: The epoch of the state that was loaded last, and its progress; None if that epoch has begun again.
     """
 
     def __init__(self, planner: EpochPlanner, *, counts_rows: bool) -> None:
-        self.run_log: SegmentsOfEpoch | None = None
+        self.run_log: SegmentLog | None = None
         self._planner = planner
         self._counts_rows = counts_rows
         self._segments: dict[int, tuple[Segment, ...]] = {}
+        self._ends: dict[int, tuple[int, ...]] = {}  # by rank, of the steps before the first segment of an epoch
         self._before: dict[int, str] = {}  # why the steps before the first segment of an epoch are not known
         self._ledgers: list[SegmentLedger] = []
+        self.loaded: tuple[int, Progress] | None = None
 
     # What is known ---------------------------------------------------------------------------------------------------
 
@@ -51,10 +63,20 @@ class Segments:
         """Return the known segments of an epoch, oldest first; `fresh` is that of its plan from the beginning."""
         epoch = fresh.epoch
         own = self._segments.get(epoch)
-        logged = () if self.run_log is None or (own and not own[0].begin) else tuple(self.run_log(epoch))
+        logged = () if self.run_log is None or (own and not own[0].begin) else tuple(self.run_log.of(epoch, self))
         if own is None:
             return logged or (fresh,)
-        return (*(segment for segment in logged if segment.begin < own[0].begin), *own)
+        begin, ends = own[0].begin, self._ends.get(epoch)
+        return (*(_ended(segment, begin, ends) for segment in logged if segment.begin < begin), *own)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The files."""
+        return self._planner.manifest
+
+    def strategy_digest(self, epoch: int) -> str | None:
+        """Return what is recorded of the split strategy in an epoch; None without one."""
+        return self._planner.strategy_digest(epoch)
 
     def why_unknown(self, first: Segment) -> str | None:
         """Return why the steps before the first known segment of an epoch are not known; None if there are none."""
@@ -76,22 +98,26 @@ class Segments:
 
     def begin(self, segment: Segment) -> None:
         """Note that an epoch begins with a segment."""
+        self.forget(segment.epoch)
         self._segments[segment.epoch] = (segment,)
-        self._before.pop(segment.epoch, None)
 
     def forget(self, epoch: int) -> None:
         """Note that an epoch will begin again."""
-        self._segments.pop(epoch, None)
-        self._before.pop(epoch, None)
+        for known in (self._segments, self._before, self._ends):
+            known.pop(epoch, None)
+        if self.run_log is not None:
+            self.run_log.forget()
+        if self.loaded is not None and self.loaded[0] == epoch:
+            self.loaded = None
 
     def load_strictly(self, segment: Segment, saved: SavedState, progress: Progress) -> None:
         """Note that this rank continues the plan of a segment where a state stands."""
         known = self._segments.get(segment.epoch, ())
-        same = (number for number, other in enumerate(known) if _have_one_plan(other, segment))
+        same = (number for number, other in enumerate(known) if have_one_plan(other, segment))
         before = known[: next(same, 0)]  # those of other plans, which an elastic load of this process has followed
         self.begin(segment)
-        if self._counts_rows:
-            self._segments[segment.epoch] = (*before, *self._around(segment, saved, progress))
+        self._segments[segment.epoch] = (*before, *self._around(segment, saved, progress))
+        self.loaded = segment.epoch, progress
 
     def _around(self, segment: Segment, saved: SavedState, progress: Progress) -> tuple[Segment, ...]:
         """Return the segments before and after a state, in one plan.
@@ -103,16 +129,19 @@ class Segments:
         rows = rows if saved.batch_size is None else saved.batch_size * saved.num_ranks
         drop_last = segment.drop_last if saved.drop_last is None else saved.drop_last
         then = replace(segment, batch_size=rows // topology.num_ranks, drop_last=drop_last)
-        own = RankStart(tuple(stream.left for stream in progress.streams), progress.next_turn)
-        if not _stands_at(self.ledger(then), topology.rank, step, own):
-            self._before[segment.epoch] = OTHER_BATCHES
-            return (replace(segment, first_step=step, starts={topology.rank: own}),)
         saved_topology = replace(topology, num_ranks=saved.num_ranks, num_workers=saved.num_workers)
-        if (then, topology) == (segment, saved_topology):
+        is_same = (then, topology) == (segment, saved_topology)
+        own = RankStart(tuple(stream.left for stream in progress.streams), progress.next_turn)
+        after = replace(segment, first_step=step, starts={topology.rank: own})
+        if self._counts_rows and not _stands_at(self.ledger(then), topology.rank, step, own):
+            self._before[segment.epoch] = OTHER_BATCHES
+            return (after,)
+        if is_same:
             return (segment,)
         before = replace(then, batch_size=rows // saved.num_ranks, topology=saved_topology)
-        starts = {rank: self.ledger(then).start_at(rank, step) for rank in range(topology.num_ranks)}
-        after = replace(segment, first_step=step, starts=starts | {topology.rank: own})
+        if self._counts_rows:
+            starts = {rank: self.ledger(then).start_at(rank, step) for rank in range(topology.num_ranks)}
+            after = replace(after, starts=starts | {topology.rank: own})
         return replace(before, stops=(step,) * saved.num_ranks), after
 
     def load_elastically(self, segment: Segment, states: Sequence[SavedState]) -> None:
@@ -121,6 +150,7 @@ class Segments:
         self.begin(segment)
         batches = {state.rank: state.batches_delivered for state in states}
         stops = tuple(batches[rank] for rank in sorted(batches))
+        self._ends[segment.epoch] = stops
         for number, earlier in reversed(list(enumerate(known))):
             if self._is_of(earlier, states[0]):
                 self._segments[segment.epoch] = (*known[:number], replace(earlier, stops=stops), segment)
@@ -151,16 +181,29 @@ class Segments:
     def copied(self, planner: EpochPlanner) -> Segments:
         """Return a copy with a planner of its own."""
         copied = copy.copy(self)
-        own = {"_planner": planner, "_segments": {**self._segments}, "_before": {**self._before}}
+        own = {
+            "_planner": planner,
+            "_segments": {**self._segments},
+            "_before": {**self._before},
+            "_ends": {**self._ends},
+        }
         copied.__dict__.update(own)
         return copied
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out what can be computed again."""
-        return self.__dict__ | {"_ledgers": []}
+        """Leave out what can be computed again, or belongs to this process."""
+        return self.__dict__ | {"_ledgers": [], "run_log": None}
 
 
-def _have_one_plan(segment: Segment, other: Segment) -> bool:
+def _ended(segment: Segment, begin: int, ends: tuple[int, ...] | None) -> Segment:
+    """Return an earlier segment with its end where the first segment begins that this process knows itself."""
+    num_ranks = segment.topology.num_ranks
+    latest = ends if ends is not None and len(ends) == num_ranks else (begin,) * num_ranks
+    stops = latest if segment.stops is None else tuple(map(min, segment.stops, latest))
+    return replace(segment, stops=stops)
+
+
+def have_one_plan(segment: Segment, other: Segment) -> bool:
     """Whether two segments of an epoch are parts of one plan."""
     return (segment.plan_algorithm, segment.options, segment.baseline) == (
         other.plan_algorithm,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -47,7 +47,7 @@ class Stream:
         files = replace(self.opened_files, footers={}, metadata_file=None)
         return replace(self, opened_files=files, read_cache=self.read_cache.without_footers())
 
-    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
+    def batches(self, assignment: Assignment, *, pin: bool = False) -> Generator[Batch | StreamEnd, None, None]:
         """Yield a stream's batches one by one, for this process.
 
         `pin` copies tensors into pinned memory: in the thread that reads ahead, or after `collate_fn`.

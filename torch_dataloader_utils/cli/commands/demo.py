@@ -12,7 +12,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from torch_dataloader_utils.cli.report import FINE, MISMATCH, Block, Facts, Line, Report, Text, Tone, count, plain
-from torch_dataloader_utils.cli.status import status
+from torch_dataloader_utils.cli.status_line import status_line
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.cli.killed_run import KilledRun
@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> Report:  # noqa: ARG001 - it has none
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda received, _: sys.exit(128 + received))  # so that nothing is left behind
-    with status() as say:
+    with status_line("tdu demo") as say:
         found = killed_run(say)
     return Report(plain(found) | {"holds": found.holds}, _blocks(found), FINE if found.holds else MISMATCH)
 

@@ -136,9 +136,9 @@ def _epoch_facts(summary: EpochSummary) -> list[tuple[str, Text]]:
             else ("repeated", summary.rows_repeated)
         )
         facts.append(("uneven rows", f"{count(rows)} {verb}"))
-    whole = f"{size(memory.stream)} a process ({memory.why})"
+    whole = f"{size(memory.rank)} a rank"
     if memory.shared:
-        whole += f" + {size(memory.shared)} shared memory a worker = {size(memory.rank)} a rank"
+        whole += f": {size(memory.decoded)} of rows, {size(memory.shared)} of shared memory"
     return [*facts, ("memory, at most", whole)]
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch_dataloader_utils.cli.options import add_checkpoint, add_dataset_of_checkpoint, not_negative
 from torch_dataloader_utils.cli.report import Block, Facts, Line, Report, Table, Text, count, size
+from torch_dataloader_utils.errors import LedgerUnknownError
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.cli.checkpoint_dataset import CheckpointDataset
@@ -31,54 +32,60 @@ def run(arguments: argparse.Namespace) -> Report:
 
     opened = open_checkpoint(arguments)
     epoch = opened.dataset.epoch if arguments.epoch is None else arguments.epoch
-    found = {rank: _rows_at(opened, arguments, epoch, rank) for rank in _ranks(opened, arguments)}
+    found, unknown = _rows_at(opened, arguments, epoch)
     value = {
         "root": opened.root,
         "epoch": epoch,
         "step": arguments.step,
         "ranks": [
-            {
-                "rank": rank,
-                "delivered": _delivered(opened, arguments.step, epoch, rank),
-                "files": of_rank.files,
-                "rows": of_rank.rows,
-            }
-            for rank, of_rank in found.items()
+            {"rank": rank, "delivered": opened.delivered(epoch, arguments.step, rank)}
+            | {"files": rows.files, "rows": rows.rows}
+            for rank, rows in found.items()
         ],
-        "bytes_read": sum(of_rank.bytes_read for of_rank in found.values()),
+        "unknown": unknown,
+        "bytes_read": sum(rows.bytes_read for rows in found.values()),
     }
     return Report(value, _blocks(value, found))
 
 
-def _ranks(opened: CheckpointDataset, arguments: argparse.Namespace) -> Sequence[int]:
-    return range(opened.dataset.num_ranks) if arguments.rank is None else [arguments.rank]
+def _rows_at(
+    opened: CheckpointDataset, arguments: argparse.Namespace, epoch: int
+) -> tuple[dict[int, Rows], dict[int, str]]:
+    """Return the rows of the step on each rank, and why there are none where there are none.
 
+    Raises:
+        LedgerUnknownError: If nothing is known of any rank, or of the rank that was asked for.
+        ValueError: If no rank makes the step, or not the one that was asked for.
+    """
+    from torch_dataloader_utils.cli.checkpoint_dataset import in_options
 
-def _rows_at(opened: CheckpointDataset, arguments: argparse.Namespace, epoch: int, rank: int) -> Rows:
-    return opened.dataset.rows_at(arguments.step, epoch, rank, scan=arguments.scan)
-
-
-def _delivered(opened: CheckpointDataset, step: int, epoch: int, rank: int) -> bool | None:
-    """Return whether a rank had delivered a step when the checkpoint was saved; None if that is not known."""
-    batches = opened.delivered(rank)
-    if epoch != opened.dataset.epoch:
-        return None
-    return None if batches is None else step < batches
+    found: dict[int, Rows] = {}
+    unknown: dict[int, str] = {}
+    ranks = range(opened.dataset.num_ranks) if arguments.rank is None else [arguments.rank]
+    for rank in ranks:
+        try:
+            with in_options():
+                found[rank] = opened.dataset.rows_at(arguments.step, epoch, rank, scan=arguments.scan)
+        except (LedgerUnknownError, ValueError) as error:  # noqa: PERF203 - each rank has its own
+            if rank == ranks[-1] and not found:
+                raise
+            unknown[rank] = str(error)
+    return found, unknown
 
 
 def _blocks(value: dict[str, Any], found: dict[int, Rows]) -> list[Block]:
-    rows = sum(map(len, found.values()))
     facts: list[tuple[str, Text]] = [
         ("epoch", count(value["epoch"])),
         ("step", count(value["step"])),
-        ("rows", count(rows)),
+        ("rows", count(sum(map(len, found.values())))),
         ("bytes of data read", size(value["bytes_read"])),
     ]
     table = [line for of_rank in value["ranks"] for line in _lines(of_rank, found[of_rank["rank"]])]
     columns = ["rank", "file", "rows", "numbers of the rows"]
     note = "--json has the rows in the order of the batch"
     left = frozenset({"file", "numbers of the rows"})
-    return [Facts(facts, value["root"]), Table(columns, table, left=left, note=note), *_status(value)]
+    unknown = [Line(f"Rank {rank}: {why}", "warning") for rank, why in value["unknown"].items()]
+    return [Facts(facts, value["root"]), Table(columns, table, left=left, note=note), *unknown, *_status(value)]
 
 
 def _lines(of_rank: dict[str, Any], rows: Rows) -> list[list[Text]]:

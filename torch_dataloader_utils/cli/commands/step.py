@@ -12,7 +12,6 @@ from torch_dataloader_utils.cli.options import add_checkpoint, add_dataset_of_ch
 from torch_dataloader_utils.cli.report import Block, Cell, Facts, Line, Report, Table, Text, count, plain, size
 
 if TYPE_CHECKING:
-    from torch_dataloader_utils.cli.checkpoint_dataset import CheckpointDataset
     from torch_dataloader_utils.planning.ledger import RowStep
 
 
@@ -27,15 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Report:
     """Return the step of a row."""
-    from torch_dataloader_utils.cli.checkpoint_dataset import open_checkpoint
+    from torch_dataloader_utils.cli.checkpoint_dataset import in_options, open_checkpoint
     from torch_dataloader_utils.planning.manifest import root_prefix
 
     opened = open_checkpoint(arguments)
     path = arguments.file.removeprefix(root_prefix(opened.root))
     epoch = opened.dataset.epoch if arguments.epoch is None else arguments.epoch
-    found = opened.dataset.step_of(path, arguments.row, epoch, scan=arguments.scan)
+    with in_options():
+        found = opened.dataset.step_of(path, arguments.row, epoch, scan=arguments.scan)
     steps = [] if found is None else [found, *found.others]
-    delivered = [_delivered(opened, step) for step in steps]
+    delivered = [opened.delivered(step.epoch, step.step, step.rank) for step in steps]
     value = {
         "root": opened.root,
         "file": path,
@@ -49,12 +49,6 @@ def run(arguments: argparse.Namespace) -> Report:
         "bytes_read": 0 if found is None else found.bytes_read,
     }
     return Report(value, _blocks(value, steps, delivered))
-
-
-def _delivered(opened: CheckpointDataset, step: RowStep) -> bool | None:
-    """Return whether a step had been delivered when the checkpoint was saved; None if that is not known."""
-    batches = opened.delivered(step.rank)
-    return None if batches is None or step.epoch != opened.dataset.epoch else step.step < batches
 
 
 def _blocks(value: dict[str, Any], steps: list[RowStep], delivered: list[bool | None]) -> list[Block]:
