@@ -96,7 +96,7 @@ def test_a_pass_of_the_loader_counts_the_rows_that_it_took(data, workers):
 
 def test_files_that_are_too_large_for_the_time_are_read_in_part(data):
     passes = LoaderPasses(open_dataset(data), Setting(0, 16))
-    assert measure(passes, seconds=0).rows == 16  # the second batch, after which the time is over
+    assert measure(passes, seconds=0).rows == 16  # the third batch, after which the time is over
     passes.close()
 
 

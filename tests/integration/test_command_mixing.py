@@ -117,7 +117,15 @@ def test_where_no_buffer_is_enough_the_advice_says_what_would_help(tmp_path):
     pq.write_table(pa.table({"y": np.arange(5_000) // 500}), tmp_path / "one.parquet", row_group_size=5_000)
     found = mixing(tmp_path, "y", MixingOptions(batch_size=100, buffer_sizes=(500,)))
     assert found.advised is None
-    assert "Smaller row groups would mix better (they have up to 5,000 rows)" in found.advice
+    assert found.advice.endswith("Smaller row groups would mix better (they have up to 5,000 rows).")
+
+
+def test_the_advice_names_what_limits_the_rows_that_are_shuffled_together(data):
+    options = MixingOptions(batch_size=100, workers=2, buffer_sizes=(ROWS,))
+    found = mixing(data, "label", options, split_bytes=40_000)
+    assert found.advised is None
+    assert found.orders[-1].rows_together < ROWS // 8
+    assert found.advice.endswith("(they have up to 200 rows), as would fewer workers or a larger split_bytes.")
 
 
 def test_text_files_are_counted(tmp_path):
@@ -142,7 +150,7 @@ def test_the_command_shows_a_bar_for_each_order_and_draws_a_picture(data, tmp_pa
     shares = {line[:14].strip(): line.count("█") for line in done.stdout.splitlines() if "░" in line or "█" in line}
     assert list(shares) == ["file order", "shards only", "1,000 rows", "24,000 rows"]
     assert shares["file order"] == 0
-    assert shares["24,000 rows"] == 20
+    assert shares["24,000 rows"] == 10
     assert "Advice: shuffle_buffer_size=24000" in done.stdout
     root = ET.parse(picture).getroot()  # noqa: S314 - our own picture
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]

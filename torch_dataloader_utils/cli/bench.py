@@ -35,6 +35,10 @@ SLACK_SEC = 5.0
 """Rounds after the first are left out once the measurements have taken this many times as long as announced and this
 much longer, as on a storage that is slow to answer."""
 
+SETTLE = 0.25
+"""The part of a measurement's seconds that passes after the first batch before rows are counted: meanwhile what was
+read ahead of the first batch is delivered."""
+
 START_SEC = 0.3
 """About what the start of workers adds to a measurement."""
 
@@ -64,7 +68,7 @@ class BenchOptions:
     def announced_seconds(self) -> float:
         """About how long all measurements take."""
         starts = START_SEC * self.rounds * sum(setting.workers > 0 for setting in self.settings)
-        return self.seconds * (1 + self.rounds * (1 + len(self.settings))) + starts
+        return (1 + SETTLE) * self.seconds * (1 + self.rounds * (1 + len(self.settings))) + starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +84,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One measurement: seconds to the first batch, and the rows after it in the time that they took."""
+    """One measurement: seconds to the first batch, and some rows after it with the seconds that they took."""
 
     first_batch_s: float
     rows: int
@@ -261,9 +265,9 @@ class Passes(Protocol):
 
 
 def measure(passes: Passes, seconds: float) -> Sample:
-    """Take batches for some seconds after the first one. A pass that ends is followed by the next.
+    """Take batches for some seconds, not counting the time to the first batch and a part after it: see `SETTLE`.
 
-    The first pass counts from its first batch on, and later ones from their beginning.
+    A pass that ends is followed by the next, and its start counts.
 
     Raises:
         ValueError: If there are no batches.
@@ -272,13 +276,16 @@ def measure(passes: Passes, seconds: float) -> Sample:
     batches = passes.begin()
     if next(batches, None) is None:
         raise ValueError("the files have no rows: there is nothing to measure")
-    first = now = time.perf_counter()
-    rows = -passes.rows()
+    first = time.perf_counter()
+    settled, rows = None, 0
     while True:
         for _ in batches:
             now = time.perf_counter()
-            if now - first >= seconds:
-                return Sample(first - begin, rows + passes.rows(), now - first)
+            if settled is None:
+                if now - first >= SETTLE * seconds:
+                    settled, rows = now, -passes.rows()
+            elif now - settled >= seconds:
+                return Sample(first - begin, rows + passes.rows(), now - settled)
         rows += passes.rows()
         batches = passes.begin()
 

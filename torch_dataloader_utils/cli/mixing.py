@@ -270,10 +270,10 @@ def _advice(found: Sequence[OrderFound], advised: int | None, manifest: Manifest
     within = f"within {options.within:.0%} of a uniform shuffle"
     if advised is None:
         best = max(found, key=lambda one: one.mixing.effective_rows)
-        largest = max(group.rows for file in manifest.files for group in file.row_groups)
         advice = f"None of them is {within}. The best, {best.order}, makes a batch of {options.batch_size:,} rows as "
-        advice += f"varied as {best.mixing.effective_rows:,.0f} random rows. Smaller row groups would mix better (they "
-        return f"{advice}have up to {largest:,} rows), as would fewer workers or a larger split_bytes."
+        return (
+            f"{advice}varied as {best.mixing.effective_rows:,.0f} random rows. {_what_helps(best, manifest, options)}"
+        )
     one = found[advised]
     rows = f"a batch of {options.batch_size:,} rows is as varied as {one.mixing.effective_rows:,.0f} random rows"
     if not one.order.shuffle:
@@ -281,3 +281,13 @@ def _advice(found: Sequence[OrderFound], advised: int | None, manifest: Manifest
     if one.order.buffer_size is None:
         return f"shuffle=True without a buffer: {rows}, {within}."
     return f"shuffle_buffer_size={one.order.buffer_size}: the smallest of these {within}; {rows}."
+
+
+def _what_helps(best: OrderFound, manifest: Manifest, options: MixingOptions) -> str:
+    """Return what would mix better than the best order."""
+    largest = max(group.rows for file in manifest.files for group in file.row_groups)
+    text = f"Smaller row groups would mix better (they have up to {largest:,} rows)"
+    streams = options.ranks * max(1, options.workers)
+    wanted = min(best.order.buffer_size or 0, manifest.rows // streams)
+    others = ["fewer workers"] * (options.workers > 1) + ["a larger split_bytes"] * (best.rows_together < wanted // 2)
+    return f"{text}, as would {' or '.join(others)}." if others else f"{text}."

@@ -120,6 +120,14 @@ def size(number: float) -> str:
     return f"{number:.1f} TiB"
 
 
+def rate(number: float) -> str:
+    """Return a number of rows in a second in few characters: 1.25 M."""
+    for unit, least in (("M", 1e6), ("k", 1e3)):
+        if number >= least:
+            return f"{number / least:.3g} {unit}"
+    return f"{number:.0f}"
+
+
 def plural(number: int, noun: str, nouns: str = "") -> str:
     """Return a number with its noun: 1 file, 2 files."""
     return f"{count(number)} {noun if number == 1 else nouns or noun + 's'}"

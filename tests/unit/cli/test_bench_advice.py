@@ -45,7 +45,7 @@ def test_settings_are_compared_within_each_round_since_the_machine_may_slow_down
 
 def test_the_announced_time_is_that_of_all_measurements():
     options = BenchOptions(workers=(0, 2), batch_sizes=(16, 64, 256), seconds=0.5, rounds=3)
-    assert options.announced_seconds == pytest.approx(0.5 * (1 + 3 * (1 + 6)) + 3 * 3 * START_SEC)
+    assert options.announced_seconds == pytest.approx(1.25 * 0.5 * (1 + 3 * (1 + 6)) + 3 * 3 * START_SEC)
 
 
 class Counted:
@@ -64,10 +64,19 @@ class Counted:
         return self.taken
 
 
-def test_a_measurement_goes_on_with_the_next_pass_and_leaves_out_the_first_batch():
+def test_a_measurement_goes_on_with_the_next_pass_and_counts_each_row_once(monkeypatch):
+    """The first two batches are not counted: the start, and the one that begins the count."""
+    monkeypatch.setattr("torch_dataloader_utils.cli.bench.SETTLE", 0.0)
     counted = Counted()
     sample = measure(counted, seconds=0.01)
     assert counted.passes > 1
-    assert sample.rows == (counted.passes - 1) * 12 + counted.taken - 5
+    assert sample.rows == (counted.passes - 1) * 12 + counted.taken - 10
     assert sample.seconds >= 0.01
-    assert sample.rate == pytest.approx(sample.rows / sample.seconds)
+    assert sample.rate == sample.rows / sample.seconds
+
+
+def test_without_time_the_third_batch_alone_is_counted():
+    """The first one is the start, and the second one begins the count."""
+    counted = Counted()
+    assert measure(counted, seconds=0).rows == 2
+    assert (counted.passes, counted.taken) == (1, 12)

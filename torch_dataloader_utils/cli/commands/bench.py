@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torch_dataloader_utils.cli import options, setting_options
-from torch_dataloader_utils.cli.report import Block, Cell, Facts, Line, Report, Table, Text, count, plural, size
+from torch_dataloader_utils.cli.report import Block, Cell, Facts, Line, Report, Table, Text, count, plural, rate, size
 from torch_dataloader_utils.cli.status_line import status_line
 
 if TYPE_CHECKING:
@@ -77,14 +77,17 @@ def _blocks(found: Bench) -> Iterator[Block]:
         ("opened in", _time(found.open_s)),
     ]
     yield Facts(facts)
-    columns = ["workers", "batch size", "rows/s", "from - to", "decoded/s", "stored/s", "first batch", "of raw Arrow"]
+    columns = ["workers", "batch", "rows/s", "from - to", "decoded/s", "stored/s", "first batch", "of raw"]
     rows_of_table: list[list[Text]] = [] if found.raw is None else [["raw Arrow", "", *_figures(found.raw)]]
     for one in found.measured:
         assert one.setting is not None  # noqa: S101 - Arrow alone is not among them
         is_advised = one.setting == found.advice.setting
         texts = [count(one.setting.workers), count(one.setting.batch_size), *_figures(one)]
         rows_of_table.append([Cell(text, "good" if is_advised else "plain") for text in texts])
-    note = f"Medians of {plural(found.rounds, 'round')}. Rates are those after the first batch."
+    note = (
+        f"Medians of {plural(found.rounds, 'round')}. Rates do not count the time to the first batch. Of raw: a part "
+    )
+    note += "of raw Arrow's rate."
     yield Table(columns, rows_of_table, left=frozenset(["workers"]), note=note)
     advised = found.advice.setting
     yield Line(f"Advice: num_workers={advised.workers}, batch_size={advised.batch_size}", "good")
@@ -96,20 +99,12 @@ def _figures(one: Measured) -> list[str]:
     rates = one.rows_per_s
     return [
         count(round(rates.median)),
-        f"{_short(rates.low)} - {_short(rates.high)}",
+        f"{rate(rates.low)} - {rate(rates.high)}",
         "" if one.decoded_bytes_per_s is None else size(one.decoded_bytes_per_s),
         size(one.stored_bytes_per_s),
         _time(one.first_batch_s.median),
         "" if one.of_raw is None else f"{one.of_raw.median:.2f}",
     ]
-
-
-def _short(number: float) -> str:
-    """Return a rate in few characters: 1.25 M."""
-    for unit, least in (("M", 1e6), ("k", 1e3)):
-        if number >= least:
-            return f"{number / least:.3g} {unit}"
-    return f"{number:.0f}"
 
 
 def _time(seconds: float) -> str:

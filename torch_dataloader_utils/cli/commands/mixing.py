@@ -12,13 +12,13 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from torch_dataloader_utils.cli import options, setting_options
-from torch_dataloader_utils.cli.report import Block, Cell, Facts, Line, Report, Table, count, plural, size
+from torch_dataloader_utils.cli.report import Block, Cell, Facts, Line, Report, Table, count, plural, rate, size
 from torch_dataloader_utils.cli.status_line import status_line
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.cli.mixing import Mixing
 
-BAR = 20
+BAR = 10
 MOST_SHOWN = 8
 
 
@@ -105,30 +105,30 @@ def _blocks(found: Mixing) -> Iterator[Block]:
         ),
     ]
     yield Facts(facts)
-    columns = ["order", "shuffled together", "effective rows", "", "of a batch", "design effect", "memory for rows"]
+    columns = ["order", "together", "effective rows", "of a batch", "memory"]
     rows = []
     for number, one in enumerate(found.orders):
         texts = [
             str(one.order),
             count(one.rows_together) if one.rows_together else "",
             f"{one.mixing.effective_rows:,.1f}",
-            _bar(one.effective_part),
-            f"{one.effective_part:.1%}",
-            f"{one.mixing.design_effect:,.2f}",
+            f"{_bar(one.effective_part)} {one.effective_part:6.1%}",
             size(one.memory_bytes),
             *_speed(one.rows_per_s, found.orders[0].rows_per_s),
         ]
         rows.append([Cell(text, "good") if number == found.advised else text for text in texts])
-    note = "Design effect (Kish): variance of a batch's label shares, relative to rows drawn at random. 1 is best."
-    yield Table(
-        [*columns, *(["rows/s"] if wanted.seconds is not None else [])], rows, left=frozenset(["order", ""]), note=note
-    )
+    note = "Effective rows: as many rows drawn at random have as much variety of labels as a batch has. Together: rows "
+    note += "that are shuffled together. Memory: of the rows that a rank holds."
+    columns += ["rows/s"] if wanted.seconds is not None else []
+    yield Table(columns, rows, left=frozenset(["order", "of a batch"]), note=note)
     yield Line(f"Advice: {found.advice}", "good" if found.advised is not None else "warning")
 
 
-def _speed(rate: float | None, in_file_order: float | None) -> list[str]:
+def _speed(rows_per_s: float | None, in_file_order: float | None) -> list[str]:
     """Return a rate, also as a part of that in file order, if both were measured."""
-    return [] if rate is None or in_file_order is None else [f"{rate:,.0f} ({rate / in_file_order:.0%})"]
+    if rows_per_s is None or in_file_order is None:
+        return []
+    return [f"{rate(rows_per_s)} ({rows_per_s / in_file_order:.0%})"]
 
 
 def _bar(part: float) -> str:
