@@ -23,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = sys.argv[1:] if argv is None else list(argv)
     standard_error = StandardError(words)
     try:
+        if signal.getsignal(signal.SIGINT) == signal.SIG_DFL:  # see `__main__`
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         code = run(words, standard_error)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
