@@ -14,9 +14,10 @@ SHARDS_PER_WORKER = 4
 WELL_MIXED = 16
 """Row groups whose rows are shuffled together, from which on a batch of sorted files is mixed well."""
 
+MANY_ROW_GROUPS = 100
 FEW_ROWS = 1_000
 FEW_BYTES = 64 * 1024
-"""A row group with fewer rows and fewer bytes costs more to open than to read."""
+"""Many row groups with fewer rows and fewer bytes cost more to open than to read."""
 
 MANY_SHORT = 0.1
 """The share of short batches from which on they are worth a word."""
@@ -127,7 +128,8 @@ def _row_groups(summary: EpochSummary) -> Iterator[Advice]:
         text = f"write smaller row groups, or pass read_ahead_bytes of {size(2 * files.row_group_bytes.most)} or more"
         reason = f"the largest row group takes {size(files.row_group_bytes.most)}, more than half of read_ahead_bytes "
         yield Advice("row groups", text, f"{reason}({size(ahead)}): it is read in parts, which is slower")
-    if files.row_groups > 1 and files.row_group_rows.median < FEW_ROWS and files.row_group_bytes.median < FEW_BYTES:
+    is_small = files.row_group_rows.median < FEW_ROWS and files.row_group_bytes.median < FEW_BYTES
+    if files.row_groups >= MANY_ROW_GROUPS and is_small:
         text = f"write row groups of {count(FEW_ROWS)} to {count(100 * FEW_ROWS)} rows"
         reason = f"half of the row groups have at most {plural(files.row_group_rows.median, 'row')} "
         yield Advice(

@@ -50,7 +50,7 @@ class FilesSummary:
         format: The format.
         files: Number of files.
         row_groups: Number of row groups.
-        rows: Number of rows; None if they are not counted.
+        rows: Number of rows; None if they are not counted. Then shards, ranks and workers have bytes in place of rows.
         expected_rows: An estimate of it where they are not counted; else the same.
         stored_bytes: Bytes of all files in the storage.
         read_bytes: Bytes of the delivered columns in the storage; None where the footers do not tell.
@@ -71,6 +71,11 @@ class FilesSummary:
     decoded_bytes: int | None
     row_group_rows: Sizes
     row_group_bytes: Sizes
+
+    @property
+    def unit(self) -> str:
+        """What shards, ranks and workers have: rows, or bytes of text whose rows are not counted."""
+        return "bytes" if self.rows is None else "rows"
 
     @property
     def row_bytes(self) -> float:

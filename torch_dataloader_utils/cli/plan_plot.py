@@ -18,6 +18,9 @@ LINE, BAR, GAP = 22, 16, 64
 MOST_LINES = 40
 """Workers, and files, that are drawn."""
 
+MOST_TITLES = 5_000
+"""Bars, up to which each has a title: more would make the picture large."""
+
 FILE_COLORS = ("#440154", "#414487", "#2a788e", "#22a884", "#7ad151", "#fde725")
 """The colours of the files, from the first to the last (viridis: told apart also without colour vision)."""
 
@@ -81,9 +84,10 @@ def render(planned: PlannedEpoch) -> str:
         _text(24, 32, "Who reads what in an epoch", "title"),
         _text(24, 52, _subtitle(planned), "note"),
     ]
+    bars = sum(len(bars) for panel in panels for _, bars in panel.lines)
     tops = accumulate((panel.height for panel in panels), initial=TOP)
     for panel, top in zip(panels, tops, strict=False):
-        parts += _drawn(panel, top)
+        parts += _drawn(panel, top, has_titles=bars <= MOST_TITLES)
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -120,7 +124,7 @@ def _of_workers(planned: PlannedEpoch) -> Panel:
                 lines.append((name, list(_bars_of_stream(slices, colors, mixes=planned.options.plan.shuffles_rows))))
     how = "; above one another: rows that are shuffled together" if planned.options.plan.shuffles_rows else ""
     note = f"a colour for each file, from the first (dark) to the last (light){how}"
-    return Panel("Each worker reads", lines, "rows that the worker has read", note + _left_out(workers, "worker"))
+    return Panel("Each worker reads", lines, f"rows that the worker has read{_left_out(workers, 'worker')}", note)
 
 
 def _bars_of_stream(slices: Iterable[ShardSlice], colors: dict[str, str], *, mixes: bool) -> Iterator[Bar]:
@@ -156,7 +160,7 @@ def _of_files(planned: PlannedEpoch) -> Panel:
     ranks = range(min(planned.topology.num_ranks, len(RANK_COLORS)))
     legend = [(_shade(rank, 0, 1), f"rank {rank}") for rank in ranks]
     note = "lighter: later workers" if planned.topology.num_workers > 1 else ""
-    return Panel("Each file is read by", lines, "rows of the file", note + _left_out(len(found), "file"), legend)
+    return Panel("Each file is read by", lines, f"rows of the file{_left_out(len(found), 'file')}", note, legend)
 
 
 def _bars_in_files(part: ShardSlice, name: str, color: str, *, mixes: bool) -> Iterator[tuple[str, Bar]]:
@@ -178,8 +182,8 @@ def _left_out(number: int, noun: str) -> str:
     return f"; {plural(number - MOST_LINES, f'more {noun}')} not drawn" if number > MOST_LINES else ""
 
 
-def _drawn(panel: Panel, top: int) -> Iterator[str]:
-    """Yield the elements of a panel."""
+def _drawn(panel: Panel, top: int, *, has_titles: bool) -> Iterator[str]:
+    """Yield the elements of a panel; with titles, each bar says what it is under the mouse."""
     most = max((bar.stop for _, bars in panel.lines for bar in bars), default=1) or 1
     scale = (WIDTH - LEFT - RIGHT) / most
     first = top + 26
@@ -198,25 +202,24 @@ def _drawn(panel: Panel, top: int) -> Iterator[str]:
     for number, (name, bars) in enumerate(panel.lines):
         y = first + number * LINE
         yield _text(LEFT - 10, y + 13, _short(name), "", "end")
-        yield from _rectangles(bars, y, scale)
+        yield from _rectangles(bars, y, scale, has_titles=has_titles)
     yield _text(LEFT, bottom + 32, panel.axis, "note")
 
 
-def _rectangles(bars: Sequence[Bar], y: float, scale: float) -> Iterator[str]:
-    """Yield the bars of a line; of those that would be on the same pixel only the first."""
+def _rectangles(bars: Sequence[Bar], y: float, scale: float, *, has_titles: bool) -> Iterator[str]:
+    """Yield the bars of a line; of those that would be on the same two pixels only the first."""
     drawn = set()
     for bar in bars:
         x, width = LEFT + bar.start * scale, (bar.stop - bar.start) * scale
-        pixel = round(x), round(x + width), round(BAR * bar.top), round(BAR * bar.bottom)
+        pixel = x // 2, (x + width) // 2, BAR * bar.top // 2, BAR * bar.bottom // 2
         if pixel in drawn:
             continue
         drawn.add(pixel)
-        height = max(0.5, (bar.bottom - bar.top) * BAR)
+        height = max(1.5, (bar.bottom - bar.top) * BAR)
         edge = ' class="bar"' if width > 3 and height > 3 else ""  # noqa: PLR2004 - pixels
-        yield (
-            f'<rect{edge} x="{x:.2f}" y="{y + bar.top * BAR:.2f}" width="{max(0.5, width):.2f}" height="{height:.2f}" '
-            f'fill="{bar.color}"><title>{escape(bar.about)}</title></rect>'
-        )
+        place = f'x="{x:.1f}" y="{y + bar.top * BAR:.1f}" width="{max(2, width):.1f}" height="{height:.1f}"'
+        title = f"<title>{escape(bar.about)}</title>" if has_titles else ""
+        yield f'<rect{edge} {place} fill="{bar.color}">{title}</rect>'
 
 
 def _ticks(most: float) -> list[float]:

@@ -123,7 +123,7 @@ def _epoch_facts(summary: EpochSummary) -> list[tuple[str, Text]]:
     facts: list[tuple[str, Text]] = [
         ("read by", f"{plural(len(summary.ranks), 'rank')} × {plural(options['num_workers'], 'worker')}"),
         ("order", _order(summary)),
-        ("shards", f"{count(summary.shards)} of {_range(summary.shard_rows)} rows"),
+        ("shards", f"{count(summary.shards)} of {_range(summary.shard_rows)} {summary.files.unit}"),
         ("steps of a rank", _of(steps) if steps else "only reading tells"),
     ]
     if options["virtual_ranks"]:
@@ -156,7 +156,8 @@ def _ranks(summary: EpochSummary) -> Table:
     rows = [_rank_row(rank, summary) for rank in summary.ranks[:MOST_RANKS]]
     left = len(summary.ranks) - len(rows)
     note = f"and {plural(left, 'rank')} more: --json has all" if left else ""
-    return Table(["rank", "shards", "rows", "of all", "steps", "rows of a worker"], rows, "Balance", note=note)
+    unit = summary.files.unit
+    return Table(["rank", "shards", unit, "of all", "steps", f"{unit} of a worker"], rows, "Balance", note=note)
 
 
 def _rank_row(rank: RankSummary, summary: EpochSummary) -> list[str | Cell]:
