@@ -66,6 +66,8 @@ SHOTS = {
     "rows": Shot("rows rank_states 480 --rank 1"),
     "step": Shot("step rank_states flights-2013-07.parquet 1234"),
     "diff": Shot("diff rank_states rank_states_of_other_settings", code=1),
+    "bench": Shot("bench flights --columns distance,arr_delay,hour --workers 0,2 --batch-sizes 256,1024"),
+    "mixing": Shot("mixing flights --label month --plot mixing_plot.svg"),
     "demo": Shot("demo"),
     "completion": Shot("completion bash", lines=12),
 }

@@ -81,8 +81,8 @@ def open_checkpoint(arguments: argparse.Namespace) -> CheckpointDataset:
     saved = next((state for state in states if state.rank == arguments.rank), states[0])
     parameters = _parameters(saved, arguments)
     paths: list[Any] = [saved.root if arguments.path is None else arguments.path]
-    if arguments.path is None and saved.files is not None:  # it may have been given as a glob, or as a list of files
-        paths.append([root_prefix(saved.root) + file.path for file in saved.files])
+    if arguments.path is None and _lists_files_below(saved):  # it may have been given as a glob, or as a list of files
+        paths.append([root_prefix(saved.root) + file.path for file in saved.files or ()])
     for path in paths:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UnevenRanksWarning)
@@ -95,6 +95,11 @@ def open_checkpoint(arguments: argparse.Namespace) -> CheckpointDataset:
         else:
             break
     return CheckpointDataset(dataset, states)
+
+
+def _lists_files_below(saved: SavedState) -> bool:
+    """Whether a state lists files, all of them below its root."""
+    return saved.files is not None and not any(".." in file.path.split("/") for file in saved.files)
 
 
 def _opened(path: Any, saved: SavedState, parameters: dict[str, Any], options: Any) -> StructuredDataset:

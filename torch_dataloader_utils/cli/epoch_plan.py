@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -261,10 +262,8 @@ def _row_group_starts(opened: OpenedFiles) -> dict[str, list[int]]:
 
 def _row_groups_of(splits: Sequence[Any], starts: Mapping[str, list[int]]) -> int:
     """Return of how many row groups splits are made."""
-    return sum(
-        sum(split.row_offset <= start < split.row_offset + split.row_length for start in starts[split.path])
-        for split in splits
-    )
+    ends = ((starts[split.path], split.row_offset, split.row_offset + split.row_length) for split in splits)
+    return sum(bisect_left(of_file, stop) - bisect_left(of_file, start) for of_file, start, stop in ends)
 
 
 def _rank(planned: PlannedEpoch, rank: int) -> RankSummary:

@@ -128,7 +128,7 @@ def _training(directory: Path, wait_at: int) -> Iterator[subprocess.Popen[bytes]
     with (directory / "output").open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - this package's own module
             [sys.executable, "-m", demo_training.__name__, str(directory), str(wait_at)],
-            env={**environment, "PYTHONPATH": os.pathsep.join(paths)},
+            env={**environment, "PYTHONPATH": os.pathsep.join(paths), "TMPDIR": str(directory)},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

@@ -8,8 +8,11 @@ import json
 from typing import Any
 
 FORMATS = ("parquet", "orc", "csv", "json", "jsonl")
-MOST_COUNT = 10**9
-"""The largest number that an option for a count takes: no run has more ranks or workers."""
+MOST_COUNT = 10**15
+"""The largest number that an option for a count takes: more rows than any dataset has."""
+
+MOST_PROCESSES = 10_000
+"""More ranks, and more workers of a rank, than any run has. Planning for a typing error would take hours."""
 
 
 def add_path(parser: argparse.ArgumentParser, *, nargs: str | None = None) -> None:
@@ -59,13 +62,23 @@ def not_negative(text: str) -> int:
     return _integer(text, 0)
 
 
-def _integer(text: str, least: int) -> int:
+def ranks(text: str) -> int:
+    """Read a number of ranks."""
+    return _integer(text, 1, MOST_PROCESSES)
+
+
+def workers(text: str) -> int:
+    """Read a number of workers; 0 means the rank's own process."""
+    return _integer(text, 0, MOST_PROCESSES)
+
+
+def _integer(text: str, least: int, most: int = MOST_COUNT) -> int:
     try:
         number = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer") from None
-    if not least <= number <= MOST_COUNT:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between {least} and {MOST_COUNT:,}")
+    if not least <= number <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not between {least} and {most:,}")
     return number
 
 

@@ -33,10 +33,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="values of shuffle_buffer_size to compare",
     )
     parser.add_argument("--batch-size", type=options.positive, default=1024, metavar="N", help="default: 1024")
-    parser.add_argument("--ranks", type=options.positive, default=1, metavar="N", help="default: 1")
-    parser.add_argument(
-        "--workers", type=options.not_negative, default=0, metavar="N", help="of each rank (default: 0)"
-    )
+    parser.add_argument("--ranks", type=options.ranks, default=1, metavar="N", help="default: 1")
+    parser.add_argument("--workers", type=options.workers, default=0, metavar="N", help="of each rank (default: 0)")
     parser.add_argument(
         "--interleave", type=options.positive, default=8, metavar="N", help="shuffle_interleave (default: 8)"
     )

@@ -15,8 +15,9 @@ from torch_dataloader_utils.cli.options import (
     add_path,
     add_storage_option,
     dataset_parameters,
-    not_negative,
     positive,
+    ranks,
+    workers,
 )
 from torch_dataloader_utils.cli.report import Block, Cell, Facts, Line, Report, Table, Text, count, plain, plural, size
 
@@ -35,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--count-rows", action="store_true", help="read text files once, and count their rows")
     add_columns(parser)
     add_storage_option(parser)
-    parser.add_argument("--ranks", type=positive, default=1, metavar="N", help="number of ranks (default: 1)")
-    parser.add_argument("--workers", type=not_negative, metavar="N", help="worker processes of each rank")
-    parser.add_argument("--virtual-ranks", type=positive, metavar="N", help="ranks of a virtual topology")
-    parser.add_argument("--virtual-workers", type=positive, metavar="N", help="workers of each virtual rank")
+    parser.add_argument("--ranks", type=ranks, default=1, metavar="N", help="number of ranks (default: 1)")
+    parser.add_argument("--workers", type=workers, metavar="N", help="worker processes of each rank")
+    parser.add_argument("--virtual-ranks", type=ranks, metavar="N", help="ranks of a virtual topology")
+    parser.add_argument("--virtual-workers", type=ranks, metavar="N", help="workers of each virtual rank")
     parser.add_argument("--batch-size", type=positive, metavar="ROWS", help="rows in a batch of a rank (default: 1024)")
     parser.add_argument("--drop-last", action="store_true", help="leave out short batches")
     parser.add_argument("--shuffle", action="store_true", help="shuffle the order of shards")
