@@ -122,7 +122,7 @@ def test_where_no_buffer_is_enough_the_advice_says_what_would_help(tmp_path):
 
 def test_the_advice_names_what_limits_the_rows_that_are_shuffled_together(data):
     options = MixingOptions(batch_size=100, workers=2, buffer_sizes=(ROWS,))
-    found = mixing(data, "label", options, split_bytes=40_000)
+    found = mixing(data, "label", options, split_bytes=5_000)
     assert found.advised is None
     assert found.orders[-1].rows_together < ROWS // 8
     assert found.advice.endswith("(they have up to 200 rows), as would fewer workers or a larger split_bytes.")

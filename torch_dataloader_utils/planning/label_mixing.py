@@ -21,6 +21,12 @@ from torch_dataloader_utils.planning.shuffle import delivery_order
 Codes = npt.NDArray[np.uint8]
 """Each row's label as a number."""
 
+MOST_DRAWN = 20_000_000
+"""Rows whose order is drawn, about. Of more, a part of the batches is counted; a shard is drawn as a whole."""
+
+RUN_BATCHES = 64
+"""Batches of that part that are neighbours in their stream."""
+
 BLOCK_ROWS = 1 << 20
 """Rows whose batches are counted at once: an index of 8 bytes for each row is needed meanwhile."""
 
@@ -30,7 +36,7 @@ class LabelMixing:
     """How well batches are mixed.
 
     Attributes:
-        batches: Number of batches.
+        batches: Number of batches that were counted.
         design_effect: 1 for a uniform shuffle of all rows; about the batch size where each batch has one label.
         intraclass_correlation: The same from 0, a uniform shuffle, to 1, batches of one label each. It may be a little
             less than 0 by chance.
@@ -64,12 +70,10 @@ def label_mixing(
     """
     rows = len(codes)
     proportions = np.bincount(codes, minlength=labels) / rows
-    statistic, ideal, batches = 0.0, 0.0, 0
-    streams = (
-        (plan, rank, worker) for plan in plans for rank in range(plan.num_ranks) for worker in range(plan.streams)
-    )
-    for plan, rank, worker in streams:
-        delivered = _delivered(plan.stream(rank, worker), manifest, codes, seed=seed, epoch=plan.epoch)
+    statistic = ideal = 0.0
+    batches = counted = 0
+    for epoch, slices in _streams(plans, batch_size, draws=seed is not None):
+        delivered = _delivered(slices, manifest, codes, seed=seed, epoch=epoch)
         for size, counts in _batch_counts(delivered, labels, batch_size):
             expected = size * proportions
             statistic += float(((counts - expected) ** 2 / expected).sum())
@@ -77,21 +81,52 @@ def label_mixing(
             # (multivariate hypergeometric distribution).
             ideal += len(counts) * (rows - size) / max(1, rows - 1)
             batches += len(counts)
+            counted += len(counts) * size
     if not ideal:
         raise ValueError(f"all {rows:,} rows are in one batch: choose a smaller batch size")
-    found, delivered_rows = statistic / (labels - 1), rows * len(plans)
+    found = statistic / (labels - 1)
     return LabelMixing(
         batches=batches,
         design_effect=found / ideal,
-        # If each batch has one label, `found` is the number of rows.
-        intraclass_correlation=(found - ideal) / (delivered_rows - ideal),
-        effective_rows=delivered_rows / batches * ideal / found,
+        intraclass_correlation=(found - ideal) / (counted - ideal),  # if each batch has one label, `found` is all rows
+        effective_rows=counted / batches * ideal / found,
         error=math.sqrt(2 / (batches * (labels - 1))),
     )
 
 
+def _streams(plans: Sequence[Plan], batch_size: int, *, draws: bool) -> Sequence[tuple[int, Sequence[ShardSlice]]]:
+    """Return the epoch and the slices of all streams.
+
+    Where orders are drawn and there are very many rows, these are neighbouring slices instead, evenly spread over all
+    streams.
+    """
+    streams = [
+        (plan.epoch, plan.stream(rank, worker))
+        for plan in plans
+        for rank in range(plan.num_ranks)
+        for worker in range(plan.streams)
+    ]
+    rows = sum(part.rows for _, slices in streams for part in slices)
+    if not draws or rows <= MOST_DRAWN:
+        return streams
+    runs = [(epoch, run) for epoch, slices in streams for run in _runs(slices, RUN_BATCHES * batch_size)]
+    return runs[:: -(-rows // MOST_DRAWN)]
+
+
+def _runs(slices: Sequence[ShardSlice], rows: int) -> Iterator[list[ShardSlice]]:
+    """Yield neighbouring slices that have so many rows together, or a few more."""
+    held: list[ShardSlice] = []
+    for part in slices:
+        held.append(part)
+        if sum(one.rows for one in held) >= rows:
+            yield held
+            held = []
+    if held:
+        yield held
+
+
 def _delivered(
-    slices: tuple[ShardSlice, ...], manifest: Manifest, codes: Codes, *, seed: int | None, epoch: int
+    slices: Sequence[ShardSlice], manifest: Manifest, codes: Codes, *, seed: int | None, epoch: int
 ) -> Codes:
     """Return the labels of a stream's rows in the order of delivery."""
     first, parts = manifest.first_rows, [codes[:0]]

@@ -89,3 +89,16 @@ def test_short_last_batches_of_streams_count_as_what_they_are():
 def test_one_batch_alone_cannot_be_mixed_better_or_worse():
     with pytest.raises(ValueError, match="all 60,000 rows are in one batch"):
         mixed(RANDOM, batch_size=ROWS)
+
+
+@pytest.mark.parametrize("buffer", [1_000, 5_000])
+def test_a_part_of_very_many_rows_tells_about_the_same_as_all(buffer, monkeypatch):
+    options = {"batch_size": 50, "shuffle": True, "shuffle_buffer_size": buffer, "epochs": 3, "workers": 2}
+    whole = mixed(SORTED, **options)
+    monkeypatch.setattr("torch_dataloader_utils.planning.label_mixing.MOST_DRAWN", 3 * ROWS // 4)
+    part = mixed(SORTED, **options)
+    assert whole.batches / 5 < part.batches < whole.batches / 3
+    assert part.design_effect == pytest.approx(whole.design_effect, rel=0.15)
+    assert part.intraclass_correlation == pytest.approx(whole.intraclass_correlation, rel=0.15)
+    in_order = mixed(SORTED, batch_size=50)
+    assert in_order.batches == ROWS / 50, "nothing is drawn, so nothing is left out"
