@@ -22,6 +22,8 @@ from torch_dataloader_utils import (
     IcebergDataset,
     PackedBytes,
     Padded,
+    Rows,
+    RowStep,
     StoredCheckpoint,
     StructuredDataLoader,
     StructuredDataset,
@@ -58,6 +60,10 @@ def use_the_loader(path: Path) -> None:
     iterable: IterableDataset[Any] = dataset
     assert_type(len(loader), int)
     assert_type(loader.state_dict(), dict[str, Any])
+    assert_type(dataset.rows_at(3, epoch=1, rank=0, scan=True), Rows)
+    assert_type(list(dataset.rows_at(3)), list[tuple[str, int]])
+    assert_type(dataset.step_of("part-0.parquet", 5), RowStep | None)
+    batch: Any = loader.batch_at(3, 1, scan=True)
     loader.load_state_dict(dataset.state_dict())
     loader.load_state_dict([dataset.state_dict()], strict=False, on_changed_files="continue")
     dataset.set_epoch(1)

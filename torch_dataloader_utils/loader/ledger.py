@@ -73,11 +73,11 @@ class Ledger:
             found = [step for segment in segments for step in self.segments.ledger(segment).steps_of(path, row)]
         if found:
             return replace(found[0], others=tuple(found[1:]))
-        newest = self.segments.ledger(segments[-1])
         left_out = () if segments[-1].baseline is None else segments[-1].baseline.left_out
         unknown = self.segments.why_unknown(segments[0])
-        is_planned = self.files.unknown_rows is None and newest.plans(path, row)
-        if unknown is None or is_planned or path in left_out:
+        if unknown is None or path in left_out:
+            return None
+        if self.files.unknown_rows is None and any(self.segments.ledger(one).plans(path, row) for one in segments):
             return None
         msg = f"row {row} of {path} is not among what the known steps of epoch {fresh.epoch} have"
         raise LedgerUnknownError(f"{msg}: {unknown}")
@@ -87,7 +87,7 @@ class Ledger:
     def _ledger_of(self, fresh: Segment, step: int, rank: int) -> SegmentLedger:
         """Return the ledger of the segment in which a rank makes a step, as far as that is known without reading."""
         segments = self.segments.of(fresh)
-        segment = next((one for one in reversed(segments) if one.begin <= step), None)
+        segment = next((one for one in reversed(segments) if one.begin_of(rank) <= step), None)
         if segment is None:
             raise LedgerUnknownError(f"step={step}: {self.segments.why_unknown(segments[0])}")
         num_ranks = segment.topology.num_ranks
@@ -186,6 +186,8 @@ class Ledger:
                 if segment.stops is not None and scanned.step >= segment.stops[holder.rank]:
                     return None
                 (places,) = np.nonzero(scanned.rows == number)
+                if len(places) and segment.skips(scanned.step):
+                    return None
                 if len(places):
                     worker = holder.stream % segment.topology.processes
                     return RowStep(segment.epoch, scanned.step, holder.rank, worker, int(places[0]))
@@ -222,7 +224,7 @@ def _is_before(stream: StreamProgress, holder: Holder) -> bool:
 
 def _no_such_step(step: int, rank: int, segment: Segment, steps: range) -> ValueError:
     made = f"steps {steps.start} to {steps.stop - 1}" if steps else "no step"
-    since = f" from step {segment.begin} on" if segment.begin else ""
+    since = f" from step {segment.begin_of(rank)} on" if segment.begin_of(rank) else ""
     return ValueError(f"step={step}: rank {rank} makes {made} of epoch {segment.epoch}{since}")
 
 

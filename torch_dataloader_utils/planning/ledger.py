@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice
+from torch_dataloader_utils.planning.row_ranges import Windows
 from torch_dataloader_utils.planning.schedule import StepSchedule
 from torch_dataloader_utils.planning.shard_order import Integers, ShardOrders
 from torch_dataloader_utils.planning.topology import Topology
@@ -74,15 +75,17 @@ class RowStep:
 
 @dataclass(frozen=True, slots=True)
 class RankStart:
-    """Where a rank begins in a plan of which batches of another size were delivered before.
+    """Where a rank begins, if that is not the beginning of a plan.
 
     Attributes:
-        streams: What is left of each of the rank's streams.
+        streams: What each of the rank's streams delivers from here on.
         next_turn: The worker turn of the next batch.
+        step: The rank's first step; None for that of the segment.
     """
 
     streams: tuple[tuple[ShardSlice, ...], ...]
     next_turn: int
+    step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class Segment:
         first_step: The first step; None for the beginning of the plan: the baseline's batches, or 0.
         starts: Where ranks begin, by rank, if that is not the beginning of the plan. It is not known of other ranks.
         stops: For each rank the step at which the next segment begins for it; None for the end of the plan.
+        skipped: Steps that are not handed over: start and stop of each range, in rising order.
     """
 
     epoch: int
@@ -112,6 +116,7 @@ class Segment:
     first_step: int | None = None
     starts: Mapping[int, RankStart] | None = None
     stops: tuple[int, ...] | None = None
+    skipped: Windows = ()
 
     @property
     def begin(self) -> int:
@@ -119,6 +124,15 @@ class Segment:
         if self.first_step is not None:
             return self.first_step
         return 0 if self.baseline is None else self.baseline.batches
+
+    def begin_of(self, rank: int) -> int:
+        """Return the first step of a rank."""
+        start = None if self.starts is None else self.starts.get(rank)
+        return self.begin if start is None or start.step is None else start.step
+
+    def skips(self, step: int) -> bool:
+        """Whether a step is not handed over."""
+        return any(start <= step < stop for start, stop in self.skipped)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +206,7 @@ class SegmentLedger:
         return StepWindows(part.turn % self.segment.topology.processes, streams)
 
     def rows_at(self, rank: int, step: int) -> Rows:
-        """Return the rows of a step. The rank makes the step."""
+        """Return the rows of a step, handed over or not. The rank makes the step."""
         parts = [part for slices in self.windows(rank, step).streams.values() for part in slices]
         found = [self._orders.of(part.shard).rows(part.start, part.stop) for part in parts]
         files, rows = zip(*found, strict=True)
@@ -228,7 +242,7 @@ class SegmentLedger:
                 segment.batch_size // self._together,
                 drop_last=segment.drop_last,
                 next_turn=0 if segment.starts is None else segment.starts[rank].next_turn,
-                first_step=segment.begin,
+                first_step=segment.begin_of(rank),
             )
         return self._schedules[rank]
 
@@ -290,7 +304,7 @@ class SegmentLedger:
         turn, stream = divmod(holder.stream, self._together)
         schedule = self.schedule(holder.rank)
         step = None if number is None else schedule.step_of(turn, number)
-        if number is None or step is None or step not in self.steps(holder.rank):
+        if number is None or step is None or step not in self.steps(holder.rank) or self.segment.skips(step):
             return None
         part = schedule.at(step)
         place = stream * (part.stop - part.start) + number - part.start

@@ -15,10 +15,12 @@ from rank_groups import RankGroup, journeys
 from support import examples, manifest_of
 
 from torch_dataloader_utils.planning.ledger import RankStart, Segment, SegmentLedger
-from torch_dataloader_utils.planning.manifest import Manifest
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, Shard, ShardSlice
+from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, PlanOptions, Shard, ShardSlice
+from torch_dataloader_utils.planning.planner import EpochPlanner, newest_algorithm
 from torch_dataloader_utils.planning.shard_order import ShardOrder
 from torch_dataloader_utils.planning.shuffle import delivered_rows
+from torch_dataloader_utils.planning.topology import Topology
 
 
 def ledger_of(ranks: Sequence[Delivery], baseline: DeliveredBaseline | None = None) -> SegmentLedger:
@@ -98,6 +100,40 @@ def test_a_rank_that_goes_on_with_batches_of_another_size_has_the_steps_of_its_p
         require_same(SegmentLedger(segment, ledger.plan, ledger.manifest), [going_on.batches_from(progress)])
 
 
+@given(journeys(takes_every=0), st.integers(0, 9), st.integers(1, 6))
+@examples(40)
+def test_a_skipped_step_keeps_its_rows_and_no_row_is_delivered_in_it(
+    journey: tuple[list[RankGroup], list[list[int]]], start: int, count: int
+) -> None:
+    ranks = journey[0][0].ranks
+    whole = ledger_of(ranks)
+    ledger = SegmentLedger(replace(whole.segment, skipped=((start, start + count),)), whole.plan, whole.manifest)
+    for rank in range(len(ranks)):
+        for step in whole.steps(rank):
+            rows = list(whole.rows_at(rank, step))
+            assert list(ledger.rows_at(rank, step)) == rows
+            for row in rows:
+                assert ledger.plans(*row)
+                expected = [at for at in whole.steps_of(*row) if not start <= at.step < start + count]
+                assert ledger.steps_of(*row) == expected
+
+
+@given(journeys(takes_every=0), st.integers(0, 9))
+@examples(40)
+def test_ranks_may_begin_at_steps_of_their_own(journey: tuple[list[RankGroup], list[list[int]]], step: int) -> None:
+    ranks = journey[0][0].ranks
+    whole = ledger_of(ranks)
+    starts = {rank: replace(whole.start_at(rank, step), step=100 + rank) for rank in range(len(ranks))}
+    later = SegmentLedger(replace(whole.segment, first_step=100, starts=starts), whole.plan, whole.manifest)
+    for rank in range(len(ranks)):
+        begin = min(step, whole.steps(rank).stop)
+        assert later.steps(rank) == range(100 + rank, 100 + rank + whole.steps(rank).stop - begin)
+        for number, same in zip(later.steps(rank), range(begin, whole.steps(rank).stop), strict=True):
+            assert list(later.rows_at(rank, number)) == list(whole.rows_at(rank, same))
+            for at in later.steps_of(*next(iter(later.rows_at(rank, number)))):
+                assert at.step in later.steps(at.rank)
+
+
 def shards() -> Iterator[Shard]:
     splits = [split.split for splits in manifest_of([(9, 1)], [(5, 1)], [(7, 1)]).row_group_splits for split in splits]
     for rounds in (1, 4):
@@ -116,3 +152,31 @@ def test_a_shard_in_rounds_and_with_missing_files_says_which_row_is_where(seed: 
             split = next(number for number, one in enumerate(shard.splits) if one.path == path)
             assert order.place_of(split, row - shard.splits[split].row_offset) == place
         assert np.array_equal(order.rows(3, 5).rows, rows[3:5])
+
+
+LARGE: dict[str, PlanOptions] = {
+    "in order": PlanOptions(2**27),
+    "shards shuffled": PlanOptions(2**27, shuffle=True),
+    "rows shuffled": PlanOptions(2**27, shuffle=True, shuffle_buffer_size=100_000),
+    "rows shuffled in rounds": PlanOptions(2**27, shuffle=True, shuffle_buffer_size=500),
+    "uneven dropped": PlanOptions(2**27, shuffle=True, uneven_ranks="drop", batch_size=512),
+    "uneven padded": PlanOptions(2**27, shuffle=True, uneven_ranks="pad", batch_size=512),
+}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("order", LARGE)
+def test_a_hundred_million_rows_in_a_hundred_thousand_row_groups_are_answered_both_ways(order: str) -> None:
+    """The seconds that this takes are in the guide."""
+    groups = tuple(RowGroup(1000, 100_000) for _ in range(100))
+    files = tuple(DataFile(f"part-{number:04d}.parquet", 10**7, "", groups) for number in range(1000))
+    manifest = Manifest("/data", files)
+    options, topology = LARGE[order], Topology(8, 0, 4)
+    plan = EpochPlanner(manifest, options, None, None).plan(0, topology)
+    ledger = SegmentLedger(Segment(0, newest_algorithm(), options, topology, 512, drop_last=False), plan, manifest)
+    for row in range(0, manifest.rows, 333_333):
+        path, number = f"part-{row // 100_000:04d}.parquet", row % 100_000
+        for at in ledger.steps_of(path, number):
+            assert list(ledger.rows_at(at.rank, at.step))[at.place] == (path, number)
+        assert ledger.plans(path, number)
+    assert sum(len(ledger.steps(rank)) for rank in range(8)) >= manifest.rows // 512
