@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -12,12 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pairwise import pairwise
-from support import batches_of, examples, open_loader, rows_of, write_dataset
+from support import batches_of, edited, examples, open_loader, rows_of, write_dataset
+from torch.utils.data import DataLoader
 
+from torch_dataloader_utils import (
+    CheckpointMismatchError,
+    LostRowsWarning,
+    ProgressUnknownError,
+    RankMismatchError,
+    to_device,
+)
 from torch_dataloader_utils.planning.manifest import Split
 from torch_dataloader_utils.planning.plan import Shard, ShardSlice
 from torch_dataloader_utils.planning.shuffle import delivery_order
@@ -325,3 +336,215 @@ def test_delivered_and_skipped_rows_are_the_epoch_under_every_resume(path, legs,
         assert sorted(counts) == (KEPT if uneven == "filtered" else list(range(ROWS)))
     if uneven == "allow":
         assert sorted(recorded) == sorted(restored)
+
+
+# What is refused, and what others see --------------------------------------------------------------------------------
+
+
+def test_the_past_and_what_is_no_range_of_steps_are_refused(path):
+    loader = opened(path)
+    for _ in itertools.islice(loader, 5):
+        pass
+    loader.skip_steps(5, 6)
+    for steps, message in {
+        (4, 6): "step 4 is in the past, the next one is 5",
+        (7, 7): "skips nothing",
+        (8, 7): "skips nothing",
+        (27, 30): "the epoch has 27 steps",
+        (-1, 3): "start=-1",
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(message)):
+            loader.skip_steps(*steps)
+    with pytest.raises(TypeError, match="start='3'"):
+        loader.skip_steps("3", 4)
+    loader.load_state_dict(loader.state_dict())
+    loader.skip_steps(5, 8)
+    assert loader.state_dict()["skipped"]["steps"] == [[5, 8]]
+
+
+def test_a_range_may_end_after_the_last_step_of_a_rank_that_has_fewer(path):
+    ranks = all_ranks(path, 2, 0, batch_size=20)
+    steps = [len(loader) for loader in ranks]
+    assert min(steps) < max(steps)
+    for loader in ranks:
+        loader.skip_steps(min(steps), 1000)
+    assert [len(loader) for loader in ranks] == [min(steps)] * 2
+    assert [len(batches_of(loader)) for loader in ranks] == [min(steps)] * 2
+    assert len({loader.dataset.plan_digest for loader in ranks}) == 1
+
+
+def test_ranks_that_skip_different_steps_are_found(path):
+    ranks = all_ranks(path, 2, 0)
+    before = {loader.dataset.plan_digest for loader in ranks}
+    ranks[0].skip_steps(3, 5)
+    digests = {loader.dataset.plan_digest for loader in ranks}
+    assert (len(before), len(digests)) == (1, 2)
+    with pytest.raises(RankMismatchError, match="other plans"):
+        all_ranks(path, 1, 0)[0].load_state_dict([through_json(loader) for loader in ranks], strict=False)
+
+
+def test_a_skip_during_an_iteration_is_in_its_states_and_begins_with_the_next(path):
+    whole = batches_of(opened(path))
+    loader = opened(path)
+    iterator = iter(loader)
+    seen = [rows_of(next(iterator)) for _ in range(4)]
+    loader.skip_steps(5, 8)
+    seen.append(rows_of(next(iterator)))
+    state = through_json(loader)
+    seen += [rows_of(next(iterator)) for _ in range(2)]
+    assert seen == whole[:7]
+    later = through_json(loader)
+    for saved, rest in ((state, whole[8:]), (later, whole[8:])):
+        resumed = opened(path)
+        resumed.load_state_dict(saved)
+        assert batches_of(resumed) == rest
+
+
+def test_another_batch_size_is_refused_where_skipped_steps_lie_ahead_and_not_behind_them(path):
+    loader = opened(path)
+    loader.skip_steps(3, 6)
+    states = [through_json(loader), *(through_json(loader) for _ in loader)]
+    with pytest.raises(CheckpointMismatchError, match="skips steps 3 to 5, and with batch_size=6"):
+        opened(path, batch_size=6).load_state_dict(states[2])
+    other = opened(path, batch_size=6)
+    other.load_state_dict(states[5])
+    rest = batches_of(other)
+    other.restore_skipped()
+    whole = batches_of(opened(path, batch_size=6))
+    assert rest == whole[16:]
+    assert [row for batch in batches_of(other) for row in batch] == [row for batch in whole[6:12] for row in batch]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_plain_loader_of_torch_skips_in_this_process_and_refuses_to_with_workers(path, workers):
+    whole = batches_of(opened(path))
+    loader = opened(path, num_workers=workers)
+    plain = DataLoader(loader.dataset, batch_size=None, num_workers=workers)
+    loader.dataset.skip_steps(2, 5)
+    if workers == 0:
+        assert batches_of(plain) == whole[:2] + whole[5:]
+        return
+    with pytest.raises(ProgressUnknownError, match="cannot skip steps"):
+        batches_of(plain)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_that_copies_ahead_skips_and_restores_the_same_steps(path, workers):
+    left, skipped = parted(batches_of(opened(path, num_workers=workers)), [(3, 6)])
+    loader = to_device(opened(path, num_workers=workers), "cpu", depth=3)
+    loader.skip_steps(3, 6)
+    loader.restore_skipped()
+    bar = loader.progress()
+    states = [through_json(loader)]
+    seen = []
+    for batch in loader:
+        seen.append(rows_of(batch))
+        states.append(through_json(loader))
+    assert seen == left + skipped
+    assert bar == {"initial": 0, "total": len(seen)}
+    for taken in (2, 3, 4, len(left), len(left) + 2):
+        resumed = opened(path, num_workers=workers)
+        resumed.load_state_dict(states[taken])
+        assert resumed.progress() == {"initial": taken, "total": len(seen)}
+        assert batches_of(resumed) == seen[taken:]
+
+
+def test_row_groups_that_are_skipped_as_a_whole_are_not_read(path):
+    whole = opened(path, batch_size=10)
+    everything = batches_of(whole)
+    loader = opened(path, batch_size=10)
+    loader.skip_steps(2, 8)  # rows 20 to 80 of a file with row groups of 10
+    assert batches_of(loader) == everything[:2] + everything[8:]
+    groups = pq.read_metadata(min(path.iterdir()))
+    sizes = [sum(groups.row_group(n).column(c).total_compressed_size for c in range(3)) for n in range(2, 8)]
+    read = [one.dataset.get_metrics()["bytes_read"] for one in (whole, loader)]
+    assert read[0] - read[1] >= sum(sizes)
+
+
+def test_the_ledger_says_that_skipped_rows_have_no_step(path):
+    loader = opened(path, shuffle=True)
+    dataset = loader.dataset
+    rows = list(dataset.rows_at(4))
+    assert dataset.step_of(*rows[0]).step == 4
+    loader.skip_steps(4, 6)
+    assert [dataset.step_of(*row) for row in rows] == [None] * len(rows)
+    assert list(dataset.rows_at(4)) == rows
+    for _ in itertools.islice(loader, 5):
+        pass
+    others = all_ranks(path, 2, 0, shuffle=True)
+    for other in others:
+        other.load_state_dict([through_json(loader)], strict=False)
+        assert [other.dataset.step_of(*row) for row in rows] == [None] * len(rows)
+
+
+# Files that changed, and states that are damaged ---------------------------------------------------------------------
+
+
+def test_skipped_rows_of_a_changed_file_are_lost_and_those_of_others_are_restored(tmp_path):
+    write_dataset(tmp_path, FILES)
+    loader = opened(tmp_path, batch_size=10, shuffle=True)
+    whole = batches_of(opened(tmp_path, batch_size=10, shuffle=True))
+    loader.skip_steps(3, 20)
+    delivered = [row for batch in itertools.islice(loader, 5) for row in rows_of(batch)]
+    skipped = [row for batch in whole[3:20] for row in batch]
+    state = through_json(loader)
+    changed = sorted(tmp_path.iterdir())[2]
+    lost_ids = range(93, 93 + 131)
+    pq.write_table(pq.read_table(changed).slice(0, 100), changed, row_group_size=20)
+    resumed = opened(tmp_path, batch_size=10, shuffle=True, row_id_column=None)
+    lost = len(set(lost_ids) - set(delivered))
+    with pytest.warns(LostRowsWarning, match=f"{lost} rows"):
+        resumed.load_state_dict([state], strict=False, on_changed_files="continue")
+    rest = [int(row) for batch in resumed for row in batch["value"]]
+    resumed.restore_skipped()
+    restored = [int(row) for batch in resumed for row in batch["value"]]
+    assert sorted(restored) == sorted(set(skipped) - set(lost_ids))
+    assert sorted(delivered + rest + restored) == sorted(set(range(ROWS)) - (set(lost_ids) - set(delivered)))
+
+
+def _damages() -> dict[str, Any]:
+    """Ways to damage what a state records of skipped steps."""
+
+    def put(*keys: Any, value: Any) -> Any:
+        def damage(skipped: dict[str, Any]) -> None:
+            *before, last = keys
+            target: Any = skipped
+            for key in before:
+                target = target[key]
+            target[last] = value
+
+        return damage
+
+    return {
+        "no steps": put("steps", value=None),
+        "steps that fall": put("steps", value=[[8, 9], [3, 5]]),
+        "an empty range": put("steps", value=[[3, 3]]),
+        "a text for a step": put("steps", value=[["3", 5]]),
+        "a huge step": put("steps", value=[[3, 10**200]]),
+        "other steps": put("steps", value=[[4, 9]]),
+        "no marks": put("marks", value=[]),
+        "half a mark": put("marks", 0, value=[{"step": 3, "next_worker": 0, "places": [[0, 3]]}]),
+        "marks in no order": put("marks", 0, 1, "step", value=1),
+        "a place in no slice": put("marks", 0, 1, "places", value=[[99, 0], [99, 0]]),
+        "a row in no slice": put("marks", 0, 1, "places", 0, value=[0, 10**6]),
+        "places of no streams": put("marks", 0, 1, "places", value=[]),
+        "a worker that is not there": put("marks", 0, 0, "next_worker", value=7),
+        "restores is no flag": put("restores", value=1),
+        "restored without restores": put("restored", value={"number": 0, "next_worker": 0, "places": [[0, 0], [0, 0]]}),
+        "rows of no file": put("in_progress", value=[{"splits": [{"path": "x"}], "rows_delivered": 1}]),
+        "no rows": put("in_progress", value=None),
+        "rows that fall": put("completed_rows", value=[5, 3]),
+    }
+
+
+@pytest.mark.parametrize("damage", list(_damages()))
+@pytest.mark.parametrize("is_edited", [False, True], ids=["damaged", "edited"])
+def test_a_state_with_damaged_skips_is_refused_and_changes_nothing(path, damage, is_edited):
+    loader = opened(path, num_workers=2)
+    loader.skip_steps(3, 6)
+    state = through_json(loader)
+    damaged = edited(copy.deepcopy(state)) if is_edited else copy.deepcopy(state)
+    _damages()[damage](damaged["skipped"])
+    with pytest.raises(ValueError, match=r"not a state of this package|the checkpoint skips steps"):
+        loader.load_state_dict(damaged)
+    assert through_json(loader) == state

@@ -65,7 +65,7 @@ def dump_state(
         "plan_digest": plan_digest,
         "files": [entry.copy() for entry in manifest.entries] if lists_files(manifest) else None,
         **rows,
-        **_dump_skips(manifest, progress),
+        **_dump_skips(manifest, progress, record),
         "excluded": dump_exclusions(manifest, run.exclusions),
         **_dump_hashes(run, progress),
         "base": None if progress.baseline is None else _dump_baseline(manifest, progress.baseline, record),
@@ -106,11 +106,15 @@ def _dump_parts(
     return parts + [_dump_partial(manifest, *shard, by_number) | {"repeats": True} for shard in repeated.items()]
 
 
-def _dump_skips(manifest: Manifest, progress: Progress) -> dict[str, Any]:
+def _dump_skips(manifest: Manifest, progress: Progress, record: EpochRecord) -> dict[str, Any]:
     """Return the entry of skipped steps, if there are any: the steps, and the rows that are not delivered so far."""
     if not (progress.skip_requests or progress.skips or progress.restores):
         return {}
-    groups = progress.restorable_left if progress.restores else progress.skipped
+
+    def rows() -> dict[str, Any]:
+        groups = progress.restorable_left if progress.restores else progress.skipped
+        return _dump_rows(manifest, [part for group in groups for slices in group for part in slices])
+
     restored = progress.restored
     skipped = {
         "steps": [list(steps) for steps in progress.skip_requests],
@@ -123,7 +127,7 @@ def _dump_skips(manifest: Manifest, progress: Progress) -> dict[str, Any]:
             "next_worker": restored.next_turn,
             "places": [list(stream.place) for stream in restored.streams],
         },
-        **_dump_rows(manifest, [part for group in groups for slices in group for part in slices]),
+        **record.skipped_rows(progress, rows),
     }
     return {"skipped": skipped}
 
@@ -222,7 +226,7 @@ def _dump_baseline(manifest: Manifest, baseline: DeliveredBaseline, record: Epoc
 def _dump_skipped_rows(manifest: Manifest, skipped: SkippedRows) -> dict[str, Any]:
     by_number = _is_long(manifest, [partial.shard for partial in skipped.partial])
     return {
-        "steps": skipped.steps,
+        "steps": [list(steps) for steps in skipped.steps],
         "restores": skipped.restores,
         "completed_rows": merged_row_numbers(manifest, skipped.whole),
         "in_progress": [_dump_partial(manifest, part.shard, part.windows, by_number) for part in skipped.partial],

@@ -10,7 +10,7 @@ from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.planning.excluded import ExcludedRows
 from torch_dataloader_utils.planning.manifest import Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, SkippedRows
-from torch_dataloader_utils.planning.row_ranges import Coverage, FileRows, gaps, merged, merged_splits
+from torch_dataloader_utils.planning.row_ranges import Coverage, FileRows, Windows, gaps, merged, merged_splits
 
 
 def with_skipped(
@@ -36,15 +36,18 @@ def with_skipped(
         restores = restores or restored
     claims.require_apart("skipped")
     whole, partial = claims.united()
-    skipped = SkippedRows(whole, partial, max(map(_steps_skipped, states)), restores)
+    skipped = SkippedRows(
+        whole, partial, _steps_skipped(max(states, key=lambda state: state.batches_delivered)), restores
+    )
     return replace(_united(baseline, whole, partial), skipped=skipped)
 
 
-def _steps_skipped(state: SavedState) -> int:
-    """Return how many steps of the epoch were skipped when a state was saved."""
-    before = 0 if state.baseline is None or state.baseline.skipped is None else state.baseline.skipped[1]
+def _steps_skipped(state: SavedState) -> Windows:
+    """Return the steps of the epoch that were skipped when a state was saved."""
+    before = () if state.baseline is None or state.baseline.skipped is None else state.baseline.skipped[1]
     skips = [] if state.skips is None else state.skips.skips
-    return before + sum(len(skip.steps) for skip in skips if skip.end.step <= state.batches_delivered)
+    passed = [skip.steps for skip in skips if skip.end.step <= state.batches_delivered]
+    return merged([*before, *((steps.start, steps.stop) for steps in passed)])
 
 
 def _united(baseline: DeliveredBaseline, whole: Iterable[Split], partial: Iterable[PartialShard]) -> DeliveredBaseline:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from torch_dataloader_utils.checkpoint.checksum import checksum_of
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
-from torch_dataloader_utils.checkpoint.parse_skips import parse_skips
+from torch_dataloader_utils.checkpoint.parse_skips import parse_skips, parse_steps
 from torch_dataloader_utils.checkpoint.saved_exclusions import parse_exclusions
 from torch_dataloader_utils.checkpoint.saved_state import (
     BINDING,
@@ -160,10 +160,10 @@ def _row_hash(entry: JsonValue) -> RowHash:
     return found
 
 
-def _skipped_rows(skipped: JsonValue, tree: _Tree, dataset_rows: int) -> tuple[SavedRows, int, bool]:
+def _skipped_rows(skipped: JsonValue, tree: _Tree, dataset_rows: int) -> tuple[SavedRows, Windows, bool]:
     partial_shards = _partial_shards(skipped["in_progress"], tree, dataset_rows)
     rows = SavedRows((), _rising_numbers(skipped["completed_rows"], dataset_rows), partial_shards)
-    return rows, skipped["steps"].integer(), skipped["restores"].boolean()
+    return rows, parse_steps(skipped["steps"]), skipped["restores"].boolean()
 
 
 def _rows(tree: _Tree, dataset_rows: int, rows: JsonValue) -> SavedRows:

@@ -25,7 +25,7 @@ def parse_skips(skipped: JsonValue, rows: Callable[[JsonValue], SavedRows]) -> S
     if not restored.is_null and not restores:
         raise restored.fail("None, as restores is false")
     return SavedSkips(
-        steps=_steps(skipped["steps"]),
+        steps=parse_steps(skipped["steps"]),
         skips=skips,
         restores=restores,
         restored=None if restored.is_null else _restored(restored),
@@ -33,7 +33,8 @@ def parse_skips(skipped: JsonValue, rows: Callable[[JsonValue], SavedRows]) -> S
     )
 
 
-def _steps(steps: JsonValue) -> Windows:
+def parse_steps(steps: JsonValue) -> Windows:
+    """Return ranges of steps in rising order, or raise a ValueError."""
     windows = tuple(map(_pair, steps.items()))
     bounds = [bound for window in windows for bound in window]
     if any(bound >= following for bound, following in pairwise(bounds)):

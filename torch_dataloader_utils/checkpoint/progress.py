@@ -13,7 +13,7 @@ from torch_dataloader_utils.checkpoint.skipped_steps import Mark, Place, Skipped
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, ShardSlice
 from torch_dataloader_utils.planning.row_hash import RowHash
-from torch_dataloader_utils.planning.row_ranges import Windows
+from torch_dataloader_utils.planning.row_ranges import Windows, size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,10 +237,18 @@ class Progress:
         return tuple(skip for skip in self.skips if skip.begin.step >= step)
 
     @property
+    def _skipped_before(self) -> Windows:
+        """The steps that were skipped before an elastic load."""
+        return () if self.baseline is None or self.baseline.skipped is None else self.baseline.skipped.steps
+
+    @property
     def steps_skipped(self) -> int:
         """How many steps of the epoch were skipped so far."""
-        before = 0 if self.baseline is None or self.baseline.skipped is None else self.baseline.skipped.steps
-        return before + sum(len(skip.steps) for skip in self.skips) - sum(len(skip.steps) for skip in self.skips_ahead)
+        return (
+            size_of(self._skipped_before)
+            + sum(len(skip.steps) for skip in self.skips)
+            - sum(len(skip.steps) for skip in self.skips_ahead)
+        )
 
     @property
     def skipped(self) -> list[tuple[tuple[ShardSlice, ...], ...]]:

@@ -111,15 +111,15 @@ class SavedSkips:
 class SavedBaseline:
     """What a state records of the epoch before an elastic load planned the rest again: see `DeliveredBaseline`.
 
-    The completed rows are row numbers of the whole manifest: start, stop, start, stop, ... Of skipped rows there are
-    the rows, how many steps they were, and whether they are restored.
+    The completed rows are row numbers of the whole manifest: start, stop, start, stop, ... Of skipped steps there are
+    the rows, the steps, and whether they are restored.
     """
 
     batches_delivered: int
     completed_rows: tuple[int, ...]
     in_progress: tuple[SavedShard, ...]
     left_out: tuple[str, ...]
-    skipped: tuple[SavedRows, int, bool] | None = None
+    skipped: tuple[SavedRows, Windows, bool] | None = None
     hashes: tuple[RankHashes, ...] = ()
 
 

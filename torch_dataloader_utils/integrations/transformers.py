@@ -228,8 +228,8 @@ class _Batches(Dataset[Any]):
 
     @property
     def delivered(self) -> int:
-        """Batches of the epoch that were delivered."""
-        return int(self.loader.state_dict()["batches_delivered"])
+        """Batches of the epoch that were delivered before the next one. Skipped steps do not count."""
+        return self.loader.progress()["initial"]
 
     @property
     def left(self) -> int:

@@ -17,7 +17,6 @@ from torch_dataloader_utils.checkpoint.dump import dump_hashes, dump_state
 from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.merge import OnChangedFiles, merge_states
 from torch_dataloader_utils.checkpoint.parse import parse_states
-from torch_dataloader_utils.checkpoint.parts import schedule_of
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.restore_skips import with_carried
@@ -28,7 +27,8 @@ from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
 from torch_dataloader_utils.loader.segments import Segments
-from torch_dataloader_utils.loader.skip_requests import SkipRequests, requests_left, require_same_batches, require_steps
+from torch_dataloader_utils.loader.skip_requests import SkipRequests, requests_left, require_same_batches
+from torch_dataloader_utils.loader.skipping import SkipsSteps
 from torch_dataloader_utils.loader.user_warnings import (
     LOG,
     log_uneven_rows,
@@ -53,7 +53,7 @@ from torch_dataloader_utils.planning.topology import Topology
 from torch_dataloader_utils.reading.scan import ReadOptions
 
 
-class EpochState:
+class EpochState(SkipsSteps):
     """A rank's current epoch: its plan and its progress.
 
     `adopts_num_workers` says that a loaded state's number of workers replaces the topology's. A bar shows
@@ -239,34 +239,6 @@ class EpochState:
         self._exclusions = self._exclusions.with_expression(expression)
         self._opened_files = opened_files
 
-    def skip_steps(self, start: int, stop: int) -> None:
-        """Skip steps from the next iteration on: see the loader's."""
-        progress = self.progress
-        require_steps(start, stop, progress, self._most_steps())
-        self._skips = self._skips.adding(start, stop)
-        self.segments.skip(self.segment(self.epoch))
-        if self.owner.iteration is None:  # else the iteration goes on without it, and the next one begins the epoch
-            self.owner.take_over("skip_steps", self.epoch, self._skipping(progress))
-
-    def restore_skipped(self) -> None:
-        """Deliver skipped steps after the last one: see the loader's."""
-        self._skips = replace(self._skips, restores=True)
-        self.segments.skip(self.segment(self.epoch))
-        iteration = self.owner.iteration
-        if iteration is None:
-            if self.owner.loaded is not None:
-                self.owner.take_over("restore_skipped", self.epoch, replace(self.owner.loaded, restores=True))
-            return
-        iteration.progress = replace(iteration.progress, restores=True)
-        if iteration.finished():
-            self._keep_restorable()
-
-    def _keep_restorable(self) -> None:
-        """Let the next iteration deliver what is to be restored, if the newest one has made all other steps."""
-        iteration = self.owner.iteration
-        if iteration is not None and iteration.will_restore and not any(s.left for s in iteration.progress.streams):
-            self.owner.take_over("restore_skipped", self.epoch, iteration.progress)
-
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
         progress = self.progress
@@ -393,21 +365,10 @@ class EpochState:
         hashes = begun_hashes(self.topology) if self._read_options.fingerprint else None
         return self._skipping(replace(progress, hashes=hashes))
 
-    def _skipping(self, progress: Progress) -> Progress:
-        """Return the progress with what the user wants skipped and restored."""
-        if self._skips.are_of(progress):
-            return progress
-        return self._skips.applied(progress, self._read_options, counts_rows=self.unknown_rows is None)
-
-    def _most_steps(self) -> int | None:
-        """Return the largest number of steps of a rank, skipped ones included; None if only reading tells."""
-        if self.unknown_rows is not None:
-            return None
-        ranks = [self.progress]
-        if self._planner.options.uneven_ranks == "allow":
-            ranks += self._ranks(self._current_plan(), ranks[0].baseline)
-        size, drop_last = self._read_options.batch_size, self._read_options.drop_last
-        return max(schedule_of(rank, size, drop_last=drop_last).steps.stop for rank in ranks)
+    def _all_ranks(self) -> list[Progress]:
+        progress = self.progress
+        is_even = self._planner.options.uneven_ranks != "allow"
+        return [progress, *([] if is_even else self._ranks(self._plan_of(progress.baseline), progress.baseline))]
 
     def _current_plan(self) -> Plan:
         """Return the plan of the epoch, or of the rows that an elastic load left of it."""

@@ -103,13 +103,13 @@ class SkippedRows:
     Attributes:
         whole: Row ranges: whole row groups, neighbours merged.
         partial: Shards of which some rows were skipped. The windows are those of the skipped rows.
-        steps: How many steps were skipped, of the batches that the baseline counts.
+        steps: The skipped ones of the steps that the baseline counts: start and stop of each range.
         restores: Whether these rows are delivered after the last step.
     """
 
     whole: tuple[Split, ...]
     partial: tuple[PartialShard, ...]
-    steps: int
+    steps: tuple[tuple[int, int], ...]
     restores: bool
 
 
