@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from torch_dataloader_utils.checkpoint.audit import Audit, FileAudit
+from torch_dataloader_utils.checkpoint.run_segments import RunSegment
 from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Padded
 from torch_dataloader_utils.columns.ragged import PackedBytes
 from torch_dataloader_utils.dataset.structured import StructuredDataset
@@ -30,18 +32,21 @@ from torch_dataloader_utils.errors import (
 )
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import to_device
+from torch_dataloader_utils.loader.run_log import RunLog
 from torch_dataloader_utils.planning.ledger import Rows, RowStep
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
 from torch_dataloader_utils.planning.plan import Shard
 from torch_dataloader_utils.planning.strategy import SplitStrategy
 
 if TYPE_CHECKING:
+    from torch_dataloader_utils.distributed.audit import audit as audit
     from torch_dataloader_utils.distributed.store import CheckpointStore as CheckpointStore
     from torch_dataloader_utils.distributed.store_files import StoredCheckpoint as StoredCheckpoint
     from torch_dataloader_utils.tables.delta import DeltaDataset as DeltaDataset
     from torch_dataloader_utils.tables.iceberg import IcebergDataset as IcebergDataset
 
 __all__ = [
+    "Audit",
     "ChangedFilesWarning",
     "CheckpointMismatchError",
     "CheckpointStoreError",
@@ -50,6 +55,7 @@ __all__ = [
     "ColumnFormat",
     "DataFile",
     "DatasetError",
+    "FileAudit",
     "FooterMismatchWarning",
     "IterationEndedError",
     "LedgerUnknownError",
@@ -63,6 +69,8 @@ __all__ = [
     "RowGroup",
     "RowStep",
     "Rows",
+    "RunLog",
+    "RunSegment",
     "Shard",
     "SilentWorkerWarning",
     "SlowTransportWarning",
@@ -82,8 +90,9 @@ _LAZY = {
     "DeltaDataset": "tables.delta",
     "IcebergDataset": "tables.iceberg",
     "StoredCheckpoint": "distributed.store_files",
+    "audit": "distributed.audit",
 }
-"""Classes that need another package or torch.distributed.checkpoint, and the modules that they are in."""
+"""Names that need another package or torch.distributed.checkpoint, and the modules that they are in."""
 
 
 def __getattr__(name: str) -> Any:

@@ -94,7 +94,7 @@ def test_the_last_and_the_best_are_kept_and_nothing_that_the_store_did_not_write
     for step, loss in enumerate([5.0, 1.0, 3.0, math.nan, 9.0, 8.0, 7.0]):
         store.save(10 * step, model=layer(step), metrics={"loss": loss})
     assert [store.latest().step, store.best().step] == [60, 10]
-    assert [found.step for found in place.open()._files.complete()] == [10, 20, 50, 60]
+    assert [found.step for found in place.open().files.complete()] == [10, 20, 50, 60]
     for path in foreign:
         assert place.fs.cat_file(f"{place.root}/{path}") == b"mine"
     model = layer()
@@ -366,7 +366,7 @@ def test_errors_of_a_storage_name_the_store_and_hold_no_secret(s3):
             with pytest.raises(PermissionError, match=url) as caught:
                 call()
             assert SECRET_KEY not in "".join(traceback.format_exception(caught.value))
-        writer = writer_of(store._files.writing_fs, store._files.location("new"))
+        writer = writer_of(store.files.writing_fs, store.files.location("new"))
         with (
             pytest.raises(CheckpointStoreError, match=f"{url}/new: rank 0: PermissionError") as caught,
             store._errors("new"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from operator import attrgetter
 from typing import Any
@@ -24,6 +24,9 @@ MOST_CHARACTERS = 3500
 
 MOST_RANKS = 100
 """How many missing ranks are looked for."""
+
+NOT_COMPARED = "cannot be compared: `_metadata` described it then or does now, and not at both times"
+"""How a file differs if its digest is one of a `_metadata` file's entries, and the other one that of its footer."""
 
 TOPOLOGY = ("num_workers", "num_ranks", "rank", "virtual_ranks", "virtual_workers", "uneven_ranks", "global_batch_size")
 """Settings that an elastic load may change."""
@@ -68,8 +71,13 @@ class FileChanges:
 
 
 def compare_files(saved: SavedState, run: Run) -> FileChanges:
-    """Return how the files differ from those of a state."""
-    manifest = run.manifest
+    """Return how the files differ from those of a state, and in which of them the filter's columns are others."""
+    changes = compare_manifests(saved, run.manifest)
+    return replace(changes, rebound=tuple(_rebound(saved, run, {*changes.changed})))
+
+
+def compare_manifests(saved: SavedState, manifest: Manifest) -> FileChanges:
+    """Return how files differ from those of a state."""
     fingerprints = None if saved.fingerprint == manifest.fingerprint else (saved.fingerprint, manifest.fingerprint)
     if saved.files is None:
         return FileChanges(fingerprints=fingerprints)
@@ -82,7 +90,6 @@ def compare_files(saved: SavedState, run: Run) -> FileChanges:
         changed=changed,
         fingerprints=fingerprints,
         described=(any(map(_is_described, saved.files)), any(map(_is_described, manifest.files))),
-        rebound=tuple(_rebound(saved, run, {*changed})),
     )
 
 
@@ -112,11 +119,22 @@ def _is_described(file: SavedFile | DataFile) -> bool:
     return file.digest.startswith(DESCRIBED)
 
 
-def _differs(before: SavedFile, now: DataFile) -> bool:
-    etags = before.etag is not None and now.etag is not None and before.etag != now.etag
+def how_changed(before: SavedFile, now: DataFile) -> str | None:
+    """Return in words how a file differs from that of a state; None if it does not."""
+    if before.size != now.size:
+        return f"had {before.size:,} bytes, has {now.size:,}"
+    if before.digest != now.digest:
+        return NOT_COMPARED if _is_described(before) != _is_described(now) else "has the same size and other content"
+    if before.etag is not None and now.etag is not None and before.etag != now.etag:
+        return f"was etag {shown(before.etag)}, is {shown(now.etag)}"
     # The digest of text covers its first and last bytes alone, so that a new modification time counts as a change.
-    rewritten_text = now.digest.startswith(TEXT) and _is_modified(before, now)
-    return (before.size, before.digest) != (now.size, now.digest) or etags or rewritten_text
+    if now.digest.startswith(TEXT) and _is_modified(before, now):
+        return "has the same size, and was written since"
+    return None
+
+
+def _differs(before: SavedFile, now: DataFile) -> bool:
+    return how_changed(before, now) is not None
 
 
 def _is_modified(before: SavedFile, now: DataFile) -> bool:
@@ -208,7 +226,7 @@ def mismatch(
     `lost` are row ranges that the checkpoint records and this run's plan does not have, or None.
     """
     lines = ["the checkpoint was saved under another plan than this run's; nothing was changed:"]
-    lines += [f"  - {line}" for line in (*map(str, differences), *_file_lines(files))]
+    lines += [f"  - {line}" for line in (*map(str, differences), *file_lines(files))]
     if lost is not None:
         unit = "rows" if manifest.counts_rows else "bytes"
         ranges = "; ".join(
@@ -244,7 +262,8 @@ def shorten(paths: Sequence[str]) -> str:
     return ", ".join(map(cut, paths[:SHOWN])) + more
 
 
-def _file_lines(files: FileChanges) -> Iterator[str]:
+def file_lines(files: FileChanges) -> Iterator[str]:
+    """Yield how files have changed, as a message shows it."""
     for verb, paths in (("added", files.added), ("removed", files.removed), ("changed", files.changed)):
         if paths:
             yield f"files {verb} since the checkpoint: {shorten(paths)}"

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import CurrentReads, ReadCache
 from torch_dataloader_utils.loader.contents import read_here
@@ -20,6 +21,7 @@ from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.planning.assignment import Assignment
+from torch_dataloader_utils.planning.planner import Selection
 from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.channel import WorkerChannel
@@ -85,6 +87,10 @@ class BatchDataset(IterableDataset[Any]):
     def __bool__(self) -> bool:
         """Return True, also for a dataset without batches or of unknown length: ``if dataset`` means "if not None"."""
         return True
+
+    def run_and_selection(self, epoch: int) -> tuple[Run, Selection]:
+        """Return what a state of an epoch is compared with, and the row groups that the filter leaves."""
+        return self._epoch_state.run(epoch), self._opened_files.selection
 
     # What the loader calls -------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from torch_dataloader_utils.dataset.partitions import Partitioning, is_hive, par
 from torch_dataloader_utils.formats.base import Format, OpenedFiles
 from torch_dataloader_utils.formats.recognition import format_hint
 from torch_dataloader_utils.loader.arguments import parse_paths
+from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.storage.filesystem import StoredFile
 from torch_dataloader_utils.storage.listing import GLOB, list_files
 from torch_dataloader_utils.storage.redaction import is_http, without_query
@@ -49,6 +50,14 @@ class PathSet(FileSet):
         """Check the arguments of `create_dataloader` that say where the files are."""
         partitioning = require_partitioning(given["partitioning"])
         return cls(parse_paths(given["path"]), file_format, given["storage_options"], partitioning, given["manifest"])
+
+    def describe(self, request: Request) -> Manifest:
+        """List the files and read their footers. Whether their columns fit together is not looked at."""
+        storage, locations = request.storage_of(self.urls, self.storage_options)
+        listing = list_files(storage, locations, self.format.suffixes, partial(format_hint, current=self.format.name))
+        described = self.format.describe(storage, listing, None, request.refuses_nulls)
+        counts_rows = self.format.unknown_rows is None
+        return Manifest(listing.root, tuple(footer.file for footer in described.footers), counts_rows)
 
     def open(self, request: Request) -> OpenedFiles:
         """List the files, or take them from the manifest, and read their footers."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from torch_dataloader_utils.formats.registry import FORMATS, choose_format, requ
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader import arguments
 from torch_dataloader_utils.loader.progress_bar import require_tqdm
+from torch_dataloader_utils.loader.run_log import RunLogFiles
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS, PlanOptions
 from torch_dataloader_utils.planning.strategy import SplitStrategy, require_strategy
 from torch_dataloader_utils.planning.topology import Topology, arrange
@@ -62,6 +64,8 @@ class LoaderOptions:
         plan: What the plan depends on: the sizes of shards, shuffling, balancing.
         batch_size: Rows in a batch of this rank, given as `batch_size` or by `global_batch_size`.
         progress_interval_sec: Seconds after which the progress bar is drawn again; None for no bar in this process.
+        run_log: The directory of the run log; None without one.
+        writes_run_log: Whether this process writes it: the first one of a job.
         torch_options: `dataloader_kwargs`, for ``torch.utils.data.DataLoader``.
     """
 
@@ -83,6 +87,8 @@ class LoaderOptions:
     memory_map: bool | None
     collate_fn: Callable[[Any], Any] | None
     progress_interval_sec: float | None
+    run_log: RunLogFiles | None
+    writes_run_log: bool
     torch_options: Mapping[str, Any]
 
     @classmethod
@@ -132,6 +138,8 @@ class LoaderOptions:
             memory_map=arguments.optional_flag(given["memory_map"], "memory_map"),
             collate_fn=given["collate_fn"],
             progress_interval_sec=_parse_progress(given, topology.rank),
+            run_log=_parse_run_log(given),
+            writes_run_log=_is_first(topology.rank),
             torch_options=torch_options,
         )
 
@@ -292,8 +300,23 @@ def _parse_progress(given: Mapping[str, Any], rank: int) -> float | None:
     if not arguments.require_flag(given["show_progress"], "show_progress"):
         return None
     require_tqdm()
-    is_first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-    return interval if is_first and rank == 0 else None
+    return interval if _is_first(rank) else None
+
+
+def _is_first(rank: int) -> bool:
+    """Whether this process is the first one of its job, and delivers the first rank."""
+    return rank == 0 and (not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0)
+
+
+def _parse_run_log(given: Mapping[str, Any]) -> RunLogFiles | None:
+    """Return the directory of the run log. Storage options are for remote storages."""
+    run_log = given["run_log"]
+    if run_log is None:
+        return None
+    if not isinstance(run_log, (str, os.PathLike)):
+        raise TypeError(f"run_log={run_log!r:.80} is {type(run_log).__name__}, expected the path or URL of a directory")
+    options = given["storage_options"] if "://" in os.fspath(run_log) else None
+    return RunLogFiles.at(run_log, options, arguments.require_timeout(given["storage_timeout"], "storage_timeout"))
 
 
 def _try_torch_options(options: Mapping[str, Any], num_workers: int) -> None:

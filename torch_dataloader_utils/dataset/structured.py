@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -88,6 +89,7 @@ class StructuredDataset(LedgerDataset):
         virtual_workers: int | None = None,
         show_progress: bool = False,
         progress_interval_sec: float = 1.0,
+        run_log: str | os.PathLike[str] | None = None,
         **dataloader_kwargs: Any,
     ) -> tuple[StructuredDataLoader, StructuredDataset]:
         """Open a dataset and make the loader of this rank's batches.
@@ -199,6 +201,11 @@ class StructuredDataset(LedgerDataset):
             show_progress: Whether to show a progress bar for the epoch on standard error, in the first process of a
                 job alone, and only if that is a terminal. Needs tqdm: the extra ``progress``.
             progress_interval_sec: Seconds after which the bar is drawn again.
+            run_log: A directory, as a path or as a URL of any storage that fsspec opens, into which the first process
+                of a job writes which plan delivers which steps: a small file wherever an epoch begins or a state is
+                loaded. With it `rows_at` and `step_of` also know the steps before an elastic load and in earlier runs;
+                `RunLog.read` reads it. Each training has a directory of its own. `storage_options` are used unless it
+                is a local path. None for no log.
             **dataloader_kwargs: For ``torch.utils.data.DataLoader``: ``pin_memory``, ``prefetch_factor``,
                 ``persistent_workers`` (True by default here), ``multiprocessing_context``, ``timeout``,
                 ``worker_init_fn``, ``generator``. What torch prefetches are messages of up to 64 batches and about
@@ -230,6 +237,8 @@ class StructuredDataset(LedgerDataset):
             topology=options.topology,
             adopts_num_workers=options.adopts_num_workers,
             progress_interval_sec=options.progress_interval_sec,
+            run_log=options.run_log,
+            writes_run_log=options.writes_run_log,
         )
         seed, group = options.plan.shuffle_seed, options.process_group
         dataset = cls(opened_files, epoch_state, read_options, options.collate_fn, seed, process_group=group)

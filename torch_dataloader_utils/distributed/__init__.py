@@ -14,6 +14,7 @@ from torch_dataloader_utils.distributed.gather import (
     own_state,
     require_same_plan,
 )
+from torch_dataloader_utils.distributed.read_states import read_states
 from torch_dataloader_utils.distributed.steps import in_step
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "load_gathered",
     "load_rank_state",
     "own_state",
+    "read_states",
     "require_same_plan",
     "save_rank_state",
 ]

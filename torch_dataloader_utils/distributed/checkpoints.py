@@ -6,14 +6,17 @@ import fnmatch
 import json
 import os
 import posixpath
-import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from torch_dataloader_utils.distributed.gather import Stateful, parse_json, state_of
 from torch_dataloader_utils.errors import DatasetError, shown
+from torch_dataloader_utils.storage.atomic_write import write_atomically
 from torch_dataloader_utils.storage.filesystem import Storage
+
+RANK_FILES = "loader-*.json"
+"""The names of the files of ranks' states."""
 
 
 def save_rank_state(
@@ -100,7 +103,7 @@ def _states_in(storage: Storage, location: str) -> list[str]:
         listed = storage.call("ls", location, detail=False)
     except FileNotFoundError:
         return []
-    return sorted(fnmatch.filter(map(posixpath.basename, listed), "loader-*.json"))
+    return sorted(fnmatch.filter(map(posixpath.basename, listed), RANK_FILES))
 
 
 def _open_directory(
@@ -113,34 +116,6 @@ def _open_directory(
 
 def _file_name(rank: int, num_ranks: int) -> str:
     return f"loader-{rank:05d}-of-{num_ranks:05d}.json"
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file of this machine: after a crash it is the old one or the new one."""
-    unfinished = path.with_suffix(f".{uuid.uuid4().hex}.unfinished")  # processes that share a rank write at one time
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with unfinished.open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(path)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
-        sync_directory(path.parent)
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def sync_directory(path: Path) -> None:
-    """Flush a directory to the disk: what was created in it or renamed, too, is to survive."""
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _read_state(storage: Storage, location: str) -> Any:

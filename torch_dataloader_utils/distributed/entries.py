@@ -98,7 +98,11 @@ def dump_states(states: Sequence[dict[str, Any]]) -> str:
 
 def parse_dumped(text: str, name: str) -> list[dict[str, Any]]:
     """Return the states that `dump_states` wrote, or raise a ValueError that names what should hold them."""
-    dumped = parse_json(text, name)
+    return merge_shared(parse_json(text, name), name)
+
+
+def merge_shared(dumped: Any, name: str) -> list[dict[str, Any]]:
+    """Return the states of all ranks, each with the parts that they share, or raise a ValueError: see `dump_states`."""
     try:
         return [{**dumped["shared"], **state} for state in dumped["ranks"]]
     except (KeyError, TypeError):

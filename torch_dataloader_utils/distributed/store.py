@@ -49,6 +49,9 @@ class CheckpointStore:
         keep_best: Which checkpoints are kept besides: a metric, ``"min"`` or ``"max"``, and how many.
         storage_options: fsspec's options for the storage, such as credentials.
 
+    Attributes:
+        files: The files in the directory.
+
     Raises:
         TypeError: If `keep_last` is no number.
         ValueError: If `keep_last` or `keep_best` is none of these.
@@ -66,7 +69,7 @@ class CheckpointStore:
             raise ValueError(f"keep_last is {shown(keep_last)}, expected a number from 1 on, or None to keep all")
         self._keep_last = keep_last
         self._keep_best = None if keep_best is None else _best(keep_best)
-        self._files = StoreFiles(url, storage_options)
+        self.files = StoreFiles(url, storage_options)
         self._together = Together()
         self._pending: Future[StoredCheckpoint] | None = None
 
@@ -140,14 +143,14 @@ class CheckpointStore:
             return _step(step), list(parts), self._measured(metrics)
 
         number, names, measured = _same(self._together.all(check), "save")
-        name = self._together.first(lambda: self._files.new_name(number))
+        name = self._together.first(lambda: self.files.new_name(number))
         state = self._state(parts)
 
         def finish(write: Callable[[], Metadata]) -> StoredCheckpoint:
             try:
                 with self._errors(name):
                     sizes = sizes_of(write())
-                saved = self._together.first(lambda: self._files.commit(name, measured, names, sizes))
+                saved = self._together.first(lambda: self.files.commit(name, measured, names, sizes))
             finally:
                 _IN_USE.discard(name)
             if self._together.rank == 0:
@@ -155,7 +158,7 @@ class CheckpointStore:
             return saved
 
         _IN_USE.add(name)
-        writer = writer_of(self._files.writing_fs, self._files.location(name))
+        writer = writer_of(self.files.writing_fs, self.files.location(name))
         group = self._together.group
         if async_:
             try:
@@ -214,7 +217,7 @@ class CheckpointStore:
             return None
         _IN_USE.add(found.name)
         state = self._state(parts)
-        reader = reader_of(self._files.writing_fs, self._files.location(found.name))
+        reader = reader_of(self.files.writing_fs, self.files.location(found.name))
         with self._errors(found.name), _without_warning():
             load(state, storage_reader=reader, planner=WholeParts(), process_group=self._together.group)
         for name, part in parts.items():
@@ -227,7 +230,7 @@ class CheckpointStore:
         Raises:
             CheckpointStoreError: If its marker was changed, or it is of another release's format.
         """
-        return self._files.latest()
+        return self.files.latest()
 
     def best(self) -> StoredCheckpoint | None:
         """Return the complete checkpoint with the best metric, by `keep_best`, or None if none has that metric.
@@ -237,7 +240,7 @@ class CheckpointStore:
         """
         if self._keep_best is None:
             raise ValueError('the store has no keep_best, such as keep_best=("loss", "min", 2)')
-        return next(iter(self._keep_best.of(self._files.complete())), None)
+        return next(iter(self._keep_best.of(self.files.complete())), None)
 
     def wait(self) -> StoredCheckpoint | None:
         """Wait until an asynchronous save has ended; call it before the process group is destroyed.
@@ -257,13 +260,13 @@ class CheckpointStore:
 
     def _whole(self, step: int | None, names: Sequence[str]) -> StoredCheckpoint | None:
         """Return the checkpoint to load, after a look at its files."""
-        found = self._files.latest() if step is None else self._files.at_step(step)
+        found = self.files.latest() if step is None else self.files.at_step(step)
         if found is None:
             return None
         for name in names:
             if name not in found.parts:
                 raise CheckpointStoreError(f"{found.url} holds no {name!r}{nearest(name, found.parts)}")
-        self._files.require_whole(found)
+        self.files.require_whole(found)
         return found
 
     def _measured(self, metrics: Mapping[str, Any] | None) -> dict[str, float]:
@@ -277,18 +280,18 @@ class CheckpointStore:
     def _delete_expired(self, saved: StoredCheckpoint) -> None:
         """Delete what is no longer kept, and what saves before this one left that did not end."""
         try:
-            old = expired(self._files.complete(), self._keep_last, self._keep_best, _IN_USE)
+            old = expired(self.files.complete(), self._keep_last, self._keep_best, _IN_USE)
             names = [found.name for found in old]
-            names += [name for name in self._files.incomplete(before=saved.number) if name not in _IN_USE]
+            names += [name for name in self.files.incomplete(before=saved.number) if name not in _IN_USE]
             for name in names:
-                self._files.delete(name)
+                self.files.delete(name)
         except OSError as error:
             LOG.warning("%s is saved, but what is no longer kept could not be deleted: %s", saved.url, error)
 
     @contextlib.contextmanager
     def _errors(self, name: str) -> Iterator[None]:
         """Turn an error of torch.distributed.checkpoint into one that names the checkpoint and holds no secret."""
-        with self._files.errors(name):
+        with self.files.errors(name):
             try:
                 yield
             except CheckpointException as error:  # a BaseException
@@ -298,7 +301,7 @@ class CheckpointStore:
             else:
                 return
             causes = "; ".join(f"{rank}{type(cause).__name__}: {cause}" for rank, cause in failures)
-            raise CheckpointStoreError(f"{self._files.url_of(name)}: {causes}") from None
+            raise CheckpointStoreError(f"{self.files.url_of(name)}: {causes}") from None
 
 
 def _best(keep_best: tuple[str, str, int]) -> Best:

@@ -23,8 +23,8 @@ from typing import Any
 
 import fsspec
 
-from torch_dataloader_utils.distributed.checkpoints import sync_directory, write_atomically
 from torch_dataloader_utils.errors import CheckpointStoreError, shown
+from torch_dataloader_utils.storage.atomic_write import sync_directory, write_atomically
 from torch_dataloader_utils.storage.filesystem import Storage
 
 LOG = logging.getLogger("torch_dataloader_utils")
@@ -131,6 +131,11 @@ class StoreFiles:
         """Turn an error into one that names a checkpoint and holds no secret."""
         return self.storage.errors(self.location(name), CheckpointStoreError)
 
+    @staticmethod
+    def names(name: str) -> bool:
+        """Whether it is a name that a store gives the directory of a checkpoint."""
+        return bool(_DIRECTORY.fullmatch(name))
+
     def new_name(self, step: int) -> str:
         """Return the name of a new checkpoint's directory. It has never been used."""
         number = max((_number(name) for name in self._names()), default=0) + 1
@@ -167,6 +172,18 @@ class StoreFiles:
         raise CheckpointStoreError(
             f"{where} is incomplete: it has no whole {MARKER}, so its save did not end; {others}"
         )
+
+    def named(self, name: str) -> StoredCheckpoint:
+        """Return the complete checkpoint in a directory of this name.
+
+        Raises:
+            CheckpointStoreError: If it is incomplete, damaged or of another format.
+        """
+        found = self._marked(name)
+        if found is None:
+            where = self.url_of(name)
+            raise CheckpointStoreError(f"{where} is incomplete: it has no whole {MARKER}, so its save did not end")
+        return found
 
     def require_whole(self, found: StoredCheckpoint) -> None:
         """Raise if a file of a checkpoint is missing, has another size, or its metadata was changed.

@@ -18,11 +18,11 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_utils import has_length, sort_checkpoints
 
 from torch_dataloader_utils.dataset.structured import StructuredDataset
-from torch_dataloader_utils.distributed.checkpoints import write_atomically
 from torch_dataloader_utils.distributed.gather import gather_states, load_gathered, on_all_ranks
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import require_loader
 from torch_dataloader_utils.loader.iteration import BatchIterator
+from torch_dataloader_utils.storage.atomic_write import write_atomically
 
 STATES_NAME = "loader.pt"
 """The file of a checkpoint that holds the states of all ranks' loaders."""

@@ -21,11 +21,14 @@ from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.restore_skips import with_carried
 from torch_dataloader_utils.checkpoint.run import Run
+from torch_dataloader_utils.checkpoint.run_segments import Began, Loaded
 from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.iteration import Iteration
+from torch_dataloader_utils.loader.logged_segments import LoggedSegments
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
+from torch_dataloader_utils.loader.run_log import RunLogFiles, RunLogWriter
 from torch_dataloader_utils.loader.segments import Segments
 from torch_dataloader_utils.loader.skip_requests import SkipRequests, requests_left, require_same_batches
 from torch_dataloader_utils.loader.skipping import SkipsSteps
@@ -57,7 +60,8 @@ class EpochState(SkipsSteps):
     """A rank's current epoch: its plan and its progress.
 
     `adopts_num_workers` says that a loaded state's number of workers replaces the topology's. A bar shows
-    the progress, drawn again every `progress_interval_sec` seconds; None for no bar.
+    the progress, drawn again every `progress_interval_sec` seconds; None for no bar. A run log tells of earlier
+    segments of the run; one process writes it.
     """
 
     def __init__(
@@ -70,6 +74,8 @@ class EpochState(SkipsSteps):
         topology: Topology,
         adopts_num_workers: bool,
         progress_interval_sec: float | None,
+        run_log: RunLogFiles | None = None,
+        writes_run_log: bool = False,
     ) -> None:
         self.topology = topology
         self._opened_files = opened_files
@@ -83,6 +89,10 @@ class EpochState(SkipsSteps):
         self._record: EpochRecord | None = None
         self._exclusions = NO_EXCLUSIONS
         self._plan_algorithm: int | None = None  # that of a loaded state; None for the newest
+        self._loaded: tuple[Began, Loaded] | None = None  # how the next iteration begins, if a state was loaded
+        self._run_log = None if run_log is None or not writes_run_log else RunLogWriter(run_log)
+        if run_log is not None:
+            self.segments.run_log = LoggedSegments(run_log, opened_files)
         self._skips = SkipRequests()
         self._check_epoch()
 
@@ -202,7 +212,11 @@ class EpochState(SkipsSteps):
             self.segments.begin(self.segment(self.epoch))
         progress = self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded)
         counts = self.pass_progress()
+        self._log_segment(progress)
         iteration = self.owner.begin(progress, self.topology.processes, self.excluded_in(self.epoch))
+        self._loaded = None
+        if self._run_log is not None:
+            self._run_log.follow(iteration)
         if self._progress_interval_sec is not None and get_worker_info() is None:
             iteration.bar = ProgressBar(self.epoch, counts, self._progress_interval_sec)
         self._prepare_states(progress)
@@ -218,7 +232,7 @@ class EpochState(SkipsSteps):
             self._skips = SkipRequests()  # steps are counted in an epoch
         self.owner.take_over("set_epoch", epoch)
         self.segments.forget(epoch)
-        self._plan_algorithm = None
+        self._plan_algorithm = self._loaded = None
         self._check_epoch()
 
     def exclude(self, rows: ExcludedRows) -> None:
@@ -242,13 +256,13 @@ class EpochState(SkipsSteps):
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
         progress = self.progress
-        return dump_state(self._run(self.epoch), self.epoch, progress, self._shared_digest, self._recorded(progress))
+        return dump_state(self.run(self.epoch), self.epoch, progress, self._shared_digest, self._recorded(progress))
 
     def load_state_dict(self, states: Any, *, strict: bool, on_changed_files: OnChangedFiles) -> None:
         """Load a state, or those of all ranks. If this raises, nothing has changed."""
         saved = parse_states(states)
         epoch = saved[0].epoch
-        run = self._run(epoch)
+        run = self.run(epoch)
         algorithm = saved[0].settings["plan_algorithm"]
         if algorithm in PLAN_ALGORITHMS:  # else it will be a difference
             run = replace(run, plan_algorithm=algorithm)
@@ -272,6 +286,7 @@ class EpochState(SkipsSteps):
             warn_of_unknown_hashes(epoch, progress)
         self._skips = SkipRequests(progress.skip_requests, restores=progress.restores)
         self.owner.take_over("load_state_dict", epoch, progress)
+        self._loaded = "state" if strict else "elastic state", Loaded.of(saved)
         segment = replace(self.segment(epoch), baseline=progress.baseline)
         if strict:
             own = next((state for state in saved if state.rank == self.topology.rank), saved[0])
@@ -359,6 +374,21 @@ class EpochState(SkipsSteps):
 
     # Within ----------------------------------------------------------------------------------------------------------
 
+    def _log_segment(self, progress: Progress) -> None:
+        """Write into the run log that a segment begins, before its first batch is delivered.
+
+        Each worker of a plain loader begins an iteration of its own; the first of them writes.
+        """
+        worker = get_worker_info()
+        if self._run_log is None or (worker is not None and worker.id):
+            return
+        began: Began = "epoch"
+        loaded = None
+        if self.owner.loaded is not None:
+            began, loaded = self._loaded or ("state", None)
+        run, record = self.run(self.epoch), self._recorded(progress)
+        self._run_log.write(run, self.epoch, progress, record, began=began, loaded=loaded)
+
     def _fresh(self) -> Progress:
         """Return the progress at the beginning of the epoch."""
         progress = Progress.fresh(self.topology.own_streams(self.plan), self.topology.streams_per_turn)
@@ -401,7 +431,7 @@ class EpochState(SkipsSteps):
             self._record = EpochRecord(self._opened_files.manifest, progress)
         return self._record
 
-    def _run(self, epoch: int) -> Run:
+    def run(self, epoch: int) -> Run:
         """Return what a state of an epoch is compared with."""
         worker = get_worker_info()
         topology = self.topology if worker is None else replace(self.topology, num_workers=worker.num_workers)
@@ -427,7 +457,7 @@ class EpochState(SkipsSteps):
 
     def _ranks(self, plan: Plan, baseline: DeliveredBaseline | None = None) -> list[Progress]:
         """Return the progress of all ranks at the beginning of a plan, where the topology is not virtual."""
-        run = self._run(plan.epoch)
+        run = self.run(plan.epoch)
         skipped = self._skipped_plan_for(run, plan.epoch, baseline)
         ranks = [replace(self.topology, rank=rank) for rank in range(self.topology.num_ranks)]
         fresh = (Progress.fresh(rank.own_streams(plan), baseline=baseline) for rank in ranks)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import load_baseline
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.planning.ledger import NO_REMOVAL, RankStart, Removal, Segment, SegmentLedger
+from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.plan import Plan
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.restored_steps import restored_segments
@@ -18,8 +19,16 @@ from torch_dataloader_utils.planning.restored_steps import restored_segments
 LEDGERS_KEPT = 4
 """How many segments' plans and indexes are kept: users ask about many steps of the same ones."""
 
-SegmentsOfEpoch: TypeAlias = Callable[[int], Sequence[Segment]]
-"""Returns the segments of an epoch that a run log has, oldest first. Each but the last has its stops."""
+
+class SegmentLog(Protocol):
+    """A run log."""
+
+    def of(self, epoch: int, segments: Segments, /) -> Sequence[Segment]:
+        """Return the segments of an epoch, oldest first. Each but the last has its stops."""
+
+    def forget(self) -> None:
+        """Note that the log may have changed."""
+
 
 BEFORE_ELASTIC_LOAD = (
     "the steps of epoch {epoch} before step {step} were delivered before an elastic load planned the rest again, from "
@@ -36,15 +45,16 @@ class Segments:
     """The segments of epochs. An epoch that this process neither began nor loaded has those of the run log, if any.
 
     Attributes:
-        run_log: Returns the segments of an epoch that a run log has; None without one.
+        run_log: The run log; None without one.
         loaded: The epoch of the state that was loaded last, and its progress; None if that epoch has begun again.
     """
 
     def __init__(self, planner: EpochPlanner, *, counts_rows: bool) -> None:
-        self.run_log: SegmentsOfEpoch | None = None
+        self.run_log: SegmentLog | None = None
         self._planner = planner
         self._counts_rows = counts_rows
         self._segments: dict[int, tuple[Segment, ...]] = {}
+        self._ends: dict[int, tuple[int, ...]] = {}  # by rank, of the steps before the first segment of an epoch
         self._before: dict[int, str] = {}  # why the steps before the first segment of an epoch are not known
         self._ledgers: list[SegmentLedger] = []
         self.loaded: tuple[int, Progress] | None = None
@@ -55,10 +65,21 @@ class Segments:
         """Return the known segments of an epoch, oldest first; `fresh` is that of its plan from the beginning."""
         epoch = fresh.epoch
         own = self._segments.get(epoch)
-        logged = () if self.run_log is None or (own and not own[0].begin) else tuple(self.run_log(epoch))
+        logged = () if self.run_log is None or (own and not own[0].begin) else tuple(self.run_log.of(epoch, self))
         if own is None:
-            return logged or self._with_restored((fresh,))
-        return self._with_restored((*(segment for segment in logged if segment.begin < own[0].begin), *own))
+            return self._with_restored(logged or (fresh,))
+        begin, ends = own[0].begin, self._ends.get(epoch)
+        earlier = (_ended(segment, begin, ends) for segment in logged if segment.begin < begin)
+        return self._with_restored((*earlier, *own))
+
+    @property
+    def manifest(self) -> Manifest:
+        """The files."""
+        return self._planner.manifest
+
+    def strategy_digest(self, epoch: int) -> str | None:
+        """Return what is recorded of the split strategy in an epoch; None without one."""
+        return self._planner.strategy_digest(epoch)
 
     def _with_restored(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
         """Return segments, and those of skipped steps that are delivered after the last one."""
@@ -68,7 +89,7 @@ class Segments:
         ranks = [replace(newest.topology, rank=rank) for rank in range(newest.topology.num_ranks)]
         plan = self._plan_skipped(newest)
         carried = {} if plan is None else {each.rank: each.own_streams(plan) for each in ranks}
-        ledgers = [self.ledger(segment) for segment in segments if _have_one_plan(segment, newest)]
+        ledgers = [self.ledger(segment) for segment in segments if have_one_plan(segment, newest)]
         return (*segments, *restored_segments(ledgers, carried))
 
     def was_skipped(self, segment: Segment, path: str, row: int) -> bool:
@@ -108,8 +129,10 @@ class Segments:
 
     def forget(self, epoch: int) -> None:
         """Note that an epoch will begin again."""
-        self._segments.pop(epoch, None)
-        self._before.pop(epoch, None)
+        for known in (self._segments, self._before, self._ends):
+            known.pop(epoch, None)
+        if self.run_log is not None:
+            self.run_log.forget()
         if self.loaded is not None and self.loaded[0] == epoch:
             self.loaded = None
 
@@ -122,11 +145,11 @@ class Segments:
     def load_strictly(self, segment: Segment, saved: SavedState, progress: Progress) -> None:
         """Note that this rank continues the plan of a segment where a state stands."""
         known = self._segments.get(segment.epoch, ())
-        same = (number for number, other in enumerate(known) if _have_one_plan(other, segment))
+        same = (number for number, other in enumerate(known) if have_one_plan(other, segment))
         first = next(same, None)
         before = known[: first or 0]  # those of other plans, which an elastic load of this process has followed
         earlier = () if first is None else known[-1].removals
-        segment = replace(segment, removals=_from_step(segment, earlier, progress.batches_delivered))
+        segment = replace(segment, removals=removals_from(segment, earlier, progress.batches_delivered))
         self.begin(segment)
         self._segments[segment.epoch] = (*before, *self._around(segment, saved, progress))
         self.loaded = segment.epoch, progress
@@ -162,6 +185,7 @@ class Segments:
         self.begin(segment)
         batches = {state.rank: state.batches_delivered for state in states}
         stops = tuple(batches[rank] for rank in sorted(batches))
+        self._ends[segment.epoch] = stops
         for number, earlier in reversed(list(enumerate(known))):
             if self._is_of(earlier, states[0]):
                 self._segments[segment.epoch] = (*known[:number], replace(earlier, stops=stops), segment)
@@ -192,7 +216,12 @@ class Segments:
     def copied(self, planner: EpochPlanner) -> Segments:
         """Return a copy with a planner of its own."""
         copied = copy.copy(self)
-        own = {"_planner": planner, "_segments": {**self._segments}, "_before": {**self._before}}
+        own = {
+            "_planner": planner,
+            "_segments": {**self._segments},
+            "_before": {**self._before},
+            "_ends": {**self._ends},
+        }
         copied.__dict__.update(own)
         return copied
 
@@ -201,7 +230,15 @@ class Segments:
         return self.__dict__ | {"_ledgers": [], "run_log": None}
 
 
-def _have_one_plan(segment: Segment, other: Segment) -> bool:
+def _ended(segment: Segment, begin: int, ends: tuple[int, ...] | None) -> Segment:
+    """Return an earlier segment with its end where the first segment begins that this process knows itself."""
+    num_ranks = segment.topology.num_ranks
+    latest = ends if ends is not None and len(ends) == num_ranks else (begin,) * num_ranks
+    stops = latest if segment.stops is None else tuple(map(min, segment.stops, latest))
+    return replace(segment, stops=stops)
+
+
+def have_one_plan(segment: Segment, other: Segment) -> bool:
     """Whether two segments of an epoch are parts of one plan."""
     return (segment.plan_algorithm, segment.options, segment.left_out, segment.baseline) == (
         other.plan_algorithm,
@@ -214,7 +251,7 @@ def _have_one_plan(segment: Segment, other: Segment) -> bool:
     )
 
 
-def _from_step(segment: Segment, earlier: Sequence[Removal], step: int) -> tuple[Removal, ...]:
+def removals_from(segment: Segment, earlier: Sequence[Removal], step: int) -> tuple[Removal, ...]:
     """Return the removals of a segment that an iteration continues from a step on, and those before the step."""
     before = tuple(removal for removal in earlier if removal.first_step < step)
     now = replace(segment.removals[-1], first_step=step) if segment.removals else NO_REMOVAL

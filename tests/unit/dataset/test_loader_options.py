@@ -52,6 +52,7 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "virtual_workers": (4, ValueError),
     "show_progress": ("yes", TypeError),
     "progress_interval_sec": (-1, ValueError),
+    "run_log": (3, TypeError),
 }
 
 OF_TORCH: dict[str, tuple[Any, type[Exception]]] = {

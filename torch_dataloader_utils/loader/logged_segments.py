@@ -1,0 +1,155 @@
+"""The segments of a run log as the ledger knows segments: by plans that can be made again from today's files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from torch_dataloader_utils.checkpoint.restore import load_baseline
+from torch_dataloader_utils.checkpoint.run_segments import RunSegment
+from torch_dataloader_utils.errors import LedgerUnknownError, shown
+from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.loader.run_log import RunLogFiles
+from torch_dataloader_utils.loader.segments import Segments, have_one_plan, removals_from
+from torch_dataloader_utils.planning.ledger import RankStart, Removal, Segment
+from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS
+
+
+@dataclass
+class LoggedSegments:
+    """The segments of a log whose steps count.
+
+    A log is read when it is first needed, and again after `forget`: what is in it does not change, but for its end.
+    """
+
+    files: RunLogFiles
+    opened_files: OpenedFiles = field(repr=False)
+    _known: tuple[RunSegment, ...] | None = None
+
+    def forget(self) -> None:
+        """Read the log again when it is needed: a segment was begun, or may have been by another process."""
+        self._known = None
+
+    def of(self, epoch: int, segments: Segments) -> tuple[Segment, ...]:
+        """Return the segments of an epoch, oldest first; none if the log knows of no later epoch.
+
+        Raises:
+            LedgerUnknownError: If the log lacks the epoch or a part of it, or its files or filter are others today.
+            ValueError: If the log is damaged.
+            OSError: If it cannot be read.
+        """
+        if self._known is None:
+            self._known = self.files.segments()
+        newest = max((segment.epoch for segment in self._known), default=-1)
+        found = [segment for segment in self._known if segment.epoch == epoch]
+        if not found and epoch < newest:
+            raise LedgerUnknownError(f"epoch {epoch} is not in the run log {self.files.url}, and later epochs are")
+        of_epoch = _Epoch(segments, self.files.url)
+        for segment in (one for one in found if one.stop is None or one.stop > one.first_step):
+            self._require_known(segment, segments)
+            of_epoch.append(segment)
+        return tuple(of_epoch.logged)
+
+    def _require_known(self, segment: RunSegment, segments: Segments) -> None:
+        """Raise unless today's files and planning give the plan of a segment."""
+        where = f"the steps from {segment.first_step} on of epoch {segment.epoch} in the run log {self.files.url}"
+        if not segment.is_certain:
+            raise LedgerUnknownError(f"{where} are not known: a file that comes after {segment.name} is missing")
+        files, saved = self.opened_files, segment.state
+        now = {
+            "files": files.manifest.fingerprint,
+            "filters": files.filter_digest,
+            "filter_binding": files.filter_binding,
+            "format": files.format.name,
+            "format_options": files.format.options_digest,
+            "split_strategy": segments.strategy_digest(segment.epoch),
+        }
+        then = {**saved.settings, "files": saved.fingerprint}
+        different = [name for name, value in now.items() if then[name] != value]
+        if segment.settings["plan_algorithm"] not in PLAN_ALGORITHMS:
+            different.append("plan_algorithm")
+        if different:
+            raise LedgerUnknownError(f"{where} were delivered with other {shown(different)} than this dataset has")
+
+
+class _Epoch:
+    """The segments of an epoch in the order of the log."""
+
+    def __init__(self, segments: Segments, url: str) -> None:
+        self.logged: list[Segment] = []
+        self._segments = segments
+        self._url = url
+
+    def append(self, segment: RunSegment) -> None:
+        """Add a segment, or lengthen the last one that it continues in the same plan."""
+        own = _of(segment, self._segments)
+        if segment.began == "epoch":
+            self.logged.clear()  # the epoch began again
+        if segment.began != "state" or own.begin == segment.first_step:
+            self.logged.append(own)
+            return
+        before = self.logged[-1] if self.logged else None
+        if before is None or not have_one_plan(before, own):
+            self._require_same_batches(segment, own)
+            self.logged.append(own)
+            return
+        removals = removals_from(own, before.removals, segment.first_step)
+        if (before.batch_size, before.drop_last, before.topology) == (own.batch_size, own.drop_last, own.topology):
+            self.logged[-1] = replace(own, first_step=before.first_step, starts=before.starts, removals=removals)
+        else:
+            starts = self._starts(before, own, segment)
+            self.logged[-1] = replace(before, stops=(segment.first_step,) * before.topology.num_ranks)
+            self.logged.append(replace(own, first_step=segment.first_step, starts=starts, removals=removals))
+
+    def _require_same_batches(self, segment: RunSegment, own: Segment) -> None:
+        """Raise unless a segment continues the batches that were before it, of which the log has nothing itself."""
+        loaded = segment.loaded
+        own_batches = own.topology.num_ranks, own.batch_size, own.drop_last
+        if loaded is None or (loaded.num_ranks, loaded.batch_size, loaded.drop_last) != own_batches:
+            msg = f"the run log {self._url} does not have the steps before step {segment.first_step} of epoch "
+            msg += f"{segment.epoch}, whose batches had another size: where ranks stood at that step is not known"
+            raise LedgerUnknownError(msg)
+
+    def _starts(self, before: Segment, own: Segment, segment: RunSegment) -> dict[int, RankStart]:
+        """Return where ranks stood when a segment began whose batches, or real ranks, differ from those before it."""
+        ledger = self._segments.ledger(replace(before, stops=None))
+        then, now = before.topology, own.topology
+        steps = (segment.first_step,) * then.num_ranks
+        if segment.loaded is not None and segment.loaded.steps and len(segment.loaded.steps) == then.num_ranks:
+            steps = segment.loaded.steps
+        stands = [ledger.start_at(rank, step) for rank, step in enumerate(steps)]
+        turns = range(len(stands[0].streams) // then.streams_per_turn)
+        # Streams of a real rank are those of its planned ranks, turn by turn; a planned rank may be another one's now.
+        planned = {
+            (turn, first + number): stand.streams[turn * then.streams_per_turn + number]
+            for first, stand in zip(range(0, then.planned_ranks, then.streams_per_turn), stands, strict=True)
+            for turn in turns
+            for number in range(then.streams_per_turn)
+        }
+        starts = {}
+        for rank in range(now.num_ranks):
+            of_rank = replace(now, rank=rank).own_ranks
+            streams = tuple(planned[turn, number] for turn in turns for number in of_rank)
+            stood = of_rank.start // then.streams_per_turn
+            starts[rank] = RankStart(streams, stands[stood].next_turn, steps[stood])
+        return starts
+
+
+def _of(segment: RunSegment, segments: Segments) -> Segment:
+    """Return a segment of the log from the beginning of its plan."""
+    saved, stop, manifest = segment.state, segment.stop, segments.manifest
+    excluded = saved.excluded.exclusions(manifest.rows_by_file).in_epoch(segment.epoch)
+    removal = Removal(0, excluded.removed, excluded.removed_by)
+    return Segment(
+        left_out=excluded.left_out,
+        removals=(removal,) if removal.rows or removal.expressions else (),
+        epoch=segment.epoch,
+        plan_algorithm=segment.settings["plan_algorithm"],
+        options=segment.options,
+        topology=segment.topology,
+        batch_size=segment.batch_size,
+        drop_last=segment.drop_last,
+        baseline=None if saved.baseline is None else load_baseline(saved.baseline, manifest, excluded.left_out),
+        stops=None if stop is None else segment.rank_stops or (stop,) * segment.num_ranks,
+        skipped=segment.skipped,
+        restores=segment.restores,
+    )
