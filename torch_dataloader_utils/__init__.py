@@ -27,8 +27,7 @@ from torch_dataloader_utils.errors import (
 )
 
 if TYPE_CHECKING:
-    from torch_dataloader_utils.checkpoint.audit import Audit as Audit
-    from torch_dataloader_utils.checkpoint.audit import FileAudit as FileAudit
+    from torch_dataloader_utils.checkpoint.audit import Audit, FileAudit
     from torch_dataloader_utils.checkpoint.run_segments import RunSegment as RunSegment
     from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Padded
     from torch_dataloader_utils.columns.ragged import PackedBytes
@@ -47,6 +46,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.tables.iceberg import IcebergDataset as IcebergDataset
 
 __all__ = [
+    "Audit",
     "ChangedFilesWarning",
     "CheckpointMismatchError",
     "CheckpointStoreError",
@@ -55,6 +55,7 @@ __all__ = [
     "ColumnFormat",
     "DataFile",
     "DatasetError",
+    "FileAudit",
     "FooterMismatchWarning",
     "IterationEndedError",
     "LedgerUnknownError",
@@ -69,6 +70,7 @@ __all__ = [
     "RowStep",
     "Rows",
     "RunLog",
+    "RunSegment",
     "Shard",
     "SilentWorkerWarning",
     "SlowTransportWarning",

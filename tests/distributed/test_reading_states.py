@@ -245,6 +245,20 @@ def test_what_a_pickle_names_is_never_run(tmp_path, states, loaders):
     assert mark.exists(), "the pickle does nothing: the test proves nothing"
 
 
+def test_a_few_bytes_that_stand_for_very_many_values_are_refused(tmp_path, states):
+    many: Any = 0
+    for _ in range(100):
+        many = [many, many]
+    torch.save({**states[0], "plan": {"root": many}}, tmp_path / "many.pt")
+    with pytest.raises(ValueError, match="more than 20,000,000 values"):
+        read_states(tmp_path / "many.pt")
+    itself: dict[str, Any] = {**states[0]}
+    itself["plan"] = itself
+    torch.save(itself, tmp_path / "itself.pt")
+    with pytest.raises(ValueError, match="more than 20,000,000 values"):
+        read_states(tmp_path / "itself.pt")
+
+
 def test_an_entry_names_no_file_outside_of_its_checkpoint(tmp_path, states, loaders):
     directory = as_an_elastic_entry(tmp_path, states, loaders)
     metadata = pickle.loads((directory / ".metadata").read_bytes())

@@ -34,6 +34,7 @@ def test_metrics_count_the_batches_rows_and_bytes_of_an_epoch(data, num_workers)
         "epoch": 0,
         "batches_delivered": len(batches),
         "rows_delivered": sum(map(len, batches)),
+        "rows_excluded": 0,
         "rows_dropped": 0,
         "bytes_read": compressed_bytes(data, {"score"}),
         "bytes_read_again": 0,

@@ -7,8 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 from jobs.ranks import run_ranks, running_ranks
 from support import write_dataset
+
+from torch_dataloader_utils.distributed import read_states
 
 pytest.importorskip("accelerate", reason="the group of frameworks is not installed")
 
@@ -52,6 +55,10 @@ def test_a_killed_training_goes_on_with_each_row_once(tmp_path: Path, runs: list
     assert trained.keys() <= expected
     assert len(expected - trained.keys()) <= dropped
     assert trained.total() == len(trained), "rows repeated"
+    states = read_states(tmp_path / "newest")
+    saved = (torch.load(path, weights_only=True) for path in (tmp_path / "newest").glob("custom_checkpoint_*.pkl"))
+    assert states == next(state["ranks"] for state in saved if "ranks" in state)
+    assert len(states) == runs[-1][0]
 
 
 @pytest.mark.parametrize(

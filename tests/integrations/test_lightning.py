@@ -14,6 +14,9 @@ from jobs.forked import run_forked
 from jobs.ranks import run_ranks
 from support import open_loader, write_dataset
 
+from torch_dataloader_utils import audit
+from torch_dataloader_utils.distributed import read_states
+
 pytest.importorskip("lightning", reason="the group of frameworks is not installed")
 
 pytestmark = pytest.mark.usefixtures("preloaded_frameworks")
@@ -168,6 +171,9 @@ def test_a_checkpoint_continues_on_other_ranks_with_each_row_once(tmp_path: Path
     assert len(expected - trained.keys()) <= 2 * (then - 1), "more rows lost than uneven_ranks='drop' leaves out"
     if then == 1:
         assert trained.keys() == expected
+    states = read_states(next(tmp_path.rglob(step)))
+    assert [(state["rank"], state["num_ranks"]) for state in states] == [(0, 2), (1, 2)]
+    assert audit(states, tmp_path / "data").is_fine
 
 
 ACCUMULATING = """

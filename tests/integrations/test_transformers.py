@@ -9,8 +9,11 @@ from typing import Any
 
 import pyarrow.compute as pc
 import pytest
+import torch
 from jobs.ranks import run_ranks, running_ranks
 from support import batches_of, open_loader, write_dataset
+
+from torch_dataloader_utils.distributed import read_states
 
 pytest.importorskip("transformers", reason="the group of frameworks is not installed")
 
@@ -105,6 +108,8 @@ def test_every_checkpoint_continues_with_the_batches_that_were_to_come(tmp_path:
         assert its_end["rows_read"] == sum(map(len, last)), "rows were read to be skipped"
         assert its_end["weights"] == end["weights"]
     assert len(checkpoints) > 1
+    first = tmp_path / "checkpoints" / checkpoints[0]
+    assert read_states(first) == torch.load(first / "loader.pt", weights_only=True)
 
 
 @pytest.mark.usefixtures("leaves_nothing_behind")

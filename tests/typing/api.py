@@ -14,19 +14,24 @@ from torch.utils.data import DataLoader, IterableDataset
 from typing_extensions import assert_type
 
 from torch_dataloader_utils import (
+    Audit,
     CheckpointMismatchError,
     CheckpointStore,
     Codes,
     ColumnFormat,
     DeltaDataset,
+    FileAudit,
     IcebergDataset,
     PackedBytes,
     Padded,
     Rows,
     RowStep,
+    RunLog,
+    RunSegment,
     StoredCheckpoint,
     StructuredDataLoader,
     StructuredDataset,
+    audit,
     to_device,
 )
 from torch_dataloader_utils.distributed import (
@@ -37,6 +42,7 @@ from torch_dataloader_utils.distributed import (
     load_gathered,
     load_rank_state,
     own_state,
+    read_states,
     require_same_plan,
     save_rank_state,
 )
@@ -103,6 +109,7 @@ def use_every_parameter() -> None:
         read_ahead_bytes="64MiB",
         memory_map=False,
         row_id_column="id",
+        fingerprint=True,
         show_progress=True,
         progress_interval_sec=0.5,
         run_log="runs/first",
@@ -153,6 +160,18 @@ def use_many_ranks(loader: StructuredDataLoader, dataset: StructuredDataset, dir
     assert_type(CheckpointEntry(loader).state_dict(), dict[str, str])
     CheckpointEntry(dataset).load_state_dict({"rank-0-of-1": "{}"})
     CheckpointEntry(dataset, elastic=True).load_state_dict({"states_of_all_ranks": "{}"})
+
+
+def audit_a_training(loader: StructuredDataLoader, store: CheckpointStore) -> None:
+    found = audit("s3://bucket/checkpoint", loader, {"anon": True}, key="loader")
+    assert_type(found, Audit)
+    assert_type(audit(store, ["a.parquet", Path("b.parquet")]).files, tuple[FileAudit, ...])
+    assert_type(found.total.done, int)
+    assert_type(found.files_match, bool | None)
+    assert_type(read_states(Path("checkpoint")), list[dict[str, Any]])
+    log = RunLog.read("runs/first", {"anon": True})
+    assert_type(log.segments, tuple[RunSegment, ...])
+    assert_type(log.segment_of(0, 3, rank=1), RunSegment | None)
 
 
 def use_a_mesh(path: Path) -> None:

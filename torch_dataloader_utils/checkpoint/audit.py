@@ -28,6 +28,7 @@ from torch_dataloader_utils.checkpoint.merge import ALIKE
 from torch_dataloader_utils.checkpoint.row_counts import Axis, Integers, RowCounts, count_rows, ends_in, rows_recorded
 from torch_dataloader_utils.checkpoint.saved_state import MOST_FILES, SavedState
 from torch_dataloader_utils.errors import shown
+from torch_dataloader_utils.planning.excluded import EpochExclusions
 from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.planner import Selection
 from torch_dataloader_utils.planning.row_ranges import FileRows, size_of
@@ -42,7 +43,7 @@ TEXT_FORMATS = ("csv", "json", "jsonl")
 class Counts:
     """Numbers of rows, or of bytes for text whose rows are not counted.
 
-    ``rows`` is the sum of `done`, `under_way`, `left`, `missing`, `unknown`, `dropped` and `ruled_out`.
+    ``rows`` is the sum of all others but `twice` and `repeated`.
 
     Attributes:
         rows: All rows of the epoch.
@@ -53,6 +54,9 @@ class Counts:
         missing: Not delivered, and they cannot be any more in this epoch: their file was removed or rewritten.
         unknown: Not recorded, where states of some ranks are not given: those ranks may have delivered them.
         dropped: Left over where all ranks have ended: ``uneven_ranks="drop"`` gives all of them equally many rows.
+        skipped: Skipped with their steps, or to be skipped, and not delivered.
+        excluded: Excluded in an earlier epoch, or in this one before they were reached. Rows that were excluded after
+            they were delivered are delivered ones.
         ruled_out: In row groups that the filter rules out, which are never read. Known only with a dataset that has the
             filter; else such rows are `left`.
         twice: How often rows are recorded as delivered once more than they should be.
@@ -66,6 +70,8 @@ class Counts:
     missing: int = 0
     unknown: int = 0
     dropped: int = 0
+    skipped: int = 0
+    excluded: int = 0
     ruled_out: int = 0
     twice: int = 0
     repeated: int = 0
@@ -205,12 +211,15 @@ class _Auditing:
         baselines = [state.baseline for state in states if state.baseline is not None]
         self._left_out = {path for baseline in baselines for path in baseline.left_out}
         self._changes = _changes(self._saved, today)
+        self._exclusions = self._saved.excluded.exclusions(known)
 
     def audit(self) -> Audit:
         """Return what was found."""
         saved, today = self._saved, self._today
-        is_exact = saved.settings["filters"] is None and self._unit == "rows"
-        columns = self._columns(count_rows(self._states, self._axis, is_exact=is_exact))
+        excluded = EpochExclusions() if self._layout is None else self._exclusions.in_epoch(saved.epoch)
+        is_filtered = saved.settings["filters"] is not None or bool(excluded.left_out_by)
+        is_exact = self._unit == "rows" and not is_filtered
+        columns = self._columns(count_rows(self._states, self._axis, excluded, is_exact=is_exact))
         differences: list[str] = []
         if today is not None:
             differences = [*file_lines(compare_manifests(saved, today.manifest)), *today.differences]
@@ -237,14 +246,14 @@ class _Auditing:
         rows = self._axis.rows
         if self._layout is None:  # what is recorded by path is of the nameless file as well
             rows, counts = rows[:1], counts.summed()
-        rest = rows - counts.done - counts.under_way
+        rest = rows - counts.done - counts.under_way - counts.skipped - counts.excluded
         none = np.zeros_like(rest)
         missing = rest * self._mask(self._left_out)
         changed = (rest - missing) * self._mask(path for path, how in self._changes.items() if how != NOT_COMPARED)
         rest = rest - missing - changed
         ruled_out = np.minimum(rest, self._ruled_out())
         rest = rest - ruled_out
-        is_dropped = self._is_dropped(int(rest.sum()), int(rows.sum()))
+        is_dropped = self._is_dropped(int(rest.sum()), int(rows.sum() - counts.excluded.sum()))
         return {
             "rows": rows,
             "done": counts.done,
@@ -253,6 +262,8 @@ class _Auditing:
             "missing": missing + changed if self._is_complete else missing,
             "unknown": none if self._is_complete else rest + changed,
             "dropped": rest if is_dropped else none,
+            "skipped": counts.skipped,
+            "excluded": counts.excluded,
             "ruled_out": ruled_out,
             "twice": counts.twice,
             "repeated": counts.repeated,
@@ -280,6 +291,8 @@ class _Auditing:
         if settings["uneven_ranks"] != "drop" or not self._is_complete or self._left_out or self._changes:
             return False
         if baseline is not None:
+            if self._exclusions:
+                return False  # its ranges hold rows that were left out
             rows -= sum(baseline.completed_rows[1::2]) - sum(baseline.completed_rows[::2])
             rows -= sum(size_of(shard.windows) for shard in baseline.in_progress)
         ranks = int(settings["virtual_ranks"] or settings["num_ranks"])
@@ -319,6 +332,11 @@ class _Auditing:
         if self._unit == "bytes":
             yield "the rows of text are not counted: the numbers are bytes of uncompressed text"
         listed = {path for path, _ in self._layout or ()}
+        if self._exclusions and self._layout is None:
+            yield "excluded rows are not told apart from the others"
+        if self._exclusions.expressions:
+            texts = [one.text for one in self._exclusions.expressions]
+            yield f"which rows are excluded by an expression only reading tells: {shorten(texts)}"
         lost = sorted(self._left_out - listed)
         if lost:
             yield f"files were removed during the epoch; how many of their rows are missing is unknown: {shorten(lost)}"

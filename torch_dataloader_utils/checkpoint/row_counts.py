@@ -9,19 +9,23 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
-from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedState
+from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedRows, SavedShard, SavedState
+from torch_dataloader_utils.planning.excluded import EpochExclusions, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Split
-from torch_dataloader_utils.planning.plan import Shard
-from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, size_of
-from torch_dataloader_utils.planning.shuffle import rows_of_splits
+from torch_dataloader_utils.planning.plan import Shard, ShardSlice
+from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, gaps, merged, size_of
+from torch_dataloader_utils.planning.shuffle import delivered_rows, rows_of_splits
 
 Integers = npt.NDArray[np.int64]
+
+Ranges = tuple[Integers, Integers]
+"""The first rows of ranges, and their ends."""
 
 
 class Axis:
@@ -97,50 +101,168 @@ class RowCounts:
     Attributes:
         done: Delivered with all rows of their shard.
         under_way: Delivered of unfinished shards; where it is not known which rows these were, all of such shards.
+        skipped: Skipped with their steps, or to be skipped, and not delivered.
+        excluded: Excluded in an earlier epoch, or in this one before they were reached.
         twice: Recorded as delivered more often than once, each further time.
         repeated: Delivered once more because ranks are balanced by repeating rows.
     """
 
     done: Integers
     under_way: Integers
+    skipped: Integers
+    excluded: Integers
     twice: Integers
     repeated: Integers
 
     def summed(self) -> RowCounts:
         """Return the sums over all files, as the counts of one."""
-        sums = (column.sum(keepdims=True) for column in (self.done, self.under_way, self.twice, self.repeated))
-        return RowCounts(*sums)
+        return RowCounts(*(getattr(self, one.name).sum(keepdims=True) for one in fields(self)))
 
 
 @dataclass(slots=True)
 class _Partial:
-    """A shard that is recorded as in progress, and each window of it."""
+    """A shard that is recorded in parts, and each window of it: delivered or passed, repeated, skipped."""
 
     shard: Shard
     windows: list[tuple[int, int]] = field(default_factory=list)
     repeated: list[tuple[int, int]] = field(default_factory=list)
+    skipped: list[tuple[int, int]] = field(default_factory=list)
 
 
-def count_rows(states: Sequence[SavedState], axis: Axis, *, is_exact: bool) -> RowCounts:
+def count_rows(states: Sequence[SavedState], axis: Axis, excluded: EpochExclusions, *, is_exact: bool) -> RowCounts:
     """Count the rows that states record, and the earlier progress that they share.
 
     `is_exact` says that windows count rows as files have them: that no filter drops rows, and rows are counted. The
     splits of all states are of the files of the axis.
     """
-    claims: list[SavedState | SavedBaseline] = [*states]
-    for baseline in (state.baseline for state in states):
-        if baseline is not None and baseline not in claims:
-            claims.append(baseline)
-    depth = Depth(*_ranges(claims, axis))
-    zeros = [np.zeros(len(axis.paths), dtype=np.int64) for _ in range(2)]
-    counts = RowCounts(depth.covered(axis.bounds), zeros[0], depth.further(axis.bounds), zeros[1])
-    seed = states[0].settings["shuffle_seed"] if states[0].settings["shuffle_buffer_size"] is not None else None
-    for partial in _partial_shards(claims, axis):
-        _add(counts, partial, axis, depth, seed=seed, epoch=states[0].epoch, is_exact=is_exact)
-    over = np.maximum(counts.done + counts.under_way - axis.rows, 0)  # shards that overlap in part, of two plans
-    counts.under_way -= over
-    counts.twice += over
-    return counts
+    return _Counting(states, axis, excluded, is_exact=is_exact).counts()
+
+
+class _Counting:
+    """Whole ranges are counted by how ranges cover one another, shards that are recorded in parts one by one.
+
+    What states record as done was passed: rows of it that were skipped or excluded are recorded as such, too.
+    """
+
+    def __init__(self, states: Sequence[SavedState], axis: Axis, excluded: EpochExclusions, *, is_exact: bool) -> None:
+        settings, self._epoch, self._is_exact = states[0].settings, states[0].epoch, is_exact
+        self._seed = settings["shuffle_seed"] if settings["shuffle_buffer_size"] is not None else None
+        self._axis, self._removed = axis, excluded.removed
+        baselines: list[SavedBaseline] = []
+        for baseline in (state.baseline for state in states):
+            if baseline is not None and baseline not in baselines:
+                baselines.append(baseline)
+        passed = [SavedRows(one.completed, one.completed_rows, one.in_progress) for one in states]
+        passed += [SavedRows((), one.completed_rows, one.in_progress) for one in baselines]
+        skips = [state.skips for state in states if state.skips is not None]
+        skipped = [one.rows for one in skips]
+        if not any(one.restores for one in skips):  # else each rank records what it has left of them
+            skipped += [one.skipped[0] for one in baselines if one.skipped is not None]
+        self._done, self._skipped = _ranges(passed, axis), _ranges(skipped, axis)
+        self._left_out = _excluded_ranges(excluded.left_out, axis)
+        self._done_depth, self._skipped_depth = Depth(*self._done), Depth(*self._skipped)
+        self._shards: dict[tuple[Split, ...], _Partial] = {}
+        for rows in passed:
+            self._collect(rows.in_progress, excluded.left_out, is_skipped=False)
+        for rows in skipped:
+            self._collect(rows.in_progress, excluded.left_out, is_skipped=True)
+
+    def _collect(self, parts: Iterable[SavedShard], left_out: ExcludedRows, *, is_skipped: bool) -> None:
+        for saved in parts:
+            splits = saved.splits or tuple(self._axis.splits_of(saved.rows))
+            shard = Shard(splits, saved.rounds, saved.missing, left_out)
+            partial = self._shards.setdefault(splits, _Partial(shard))
+            windows = partial.skipped if is_skipped else partial.repeated if saved.repeats else partial.windows
+            windows += saved.windows
+
+    def counts(self) -> RowCounts:
+        """Return the counts."""
+        axis = self._axis
+        left_out = self._covered(self._left_out)
+        not_delivered = self._covered(self._left_out, self._skipped)
+        counts = RowCounts(
+            done=self._covered(self._left_out, self._skipped, self._done) - not_delivered,
+            under_way=np.zeros_like(left_out),
+            skipped=not_delivered - left_out,
+            excluded=left_out,
+            twice=self._done_depth.further(axis.bounds),
+            repeated=np.zeros_like(left_out),
+        )
+        unfinished = [partial for partial in self._shards.values() if self._add(counts, partial)]
+        if self._removed:
+            splits = [split for partial in unfinished for split in partial.shard.splits]
+            other = self._left_out, self._skipped, self._done, axis.ranges_of(splits)
+            removed = _excluded_ranges(self._removed, axis)
+            counts.excluded += self._covered(*other, removed) - self._covered(*other)
+            for partial in unfinished if self._is_exact else ():
+                self._add_removed(counts, partial)
+        over = np.maximum(counts.done + counts.under_way - axis.rows, 0)  # shards that overlap in part, of two plans
+        counts.under_way -= over
+        counts.twice += over
+        return counts
+
+    def _covered(self, *ranges: Ranges) -> Integers:
+        """Return for each file the number of its rows that are in any of some ranges."""
+        starts, stops = (np.concatenate(side) for side in zip(*ranges, strict=True))
+        return Depth(starts, stops).covered(self._axis.bounds)
+
+    def _add(self, counts: RowCounts, partial: _Partial) -> bool:
+        """Add a shard that is recorded in parts to the counts of its files; return whether it is unfinished."""
+        shard = partial.shard
+        once, more = _overlapping(partial.windows)
+        skipped = merged(partial.skipped)
+        is_done, was_skipped = (self._covers(depth, shard) for depth in (self._done_depth, self._skipped_depth))
+        self._count(counts.repeated, shard, merged(partial.repeated))
+        if was_skipped:
+            return False
+        self._count(counts.skipped, shard, skipped)
+        self._count(counts.twice, shard, more)
+        if is_done:
+            self._count(counts.done, shard, skipped, sign=-1)
+            self._count(counts.twice, shard, once)
+            return False
+        is_whole = merged([*once, *skipped]) == ((0, shard.rows),)
+        of_splits = self._rows_of(shard, _without(once, skipped))
+        for number, split in enumerate(shard.splits):
+            file, bounds = self._axis.number_of(split.path), self._axis.ranges_of([split])
+            also_done = int(self._done_depth.covered(np.concatenate(bounds))[0])  # of another plan
+            again = min(also_done, int(of_splits[number]))
+            (counts.done if is_whole else counts.under_way)[file] += of_splits[number] - again
+            counts.twice[file] += again
+        return not is_whole
+
+    def _add_removed(self, counts: RowCounts, partial: _Partial) -> None:
+        """Count the rows of an unfinished shard that were excluded before they were reached."""
+        shard = partial.shard
+        if not any(map(self._removed.within, shard.splits)):
+            return
+        left = (ShardSlice(shard, *gap) for gap in gaps(merged([*partial.windows, *partial.skipped]), shard.rows))
+        for path, row in delivered_rows(left, seed=self._seed, epoch=self._epoch):
+            counts.excluded[self._axis.number_of(path)] += self._removed.contains(path, np.array([row]))[0]
+
+    def _covers(self, depth: Depth, shard: Shard) -> bool:
+        return all(
+            depth.covered(np.concatenate(self._axis.ranges_of([split])))[0] == split.row_length
+            for split in shard.present
+        )
+
+    def _count(self, column: Integers, shard: Shard, windows: Windows, sign: int = 1) -> None:
+        """Add the rows of windows of a shard to those of the files."""
+        if windows:
+            for split, rows in zip(shard.splits, self._rows_of(shard, windows), strict=True):
+                column[self._axis.number_of(split.path)] += sign * rows
+
+    def _rows_of(self, shard: Shard, windows: Windows) -> Integers:
+        """Return how many rows of each split some windows have."""
+        lengths = np.array(list(map(shard.excluded.left, shard.splits)), dtype=np.int64)
+        lengths[list(shard.missing)] = 0
+        if not self._is_exact or windows == ((0, shard.rows),):
+            return lengths * bool(windows)
+        found = list(rows_of_splits(shard, chain.from_iterable(windows), seed=self._seed, epoch=self._epoch))
+        sums = np.zeros(len(shard.splits), dtype=np.int64)
+        for start, stop in zip(found[::2], found[1::2], strict=True):
+            sums += stop - start
+        return sums
 
 
 def ends_in(states: Sequence[SavedState]) -> dict[str, int]:
@@ -148,68 +270,42 @@ def ends_in(states: Sequence[SavedState]) -> dict[str, int]:
     ends: dict[str, int] = {}
     for state in states:
         earlier = () if state.baseline is None else state.baseline.in_progress
-        for split in (split for shard in (*state.completed, *state.in_progress, *earlier) for split in shard.splits):
+        skips = [] if state.skips is None else [state.skips.rows]
+        skips += [state.baseline.skipped[0]] if state.baseline is not None and state.baseline.skipped else []
+        shards = [*state.completed, *state.in_progress, *earlier]
+        shards += [shard for rows in skips for shard in (*rows.completed, *rows.in_progress)]
+        for split in (split for shard in shards for split in shard.splits):
             ends[split.path] = max(ends.get(split.path, 0), split.row_offset + split.row_length)
     return ends
 
 
-def _ranges(claims: Iterable[SavedState | SavedBaseline], axis: Axis) -> tuple[Integers, Integers]:
-    """Return the first rows and the ends of all ranges that are recorded as done."""
-    starts, stops = [], []
-    for claim in claims:
-        numbers = np.asarray(claim.completed_rows, dtype=np.int64)
-        completed = claim.completed if isinstance(claim, SavedState) else ()
-        by_path = axis.ranges_of([split for shard in completed for split in shard.splits])
+def _ranges(recorded: Iterable[SavedRows], axis: Axis) -> Ranges:
+    """Return the first rows and the ends of all whole ranges that are recorded."""
+    none = np.empty(0, dtype=np.int64)
+    starts, stops = [none], [none]
+    for rows in recorded:
+        numbers = np.asarray(rows.completed_rows, dtype=np.int64)
+        by_path = axis.ranges_of([split for shard in rows.completed for split in shard.splits])
         starts += [numbers[::2], by_path[0]]
         stops += [numbers[1::2], by_path[1]]
     return np.concatenate(starts), np.concatenate(stops)
 
 
-def _partial_shards(claims: Iterable[SavedState | SavedBaseline], axis: Axis) -> Iterable[_Partial]:
-    """Return the shards that are recorded as in progress, each once."""
-    found: dict[tuple[Split, ...], _Partial] = {}
-    for saved in (shard for claim in claims for shard in claim.in_progress):
-        splits = saved.splits or tuple(axis.splits_of(saved.rows))
-        partial = found.setdefault(splits, _Partial(Shard(splits, saved.rounds, saved.missing)))
-        (partial.repeated if saved.repeats else partial.windows).extend(saved.windows)
-    return found.values()
+def _excluded_ranges(excluded: ExcludedRows, axis: Axis) -> Ranges:
+    """Return the first rows and the ends of excluded rows."""
+    none = np.empty(0, dtype=np.int64)
+    bounds = [axis.bounds[axis.number_of(path)] + of_file for path, of_file in excluded.bounds.items()]
+    return np.concatenate([none, *(own[::2] for own in bounds)]), np.concatenate([none, *(own[1::2] for own in bounds)])
 
 
-def _add(
-    counts: RowCounts,
-    partial: _Partial,
-    axis: Axis,
-    depth: Depth,
-    *,
-    seed: int | None,
-    epoch: int,
-    is_exact: bool,
-) -> None:
-    """Add a shard in progress to the counts of its files."""
-    shard = partial.shard
-    once, more = _overlapping(partial.windows)
-    is_whole = once == ((0, shard.rows),)
-
-    def rows_of(windows: Windows) -> Integers:
-        """Return how many rows of each split some windows have."""
-        lengths = np.array([split.row_length for split in shard.splits], dtype=np.int64)
-        lengths[list(shard.missing)] = 0
-        if not is_exact or windows == ((0, shard.rows),):
-            return lengths * bool(windows)
-        found = list(rows_of_splits(shard, chain.from_iterable(windows), seed=seed, epoch=epoch))
-        sums = np.zeros(len(shard.splits), dtype=np.int64)
-        for start, stop in zip(found[::2], found[1::2], strict=True):
-            sums += stop - start
-        return sums
-
-    delivered, again, repeated = rows_of(once), rows_of(more), rows_of(_overlapping(partial.repeated)[0])
-    for number, split in enumerate(shard.splits):
-        file = axis.number_of(split.path)
-        start, stop = (part[0] for part in axis.ranges_of([split]))
-        done = min(int(depth.covered(np.array([start, stop]))[0]), int(delivered[number]))
-        (counts.done if is_whole else counts.under_way)[file] += delivered[number] - done
-        counts.twice[file] += done + again[number]
-        counts.repeated[file] += repeated[number]
+def _without(windows: Windows, others: Windows) -> Windows:
+    """Return the rows that are in some windows and not in others."""
+    found = []
+    for start, stop in windows:
+        clipped = [(max(start, first), min(stop, last)) for first, last in others if first < stop and last > start]
+        bounds = [start, *chain.from_iterable(clipped), stop]
+        found += [(first, last) for first, last in zip(bounds[::2], bounds[1::2], strict=True) if first < last]
+    return tuple(found)
 
 
 def _overlapping(windows: Iterable[tuple[int, int]]) -> tuple[Windows, Windows]:

@@ -20,6 +20,7 @@ from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.planning.manifest import json_digest
 from torch_dataloader_utils.planning.plan import PlanOptions
+from torch_dataloader_utils.planning.row_ranges import Windows
 from torch_dataloader_utils.planning.topology import Topology
 
 FORMAT = "torch_dataloader_utils.RunLog"
@@ -28,6 +29,9 @@ VERSION = 1
 Began: TypeAlias = Literal["epoch", "state", "elastic state"]
 
 BEGAN: tuple[str, ...] = get_args(Began)
+
+REACHED = ("segment", "step")
+"""What a segment records of the one before it: its number, and the step that it had reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,8 @@ class RunSegment:
         is_certain: Whether what comes after it in the log is known: whether no file of the log is missing there.
         loaded: What the states that were loaded say of the steps before it; None where none was loaded.
         weights: None: there is one dataset.
+        skipped: Steps that it skips, as pairs of the first and the one after the last.
+        restores: Whether it delivers skipped steps after the last one.
         state: What the plan depends on, as a state of rank 0 without progress.
     """
 
@@ -104,6 +110,8 @@ class RunSegment:
     state: SavedState = field(repr=False)
     loaded: Loaded | None = None
     weights: None = None
+    skipped: Windows = ()
+    restores: bool = False
     stop: int | None = None
     rolled_back: bool = False
     reached: int | None = None
@@ -173,7 +181,8 @@ def dump_segment(
 
     It is what a state records of the plan, without files and progress, and how the segment begins.
     """
-    state = dump_state(run, epoch, replace(progress, streams=()), None, record)
+    begun = Progress((), progress.next_turn, progress.batches_delivered, progress.streams_per_turn, progress.baseline)
+    state = dump_state(run, epoch, begun, None, record)
     files = None if run.manifest.counts_rows else state["files"]  # where rows are not counted, ranges refer to files
     bindings = None if files is None else state["plan"]["filter_bindings"]
     state |= {"files": files, "plan": state["plan"] | {"filter_bindings": bindings}}
@@ -185,8 +194,10 @@ def dump_segment(
         "run": process,
         "began": beginning.began,
         "loaded": None if beginning.loaded is None else asdict(beginning.loaded),
-        "reached": None if beginning.reached is None else list(beginning.reached),
+        "reached": None if beginning.reached is None else dict(zip(REACHED, beginning.reached, strict=True)),
         "weights": None,
+        "skipped": [list(steps) for steps in progress.skip_requests],
+        "restores": progress.restores,
         "state": state,
     }
     return segment | {"checksum": json_digest(segment).hex()}
@@ -228,9 +239,17 @@ def parse_segment(raw: object, name: str) -> Recorded:
         began=value["began"].choice(BEGAN),  # type: ignore[arg-type] # one of them
         state=state,
         loaded=None if value["loaded"].is_null else _loaded(value["loaded"]),
+        skipped=tuple(_pair(steps) for steps in value["skipped"].items()),
+        restores=value["restores"].boolean(),
     )
-    before = None if reached.is_null else [part.integer() for part in reached.items()]
-    return Recorded(segment, None if before is None else (before[0], before[-1]))
+    return Recorded(segment, None if reached.is_null else (reached["segment"].integer(), reached["step"].integer()))
+
+
+def _pair(steps: JsonValue) -> tuple[int, int]:
+    bounds = [bound.integer() for bound in steps.items()]
+    if len(bounds) != len(("start", "stop")) or bounds[0] >= bounds[1]:
+        raise steps.fail("start and stop of skipped steps")
+    return bounds[0], bounds[1]
 
 
 def _loaded(value: JsonValue) -> Loaded:

@@ -7,9 +7,11 @@ from typing import Any
 
 from torch_dataloader_utils.checkpoint.parse import MOST_EPOCHS
 from torch_dataloader_utils.dataset.base import BatchDataset
+from torch_dataloader_utils.dataset.discovery import with_filters
 from torch_dataloader_utils.loader.arguments import require_count, require_flag
 from torch_dataloader_utils.loader.ledger import Ledger
 from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment
+from torch_dataloader_utils.planning.excluded import EpochExclusions
 from torch_dataloader_utils.planning.ledger import Rows, RowStep, Segment
 from torch_dataloader_utils.reading.batching import Batch
 
@@ -41,7 +43,7 @@ class LedgerDataset(BatchDataset):
         """
         fresh = self._fresh(epoch)
         rank = self._rank if rank is None else require_count(rank, "rank", least=0)
-        return self._ledger(scan=scan).rows_at(fresh, require_count(step, "step", least=0), rank)
+        return self._ledger(fresh.epoch, scan=scan).rows_at(fresh, require_count(step, "step", least=0), rank)
 
     def step_of(self, path: str, row: int, epoch: int | None = None, *, scan: bool = False) -> RowStep | None:
         """Return the step that has a row, without reading data.
@@ -62,23 +64,27 @@ class LedgerDataset(BatchDataset):
         if not isinstance(path, str):
             raise TypeError(f"path={path!r:.80}, expected a path relative to the dataset's root")
         fresh = self._fresh(epoch)
-        return self._ledger(scan=scan).step_of(fresh, path, require_count(row, "row", least=0))
+        return self._ledger(fresh.epoch, scan=scan).step_of(fresh, path, require_count(row, "row", least=0))
 
     def batch_at(self, step: int, epoch: int | None = None, *, scan: bool = False) -> Any:
         """Return a batch of this rank again: see `StructuredDataLoader.batch_at`."""
         fresh = self._fresh(epoch)
-        ledger = self._ledger(scan=scan)
+        ledger = self._ledger(fresh.epoch, scan=scan)
         segment, windows = ledger.windows_at(fresh, require_count(step, "step", least=0), self._rank)
         turn = tuple(StreamAssignment(number, slices) for number, slices in windows.streams.items())
-        assignment = Assignment(iteration=0, worker=windows.worker, epoch=segment.epoch, turns=(turn,))
+        removal = segment.removal_at(step)
+        left_out_by = self._epoch_state.excluded_in(segment.epoch).left_out_by
+        excluded = EpochExclusions(segment.left_out, removal.rows, left_out_by, removal.expressions)
+        assignment = Assignment(0, windows.worker, segment.epoch, (turn,), excluded)
         options = replace(self._stream.options, batch_size=segment.batch_size, drop_last=False)
         contents = replace(self._stream, options=options).batches(assignment)
         try:
             batch = next(contents)
-            assert isinstance(batch, Batch)  # noqa: S101 - a step has rows
-            return batch.data
+            if isinstance(batch, Batch):
+                return batch.data
         finally:
             contents.close()
+        raise ValueError(f"step={step}: all rows of this step are excluded, so that it has no batch")
 
     @property
     def _rank(self) -> int:
@@ -93,9 +99,10 @@ class LedgerDataset(BatchDataset):
             raise ValueError(f"epoch={epoch}: at most {MOST_EPOCHS} is possible")
         return self._epoch_state.segment(epoch)
 
-    def _ledger(self, *, scan: bool) -> Ledger:
+    def _ledger(self, epoch: int, *, scan: bool) -> Ledger:
         require_flag(scan, "scan")
         state = self._epoch_state
         progress = state.owner.progress
         current = None if progress is None else (state.epoch, progress)
-        return Ledger(self._opened_files, self._stream.options, state.segments, current, scan=scan)
+        files = with_filters(self._opened_files, state.excluded_in(epoch).left_out_by)
+        return Ledger(files, self._stream.options, state.segments, current, scan=scan)

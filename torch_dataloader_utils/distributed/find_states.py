@@ -19,6 +19,9 @@ EXPECTED = (
     "that holds them"
 )
 
+MOST_VALUES = 20_000_000
+"""More values than any state has. A few bytes of a pickle can stand for more, each within the next."""
+
 States = list[dict[str, Any]]
 
 
@@ -35,8 +38,12 @@ def find_states(value: Any, name: str, key: str | None = None) -> States:
     """
     try:
         found = dict(_found(value, "", name, set()))
+        known: dict[int, int] = {}
+        largest = max((_size(state, known) for states in found.values() for state in states), default=0)
     except RecursionError:
         raise ValueError(f"{name} is nested too deeply: {EXPECTED}") from None
+    if largest > MOST_VALUES:
+        raise ValueError(f"{name} holds a state with more than {MOST_VALUES:,} values, many of them repeated")
     if not found:
         raise ValueError(f"{name} holds no state of a loader: it is {described(value)}; {EXPECTED}")
     chosen = found if key is None else {path: states for path, states in found.items() if _is_under(path, key)}
@@ -47,6 +54,17 @@ def find_states(value: Any, name: str, key: str | None = None) -> States:
     paths = ", ".join(map(repr, chosen))
     first = next(iter(chosen))
     raise ValueError(f"{name} holds the states of several loaders, under {cut(paths)}: choose one, as key={first!r}")
+
+
+def _size(value: Any, known: dict[int, int]) -> int:
+    """Return how many values a value has, each as often as it is reached. `known` are sizes by id."""
+    if not isinstance(value, (Mapping, list, tuple)):
+        return 1
+    if id(value) not in known:
+        known[id(value)] = MOST_VALUES + 1  # if it holds itself
+        inner = value.values() if isinstance(value, Mapping) else value
+        known[id(value)] = 1 + sum(_size(one, known) for one in inner)
+    return known[id(value)]
 
 
 def described(value: Any) -> str:

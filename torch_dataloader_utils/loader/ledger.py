@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
@@ -16,7 +16,17 @@ from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.ledger_scan import ScannedStep, StepScan
 from torch_dataloader_utils.loader.segments import Segments
 from torch_dataloader_utils.loader.user_warnings import LOG
-from torch_dataloader_utils.planning.ledger import Holder, Rows, RowStep, Segment, SegmentLedger, StepWindows
+from torch_dataloader_utils.planning.ledger import (
+    Holder,
+    Removal,
+    Rows,
+    RowStep,
+    Segment,
+    SegmentLedger,
+    StepWindows,
+    are_removed,
+    without_removed,
+)
 from torch_dataloader_utils.reading.scan import ReadOptions
 
 
@@ -43,12 +53,14 @@ class Ledger:
     def rows_at(self, fresh: Segment, step: int, rank: int) -> Rows:
         """Return the rows of a step of a rank: see `StructuredDataset.rows_at`."""
         ledger = self._ledger_of(fresh, step, rank)
+        removal = ledger.segment.removal_at(step)
+        _require_known_removals([removal])
         if self.files.unknown_rows is None:
             return ledger.rows_at(rank, step)
         scan, scanned = self._scan_to(ledger, step, rank)
         found = scan.file_rows(scanned.rows)
         _log(scan, f"step {step} of rank {rank}")
-        return Rows(*found, scan.bytes_read)
+        return without_removed(Rows(*found, scan.bytes_read), removal)
 
     def windows_at(self, fresh: Segment, step: int, rank: int) -> tuple[Segment, StepWindows]:
         """Return the segment of a step, and where the rows of the step come from."""
@@ -67,6 +79,7 @@ class Ledger:
             return None
         self._require_known_rows()
         segments = self.segments.of(fresh)
+        _require_known_removals([removal for segment in segments for removal in segment.removals])
         if self.files.unknown_rows is not None:
             found = self._scanned_steps(segments, path, row)
         else:
@@ -77,8 +90,10 @@ class Ledger:
         unknown = self.segments.why_unknown(segments[0])
         if unknown is None or path in left_out:
             return None
-        if self.files.unknown_rows is None and any(self.segments.ledger(one).plans(path, row) for one in segments):
-            return None
+        if self.files.unknown_rows is None:
+            is_planned = any(self.segments.ledger(segment).plans(path, row) for segment in segments)
+            if is_planned or self.segments.was_skipped(segments[-1], path, row):
+                return None
         msg = f"row {row} of {path} is not among what the known steps of epoch {fresh.epoch} have"
         raise LedgerUnknownError(f"{msg}: {unknown}")
 
@@ -189,8 +204,10 @@ class Ledger:
                 if len(places) and segment.skips(scanned.step):
                     return None
                 if len(places):
-                    worker = holder.stream % segment.topology.processes
-                    return RowStep(segment.epoch, scanned.step, holder.rank, worker, int(places[0]))
+                    rows = Rows(*scan.file_rows(scanned.rows[: places[0] + 1]))
+                    removed = are_removed(rows, segment.removal_at(scanned.step))
+                    worker, place = holder.stream % segment.topology.processes, int((~removed[:-1]).sum())
+                    return None if removed[-1] else RowStep(segment.epoch, scanned.step, holder.rank, worker, place)
                 if scanned.stream == holder.stream and scanned.position > holder.position:
                     return None
         finally:
@@ -214,6 +231,13 @@ class Ledger:
             msg = f"where rank {rank} stood at step {segment.begin} of epoch {segment.epoch} is not known here"
             raise LedgerUnknownError(f"{msg}: ask on that rank, or about what came after its state")
         return max(fitting, key=lambda progress: progress.batches_delivered)
+
+
+def _require_known_removals(removals: Iterable[Removal]) -> None:
+    """Raise if batches lose rows that only reading tells."""
+    if any(removal.expressions for removal in removals):
+        msg = "which rows of a step are excluded is not known: an expression excludes rows of this epoch after its "
+        raise LedgerUnknownError(f"{msg}batches are cut, and only reading tells which; batch_at(step) reads a batch")
 
 
 def _is_before(stream: StreamProgress, holder: Holder) -> bool:

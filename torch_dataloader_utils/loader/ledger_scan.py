@@ -18,8 +18,9 @@ from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.formats.schema import Projection
-from torch_dataloader_utils.loader.iteration import Iteration, round_robin
+from torch_dataloader_utils.loader.contents import PartsOfPass, round_robin
 from torch_dataloader_utils.planning.assignment import Receipt
+from torch_dataloader_utils.planning.excluded import EpochExclusions
 from torch_dataloader_utils.planning.ledger import Segment
 from torch_dataloader_utils.planning.manifest import DataFile, Split
 from torch_dataloader_utils.planning.plan import ShardSlice
@@ -70,21 +71,23 @@ class StepScan:
             drop_last=segment.drop_last,
             transform=ColumnTransform.of(self._files.schema, ColumnOptions("numpy"), row_ids),
             row_id_column=row_ids,
+            fingerprint=False,
         )
 
     def steps(self, progress: Progress) -> Generator[ScannedStep, None, None]:
         """Yield each step from a progress on."""
-        iteration = Iteration(0, self._segment.epoch, progress, self._segment.topology.processes)
+        excluded = EpochExclusions(self._segment.left_out)
+        progress = progress.without_skips().rebased()
+        parts = PartsOfPass(0, self._segment.epoch, progress, self._segment.topology.processes, excluded)
         cache = ReadCache.of_opened(self._files.footers)
         stream = Stream(self._files, cache, self._options, collate_fn=None, seed=0, rank=0)
-        readers = [stream.batches(assignment) for assignment in iteration.assignments()]
+        readers = [stream.batches(assignment) for [assignment] in parts.assigned(parts.first).values()]
         try:
             for content in round_robin(readers):
                 self.bytes_read += content.bytes_read.total
                 if isinstance(content, Batch):
-                    before, step = iteration.progress, iteration.progress.batches_delivered
-                    iteration.progress = before.advanced(content.receipt)
-                    yield self._step(step, before, content)
+                    before, progress = progress, progress.advanced(content.receipt)
+                    yield self._step(before.batches_delivered, before, content)
         finally:
             for reader in readers:
                 reader.close()

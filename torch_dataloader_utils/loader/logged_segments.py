@@ -9,8 +9,8 @@ from torch_dataloader_utils.checkpoint.run_segments import RunSegment
 from torch_dataloader_utils.errors import LedgerUnknownError, shown
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.loader.run_log import RunLogFiles
-from torch_dataloader_utils.loader.segments import Segments, have_one_plan
-from torch_dataloader_utils.planning.ledger import RankStart, Segment
+from torch_dataloader_utils.loader.segments import Segments, have_one_plan, removals_from
+from torch_dataloader_utils.planning.ledger import RankStart, Removal, Segment
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS
 
 
@@ -53,9 +53,7 @@ class LoggedSegments:
         """Raise unless today's files and planning give the plan of a segment."""
         where = f"the steps from {segment.first_step} on of epoch {segment.epoch} in the run log {self.files.url}"
         if not segment.is_certain:
-            raise LedgerUnknownError(
-                f"{where} are not known: a file of the log that comes after {segment.name} is missing"
-            )
+            raise LedgerUnknownError(f"{where} are not known: a file that comes after {segment.name} is missing")
         files, saved = self.opened_files, segment.state
         now = {
             "files": files.manifest.fingerprint,
@@ -93,12 +91,14 @@ class _Epoch:
         if before is None or not have_one_plan(before, own):
             self._require_same_batches(segment, own)
             self.logged.append(own)
-        elif (before.batch_size, before.drop_last, before.topology) == (own.batch_size, own.drop_last, own.topology):
-            self.logged[-1] = replace(before, stops=own.stops)
+            return
+        removals = removals_from(own, before.removals, segment.first_step)
+        if (before.batch_size, before.drop_last, before.topology) == (own.batch_size, own.drop_last, own.topology):
+            self.logged[-1] = replace(own, first_step=before.first_step, starts=before.starts, removals=removals)
         else:
             starts = self._starts(before, own, segment)
             self.logged[-1] = replace(before, stops=(segment.first_step,) * before.topology.num_ranks)
-            self.logged.append(replace(own, first_step=segment.first_step, starts=starts))
+            self.logged.append(replace(own, first_step=segment.first_step, starts=starts, removals=removals))
 
     def _require_same_batches(self, segment: RunSegment, own: Segment) -> None:
         """Raise unless a segment continues the batches that were before it, of which the log has nothing itself."""
@@ -111,30 +111,45 @@ class _Epoch:
 
     def _starts(self, before: Segment, own: Segment, segment: RunSegment) -> dict[int, RankStart]:
         """Return where ranks stood when a segment began whose batches, or real ranks, differ from those before it."""
-        num_ranks, step = own.topology.num_ranks, segment.first_step
-        if before.topology.num_ranks == num_ranks:
-            then = replace(before, stops=None)
-        elif before.starts is None:
-            size = before.batch_size * before.topology.num_ranks // num_ranks
-            then = replace(own, stops=None, batch_size=size, drop_last=before.drop_last)
-        else:
-            msg = f"where ranks stood at step {step} of epoch {segment.epoch} is not known: in the run log {self._url} "
-            raise LedgerUnknownError(f"{msg}their number and the size of batches changed several times in one plan")
-        ledger = self._segments.ledger(then)
-        return {rank: ledger.start_at(rank, step) for rank in range(num_ranks)}
+        ledger = self._segments.ledger(replace(before, stops=None))
+        then, now = before.topology, own.topology
+        steps = (segment.first_step,) * then.num_ranks
+        if segment.loaded is not None and segment.loaded.steps and len(segment.loaded.steps) == then.num_ranks:
+            steps = segment.loaded.steps
+        stands = [ledger.start_at(rank, step) for rank, step in enumerate(steps)]
+        turns = range(len(stands[0].streams) // then.streams_per_turn)
+        # Streams of a real rank are those of its planned ranks, turn by turn; a planned rank may be another one's now.
+        planned = {
+            (turn, first + number): stand.streams[turn * then.streams_per_turn + number]
+            for first, stand in zip(range(0, then.planned_ranks, then.streams_per_turn), stands, strict=True)
+            for turn in turns
+            for number in range(then.streams_per_turn)
+        }
+        starts = {}
+        for rank in range(now.num_ranks):
+            of_rank = replace(now, rank=rank).own_ranks
+            streams = tuple(planned[turn, number] for turn in turns for number in of_rank)
+            stood = of_rank.start // then.streams_per_turn
+            starts[rank] = RankStart(streams, stands[stood].next_turn, steps[stood])
+        return starts
 
 
 def _of(segment: RunSegment, segments: Segments) -> Segment:
     """Return a segment of the log from the beginning of its plan."""
-    saved = segment.state
-    stop = segment.stop
+    saved, stop, manifest = segment.state, segment.stop, segments.manifest
+    excluded = saved.excluded.exclusions(manifest.rows_by_file).in_epoch(segment.epoch)
+    removal = Removal(0, excluded.removed, excluded.removed_by)
     return Segment(
+        left_out=excluded.left_out,
+        removals=(removal,) if removal.rows or removal.expressions else (),
         epoch=segment.epoch,
         plan_algorithm=segment.settings["plan_algorithm"],
         options=segment.options,
         topology=segment.topology,
         batch_size=segment.batch_size,
         drop_last=segment.drop_last,
-        baseline=None if saved.baseline is None else load_baseline(saved.baseline, segments.manifest),
+        baseline=None if saved.baseline is None else load_baseline(saved.baseline, manifest, excluded.left_out),
         stops=None if stop is None else segment.rank_stops or (stop,) * segment.num_ranks,
+        skipped=segment.skipped,
+        restores=segment.restores,
     )

@@ -11,7 +11,10 @@ class Metrics:
 
     Attributes:
         batches_delivered: Batches delivered.
-        rows_delivered: Rows in them.
+        rows_delivered: Rows in the steps that were passed, excluded rows included.
+        rows_excluded: Rows of these steps that batches lost because they were excluded in this epoch.
+        batches_skipped: Steps that were skipped.
+        rows_skipped: Rows of these steps.
         rows_dropped: Rows left out by ``drop_last`` at the ends of streams.
         bytes_read: Compressed bytes of the row groups read for what was delivered.
         bytes_read_again: Those of them in row groups that have rows which were delivered before a resume.
@@ -19,6 +22,9 @@ class Metrics:
 
     batches_delivered: int = 0
     rows_delivered: int = 0
+    batches_skipped: int = 0
+    rows_skipped: int = 0
+    rows_excluded: int = 0
     rows_dropped: int = 0
     bytes_read: int = 0
     bytes_read_again: int = 0

@@ -10,9 +10,11 @@ from typing import Any, Protocol
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import load_baseline
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
-from torch_dataloader_utils.planning.ledger import RankStart, Segment, SegmentLedger
+from torch_dataloader_utils.planning.ledger import NO_REMOVAL, RankStart, Removal, Segment, SegmentLedger
 from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.plan import Plan
 from torch_dataloader_utils.planning.planner import EpochPlanner
+from torch_dataloader_utils.planning.restored_steps import restored_segments
 
 LEDGERS_KEPT = 4
 """How many segments' plans and indexes are kept: users ask about many steps of the same ones."""
@@ -65,9 +67,10 @@ class Segments:
         own = self._segments.get(epoch)
         logged = () if self.run_log is None or (own and not own[0].begin) else tuple(self.run_log.of(epoch, self))
         if own is None:
-            return logged or (fresh,)
+            return self._with_restored(logged or (fresh,))
         begin, ends = own[0].begin, self._ends.get(epoch)
-        return (*(_ended(segment, begin, ends) for segment in logged if segment.begin < begin), *own)
+        earlier = (_ended(segment, begin, ends) for segment in logged if segment.begin < begin)
+        return self._with_restored((*earlier, *own))
 
     @property
     def manifest(self) -> Manifest:
@@ -77,6 +80,28 @@ class Segments:
     def strategy_digest(self, epoch: int) -> str | None:
         """Return what is recorded of the split strategy in an epoch; None without one."""
         return self._planner.strategy_digest(epoch)
+
+    def _with_restored(self, segments: tuple[Segment, ...]) -> tuple[Segment, ...]:
+        """Return segments, and those of skipped steps that are delivered after the last one."""
+        newest = segments[-1]
+        if not newest.restores or not self._counts_rows:
+            return segments
+        ranks = [replace(newest.topology, rank=rank) for rank in range(newest.topology.num_ranks)]
+        plan = self._plan_skipped(newest)
+        carried = {} if plan is None else {each.rank: each.own_streams(plan) for each in ranks}
+        ledgers = [self.ledger(segment) for segment in segments if have_one_plan(segment, newest)]
+        return (*segments, *restored_segments(ledgers, carried))
+
+    def was_skipped(self, segment: Segment, path: str, row: int) -> bool:
+        """Whether a row was skipped before the elastic load that a segment begins with."""
+        plan = self._plan_skipped(segment)
+        plain = replace(segment, first_step=None, starts=None)
+        return plan is not None and SegmentLedger(plain, plan, self._planner.manifest).plans(path, row)
+
+    def _plan_skipped(self, segment: Segment) -> Plan | None:
+        """Return the plan of the rows that were skipped before a segment's elastic load; None if there are none."""
+        planner, algorithm = self._planner.with_options(segment.options), segment.plan_algorithm
+        return planner.plan_skipped(segment.epoch, segment.topology, segment.baseline, algorithm, segment.left_out)
 
     def why_unknown(self, first: Segment) -> str | None:
         """Return why the steps before the first known segment of an epoch are not known; None if there are none."""
@@ -89,7 +114,8 @@ class Segments:
         found = next((ledger for ledger in self._ledgers if ledger.segment == segment), None)
         if found is None:
             planner = self._planner.with_options(segment.options)
-            plan = planner.plan(segment.epoch, segment.topology, segment.baseline, segment.plan_algorithm)
+            baseline, algorithm = segment.baseline, segment.plan_algorithm
+            plan = planner.plan(segment.epoch, segment.topology, baseline, algorithm, segment.left_out)
             found = SegmentLedger(segment, plan, planner.manifest)
             self._ledgers = [found, *self._ledgers[: LEDGERS_KEPT - 1]]
         return found
@@ -110,11 +136,20 @@ class Segments:
         if self.loaded is not None and self.loaded[0] == epoch:
             self.loaded = None
 
+    def skip(self, segment: Segment) -> None:
+        """Note which steps of an epoch are skipped, and whether they are restored."""
+        known = self._segments.get(segment.epoch, (segment,))
+        newest = replace(known[-1], skipped=segment.skipped, restores=segment.restores)
+        self._segments[segment.epoch] = (*known[:-1], newest)
+
     def load_strictly(self, segment: Segment, saved: SavedState, progress: Progress) -> None:
         """Note that this rank continues the plan of a segment where a state stands."""
         known = self._segments.get(segment.epoch, ())
         same = (number for number, other in enumerate(known) if have_one_plan(other, segment))
-        before = known[: next(same, 0)]  # those of other plans, which an elastic load of this process has followed
+        first = next(same, None)
+        before = known[: first or 0]  # those of other plans, which an elastic load of this process has followed
+        earlier = () if first is None else known[-1].removals
+        segment = replace(segment, removals=removals_from(segment, earlier, progress.batches_delivered))
         self.begin(segment)
         self._segments[segment.epoch] = (*before, *self._around(segment, saved, progress))
         self.loaded = segment.epoch, progress
@@ -159,7 +194,7 @@ class Segments:
     def _is_of(self, segment: Segment, saved: SavedState) -> bool:
         """Whether a state was saved in a segment."""
         manifest, topology = self._planner.manifest, segment.topology
-        baseline = None if saved.baseline is None else load_baseline(saved.baseline, manifest)
+        baseline = None if saved.baseline is None else load_baseline(saved.baseline, manifest, segment.left_out)
         settings = {
             "num_ranks": topology.num_ranks,
             "num_workers": topology.num_workers,
@@ -205,14 +240,24 @@ def _ended(segment: Segment, begin: int, ends: tuple[int, ...] | None) -> Segmen
 
 def have_one_plan(segment: Segment, other: Segment) -> bool:
     """Whether two segments of an epoch are parts of one plan."""
-    return (segment.plan_algorithm, segment.options, segment.baseline) == (
+    return (segment.plan_algorithm, segment.options, segment.left_out, segment.baseline) == (
         other.plan_algorithm,
         other.options,
+        other.left_out,
         other.baseline,
     ) and (segment.topology.planned_ranks, segment.topology.planned_workers) == (
         other.topology.planned_ranks,
         other.topology.planned_workers,
     )
+
+
+def removals_from(segment: Segment, earlier: Sequence[Removal], step: int) -> tuple[Removal, ...]:
+    """Return the removals of a segment that an iteration continues from a step on, and those before the step."""
+    before = tuple(removal for removal in earlier if removal.first_step < step)
+    now = replace(segment.removals[-1], first_step=step) if segment.removals else NO_REMOVAL
+    last = before[-1] if before else NO_REMOVAL
+    same = (last.rows, last.expressions) == (now.rows, now.expressions)
+    return before if same else (*before, now)
 
 
 def _stands_at(ledger: SegmentLedger, rank: int, step: int, own: RankStart) -> bool:

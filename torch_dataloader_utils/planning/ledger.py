@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows, Flags
 from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice
 from torch_dataloader_utils.planning.row_ranges import Windows
@@ -89,6 +90,24 @@ class RankStart:
 
 
 @dataclass(frozen=True, slots=True)
+class Removal:
+    """What batches lose after they are cut, from a step on.
+
+    Attributes:
+        first_step: The first step.
+        rows: Excluded rows.
+        expressions: Digests of expressions by which rows are excluded.
+    """
+
+    first_step: int
+    rows: ExcludedRows
+    expressions: tuple[str, ...] = ()
+
+
+NO_REMOVAL = Removal(0, NONE_EXCLUDED)
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Steps that one plan delivers to all ranks: everything that they depend on, apart from the files.
 
@@ -99,11 +118,14 @@ class Segment:
         topology: The ranks and workers; its `rank` has no meaning here.
         batch_size: Rows in a batch of a rank.
         drop_last: Whether a stream's short last batch is left out.
+        left_out: Excluded rows that the plan leaves out.
+        removals: What batches lose after they are cut, each from a step on until the next one's; rising.
         baseline: What was delivered before an elastic load planned the rest; None for nothing.
         first_step: The first step; None for the beginning of the plan: the baseline's batches, or 0.
         starts: Where ranks begin, by rank, if that is not the beginning of the plan. It is not known of other ranks.
         stops: For each rank the step at which the next segment begins for it; None for the end of the plan.
         skipped: Steps that are not handed over: start and stop of each range, in rising order.
+        restores: Whether skipped steps are delivered after the last one.
     """
 
     epoch: int
@@ -112,11 +134,14 @@ class Segment:
     topology: Topology
     batch_size: int
     drop_last: bool
+    left_out: ExcludedRows = NONE_EXCLUDED
+    removals: tuple[Removal, ...] = ()
     baseline: DeliveredBaseline | None = None
     first_step: int | None = None
     starts: Mapping[int, RankStart] | None = None
     stops: tuple[int, ...] | None = None
     skipped: Windows = ()
+    restores: bool = False
 
     @property
     def begin(self) -> int:
@@ -133,6 +158,10 @@ class Segment:
     def skips(self, step: int) -> bool:
         """Whether a step is not handed over."""
         return any(start <= step < stop for start, stop in self.skipped)
+
+    def removal_at(self, step: int) -> Removal:
+        """Return what the batch of a step loses after it is cut."""
+        return next((one for one in reversed(self.removals) if one.first_step <= step), NO_REMOVAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +235,10 @@ class SegmentLedger:
         return StepWindows(part.turn % self.segment.topology.processes, streams)
 
     def rows_at(self, rank: int, step: int) -> Rows:
-        """Return the rows of a step, handed over or not. The rank makes the step."""
+        """Return the rows of a step that the rank makes or skips, without those that its batch loses."""
+        return without_removed(self._planned_rows(rank, step), self.segment.removal_at(step))
+
+    def _planned_rows(self, rank: int, step: int) -> Rows:
         parts = [part for slices in self.windows(rank, step).streams.values() for part in slices]
         found = [self._orders.of(part.shard).rows(part.start, part.stop) for part in parts]
         files, rows = zip(*found, strict=True)
@@ -220,6 +252,16 @@ class SegmentLedger:
         streams = zip(self.streams(rank), begins, strict=True)
         left = tuple(_window(stream, begin, int(stream.bounds[-1])) for stream, begin in streams)
         return RankStart(left, schedule.at(step).turn if step in schedule.steps else 0)
+
+    def between(self, rank: int, start: int, stop: int) -> RankStart:
+        """Return the rows of a rank's steps from a first one to an end, as far as it makes them."""
+        steps, schedule = self.steps(rank), self.schedule(rank)
+        start, stop = min(start, steps.stop), min(max(start, stop), steps.stop)
+        bounds = zip(schedule.rows_before(start), schedule.rows_before(stop), strict=True)
+        bounds_of_streams = [bound for bound in bounds for _ in range(self._together)]
+        streams = zip(self.streams(rank), bounds_of_streams, strict=True)
+        slices = tuple(_window(stream, begin, end) for stream, (begin, end) in streams)
+        return RankStart(slices, schedule.at(start).turn if start in schedule.steps else 0)
 
     def streams(self, rank: int) -> list[_Stream]:
         """Return the streams of a rank."""
@@ -297,7 +339,9 @@ class SegmentLedger:
         part = slices[holder.position]
         in_split = row - part.shard.splits[holder.split].row_offset
         place = self._orders.of(part.shard).place_of(holder.split, in_split)
-        return int(bounds[holder.position]) + place - part.start if part.start <= place < part.stop else None
+        if place is None or not part.start <= place < part.stop:
+            return None
+        return int(bounds[holder.position]) + place - part.start
 
     def _step_of(self, holder: Holder, row: int) -> RowStep | None:
         number = self._row_in_stream(holder, row)
@@ -308,12 +352,35 @@ class SegmentLedger:
             return None
         part = schedule.at(step)
         place = stream * (part.stop - part.start) + number - part.start
+        removal = self.segment.removal_at(step)
+        if removal.rows:
+            removed = are_removed(self._planned_rows(holder.rank, step), removal)
+            if removed[place]:
+                return None
+            place -= int(removed[:place].sum())
         worker = turn % self.segment.topology.processes
         return RowStep(self.segment.epoch, step, holder.rank, worker, place)
 
     def _rows_in(self, part: ShardSlice) -> Iterator[tuple[str, int]]:
         files, rows = self._orders.of(part.shard).rows(part.start, part.stop)
         return zip(files.tolist(), rows.tolist(), strict=True)
+
+
+def without_removed(rows: Rows, removal: Removal) -> Rows:
+    """Return the rows of a step that its batch does not lose after it is cut."""
+    if not removal.rows:
+        return rows
+    kept = ~are_removed(rows, removal)
+    return Rows(rows.files[kept], rows.rows[kept], rows.bytes_read)
+
+
+def are_removed(rows: Rows, removal: Removal) -> Flags:
+    """Return for each row of a step whether its batch loses it after it is cut."""
+    removed = np.zeros(len(rows), dtype=bool)
+    for path in np.unique(rows.files).tolist():
+        of_file = rows.files == path
+        removed[of_file] = removal.rows.contains(path, rows.rows[of_file])
+    return removed
 
 
 def _window(stream: _Stream, start: int, stop: int) -> tuple[ShardSlice, ...]:

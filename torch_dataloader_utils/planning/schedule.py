@@ -28,7 +28,7 @@ class StepSchedule:
     """The steps that a rank makes of some streams, where no filter drops rows.
 
     Turns alternate, beginning with `next_turn`. A turn whose streams have ended is left out: this is the order of
-    `loader.iteration.round_robin`, with the batches that `reading.batching` cuts.
+    `loader.contents.round_robin`, with the batches that `reading.batching` cuts.
 
     `rows` has for each worker turn the number of rows of each of its streams. All streams of a turn have equally many:
     there is one, unless there is a virtual topology. `batch_size` is the number of rows that a step takes of each

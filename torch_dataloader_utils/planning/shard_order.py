@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils.planning.plan import Shard, ShardSlice
-from torch_dataloader_utils.planning.shuffle import round_order, rounds_of
+from torch_dataloader_utils.planning.shuffle import left_bounds, round_order, rounds_of
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 
@@ -42,6 +42,7 @@ class ShardOrder:
         lengths[list(shard.missing)] = 0
         self._present = _starts(lengths)  # the same among the rows that can be delivered
         self._drawn: tuple[int, Integers] | None = None
+        self._in_file_order = seed is None and shard.rounds == 1 and not any(map(shard.excluded.within, shard.splits))
 
     def rows(self, start: int, stop: int) -> FileRows:
         """Return the rows that the shard delivers from a first one to an end."""
@@ -56,19 +57,16 @@ class ShardOrder:
         splits = np.searchsorted(self._starts, delivered, side="right") - 1
         return FileRows(self._paths[splits], self._offsets[splits] + delivered - self._starts[splits])
 
-    def place_of(self, split: int, row: int) -> int:
-        """Return how many rows the shard delivers before a row of a split that is not missing."""
+    def place_of(self, split: int, row: int) -> int | None:
+        """Return how many rows the shard delivers before a row of a present split; None if the row is excluded."""
         if self._in_file_order:
             return int(self._present[split]) + row
         length, rounds = self.shard.splits[split].row_length, self.shard.rounds
         number = bisect_right(range(rounds), row, key=lambda number: length * number // rounds) - 1
-        before = sum(each.row_length * number // rounds for each in self.shard.present)
-        (place,) = np.flatnonzero(self._round(number) == self._starts[split] + row)
-        return before + int(place)
-
-    @property
-    def _in_file_order(self) -> bool:
-        return self._seed is None and self.shard.rounds == 1
+        starts = (start for start, _ in left_bounds(self.shard, number))
+        before = sum(start for index, start in enumerate(starts) if index not in self.shard.missing)
+        places = np.flatnonzero(self._round(number) == self._starts[split] + row)
+        return before + int(places[0]) if len(places) else None
 
     def _round(self, number: int) -> Integers:
         if self._drawn is None or self._drawn[0] != number:

@@ -39,7 +39,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Consecutive batches of a stream, still together as columns. The receipts' rows add up to those of the columns.
+    """Consecutive batches of a stream, still together as columns.
+
+    The rows of the receipts, without excluded ones, add up to those of the columns.
 
     The lease is the memory to release once they are delivered. It is None where later batches have the same memory, or
     where nothing accounts for it.
@@ -53,7 +55,7 @@ class Batches:
     @property
     def sizes(self) -> list[int]:
         """Rows of each batch."""
-        return [receipt.rows for receipt in self.receipts]
+        return [receipt.rows_left for receipt in self.receipts]
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches one by one; what was read counts as read for the first."""
@@ -71,6 +73,14 @@ class Batches:
         first, others = (join([ColumnSlice(self.columns, start, stop)]) for start, stop in ((0, cut), (cut, rows)))
         head = Batches(first, self.receipts[:count], self.bytes_read)
         return head, Batches(others, self.receipts[count:], NOTHING_READ, self.lease)
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyStep:
+    """A step without a batch, since all rows of its batch were excluded after it was cut."""
+
+    receipt: Receipt
+    bytes_read: BytesRead
 
 
 @dataclass(frozen=True, slots=True)

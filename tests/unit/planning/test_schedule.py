@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_dataloader_utils.loader.iteration import round_robin
+from torch_dataloader_utils.loader.contents import round_robin
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.schedule import StepRows, StepSchedule
 from torch_dataloader_utils.reading.batching import NOTHING_READ, Batch, StreamEnd

@@ -25,7 +25,7 @@ from torch_dataloader_utils.planning.manifest import DataFile, Manifest
 from torch_dataloader_utils.planning.plan import PlanOptions
 from torch_dataloader_utils.planning.topology import Topology
 
-NUMBERS = ("done", "under_way", "left", "missing", "unknown", "dropped", "ruled_out")
+NUMBERS = ("done", "under_way", "left", "missing", "unknown", "dropped", "skipped", "excluded", "ruled_out")
 """What the rows of a file are divided into."""
 
 FILES = manifest_of([(50, 9), (30, 9)], [(20, 9)], [(70, 9), (10, 9)])

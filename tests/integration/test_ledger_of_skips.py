@@ -1,0 +1,134 @@
+"""The ledger of skipped steps, and of those that are restored after the last one, against real runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pairwise import pairwise
+from support import open_loader, rows_of, write_dataset
+
+from torch_dataloader_utils import LedgerUnknownError, RowStep
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning"),
+]
+
+RUNS: dict[str, dict[str, Any]] = {
+    "in order": {},
+    "shards shuffled": {"num_workers": 2, "shuffle": True},
+    "rows shuffled and padded": {"shuffle": True, "shuffle_buffer_size": 60, "uneven_ranks": "pad"},
+    "a grid": {"num_workers": 2, "virtual_ranks": 6, "virtual_workers": 2, "uneven_ranks": "drop", "batch_size": 18},
+}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("data")
+    write_dataset(directory)
+    return directory
+
+
+def ranks(data: Path, num_ranks: int, run: str) -> list[tuple[Any, Any]]:
+    return [open_loader(data, **RUNS[run], num_ranks=num_ranks, rank=rank) for rank in range(num_ranks)]
+
+
+class Delivered:
+    """The steps that a dataset says of each row, beside those in which real runs delivered it."""
+
+    def __init__(self, opened: list[tuple[Any, Any]]) -> None:
+        self.dataset = opened[-1][1]
+        self._loaders = [loader for loader, _ in opened]
+        self._steps: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+
+    def require(self, rank: int, step: int, batch: Any) -> None:
+        """Compare a step's rows with its batch."""
+        first = self.dataset._opened_files.manifest.first_rows
+        assert [first[path] + row for path, row in self.dataset.rows_at(step, rank=rank)] == rows_of(batch)
+        assert rows_of(self._loaders[rank].batch_at(step)) == rows_of(batch)
+        for place, row in enumerate(rows_of(batch)):
+            self._steps[row].append((step, rank, place))
+
+    def unanswered(self) -> tuple[list[int], list[int]]:
+        """Compare each row's steps with those it was delivered in; return the rows left out, and those unknown."""
+        none, unknown = [], []
+        for file in self.dataset._opened_files.manifest.files:
+            for row in range(file.rows):
+                number = self.dataset._opened_files.manifest.first_rows[file.path] + row
+                try:
+                    found: RowStep | None = self.dataset.step_of(file.path, row)
+                except LedgerUnknownError:
+                    unknown.append(number)
+                    assert number not in self._steps
+                    continue
+                answers = [] if found is None else [found, *found.others]
+                assert [(at.step, at.rank, at.place) for at in answers] == sorted(self._steps[number])
+                none += [number] if found is None else []
+        return none, unknown
+
+
+@pairwise(run=RUNS, restores=[False, True])
+def test_skipped_steps_keep_their_rows_and_restored_ones_come_after_the_last(data, run, restores):
+    whole = [list(loader) for loader, _ in ranks(data, 2, run)]
+    opened = ranks(data, 2, run)
+    for loader, _ in opened:
+        loader.skip_steps(2, 5)
+        loader.skip_steps(8, 9)
+        if restores:
+            loader.restore_skipped()
+    delivered = Delivered(opened)
+    left_out = []
+    for rank, (loader, _) in enumerate(opened):
+        last = len(whole[rank])
+        skipped = [2, 3, 4, 8]
+        left_out += [row for step in skipped for row in rows_of(whole[rank][step])]
+        steps = [step for step in range(last) if step not in skipped] + list(range(last, last + 4)) * restores
+        for step, batch in zip(steps, loader, strict=True):
+            delivered.require(rank, step, batch)
+    none, unknown = delivered.unanswered()
+    assert not unknown
+    if not restores:
+        repeated = {row for run in whole for row in rows_of(run[-1])}  # so that all ranks have equally many
+        assert set(none) >= set(left_out) - repeated
+    elif "virtual_ranks" not in RUNS[run]:
+        assert not none
+
+
+def test_an_epoch_whose_steps_were_skipped_is_answered_after_it_as_well(data):
+    [(loader, dataset)] = ranks(data, 1, "in order")
+    loader.skip_steps(3, 5)
+    list(loader)
+    skipped = next(iter(dataset.rows_at(3)))
+    loader.set_epoch(1)
+    list(loader)
+    assert dataset.step_of(*skipped, epoch=0) is None
+    assert dataset.step_of(*skipped).step == 3
+
+
+@pairwise(run=["in order", "shards shuffled", "rows shuffled and padded"], restores=[False, True])
+def test_after_an_elastic_load_rows_that_were_skipped_before_it_have_no_step_or_a_restored_one(data, run, restores):
+    opened = ranks(data, 3, run)
+    before, skipped = [], []
+    for rank, (loader, dataset) in enumerate(opened):
+        loader.skip_steps(2, 4)
+        before += [row for batch in itertools.islice(loader, 5) for row in rows_of(batch)]
+        first = dataset._opened_files.manifest.first_rows
+        skipped += [first[path] + row for step in (2, 3) for path, row in dataset.rows_at(step, rank=rank)]
+    states = [loader.state_dict() for loader, _ in opened]
+    opened = ranks(data, 2, run)
+    for loader, _ in opened:
+        loader.load_state_dict(states, strict=False)
+        loader.skip_steps(9, 10)
+        if restores:
+            loader.restore_skipped()
+    delivered = Delivered(opened)
+    for rank, (loader, _) in enumerate(opened):
+        for step, batch in zip((step for step in itertools.count(7) if step != 9), loader, strict=False):
+            delivered.require(rank, step, batch)
+    none, unknown = delivered.unanswered()
+    assert sorted(unknown) == sorted(before)
+    assert not none if restores else set(none) >= set(skipped)
