@@ -90,6 +90,7 @@ wheel: $(STAMP)  ## build the wheel and import it from a folder of its own
 	$(BIN)/python -m build --wheel --no-isolation --outdir build/wheel >/dev/null
 	$(PIP) install -qq --no-deps --target build/installed build/wheel/*.whl
 	@cd build/installed && PYTHONPATH="$$PWD" ../../$(BIN)/python -c '$(SMOKE)'
+	@cd build/installed && PYTHONPATH="$$PWD" ../../$(BIN)/python -m torch_dataloader_utils completion --help >/dev/null
 
 clean:  ## remove all that was made here, .venv included
 	rm -rf .venv .venv-floors .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache build dist site

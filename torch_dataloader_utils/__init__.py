@@ -5,11 +5,6 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from torch_dataloader_utils.checkpoint.audit import Audit, FileAudit
-from torch_dataloader_utils.checkpoint.run_segments import RunSegment
-from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Padded
-from torch_dataloader_utils.columns.ragged import PackedBytes
-from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.errors import (
     ChangedFilesWarning,
     CheckpointMismatchError,
@@ -30,18 +25,23 @@ from torch_dataloader_utils.errors import (
     UnreadableFileError,
     WorkerError,
 )
-from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
-from torch_dataloader_utils.loader.device import to_device
-from torch_dataloader_utils.loader.run_log import RunLog
-from torch_dataloader_utils.planning.ledger import Rows, RowStep
-from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
-from torch_dataloader_utils.planning.plan import Shard
-from torch_dataloader_utils.planning.strategy import SplitStrategy
 
 if TYPE_CHECKING:
+    from torch_dataloader_utils.checkpoint.audit import Audit, FileAudit
+    from torch_dataloader_utils.checkpoint.run_segments import RunSegment as RunSegment
+    from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Padded
+    from torch_dataloader_utils.columns.ragged import PackedBytes
+    from torch_dataloader_utils.dataset.structured import StructuredDataset
     from torch_dataloader_utils.distributed.audit import audit as audit
     from torch_dataloader_utils.distributed.store import CheckpointStore as CheckpointStore
     from torch_dataloader_utils.distributed.store_files import StoredCheckpoint as StoredCheckpoint
+    from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+    from torch_dataloader_utils.loader.device import to_device
+    from torch_dataloader_utils.loader.run_log import RunLog
+    from torch_dataloader_utils.planning.ledger import Rows, RowStep
+    from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
+    from torch_dataloader_utils.planning.plan import Shard
+    from torch_dataloader_utils.planning.strategy import SplitStrategy
     from torch_dataloader_utils.tables.delta import DeltaDataset as DeltaDataset
     from torch_dataloader_utils.tables.iceberg import IcebergDataset as IcebergDataset
 
@@ -86,19 +86,40 @@ __all__ = [
 ]
 
 _LAZY = {
+    "Audit": "checkpoint.audit",
     "CheckpointStore": "distributed.store",
+    "Codes": "columns.options",
+    "ColumnFormat": "columns.options",
+    "DataFile": "planning.manifest",
     "DeltaDataset": "tables.delta",
+    "FileAudit": "checkpoint.audit",
     "IcebergDataset": "tables.iceberg",
+    "Manifest": "planning.manifest",
+    "PackedBytes": "columns.ragged",
+    "Padded": "columns.options",
+    "RowGroup": "planning.manifest",
+    "RowStep": "planning.ledger",
+    "Rows": "planning.ledger",
+    "RunLog": "loader.run_log",
+    "RunSegment": "checkpoint.run_segments",
+    "Shard": "planning.plan",
+    "Split": "planning.manifest",
+    "SplitStrategy": "planning.strategy",
     "StoredCheckpoint": "distributed.store_files",
+    "StructuredDataLoader": "loader.data_loader",
+    "StructuredDataset": "dataset.structured",
     "audit": "distributed.audit",
+    "to_device": "loader.device",
 }
-"""Names that need another package or torch.distributed.checkpoint, and the modules that they are in."""
+"""Names that are imported when they are used, and their modules: so that ``tdu --help`` does without torch."""
 
 
 def __getattr__(name: str) -> Any:
-    """Import what not everyone needs when it is requested."""
+    """Import what is not needed by everyone, or takes long, when it is requested."""
     if name in _LAZY:
-        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        globals()[name] = value
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

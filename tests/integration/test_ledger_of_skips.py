@@ -98,6 +98,17 @@ def test_skipped_steps_keep_their_rows_and_restored_ones_come_after_the_last(dat
         assert not none
 
 
+def test_an_epoch_whose_steps_were_skipped_is_answered_after_it_as_well(data):
+    [(loader, dataset)] = ranks(data, 1, "in order")
+    loader.skip_steps(3, 5)
+    list(loader)
+    skipped = next(iter(dataset.rows_at(3)))
+    loader.set_epoch(1)
+    list(loader)
+    assert dataset.step_of(*skipped, epoch=0) is None
+    assert dataset.step_of(*skipped).step == 3
+
+
 @pairwise(run=["in order", "shards shuffled", "rows shuffled and padded"], restores=[False, True])
 def test_after_an_elastic_load_rows_that_were_skipped_before_it_have_no_step_or_a_restored_one(data, run, restores):
     opened = ranks(data, 3, run)

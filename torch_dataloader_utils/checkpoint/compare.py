@@ -119,7 +119,7 @@ def _is_described(file: SavedFile | DataFile) -> bool:
     return file.digest.startswith(DESCRIBED)
 
 
-def how_changed(before: SavedFile, now: DataFile) -> str | None:
+def how_changed(before: SavedFile, now: SavedFile | DataFile) -> str | None:
     """Return in words how a file differs from that of a state; None if it does not."""
     if before.size != now.size:
         return f"had {before.size:,} bytes, has {now.size:,}"
@@ -137,7 +137,7 @@ def _differs(before: SavedFile, now: DataFile) -> bool:
     return how_changed(before, now) is not None
 
 
-def _is_modified(before: SavedFile, now: DataFile) -> bool:
+def _is_modified(before: SavedFile, now: SavedFile | DataFile) -> bool:
     """Whether the modification times differ, as far as both are known, and no equal etags show the same version."""
     same_version = now.etag is not None and before.etag == now.etag
     times = before.modified is not None and now.modified is not None and before.modified != now.modified

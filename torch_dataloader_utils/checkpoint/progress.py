@@ -241,10 +241,6 @@ class Progress:
         """The steps that were skipped before an elastic load."""
         return () if self.baseline is None or self.baseline.skipped is None else self.baseline.skipped.steps
 
-    def skips_step(self, step: int) -> bool:
-        """Whether a step of the epoch is skipped."""
-        return any(start <= step < stop for start, stop in (*self._skipped_before, *self.skip_requests))
-
     @property
     def steps_skipped(self) -> int:
         """How many steps of the epoch were skipped so far."""

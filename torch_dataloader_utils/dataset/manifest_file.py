@@ -92,6 +92,21 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
     Raises:
         ValueError: If it is not a manifest, is damaged, or belongs to other paths.
     """
+    listing, known = parse_manifest(content)
+    given = list(map(posixpath.normpath, locations)) if storage.is_local else locations  # as listings do
+    for file in listing.files:
+        if not any(_is_at(file.location, location) for location in given):
+            shown = cut(" and ".join(map(storage.display, locations)))
+            raise ValueError(f"the manifest holds {cut(storage.display(file.location))}, which is not at {shown}")
+    return listing, known
+
+
+def parse_manifest(content: bytes) -> tuple[Listing, KnownFooters]:
+    """Return the files and footers that a result of `dump_manifest` holds.
+
+    Raises:
+        ValueError: If it is not a manifest, or is damaged.
+    """
     try:
         version, stored = _unsealed(content)
         with pa.ipc.open_stream(pa.py_buffer(stored)) as stream:
@@ -104,16 +119,12 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
     if not is_valid:
         msg = f"the manifest is not a result of dataset.dump_manifest() of this release (version {VERSION}), or damaged"
         raise ValueError(msg)
-    given = list(map(posixpath.normpath, locations)) if storage.is_local else locations  # as listings do
     files, footers = [], {}
     for row in table.to_pylist():
         footer = row.pop("footer")
         if footer is not None:
             footers[row["path"]] = footer
         files.append(StoredFile(**row))
-        if not any(_is_at(row["location"], location) for location in given):
-            shown = cut(" and ".join(map(storage.display, locations)))
-            raise ValueError(f"the manifest holds {cut(storage.display(row['location']))}, which is not at {shown}")
     metadata_file = table.schema.metadata.get(METADATA_FILE_KEY)
     if metadata_file is None and len(footers) < len(files):
         raise ValueError("the manifest lacks footers")

@@ -138,10 +138,9 @@ class Segments:
 
     def skip(self, segment: Segment) -> None:
         """Note which steps of an epoch are skipped, and whether they are restored."""
-        known = self._segments.get(segment.epoch, ())
-        if known:
-            newest = replace(known[-1], skipped=segment.skipped, restores=segment.restores)
-            self._segments[segment.epoch] = (*known[:-1], newest)
+        known = self._segments.get(segment.epoch, (segment,))
+        newest = replace(known[-1], skipped=segment.skipped, restores=segment.restores)
+        self._segments[segment.epoch] = (*known[:-1], newest)
 
     def load_strictly(self, segment: Segment, saved: SavedState, progress: Progress) -> None:
         """Note that this rank continues the plan of a segment where a state stands."""

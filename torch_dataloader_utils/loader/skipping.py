@@ -19,7 +19,7 @@ class SkipsSteps(ABC):
 
     Attributes:
         owner: The epoch and its progress.
-        segments: What is known of epochs.
+        segments: What the ledger knows of epochs.
     """
 
     owner: ProgressOwner
@@ -36,6 +36,10 @@ class SkipsSteps(ABC):
     @abstractmethod
     def progress(self) -> Progress:
         """The progress in it."""
+
+    @abstractmethod
+    def segment(self, epoch: int) -> Segment:
+        """Return the segment of an epoch that begins now."""
 
     @property
     @abstractmethod

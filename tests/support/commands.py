@@ -1,0 +1,106 @@
+"""The command line as users run it: in a process of its own, which must leave no other behind."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jobs.forked import start
+from jobs.processes import inherited, processes_with, wait_until_none
+
+SECRET = "made-up/secret+key/that/must/not/leak"
+"""No command may write it: that of the tests' S3 server."""
+
+_numbers = itertools.count()
+
+
+def tdu(*arguments: Any, timeout: float = 300) -> subprocess.CompletedProcess[str]:
+    """Run a command, with its output as text. Whatever processes it started have ended when this returns."""
+    mark = f"TDU_TEST={os.getpid()}-{next(_numbers)}"
+    name, _, value = mark.partition("=")
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_dataloader_utils", *map(str, arguments)],
+        env=inherited(**{name: value, "NO_PROXY": "127.0.0.1", "AWS_EC2_METADATA_DISABLED": "true"}),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    left = wait_until_none(lambda: processes_with(mark))
+    assert not left, f"processes left behind by tdu {arguments}: {left}"
+    return done
+
+
+def fails(*arguments: Any) -> str:
+    """Run a command whose input is wrong, and return what it says: at most three lines, and no traceback."""
+    done = tdu(*arguments)
+    assert done.returncode == 2, done
+    assert done.stdout == ""
+    assert 1 <= len(done.stderr.splitlines()) <= 3, done.stderr
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended: its exit code, and what it wrote."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def value(self) -> Any:
+        """What it wrote, as JSON."""
+        return json.loads(self.out)
+
+
+PROGRAM = """
+import os, sys
+from torch_dataloader_utils.cli.main import main
+errors, *arguments = sys.argv[1:]
+os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+main(arguments)
+"""
+
+
+class Commands:
+    """Runs commands in processes of their own, which are forked from one that has torch loaded.
+
+    Args:
+        directory: For what they write to standard output and standard error.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        (directory / "command.py").write_text(PROGRAM, encoding="utf-8")
+
+    def __call__(self, *arguments: Any, **environment: str) -> Done:
+        """Run a command. It says at most three lines on standard error, and none is a traceback or a secret."""
+        out, err = self._directory / "stdout", self._directory / "stderr"
+        out.write_bytes(b"")
+        words = [str(err), *map(str, arguments)]
+        process = start(self._directory / "command.py", *words, output=out, environment=environment)
+        process.join(240)
+        process.kill()
+        process.join()
+        done = Done(process.exitcode, *(path.read_text(errors="replace") for path in (out, err)))
+        lines = done.err.splitlines()
+        assert len(lines) <= 3, done
+        assert "Traceback" not in done.err, done
+        assert all(SECRET not in text for text in (done.out, done.err)), done
+        return done
+
+    def fails(self, *arguments: Any, **environment: str) -> str:
+        """Run a command that has wrong arguments, or input that cannot be read, and return what it says."""
+        done = self(*arguments, **environment)
+        assert done.code == 2, done
+        assert done.out == "", done
+        assert done.err, done
+        return done.err

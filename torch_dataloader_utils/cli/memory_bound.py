@@ -1,0 +1,46 @@
+"""How much decoded data the processes of a rank hold at most, as the guide to performance states it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch_dataloader_utils.planning.plan import Plan, ShardSlice
+from torch_dataloader_utils.reading.shuffled import BLOCK_SHARE
+
+
+def rows_together(plan: Plan) -> int:
+    """Return how many rows a row-level shuffle permutes together, at most."""
+    return max((-(-part.shard.rows // part.shard.rounds) for part in plan.slices), default=0)
+
+
+def memory_bound(
+    plan: Plan, *, shuffles_rows: bool, row_bytes: float, read_ahead_bytes: int, fetched_row_bytes: float
+) -> int:
+    """Return the bytes that the workers of a rank hold together, at most: of the rank that holds most.
+
+    Args:
+        plan: The plan.
+        shuffles_rows: Whether rows are shuffled within shards.
+        row_bytes: Decoded bytes of a row.
+        read_ahead_bytes: The loader's option.
+        fetched_row_bytes: Stored bytes of a row, where files are not mapped into memory; else 0.
+    """
+
+    def of_stream(slices: Sequence[ShardSlice]) -> float:
+        if not shuffles_rows:
+            return min(read_ahead_bytes, row_bytes * sum(part.rows for part in slices))
+        bounds = [_of_shard(part, row_bytes, read_ahead_bytes, fetched_row_bytes) for part in slices]
+        return sum(sorted(bounds)[-2:])  # the one that is delivered, and the one that is shuffled
+
+    return round(max(sum(map(of_stream, plan.rank_streams(rank))) for rank in range(plan.num_ranks)))
+
+
+def _of_shard(part: ShardSlice, row_bytes: float, read_ahead_bytes: int, fetched_row_bytes: float) -> float:
+    """Return half of what two such shards take."""
+    shard = part.shard
+    if shard.rounds == 1:
+        return shard.rows * row_bytes
+    rows = -(-shard.rows // shard.rounds)
+    together = max(1, int(read_ahead_bytes // (BLOCK_SHARE * rows * row_bytes + 1)))
+    # Two blocks of rounds, and as many rows as one has of the row groups that are being decoded.
+    return 1.5 * min(shard.rows, together * rows) * row_bytes + shard.rows * fetched_row_bytes / 2
