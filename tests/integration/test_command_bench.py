@@ -167,10 +167,15 @@ def test_wrong_numbers_are_refused(words, message):
 
 
 @pytest.mark.parametrize(
-    "signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=["Ctrl-C", "term", "kill"]
+    "signal_number",
+    [
+        pytest.param(signal.SIGINT, id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, id="term", marks=pytest.mark.soak),
+        pytest.param(signal.SIGKILL, id="kill", marks=pytest.mark.soak),
+    ],
 )
 def test_a_command_that_is_ended_leaves_no_workers_behind(data, signal_number):
-    words = ["bench", data, "--workers", "2", "--batch-sizes", "16", "--seconds", "600"]
+    words = ["bench", data, "--workers", "2", "--batch-sizes", "16", "--seconds", "2", "--rounds", "100"]
     with started(*words) as (process, processes):
         assert not wait_until_none(lambda: len(processes()) < 3), "the workers have not started"
         process.send_signal(signal_number)
