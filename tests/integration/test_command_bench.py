@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import fails, tdu
+from commands import fails, started, tdu
 from conftest import ACCESS_KEY, SECRET_KEY
+from jobs.processes import wait_until_none
 from support import write_dataset
 
 from torch_dataloader_utils.cli.bench import BenchOptions, LoaderPasses, RawArrow, Setting, bench, measure
@@ -162,3 +164,20 @@ def test_files_without_rows_and_columns_with_nulls_are_refused_in_a_line(tmp_pat
 def test_wrong_numbers_are_refused(words, message):
     with pytest.raises(UsageError, match=message):
         make_parser(["bench"]).parse_args(["bench", "data", *words])
+
+
+@pytest.mark.parametrize(
+    "signal_number",
+    [
+        pytest.param(signal.SIGINT, id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, id="term", marks=pytest.mark.soak),
+        pytest.param(signal.SIGKILL, id="kill", marks=pytest.mark.soak),
+    ],
+)
+def test_a_command_that_is_ended_leaves_no_workers_behind(data, signal_number):
+    words = ["bench", data, "--workers", "2", "--batch-sizes", "16", "--seconds", "2", "--rounds", "100"]
+    with started(*words) as (process, processes):
+        assert not wait_until_none(lambda: len(processes()) < 3), "the workers have not started"
+        process.send_signal(signal_number)
+        assert process.wait(timeout=120) == -signal_number
+        assert not wait_until_none(processes)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,3 +107,22 @@ class Commands:
         assert done.out == "", done
         assert done.err, done
         return done.err
+
+
+@contextmanager
+def started(*arguments: Any) -> Iterator[tuple[subprocess.Popen[bytes], Callable[[], list[int]]]]:
+    """Start a command, and yield it with what returns the ids of its living processes. They are ended at the end."""
+    mark = f"TDU_TEST={os.getpid()}-{next(_numbers)}"
+    name, _, value = mark.partition("=")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "torch_dataloader_utils", *map(str, arguments)],
+        env=inherited(**{name: value}),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process, lambda: processes_with(mark)
+    finally:
+        for pid in processes_with(mark):
+            os.kill(pid, signal.SIGKILL)
+        process.wait()

@@ -419,7 +419,7 @@ def advise(measured: Sequence[Measured], samples: Mapping[Setting | None, Sequen
 
 def _cache_note(stored_row_bytes: float, first_rate: float | None, raw: Measured | None) -> str:
     note = "Local files are in memory after their first reading (page cache): a cold disk may be slower"
-    if first_rate is None or raw is None:
+    if first_rate is None or raw is None or first_rate >= raw.rows_per_s.low:  # not slower than later ones
         return f"{note}."
     first, later = size(first_rate * stored_row_bytes), size(raw.stored_bytes_per_s)
     return f"{note} (raw Arrow: {first}/s of stored bytes in its first measurement, then {later}/s)."

@@ -24,8 +24,8 @@ class Labels:
     """The label of each row, in the order of the files.
 
     Attributes:
-        names: Names of the labels, the most frequent first; then ``others``, ``NaN`` and ``null``, as far as they are
-            there.
+        names: Names of the labels, the most frequent first, or of the bins from the lowest; then ``others`` or ``NaN``,
+            and ``null``, as far as they are there.
         codes: Each row's label, as an index into the names.
         counts: How many rows have each label.
         described: What the labels are, where they are not simply the column's values.
@@ -48,27 +48,54 @@ def read_labels(column: str, chunks: Iterable[pa.Array]) -> Labels:
         raise ColumnError(f"column {column!r} has no rows")
     whole = pa.chunked_array(encoded).unify_dictionaries()
     values = whole.chunk(0).dictionary
-    codes = np.concatenate([chunk.indices.fill_null(len(values)).to_numpy() for chunk in whole.chunks])
-    names = [str(value) for value in values.to_pylist()]
-    if pa.types.is_floating(values.type) and len(values) > MOST_LABELS:
-        return _binned(column, values.to_numpy(zero_copy_only=False).astype(np.float64), codes)
-    counts = np.bincount(codes, minlength=len(names) + 1)
-    ranked = np.argsort(-counts[:-1], kind="stable")
-    kept = ranked[:MOST_LABELS]
-    labels = np.full(len(names) + 1, len(kept), dtype=np.intp)
-    labels[kept] = np.arange(len(kept))
-    labels[-1] = len(kept) + 1
-    described = f"the {MOST_LABELS} most frequent of {len(names):,} values; all others count as one" * (
-        len(names) > MOST_LABELS
-    )
-    return _of_codes(column, labels[codes], [*(names[index] for index in kept), "others", "null"], described)
+    null = len(values)
+    parts = [chunk.indices.fill_null(null).to_numpy() for chunk in whole.chunks]
+    counts = np.sum([np.bincount(part, minlength=null + 1) for part in parts], axis=0)
+    if pa.types.is_floating(values.type) and null > MOST_LABELS:
+        chosen = _bins(values.to_numpy(zero_copy_only=False).astype(np.float64), counts[:-1])
+    else:
+        chosen = _most_frequent(values, counts[:-1])
+    return _numbered(column, parts, counts, chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The label of each value, the names of the labels, and what they are."""
+
+    label_of: npt.NDArray[np.intp]
+    names: list[str]
+    described: str = ""
+
+
+def _most_frequent(values: pa.Array, counts: npt.NDArray[np.intp]) -> _Chosen:
+    """Make the most frequent values labels, and all others one."""
+    ranked = np.argsort(-counts, kind="stable")[:MOST_LABELS]
+    label_of = np.full(len(values), len(ranked), dtype=np.intp)
+    label_of[ranked] = np.arange(len(ranked))
+    names = [str(values[int(index)].as_py()) for index in ranked]
+    if len(values) <= MOST_LABELS:
+        return _Chosen(label_of, names)
+    described = f"the {MOST_LABELS} most frequent of {len(values):,} values; all others count as one"
+    return _Chosen(label_of, [*names, "others"], described)
+
+
+def _bins(values: npt.NDArray[np.float64], counts: npt.NDArray[np.intp]) -> _Chosen:
+    """Make bins of about equally many rows, from the lowest values to the highest, and NaN a label of its own."""
+    order = np.argsort(values, kind="stable")  # NaN last
+    is_number = ~np.isnan(values[order])
+    before = np.cumsum(counts[order]) - counts[order]
+    total = max(1, int(counts[order][is_number].sum()))
+    label_of = np.empty(len(values), dtype=np.intp)
+    label_of[order] = np.where(is_number, np.minimum(before * BINS // total, BINS - 1), BINS)
+    names = [*(f"bin {number + 1}" for number in range(BINS)), "NaN"]
+    return _Chosen(label_of, names, f"{BINS} bins of about equally many rows")
 
 
 def _encoded(column: str, chunk: pa.Array) -> pa.DictionaryArray:
     """Return values as indices into a dictionary of them."""
     if pa.types.is_dictionary(chunk.type):
         chunk = chunk.cast(chunk.type.value_type)
-    if pa.types.is_boolean(chunk.type):
+    if pa.types.is_boolean(chunk.type) or pa.types.is_temporal(chunk.type):
         chunk = chunk.cast(pa.string())
     if pa.types.is_nested(chunk.type) or pa.types.is_null(chunk.type):
         msg = f"column {column!r} is {chunk.type}: labels are strings, integers, booleans, floats or dates"
@@ -76,31 +103,19 @@ def _encoded(column: str, chunk: pa.Array) -> pa.DictionaryArray:
     return pc.dictionary_encode(chunk)
 
 
-def _binned(column: str, values: npt.NDArray[np.float64], codes: npt.NDArray[np.int32]) -> Labels:
-    """Return the labels of floats: bins of about equally many rows, from the lowest to the highest."""
-    known = codes < len(values)
-    order = np.argsort(values, kind="stable")  # NaN last
-    counts = np.bincount(codes, minlength=len(values) + 1)[:-1][order]
-    is_number = ~np.isnan(values[order])
-    before = np.cumsum(counts) - counts
-    bins = np.minimum(before * BINS // max(1, int(counts[is_number].sum())), BINS - 1)
-    bins[~is_number] = BINS
-    of_value = np.empty(len(values) + 1, dtype=np.intp)
-    of_value[order] = bins
-    of_value[-1] = BINS + 1
-    names = [f"bin {number + 1}" for number in range(BINS)]
-    found = of_value[np.where(known, codes, len(values))]
-    return _of_codes(column, found, [*names, "NaN", "null"], f"{BINS} bins of about equally many rows")
-
-
-def _of_codes(column: str, codes: npt.NDArray[np.intp], names: list[str], described: str) -> Labels:
-    """Return labels without those that no row has."""
-    counts = np.bincount(codes, minlength=len(names))
+def _numbered(
+    column: str, parts: list[npt.NDArray[np.int32]], value_counts: npt.NDArray[np.intp], chosen: _Chosen
+) -> Labels:
+    """Return labels without those that no row has. The parts have each row's value; the last of the values is null."""
+    names, label_of = [*chosen.names, "null"], np.append(chosen.label_of, len(chosen.names))
+    counts = np.bincount(label_of, weights=value_counts, minlength=len(names)).astype(int)
     present = np.flatnonzero(counts)
     if len(present) < 2:  # noqa: PLR2004 - one label is mixed in any order
         only = "no rows" if not len(present) else f"one value alone, {names[present[0]]!r}"
         raise ColumnError(f"column {column!r} has {only}: there is nothing to mix")
     numbers = np.zeros(len(names), dtype=np.uint8)
     numbers[present] = np.arange(len(present))
-    kept = tuple(int(counts[index]) for index in present)
-    return Labels(tuple(names[index] for index in present), numbers[codes], kept, described)
+    code_of = numbers[label_of]
+    codes = np.concatenate([code_of[part] for part in parts])
+    kept = tuple(int(count) for count in counts[present])
+    return Labels(tuple(names[index] for index in present), codes, kept, chosen.described)

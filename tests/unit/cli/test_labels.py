@@ -30,8 +30,9 @@ def values_of(labels: Labels) -> list[str]:
         ([[True, None], [False, True]], pa.bool_(), ["true", "null", "false", "true"]),
         ([[0.5, float("nan")], [0.5, None]], pa.float32(), ["0.5", "nan", "0.5", "null"]),
         ([[dt.date(2024, 2, 29)], [dt.date(2024, 3, 1)]], pa.date32(), ["2024-02-29", "2024-03-01"]),
+        ([[1], [2, None]], pa.timestamp("ns"), [f"1970-01-01 00:00:00.00000000{n}" for n in (1, 2)] + ["null"]),
     ],
-    ids=["strings", "dictionary", "integers", "booleans", "floats with few values", "dates"],
+    ids=["strings", "dictionary", "integers", "booleans", "floats with few values", "dates", "nanoseconds"],
 )
 def test_each_row_gets_the_label_of_its_value_over_all_parts(parts, dtype, expected):
     labels = labels_of(*parts, dtype=dtype)
