@@ -37,10 +37,6 @@ class SkipsSteps(ABC):
     def progress(self) -> Progress:
         """The progress in it."""
 
-    @abstractmethod
-    def segment(self, epoch: int) -> Segment:
-        """Return the segment of an epoch that begins now."""
-
     @property
     @abstractmethod
     def unknown_rows(self) -> str | None:
