@@ -15,6 +15,7 @@ from torch_dataloader_utils.errors import (
     ColumnError,
     DatasetError,
     FooterMismatchWarning,
+    HookWarning,
     IterationEndedError,
     LostRowsWarning,
     MetadataFileWarning,
@@ -29,6 +30,7 @@ from torch_dataloader_utils.errors import (
 )
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import to_device
+from torch_dataloader_utils.loader.events import Event, Hook
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
 from torch_dataloader_utils.planning.plan import Shard
 from torch_dataloader_utils.planning.strategy import SplitStrategy
@@ -48,7 +50,10 @@ __all__ = [
     "ColumnFormat",
     "DataFile",
     "DatasetError",
+    "Event",
     "FooterMismatchWarning",
+    "Hook",
+    "HookWarning",
     "IterationEndedError",
     "LostRowsWarning",
     "Manifest",

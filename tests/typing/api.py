@@ -19,6 +19,8 @@ from torch_dataloader_utils import (
     Codes,
     ColumnFormat,
     DeltaDataset,
+    Event,
+    Hook,
     IcebergDataset,
     PackedBytes,
     Padded,
@@ -66,7 +68,16 @@ def use_the_loader(path: Path) -> None:
     assert_type(dataset.num_workers, int)
     assert_type(dataset.plan_digest, str)
     assert_type(dataset.get_metrics(), dict[str, Any])
+    assert_type(dataset.get_total_metrics(), dict[str, Any])
     assert_type(dataset.dump_manifest(), bytes)
+
+
+def note(event: Event) -> None:
+    hook: Hook = note
+    assert_type(event.step, int)
+    assert_type(event.worker, int | None)
+    assert_type(event.seconds, float | None)
+    assert_type(event.paths, tuple[str, ...])
 
 
 def use_every_parameter() -> None:
@@ -99,6 +110,7 @@ def use_every_parameter() -> None:
         row_id_column="id",
         show_progress=True,
         progress_interval_sec=0.5,
+        hooks=[note, print],
         pin_memory=True,
         persistent_workers=True,
     )

@@ -24,6 +24,7 @@ from torch_dataloader_utils.formats.base import Format, OpenedFiles
 from torch_dataloader_utils.formats.registry import FORMATS, choose_format, require_known_rows
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader import arguments
+from torch_dataloader_utils.loader.events import Hook, parse_hooks
 from torch_dataloader_utils.loader.progress_bar import require_tqdm
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS, PlanOptions
 from torch_dataloader_utils.planning.strategy import SplitStrategy, require_strategy
@@ -61,6 +62,7 @@ class LoaderOptions:
         plan: What the plan depends on: the sizes of shards, shuffling, balancing.
         batch_size: Rows in a batch of this rank, given as `batch_size` or by `global_batch_size`.
         progress_interval_sec: Seconds after which the progress bar is drawn again; None for no bar in this process.
+        hooks: Functions that are called with each event.
         torch_options: `dataloader_kwargs`, for ``torch.utils.data.DataLoader``.
     """
 
@@ -81,6 +83,7 @@ class LoaderOptions:
     memory_map: bool | None
     collate_fn: Callable[[Any], Any] | None
     progress_interval_sec: float | None
+    hooks: tuple[Hook, ...]
     torch_options: Mapping[str, Any]
 
     @classmethod
@@ -129,6 +132,7 @@ class LoaderOptions:
             memory_map=arguments.optional_flag(given["memory_map"], "memory_map"),
             collate_fn=given["collate_fn"],
             progress_interval_sec=_parse_progress(given, topology.rank),
+            hooks=parse_hooks(given["hooks"]),
             torch_options=torch_options,
         )
 

@@ -20,7 +20,10 @@ from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
 from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.loader.advice import advise
+from torch_dataloader_utils.loader.events import Hooks
 from torch_dataloader_utils.loader.iteration import Iteration
+from torch_dataloader_utils.loader.metrics import Metrics, MetricsReading
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
 from torch_dataloader_utils.loader.user_warnings import (
@@ -36,13 +39,14 @@ from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, EpochPlanne
 from torch_dataloader_utils.planning.strategy import SplitStrategy
 from torch_dataloader_utils.planning.topology import Topology
 from torch_dataloader_utils.reading.scan import ReadOptions
+from torch_dataloader_utils.workers.cpus import usable_cpus
 
 
 class EpochState:
     """A rank's current epoch: its plan and its progress.
 
     `adopts_num_workers` says that a loaded state's number of workers replaces the topology's. A bar shows
-    the progress, drawn again every `progress_interval_sec` seconds; None for no bar.
+    the progress, drawn again every `progress_interval_sec` seconds; None for no bar. The hooks are told of events.
     """
 
     def __init__(
@@ -55,6 +59,7 @@ class EpochState:
         topology: Topology,
         adopts_num_workers: bool,
         progress_interval_sec: float | None,
+        hooks: Hooks,
     ) -> None:
         self.topology = topology
         self._opened_files = opened_files
@@ -63,6 +68,8 @@ class EpochState:
         self.owner = ProgressOwner()
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
+        self._hooks = hooks
+        self._counted = _nothing_counted(topology)
         self._warned_of_uneven_ranks = False
         self._record: EpochRecord | None = None
         self._plan_algorithm: int | None = None  # that of a loaded state; None for the newest
@@ -131,6 +138,18 @@ class EpochState:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""
         return self._planner.uneven_rows(self._current_plan())
 
+    def metrics(self) -> dict[str, Any]:
+        """Return the counters of the newest iteration, and what they say of the bottleneck."""
+        iteration = self.owner.iteration
+        reading = (iteration.metrics if iteration else Metrics(self.topology.processes)).read()
+        advice = advise(reading, num_workers=self.topology.num_workers, cpus=max(1, usable_cpus()))
+        return reading.as_dict() | {"advice": advice}
+
+    def total_metrics(self) -> dict[str, Any]:
+        """Return the counters of all iterations together. Another thread may call it at any moment."""
+        before, newest = self._counted
+        return before.plus(newest.read()).as_dict()
+
     # What changes it -------------------------------------------------------------------------------------------------
 
     def prepare_iteration(self) -> None:
@@ -143,9 +162,13 @@ class EpochState:
             self._plan_algorithm = None
         progress = self.owner.loaded or self._fresh()
         counts = self.pass_progress()
-        iteration = self.owner.begin(progress, self.topology.processes)
-        if self._progress_interval_sec is not None and get_worker_info() is None:
-            iteration.bar = ProgressBar(self.epoch, counts, self._progress_interval_sec)
+        iteration = self.owner.begin(progress, self.topology.num_workers)
+        self._counted = self._counted[0].plus(self._counted[1].read()), iteration.metrics
+        if get_worker_info() is None:
+            if self._progress_interval_sec is not None:
+                iteration.bar = ProgressBar(self.epoch, counts, self._progress_interval_sec)
+            iteration.hooks, iteration.counts_rows = self._hooks, self._opened_files.unknown_rows is None
+            iteration.report_begin(self._opened_files.storage.take_retries())
         self._prepare_states(progress)
         if LOG.isEnabledFor(logging.INFO):
             log_uneven_rows(self.epoch, self.balanced_rows())
@@ -233,6 +256,7 @@ class EpochState:
     def __copy__(self) -> EpochState:
         copied = EpochState.__new__(EpochState)
         own = {"owner": copy.copy(self.owner), "_planner": copy.copy(self._planner), "_record": None}
+        own |= {"_hooks": Hooks(), "_counted": _nothing_counted(self.topology)}
         copied.__dict__.update(self.__dict__, **own)
         return copied
 
@@ -301,6 +325,11 @@ class EpochState:
         if len(set(batches)) > 1:
             self._warned_of_uneven_ranks = True
             warn_of_uneven_ranks(self.epoch, batches, [rank.rows_left for rank in ranks])
+
+
+def _nothing_counted(topology: Topology) -> tuple[MetricsReading, Metrics]:
+    """Return what was counted before the newest iteration, and what that one counts. Other threads may read both."""
+    return Metrics(topology.processes).read(), Metrics(topology.processes)
 
 
 def _digest(*parts: object) -> str:

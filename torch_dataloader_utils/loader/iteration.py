@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from abc import abstractmethod
 from collections import deque
@@ -13,29 +14,38 @@ from typing import Any
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.errors import IterationEndedError
 from torch_dataloader_utils.formats.concurrency import hides_interrupt
+from torch_dataloader_utils.loader.events import STALL_SEC, Event, EventKind, Hooks
 from torch_dataloader_utils.loader.metrics import Metrics
 from torch_dataloader_utils.loader.progress_bar import ProgressBar
-from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment
+from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
+from torch_dataloader_utils.storage.attempts import Retry
 
 
 class Iteration:
     """An iteration, in the training process. Every batch goes through `deliver`, which counts it.
 
-    It begins at some progress, has a number that no other iteration of the dataset has, and is read by so many
-    processes: the workers, or this one.
+    It begins at some progress, has a number that no other iteration of the dataset has, and is read by so many workers,
+    or by this process.
 
     Attributes:
+        metrics: Counts what is delivered, and what that takes.
+        hooks: Are told of events.
+        counts_rows: Whether it is known how many rows a shard delivers.
         bar: Shows how many batches were delivered, if there is one.
     """
 
-    def __init__(self, number: int, epoch: int, progress: Progress, processes: int) -> None:
+    def __init__(self, number: int, epoch: int, progress: Progress, workers: int) -> None:
         self.number = number
         self.epoch = epoch
         self.progress = progress.rebased()
-        self.metrics = Metrics()
         self.failed = False
-        self._processes = processes
+        self._workers = workers
+        self._processes = max(1, workers)
+        self._began = time.perf_counter()
+        self.metrics = Metrics(self._processes)
+        self.hooks = Hooks()
+        self.counts_rows = True
         self.bar: ProgressBar | None = None
         self._is_abandoned = False
         self._ended: set[int] = set()
@@ -73,6 +83,7 @@ class Iteration:
     def abandon(self) -> None:
         """Note that nothing more will be delivered."""
         self._is_abandoned = True
+        self.metrics.clock.end_wait()
         if self.bar:
             self.bar.close()
 
@@ -86,8 +97,7 @@ class Iteration:
         """Count a batch as delivered, and the streams that end with it; return what the user receives."""
         progress = self.progress.advanced(batch.receipt)
         self.metrics.batches_delivered += 1
-        self.metrics.rows_delivered += batch.receipt.rows
-        self._count_bytes(batch)
+        self._count(batch, self.progress)
         if self.bar:
             self.bar.update()
         for end in ends:
@@ -101,17 +111,72 @@ class Iteration:
         self.progress = self._after(end, self.progress)
 
     def _after(self, end: StreamEnd, progress: Progress) -> Progress:
+        self._count(end, progress)
         progress = progress.ended(end.receipt)
         self.metrics.rows_dropped += end.receipt.rows_dropped
         self._ended.update(receipt.stream for receipt in (end.receipt, *end.receipt.others))
-        self._count_bytes(end)
-        if self.bar and self.finished():
-            self.bar.finish()
+        if self.finished():
+            if self.bar:
+                self.bar.finish()
+            self._report_end(progress)
         return progress
 
-    def _count_bytes(self, content: Batch | StreamEnd) -> None:
-        self.metrics.bytes_read += content.bytes_read.total
-        self.metrics.bytes_read_again += content.bytes_read.again
+    # Metrics and events ----------------------------------------------------------------------------------------------
+
+    def begin_wait(self) -> None:
+        """Say that the training loop waits for a batch."""
+        self.metrics.clock.begin_wait()
+
+    def end_wait(self) -> None:
+        """Say that it waits no more, and report a stall if it has waited long."""
+        seconds = self.metrics.clock.end_wait()
+        if seconds >= STALL_SEC:
+            self.metrics.stalls += 1
+            self._report("stall", self.progress, worker=self._worker(self.progress.next_turn), seconds=seconds)
+
+    def report_begin(self, retries: Iterable[Retry]) -> None:
+        """Report that it begins, and what this process had to ask a storage again for before."""
+        if self.hooks:
+            self._report("epoch_begun", self.progress)
+            self._report_retries(retries, self.progress, None)
+
+    def _count(self, content: Batch | StreamEnd, progress: Progress) -> None:
+        """Count what came with a batch or with the end of a stream, and report it. The progress is that before it."""
+        turn = content.receipt.stream // progress.streams_per_turn
+        self.metrics.workers[turn % self._processes].count(content)
+        if self.hooks:
+            retries = () if content.work is None else content.work.retries
+            self._report_retries(retries, progress, self._worker(turn))
+            self._report_shards(content.receipt, progress, self._worker(turn))
+
+    def _report_shards(self, receipt: Receipt, progress: Progress, worker: int | None) -> None:
+        for part in (receipt, *receipt.others):
+            stream = progress.streams[part.stream]
+            for done in stream.slices[stream.position : part.position]:
+                rows = done.rows if self.counts_rows else None
+                paths = tuple(dict.fromkeys(split.path for split in done.shard.present))
+                reading = self.metrics.read().as_dict()
+                self._report("shard_done", progress, worker=worker, rows=rows, paths=paths, metrics=reading)
+
+    def _report_retries(self, retries: Iterable[Retry], progress: Progress, worker: int | None) -> None:
+        for retry in retries:
+            values: dict[str, Any] = {"seconds": retry.seconds, "paths": (retry.name,), "cause": retry.cause}
+            self._report("retry", progress, worker=worker, **values)
+
+    def _report_end(self, progress: Progress) -> None:
+        if self.hooks:
+            reading = self.metrics.read()
+            rows = sum(worker.rows_delivered for worker in reading.workers)
+            seconds = time.perf_counter() - self._began
+            self._report("epoch_done", progress, rows=rows, seconds=seconds, metrics=reading.as_dict())
+
+    def _report(self, kind: EventKind, progress: Progress, **values: Any) -> None:
+        if self.hooks:
+            self.hooks.call(Event(kind, self.epoch, self.hooks.rank, progress.batches_delivered, **values))
+
+    def _worker(self, turn: int) -> int | None:
+        """Return the worker whose turn it is; None for this process."""
+        return turn % self._workers if self._workers else None
 
 
 class CountedIterator(Iterator[Any]):
@@ -175,8 +240,11 @@ class BatchIterator(CountedIterator):
             msg += "a new iterator, after load_state_dict(state_dict()) to continue where this one stopped"
             raise IterationEndedError(msg)
         try:
-            while self._batches <= after and self._contents is not None:
-                self._fetch()
+            if self._batches <= after and self._contents is not None:
+                self._iteration.begin_wait()
+                while self._batches <= after and self._contents is not None:
+                    self._fetch()
+                self._iteration.end_wait()
             if not self._batches and not self._iteration.finished(self._streams):
                 msg = "a worker process ended before its stream did; the state holds what was delivered"
                 raise RuntimeError(msg)  # noqa: TRY301 - handled as every other error

@@ -1,24 +1,172 @@
-"""Counters of delivered rows and read bytes."""
+"""Counters of an iteration: what each worker did for what was delivered, and where the training loop's time went."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+from torch_dataloader_utils.reading.batching import Batch, StreamEnd
+from torch_dataloader_utils.reading.work import COUNTERS, Counters
 
 
 @dataclass(slots=True)
-class Metrics:
-    """What an iteration has delivered and read so far, as the training process counts it.
+class WorkerMetrics:
+    """What a worker did for what was delivered of it. Without workers, what the training process itself did.
 
     Attributes:
         batches_delivered: Batches delivered.
         rows_delivered: Rows in them.
-        rows_dropped: Rows left out by ``drop_last`` at the ends of streams.
-        bytes_read: Compressed bytes of the row groups read for what was delivered.
-        bytes_read_again: Those of them in row groups that have rows which were delivered before a resume.
+        retries: Attempts of the storage that failed and were followed by others.
+        counters: What it read, and where its time went.
     """
 
     batches_delivered: int = 0
     rows_delivered: int = 0
-    rows_dropped: int = 0
-    bytes_read: int = 0
-    bytes_read_again: int = 0
+    retries: int = 0
+    counters: Counters = field(default_factory=Counters)
+
+    def count(self, content: Batch | StreamEnd) -> None:
+        """Count a batch, or the end of a stream, as delivered."""
+        if isinstance(content, Batch):
+            self.batches_delivered += 1
+            self.rows_delivered += content.receipt.rows
+        if content.work is not None:
+            self.retries += len(content.work.retries)
+            self.counters.add(content.work.counters)
+
+    def add(self, other: WorkerMetrics) -> None:
+        """Add what it did in another iteration."""
+        self.batches_delivered += other.batches_delivered
+        self.rows_delivered += other.rows_delivered
+        self.retries += other.retries
+        self.counters.add(other.counters)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts by name."""
+        counts = {"batches_delivered": self.batches_delivered, "rows_delivered": self.rows_delivered}
+        return counts | asdict(self.counters) | {"retries": self.retries}
+
+
+class LoopSeconds(NamedTuple):
+    """Where the training loop's time went, in seconds of the wall clock.
+
+    Attributes:
+        first_batch_sec: It waited for the iteration's first batch: until workers have begun and read.
+        waiting_sec: It waited for all other batches.
+        between_batches_sec: It did its own work, between two batches.
+    """
+
+    first_batch_sec: float = 0.0
+    waiting_sec: float = 0.0
+    between_batches_sec: float = 0.0
+
+
+class LoopClock:
+    """Measures where the training loop's time goes. Other threads may read it at any moment."""
+
+    def __init__(self) -> None:
+        # One tuple, replaced at once: the seconds until the last change, and since when the loop waits, if it does.
+        self._state: tuple[LoopSeconds, float | None] = LoopSeconds(), None
+        self._ended: float | None = None  # when it last stopped waiting
+        self._is_first = True
+
+    def begin_wait(self) -> None:
+        """Say that the loop waits for a batch from now on."""
+        now = time.perf_counter()
+        (first, waiting, between), _ = self._state
+        if self._ended is not None:
+            between += now - self._ended
+        self._state = LoopSeconds(first, waiting, between), now
+
+    def end_wait(self) -> float:
+        """Say that it has waited, if it did. Return the seconds, or 0 if that was for the first batch."""
+        seconds, began = self._state
+        if began is None:
+            return 0.0
+        self._ended = now = time.perf_counter()
+        self._state = self._waited(seconds, now - began), None
+        waited, self._is_first = 0.0 if self._is_first else now - began, False
+        return waited
+
+    def read(self) -> LoopSeconds:
+        """Return the seconds until now. A wait that goes on counts."""
+        seconds, began = self._state
+        return seconds if began is None else self._waited(seconds, time.perf_counter() - began)
+
+    def _waited(self, seconds: LoopSeconds, added: float) -> LoopSeconds:
+        first, waiting, between = seconds
+        if self._is_first:
+            return LoopSeconds(first + added, waiting, between)
+        return LoopSeconds(first, waiting + added, between)
+
+
+class Metrics:
+    """What an iteration has delivered and what that took, as the training process counts it.
+
+    Attributes:
+        batches_delivered: Batches delivered.
+        rows_dropped: Rows left out by ``drop_last`` at the ends of streams.
+        stalls: Batches that the loop waited for longer than `STALL_SEC`.
+        clock: Where the training loop's time goes.
+        workers: What each worker did.
+    """
+
+    def __init__(self, processes: int) -> None:
+        self.batches_delivered = 0
+        self.rows_dropped = 0
+        self.stalls = 0
+        self.clock = LoopClock()
+        self.workers = [WorkerMetrics() for _ in range(processes)]
+
+    def read(self) -> MetricsReading:
+        """Return the counts as they are now; another thread may count meanwhile."""
+        counts = self.batches_delivered, self.rows_dropped, self.stalls
+        return MetricsReading(*counts, self.clock.read(), _summed([self.workers]))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsReading:
+    """What metrics were at a moment: those of an iteration, or of several together. See `Metrics`."""
+
+    batches_delivered: int
+    rows_dropped: int
+    stalls: int
+    seconds: LoopSeconds
+    workers: tuple[WorkerMetrics, ...]
+
+    def plus(self, other: MetricsReading) -> MetricsReading:
+        """Return those of both together."""
+        return MetricsReading(
+            self.batches_delivered + other.batches_delivered,
+            self.rows_dropped + other.rows_dropped,
+            self.stalls + other.stalls,
+            LoopSeconds(*(mine + others for mine, others in zip(self.seconds, other.seconds, strict=True))),
+            _summed([self.workers, other.workers]),
+        )
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the counts by the names under which `get_metrics` has them."""
+        workers = [worker.as_dict() for worker in self.workers]
+        read = [name for name in COUNTERS if not name.endswith("_sec")]  # those that can be added up over workers
+        return {
+            "batches_delivered": self.batches_delivered,
+            "rows_delivered": sum(worker.rows_delivered for worker in self.workers),
+            "rows_dropped": self.rows_dropped,
+            **{name: sum(worker[name] for worker in workers) for name in (*read, "retries")},
+            "stalls": self.stalls,
+            **self.seconds._asdict(),
+            "workers": workers,
+        }
+
+
+def _summed(iterations: Iterable[Iterable[WorkerMetrics]]) -> tuple[WorkerMetrics, ...]:
+    """Return what each worker did in all iterations, which may have different numbers of workers."""
+    total: list[WorkerMetrics] = []
+    for workers in iterations:
+        for number, worker in enumerate(workers):
+            if number == len(total):
+                total.append(WorkerMetrics())
+            total[number].add(worker)
+    return tuple(total)

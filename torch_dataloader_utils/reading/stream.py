@@ -10,12 +10,13 @@ from torch_dataloader_utils.columns.convert import interleave, size_of
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
-from torch_dataloader_utils.reading.batching import Batcher, Batches, BytesRead, StreamEnd
+from torch_dataloader_utils.reading.batching import Batcher, Batches, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.row_groups import RowGroupReader
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 from torch_dataloader_utils.reading.sequential import SequentialScan
 from torch_dataloader_utils.reading.shuffled import ShuffledScan
+from torch_dataloader_utils.reading.work import Work
 
 
 def read_assignment(
@@ -83,13 +84,13 @@ def _batches(scan: Scan, stream: StreamAssignment, options: ReadOptions) -> Iter
         batcher.add(chunk)
         del chunk  # it must be gone before the next one is read
         for batches in batcher.full_batches():
-            yield replace(batches, bytes_read=scan.take_bytes_read())
+            yield replace(batches, work=scan.take_work())
             del batches
     if batcher.rows and not options.drop_last:
-        yield replace(batcher.take(batcher.rows), bytes_read=scan.take_bytes_read())
+        yield replace(batcher.take(batcher.rows), work=scan.take_work())
     batcher.release()
     end = Receipt(stream.stream, len(stream.slices), 0, rows=0, rows_dropped=batcher.rows)
-    yield StreamEnd(end, scan.take_bytes_read())
+    yield StreamEnd(end, scan.take_work())
 
 
 def _put_together(turns: list[list[_StreamReader]], budget: MemoryBudget) -> Iterator[Batches | StreamEnd]:
@@ -126,11 +127,11 @@ def _next_batches(cycle: list[_StreamReader], count: int, width: int, budget: Me
         for number in range(count)
         for first in range(0, len(cycle), width)
     )
-    bytes_read = _sum(taken)
+    work = _sum(taken)
     del taken
     for reader in cycle:
         reader.release()
-    return Batches(columns, receipts, bytes_read, budget.take(size_of(columns)))
+    return Batches(columns, receipts, work, budget.take(size_of(columns)))
 
 
 class _StreamReader:
@@ -199,6 +200,9 @@ def _joined(receipts: list[Receipt]) -> Receipt:
     )
 
 
-def _sum(contents: list[Batches] | list[StreamEnd]) -> BytesRead:
-    parts = [content.bytes_read for content in contents]
-    return BytesRead(sum(part.total for part in parts), sum(part.again for part in parts))
+def _sum(contents: list[Batches] | list[StreamEnd]) -> Work:
+    total = Work()
+    for content in contents:
+        if content.work is not None:
+            total.add(content.work)
+    return total

@@ -19,12 +19,16 @@ from torch_dataloader_utils.reading.memory_budget import MemoryBudget
 from torch_dataloader_utils.reading.read_ahead import ReadAhead
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.reading.stream import read_assignment
+from torch_dataloader_utils.reading.work import Stage, Stopwatch, Wait, Work
 from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.collate import BatchBuffer, UncopyableError, copy_batch
 from torch_dataloader_utils.workers.messages import Content, Message
 from torch_dataloader_utils.workers.seeding import Seeding
 
 Collate: TypeAlias = Callable[[Batch], Batch]
+
+REPORT_SEC = 0.1
+"""How often the batches of the training process itself say where its time went."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +58,21 @@ class Stream:
         """
         collate = self._collate(assignment)
         ahead = self._ahead(assignment, _pinned_together if pin and self.collate_fn is None else None)
+        report = _Report(self)
         try:
             for content in ahead:
+                report.received(content)
                 if isinstance(content, StreamEnd):
-                    yield content
+                    yield report.on(content)
                     continue
                 for batch in content:
                     collated = collate(batch)
+                    report.watch.lap(self._making)
                     if pin and self.collate_fn is not None:
                         collated = replace(collated, data=pin_memory(collated.data))  # type: ignore[no-untyped-call]
-                    yield collated
+                        report.watch.lap("packing_sec")
+                    yield report.on(collated) if report.is_due(batch) else collated
+                    report.watch.lap("waiting_for_loop_sec")
                     ahead.release()
                     del batch, collated  # not to keep its memory while the next is waited for
                 if content.lease is not None:
@@ -76,15 +85,18 @@ class Stream:
     def messages(self, assignment: Assignment, channel: WorkerChannel) -> Iterator[Message]:
         """Yield a stream's batches packed, for the training process."""
         self.read_cache.footers.add(assignment.footers)
-        outgoing = _Outgoing(assignment, channel)
+        report = _Report(self)
+        outgoing = _Outgoing(assignment, channel, report)
         collate = self._collate(assignment)
         ahead = self._ahead(assignment)
         try:
             for content in ahead:
+                report.received(content)
                 rest = replace(content, lease=None) if isinstance(content, Batches) else None  # leases are not sent
                 while rest is not None:
                     part, rest = rest.cut(outgoing.space)
                     for packable in self._packable(part, collate, alone=outgoing.size == 1):
+                        report.watch.lap(self._making)
                         if isinstance(packable, Alone) and outgoing.contents:  # it may be impossible to pack
                             yield from outgoing.flush()
                         outgoing.add(packable)
@@ -114,6 +126,11 @@ class Stream:
                 yield prepare(content) if prepare is not None and isinstance(content, Batches) else content
 
         return ReadAhead(read, self.options.read_ahead_bytes)
+
+    @property
+    def _making(self) -> Stage:
+        """The stage in which batches are made of what was read."""
+        return "converting_sec" if self.collate_fn is None else "collating_sec"
 
     def _collate(self, assignment: Assignment) -> Collate:
         """Return a function that calls `collate_fn` on a batch of an assignment, with random numbers seeded for it."""
@@ -170,12 +187,41 @@ class Alone:
     batch: Batch
 
 
+class _Report:
+    """Tells the training process, with the batches of a stream, what was done for them and where time went."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._storage = stream.opened_files.storage
+        self._last = time.perf_counter()
+        self.watch = Stopwatch()
+
+    def received(self, content: Batches | StreamEnd) -> None:
+        """Note where the time went in which the content was waited for."""
+        waits: tuple[Wait, ...] = ()
+        if content.work is not None:
+            waits, content.work.waits = content.work.waits, ()
+        self.watch.lap_reading(waits)
+
+    def is_due(self, batch: Batch) -> bool:
+        """Whether a batch that is not sent should carry a report: the first of what was read, or once in a while."""
+        return batch.work is not None or time.perf_counter() - self._last >= REPORT_SEC
+
+    def on(self, content: Any) -> Any:
+        """Return batches, or the end of a stream, with the times and the failed attempts since the last report."""
+        self._last = time.perf_counter()
+        work = content.work or Work()
+        work.counters.add(self.watch.take())
+        work.retries = self._storage.take_retries()
+        return content if content.work is work else replace(content, work=work)
+
+
 class _Outgoing:
     """Collects what goes into the next message of a stream."""
 
-    def __init__(self, assignment: Assignment, channel: WorkerChannel) -> None:
+    def __init__(self, assignment: Assignment, channel: WorkerChannel, report: _Report) -> None:
         self._assignment = assignment
         self._channel = channel
+        self._report = report
         self._number = -1
         self.contents: list[Content] = []
         self._begin()
@@ -196,10 +242,14 @@ class _Outgoing:
     def flush(self) -> Iterator[Message]:
         """Yield the message with everything that was added; the next one begins once more is requested."""
         yield self._pack()
+        self._report.watch.lap("waiting_for_loop_sec")
         self._begin()
 
     def _pack(self) -> Message:
         contents, self.contents = self.contents, []
+        contents[0] = self._report.on(contents[0])
         seconds = time.perf_counter() - self._began
         iteration, worker = self._assignment.iteration, self._assignment.worker
-        return Message.pack(iteration, worker, contents, self._channel.pool, seconds)
+        message = Message.pack(iteration, worker, contents, self._channel.pool, seconds)
+        self._report.watch.lap("packing_sec")
+        return message

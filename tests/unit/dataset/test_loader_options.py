@@ -51,6 +51,7 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "virtual_workers": (4, ValueError),
     "show_progress": ("yes", TypeError),
     "progress_interval_sec": (-1, ValueError),
+    "hooks": (print, TypeError),
 }
 
 OF_TORCH: dict[str, tuple[Any, type[Exception]]] = {
