@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -20,6 +19,7 @@ import pytest
 import requests
 from faults.outcome import Record, recorded
 from hypothesis import HealthCheck, settings
+from jobs.forked import preload_in_fork_server
 from jobs.processes import (
     collect_garbage,
     inherited,
@@ -156,8 +156,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--outcomes", help="the file that gets a line of JSON for each fault that was tried")
 
 
-# Processes that multiprocessing's fork server forks find the slow imports done.
-multiprocessing.set_forkserver_preload(["torch.distributed", "torch_dataloader_utils.distributed", "pyarrow.parquet"])
+preload_in_fork_server()
 
 
 def pytest_make_parametrize_id(val: Any, argname: str) -> str | None:
@@ -180,8 +179,10 @@ SET_UP_ONCE = (
     "test_killed_training.py",
     "test_s3.py",
     "test_node_ids.py",
-    "test_digits_example.py",
 )
+
+# They take long to import, once: one worker runs all tests of this folder.
+FRAMEWORKS = "tests/integrations/"
 
 # Files that begin first, for their tests take longest: when they end, short ones fill up what is left of the time.
 BEGIN_FIRST = (
@@ -190,7 +191,6 @@ BEGIN_FIRST = (
     "test_two_hosts.py",
     "test_checkpoint_store.py",
     "test_two_runs.py",
-    "test_digits_example.py",
     "test_changing_ranks.py",
     "test_ranks_that_differ.py",
     "test_ends.py",
@@ -213,7 +213,7 @@ BEGIN_FIRST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with what takes longest."""
     places = {name: number for number, name in enumerate(BEGIN_FIRST)}
-    items.sort(key=lambda item: places.get(item.path.name, len(places)))
+    items.sort(key=lambda item: -1 if item.nodeid.startswith(FRAMEWORKS) else places.get(item.path.name, len(places)))
 
 
 class InOrder(LoadScopeScheduling):
@@ -221,6 +221,8 @@ class InOrder(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
+        if path.startswith(FRAMEWORKS):
+            return FRAMEWORKS
         return path if Path(path).name in SET_UP_ONCE else nodeid
 
 

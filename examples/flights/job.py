@@ -27,10 +27,10 @@ def free_port() -> int:
 def descendants(pid: int) -> list[int]:
     """List a process and all that it started. Signalling one process group is not enough: each rank has its own."""
     children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
+    for entry in (path for path in Path("/proc").iterdir() if path.name.isdigit()):
         with contextlib.suppress(OSError):  # the process has ended meanwhile
-            parent = int(entry.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(entry.parent.name))
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.name))
     found = [pid]
     for each in found:
         found += children.get(each, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import random
+import weakref
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,6 +176,28 @@ def test_nested_outputs_of_a_collate_fn_are_what_one_process_makes_of_them(path)
         assert other["sparse"].layout == torch.sparse_coo
         assert [leaf.dtype for leaf in leaves(one)] == [leaf.dtype for leaf in leaves(other)]
         assert [leaf.shape for leaf in leaves(one)] == [leaf.shape for leaf in leaves(other)]
+
+
+def sparse(batch: Any) -> Any:
+    dense = torch.diag(batch["row"]).to(torch.float32)
+    layouts = [dense.to_sparse(), dense.to_sparse_csr(), dense.to_sparse_csc()]
+    return [*layouts, dense.to_sparse_bsr((1, 1)), dense.to_sparse_bsc((1, 1))]
+
+
+@pytest.mark.filterwarnings("ignore:Sparse C:UserWarning")  # torch calls compressed layouts a beta
+def test_sparse_tensors_of_every_layout_arrive_and_die_with_their_batch(path):
+    loader, _ = open_loader(path, num_workers=1, collate_fn=sparse, batch_size=100)
+    expected, _ = open_loader(path, collate_fn=sparse, batch_size=100)
+    alive = []
+    for batch, other in zip(loader, expected, strict=True):
+        for one, two in zip(batch, other, strict=True):
+            assert one.layout == two.layout
+            assert one.dtype == two.dtype
+            assert torch.equal(one.to_dense(), two.to_dense())
+            alive.append(weakref.ref(one))
+        assert batch[0].is_coalesced() == other[0].is_coalesced()
+        del batch, one
+    assert [reference() for reference in alive] == [None] * len(alive)
 
 
 CONSTANT = {"mask": torch.zeros(4), "array": np.zeros(4), "list": [0]}

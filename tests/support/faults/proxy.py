@@ -180,9 +180,10 @@ class FaultyProxy:
         length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
         body = await reader.readexactly(int(length[1])) if length else b""
         method, target, _ = head.split(b"\r\n")[0].decode().split(" ")
+        rule = self.rule  # which a test may end, and change the object, while the server answers with the old one
         answer = await self._ask(head, body, is_head=method == "HEAD")
         request = self._seen(method, target, answer)
-        fault = self.rule.fault_of(request)
+        fault = rule.fault_of(request)
         self.requests.append((request, fault))
         if fault == "hang":
             await reader.read()  # until the client has enough

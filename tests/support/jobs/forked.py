@@ -8,11 +8,25 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Sequence
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import torch
 from jobs.processes import mark_semaphores
+
+PRELOADED = ("torch.distributed", "torch_dataloader_utils.distributed", "pyarrow.parquet")
+
+
+def preload_in_fork_server(*modules: str) -> None:
+    """Let processes that multiprocessing's fork server forks find slow imports done: those of all tests, and others.
+
+    A server that runs without them is ended. Nothing that it forked may run.
+    """
+    server: Any = forkserver._forkserver
+    server._stop()
+    multiprocessing.set_forkserver_preload([*PRELOADED, *modules])
 
 
 def start(script: Path, *arguments: str, output: Path, environment: dict[str, str]) -> ForkServerProcess:

@@ -28,14 +28,19 @@ def inherited(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **more}
 
 
+def _entries() -> list[Path]:
+    """Return the directory of each process. Path.glob would raise for one that ends while it looks."""
+    return [path for path in Path("/proc").iterdir() if path.name.isdigit()]
+
+
 def _parents() -> dict[int, int]:
     """Return the parent of every living process."""
     parents = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
+    for entry in _entries():
         with contextlib.suppress(OSError):
-            state, parent = entry.read_text().rpartition(")")[2].split()[:2]
+            state, parent = (entry / "stat").read_text().rpartition(")")[2].split()[:2]
             if state != "Z":
-                parents[int(entry.parent.name)] = int(parent)
+                parents[int(entry.name)] = int(parent)
     return parents
 
 
@@ -56,10 +61,10 @@ def descendants(pid: int) -> set[int]:
 def processes_with(mark: str) -> list[int]:
     """Return the ids of all living processes whose environment holds a text, also of those whose parent is gone."""
     found = []
-    for entry in Path("/proc").glob("[0-9]*/environ"):
+    for entry in _entries():
         with contextlib.suppress(OSError):
-            if mark.encode() in entry.read_bytes():
-                found.append(int(entry.parent.name))
+            if mark.encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
     return found
 
 
