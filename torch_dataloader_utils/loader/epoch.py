@@ -167,7 +167,7 @@ class EpochState:
         if get_worker_info() is None:
             if self._progress_interval_sec is not None:
                 iteration.bar = ProgressBar(self.epoch, counts, self._progress_interval_sec)
-            iteration.hooks, iteration.counts_rows = self._hooks, self._opened_files.unknown_rows is None
+            iteration.hooks, iteration.counts_rows = self._hooks or None, self._opened_files.unknown_rows is None
             iteration.report_begin(self._opened_files.storage.take_retries())
         self._prepare_states(progress)
         if LOG.isEnabledFor(logging.INFO):

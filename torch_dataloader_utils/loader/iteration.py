@@ -30,7 +30,7 @@ class Iteration:
 
     Attributes:
         metrics: Counts what is delivered, and what that takes.
-        hooks: Are told of events.
+        hooks: Are told of events, if there are any.
         counts_rows: Whether it is known how many rows a shard delivers.
         bar: Shows how many batches were delivered, if there is one.
     """
@@ -44,7 +44,7 @@ class Iteration:
         self._processes = max(1, workers)
         self._began = time.perf_counter()
         self.metrics = Metrics(self._processes)
-        self.hooks = Hooks()
+        self.hooks: Hooks | None = None
         self.counts_rows = True
         self.bar: ProgressBar | None = None
         self._is_abandoned = False
@@ -95,9 +95,14 @@ class Iteration:
 
     def deliver(self, batch: Batch, ends: Iterable[StreamEnd] = ()) -> Any:
         """Count a batch as delivered, and the streams that end with it; return what the user receives."""
-        progress = self.progress.advanced(batch.receipt)
+        receipt = batch.receipt
+        progress = self.progress.advanced(receipt)
         self.metrics.batches_delivered += 1
-        self._count(batch, self.progress)
+        worker = self.metrics.workers[self._turn(receipt) % self._processes]
+        worker.batches_delivered += 1
+        worker.rows_delivered += receipt.rows
+        if batch.work is not None or self.hooks is not None:
+            self._count(batch, self.progress)
         if self.bar:
             self.bar.update()
         for end in ends:
@@ -123,30 +128,23 @@ class Iteration:
 
     # Metrics and events ----------------------------------------------------------------------------------------------
 
-    def begin_wait(self) -> None:
-        """Say that the training loop waits for a batch."""
-        self.metrics.clock.begin_wait()
-
-    def end_wait(self) -> None:
-        """Say that it waits no more, and report a stall if it has waited long."""
-        seconds = self.metrics.clock.end_wait()
-        if seconds >= STALL_SEC:
-            self.metrics.stalls += 1
-            self._report("stall", self.progress, worker=self._worker(self.progress.next_turn), seconds=seconds)
+    def report_stall(self, seconds: float) -> None:
+        """Report that the training loop has waited long for a batch."""
+        self.metrics.stalls += 1
+        self._report("stall", self.progress, worker=self._worker(self.progress.next_turn), seconds=seconds)
 
     def report_begin(self, retries: Iterable[Retry]) -> None:
         """Report that it begins, and what this process had to ask a storage again for before."""
-        if self.hooks:
-            self._report("epoch_begun", self.progress)
-            self._report_retries(retries, self.progress, None)
+        self._report("epoch_begun", self.progress)
+        self._report_retries(retries, self.progress, None)
 
     def _count(self, content: Batch | StreamEnd, progress: Progress) -> None:
-        """Count what came with a batch or with the end of a stream, and report it. The progress is that before it."""
-        turn = content.receipt.stream // progress.streams_per_turn
-        self.metrics.workers[turn % self._processes].count(content)
-        if self.hooks:
-            retries = () if content.work is None else content.work.retries
-            self._report_retries(retries, progress, self._worker(turn))
+        """Count what was done for a batch or until the end of a stream, and report it. The progress is that before."""
+        turn = self._turn(content.receipt)
+        if content.work is not None:
+            self.metrics.workers[turn % self._processes].count_work(content.work)
+            self._report_retries(content.work.retries, progress, self._worker(turn))
+        if self.hooks is not None:
             self._report_shards(content.receipt, progress, self._worker(turn))
 
     def _report_shards(self, receipt: Receipt, progress: Progress, worker: int | None) -> None:
@@ -164,15 +162,18 @@ class Iteration:
             self._report("retry", progress, worker=worker, **values)
 
     def _report_end(self, progress: Progress) -> None:
-        if self.hooks:
+        if self.hooks is not None:
             reading = self.metrics.read()
             rows = sum(worker.rows_delivered for worker in reading.workers)
             seconds = time.perf_counter() - self._began
             self._report("epoch_done", progress, rows=rows, seconds=seconds, metrics=reading.as_dict())
 
     def _report(self, kind: EventKind, progress: Progress, **values: Any) -> None:
-        if self.hooks:
+        if self.hooks is not None:
             self.hooks.call(Event(kind, self.epoch, self.hooks.rank, progress.batches_delivered, **values))
+
+    def _turn(self, receipt: Receipt) -> int:
+        return receipt.stream // self.progress.streams_per_turn
 
     def _worker(self, turn: int) -> int | None:
         """Return the worker whose turn it is; None for this process."""
@@ -216,6 +217,7 @@ class BatchIterator(CountedIterator):
         self._error: str | None = None
         self._waiting: deque[Batch | StreamEnd] = deque()
         self._batches = 0  # that wait
+        self._clock = iteration.metrics.clock
         weakref.finalize(self, iteration.abandon)
 
     def __next__(self) -> Any:
@@ -241,10 +243,12 @@ class BatchIterator(CountedIterator):
             raise IterationEndedError(msg)
         try:
             if self._batches <= after and self._contents is not None:
-                self._iteration.begin_wait()
+                self._clock.waits_since = time.perf_counter()
                 while self._batches <= after and self._contents is not None:
                     self._fetch()
-                self._iteration.end_wait()
+                waited = self._clock.end_wait()
+                if waited >= STALL_SEC:
+                    self._iteration.report_stall(waited)
             if not self._batches and not self._iteration.finished(self._streams):
                 msg = "a worker process ended before its stream did; the state holds what was delivered"
                 raise RuntimeError(msg)  # noqa: TRY301 - handled as every other error

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from torch_dataloader_utils.reading.batching import Batch, StreamEnd
-from torch_dataloader_utils.reading.work import COUNTERS, Counters
+from torch_dataloader_utils.reading.work import COUNTERS, Counters, Work
 
 
 @dataclass(slots=True)
@@ -27,14 +26,10 @@ class WorkerMetrics:
     retries: int = 0
     counters: Counters = field(default_factory=Counters)
 
-    def count(self, content: Batch | StreamEnd) -> None:
-        """Count a batch, or the end of a stream, as delivered."""
-        if isinstance(content, Batch):
-            self.batches_delivered += 1
-            self.rows_delivered += content.receipt.rows
-        if content.work is not None:
-            self.retries += len(content.work.retries)
-            self.counters.add(content.work.counters)
+    def count_work(self, work: Work) -> None:
+        """Count what was done for what is delivered."""
+        self.retries += len(work.retries)
+        self.counters.add(work.counters)
 
     def add(self, other: WorkerMetrics) -> None:
         """Add what it did in another iteration."""
@@ -64,42 +59,41 @@ class LoopSeconds(NamedTuple):
 
 
 class LoopClock:
-    """Measures where the training loop's time goes. Other threads may read it at any moment."""
+    """Measures where the training loop's time goes. Other threads may read it at any moment.
+
+    It is asked twice for each batch. So it does little, and takes no lock: each attribute is replaced at once.
+
+    Attributes:
+        waits_since: When the loop began to wait the last time, as `time.perf_counter` tells it; 0 if it never did.
+    """
 
     def __init__(self) -> None:
-        # One tuple, replaced at once: the seconds until the last change, and since when the loop waits, if it does.
-        self._state: tuple[LoopSeconds, float | None] = LoopSeconds(), None
-        self._ended: float | None = None  # when it last stopped waiting
-        self._is_first = True
-
-    def begin_wait(self) -> None:
-        """Say that the loop waits for a batch from now on."""
-        now = time.perf_counter()
-        (first, waiting, between), _ = self._state
-        if self._ended is not None:
-            between += now - self._ended
-        self._state = LoopSeconds(first, waiting, between), now
+        self.waits_since = 0.0
+        # Seconds of the first wait, of the others and between them; and when the last wait ended that is in these.
+        self._counted: tuple[float, float, float, float] = 0.0, 0.0, 0.0, 0.0
 
     def end_wait(self) -> float:
-        """Say that it has waited, if it did. Return the seconds, or 0 if that was for the first batch."""
-        seconds, began = self._state
-        if began is None:
+        """Say that the loop waits no more. Return how long it did, or 0 if that was for the first batch."""
+        began, (first, waiting, between, ended) = self.waits_since, self._counted
+        if began <= ended:
             return 0.0
-        self._ended = now = time.perf_counter()
-        self._state = self._waited(seconds, now - began), None
-        waited, self._is_first = 0.0 if self._is_first else now - began, False
-        return waited
+        now = time.perf_counter()
+        if not ended:
+            self._counted = now - began, waiting, between, now
+            return 0.0
+        self._counted = first, waiting + now - began, between + began - ended, now
+        return now - began
 
     def read(self) -> LoopSeconds:
         """Return the seconds until now. A wait that goes on counts."""
-        seconds, began = self._state
-        return seconds if began is None else self._waited(seconds, time.perf_counter() - began)
-
-    def _waited(self, seconds: LoopSeconds, added: float) -> LoopSeconds:
-        first, waiting, between = seconds
-        if self._is_first:
-            return LoopSeconds(first + added, waiting, between)
-        return LoopSeconds(first, waiting + added, between)
+        began = self.waits_since  # before the seconds, which may count this wait a moment later
+        first, waiting, between, ended = self._counted
+        if began <= ended:
+            return LoopSeconds(first, waiting, between)
+        going_on = time.perf_counter() - began
+        if not ended:
+            return LoopSeconds(first_batch_sec=going_on)
+        return LoopSeconds(first, waiting + going_on, between + began - ended)
 
 
 class Metrics:

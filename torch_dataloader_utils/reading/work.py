@@ -108,34 +108,33 @@ class Stopwatch:
     def __init__(self) -> None:
         self._last = time.perf_counter()
         self._cpu = time.process_time()
-        self._counters = Counters()
+        self._seconds = dict.fromkeys(STAGES, 0.0)
 
     def lap(self, stage: Stage) -> None:
         """Say that the time since the last call was spent on a stage."""
         now = time.perf_counter()
-        setattr(self._counters, stage, getattr(self._counters, stage) + now - self._last)
+        self._seconds[stage] += now - self._last
         self._last = now
 
     def lap_reading(self, waits: Iterable[Wait]) -> None:
         """Say that since the last call batches were waited for, which took the reading thread these waits."""
         began, now = self._last, time.perf_counter()
-        counters = self._counters
+        seconds = self._seconds
         converting = now - began
         for wait in waits:
             fetching = _overlap(wait.began, wait.fetched, began, now)
             decoding = _overlap(wait.fetched, wait.ended, began, now)
-            counters.waiting_for_storage_sec += fetching
-            counters.decoding_sec += decoding
+            seconds["waiting_for_storage_sec"] += fetching
+            seconds["decoding_sec"] += decoding
             converting -= fetching + decoding
-        counters.converting_sec += max(0.0, converting)  # streams of a virtual topology are read one after the other
+        seconds["converting_sec"] += max(0.0, converting)  # streams of a virtual topology are read one after the other
         self._last = now
 
     def take(self) -> Counters:
         """Return the seconds since the last call."""
-        taken, self._counters = self._counters, Counters()
+        taken, self._seconds = self._seconds, dict.fromkeys(STAGES, 0.0)
         before, self._cpu = self._cpu, time.process_time()
-        taken.cpu_sec = self._cpu - before
-        return taken
+        return Counters(**taken, cpu_sec=self._cpu - before)
 
 
 def _overlap(start: float, stop: float, began: float, ended: float) -> float:

@@ -59,6 +59,7 @@ class Stream:
         collate = self._collate(assignment)
         ahead = self._ahead(assignment, _pinned_together if pin and self.collate_fn is None else None)
         report = _Report(self)
+        lap, making = report.watch.lap, self._making
         try:
             for content in ahead:
                 report.received(content)
@@ -67,12 +68,12 @@ class Stream:
                     continue
                 for batch in content:
                     collated = collate(batch)
-                    report.watch.lap(self._making)
+                    lap(making)
                     if pin and self.collate_fn is not None:
                         collated = replace(collated, data=pin_memory(collated.data))  # type: ignore[no-untyped-call]
-                        report.watch.lap("packing_sec")
+                        lap("packing_sec")
                     yield report.on(collated) if report.is_due(batch) else collated
-                    report.watch.lap("waiting_for_loop_sec")
+                    lap("waiting_for_loop_sec")
                     ahead.release()
                     del batch, collated  # not to keep its memory while the next is waited for
                 if content.lease is not None:
