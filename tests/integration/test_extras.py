@@ -9,11 +9,13 @@ from jobs.processes import inherited
 
 SCRIPT = """
 import sys
+from importlib import import_module
 import torch_dataloader_utils as package
 
-assert not {"pyiceberg", "deltalake"} & set(sys.modules), "imported at once"
+EXTRAS = {"pyiceberg", "deltalake", "prometheus_client", "opentelemetry", "tensorboard"}
+assert not EXTRAS & set(sys.modules), "imported at once"
 assert {"IcebergDataset", "DeltaDataset"} <= set(dir(package))
-sys.modules |= {"pyiceberg": None, "deltalake": None}  # as if they were not there
+sys.modules |= dict.fromkeys(EXTRAS)  # as if they were not there
 for name, extra in (("IcebergDataset", "iceberg"), ("DeltaDataset", "delta")):
     try:
         getattr(package, name)
@@ -21,6 +23,13 @@ for name, extra in (("IcebergDataset", "iceberg"), ("DeltaDataset", "delta")):
         assert f'pip install "torch-dataloader-utils[{extra}]"' in str(error), error
     else:
         raise AssertionError(name)
+for extra in ("prometheus", "opentelemetry", "tensorboard"):
+    try:
+        import_module(f"torch_dataloader_utils.integrations.{extra}")
+    except ImportError as error:
+        assert f'pip install "torch-dataloader-utils[{extra}]"' in str(error), error
+    else:
+        raise AssertionError(extra)
 try:
     package.HudiDataset
 except AttributeError as error:
@@ -30,5 +39,5 @@ else:
 """
 
 
-def test_the_package_needs_no_table_library_until_one_is_asked_for():
+def test_the_package_needs_no_library_of_an_extra_until_it_is_asked_for():
     subprocess.run([sys.executable, "-c", SCRIPT], env=inherited(), check=True, timeout=240)

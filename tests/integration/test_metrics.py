@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import threading
 import time
 from functools import partial
@@ -112,8 +113,10 @@ def test_what_a_filter_rules_out_before_anything_is_read_is_counted(data):
 # Where time goes ----------------------------------------------------------------------------------------------------
 
 
-def slowly(seconds, batch):
-    time.sleep(seconds)
+def slowly(sign, seconds, batch):
+    """Collate a batch: slowly once the sign is there."""
+    if sign.exists():
+        time.sleep(seconds)
     return batch
 
 
@@ -157,7 +160,10 @@ def test_a_slow_loop_is_counted_as_such_and_the_advice_is_to_leave_the_loader_al
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_slow_collate_fn_is_named(data, num_workers, monkeypatch):
     monkeypatch.setattr(advice, "EARLY_SEC", 0.5)
-    loader, dataset = open_loader(data, num_workers=num_workers, batch_size=32, collate_fn=partial(slowly, 0.06))
+    sign = data.parent / "slow"
+    loader, dataset = open_loader(data, num_workers=num_workers, batch_size=32, collate_fn=partial(slowly, sign, 0.06))
+    run(loader)  # what begins takes time, too, on a busy machine
+    sign.touch()
     run(loader)
     metrics = dataset.get_metrics()
     assert stages_of(metrics)["collating_sec"] >= 0.06 * metrics["batches_delivered"]
@@ -168,9 +174,12 @@ def test_a_slow_collate_fn_is_named(data, num_workers, monkeypatch):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_slow_storage_is_named(data, num_workers, monkeypatch):
     monkeypatch.setattr(advice, "EARLY_SEC", 0.5)
-    monkeypatch.setattr(RangedFileSystem, "on_fetch", lambda *_: time.sleep(0.1))
+    sign = data.parent / "slow"
+    monkeypatch.setattr(RangedFileSystem, "on_fetch", lambda *_: slowly(sign, 0.1, None))
     # A budget that a single row group fills: each is requested once the one before it was delivered.
     loader, dataset = open_loader(ranged(data), num_workers=num_workers, batch_size=32, read_ahead_bytes=1)
+    run(loader)
+    sign.touch()
     run(loader)
     metrics = dataset.get_metrics()
     assert max(STAGES, key=stages_of(metrics).__getitem__) == "waiting_for_storage_sec"
@@ -180,11 +189,14 @@ def test_a_slow_storage_is_named(data, num_workers, monkeypatch):
 def test_more_workers_are_advised_where_one_decodes_and_cpus_are_idle(tmp_path, monkeypatch):
     monkeypatch.setattr(advice, "EARLY_SEC", 0.0)
     monkeypatch.setattr(epoch, "usable_cpus", lambda: 64)
-    values = np.random.default_rng(3).integers(0, 1 << 20, 2_000_000)
-    pq.write_table(pa.table({"x": values}), tmp_path / "a.parquet", 200_000, compression="brotli", use_dictionary=False)
+    values = pa.table({"x": np.random.default_rng(3).integers(0, 1 << 20, 500_000)})
+    pq.write_table(values, tmp_path / "0.parquet", compression="brotli", use_dictionary=False)
+    for number in range(1, 10):
+        shutil.copy(tmp_path / "0.parquet", tmp_path / f"{number}.parquet")
     # Most of what is decoded is filtered out, so that little is left to do for what comes after it.
     options = {"filters": pc.field("x") < 10_000, "row_id_column": None, "batch_size": 1000}
-    loader, dataset = open_loader(tmp_path / "a.parquet", num_workers=1, **options)
+    loader, dataset = open_loader(tmp_path, num_workers=1, **options)
+    run(loader)
     run(loader)
     text = dataset.get_metrics()["advice"]
     assert "of theirs decoding: more workers would help (num_workers=1, which kept " in text, text
@@ -232,7 +244,7 @@ def numbers_of(metrics):
 
 
 def test_totals_that_another_thread_reads_never_get_smaller(data):
-    loader, dataset = open_loader(data, num_workers=1, collate_fn=partial(slowly, 0.001))
+    loader, dataset = open_loader(data, num_workers=1, collate_fn=partial(slowly, data, 0.001))
     seen, is_over = [], threading.Event()
 
     def look():

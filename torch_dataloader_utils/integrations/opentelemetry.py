@@ -6,9 +6,13 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
-from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
-
 from torch_dataloader_utils.integrations.figures import FIGURES, Figure, Loaders
+
+try:
+    from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
+except ImportError as error:
+    missing = 'observe needs opentelemetry-api: pip install "torch-dataloader-utils[opentelemetry]"'
+    raise ImportError(missing) from error
 
 
 def observe(meter_provider: MeterProvider | None = None, **loaders: Any) -> None:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client.metrics_core import CounterMetricFamily
-from prometheus_client.registry import Collector
-
 from torch_dataloader_utils.integrations.figures import FIGURES, Loaders
+
+try:
+    from prometheus_client.metrics_core import CounterMetricFamily
+    from prometheus_client.registry import Collector
+except ImportError as error:
+    missing = 'LoaderCollector needs prometheus_client: pip install "torch-dataloader-utils[prometheus]"'
+    raise ImportError(missing) from error
 
 UNITS = {"s": "_seconds", "By": "_bytes"}
 

@@ -6,10 +6,14 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch.utils.tensorboard import SummaryWriter
-
 from torch_dataloader_utils.loader.events import Event
 from torch_dataloader_utils.reading.work import STAGES
+
+try:
+    from torch.utils.tensorboard import SummaryWriter
+except ImportError as error:
+    missing = 'TensorBoardHook needs tensorboard: pip install "torch-dataloader-utils[tensorboard]"'
+    raise ImportError(missing) from error
 
 INTERVAL_SEC = 1.0
 """How often scalars are written at most. At an epoch's end they always are."""

@@ -110,11 +110,12 @@ class Stopwatch:
         self._cpu = time.process_time()
         self._seconds = dict.fromkeys(STAGES, 0.0)
 
-    def lap(self, stage: Stage) -> None:
-        """Say that the time since the last call was spent on a stage."""
+    def lap(self, stage: Stage) -> float:
+        """Say that the time since the last call was spent on a stage, and return the time."""
         now = time.perf_counter()
         self._seconds[stage] += now - self._last
         self._last = now
+        return now
 
     def lap_reading(self, waits: Iterable[Wait]) -> None:
         """Say that since the last call batches were waited for, which took the reading thread these waits."""

@@ -68,11 +68,11 @@ class Stream:
                     continue
                 for batch in content:
                     collated = collate(batch)
-                    lap(making)
+                    now = lap(making)
                     if pin and self.collate_fn is not None:
                         collated = replace(collated, data=pin_memory(collated.data))  # type: ignore[no-untyped-call]
-                        lap("packing_sec")
-                    yield report.on(collated) if report.is_due(batch) else collated
+                        now = lap("packing_sec")
+                    yield collated if now < report.due and collated.work is None else report.on(collated)
                     lap("waiting_for_loop_sec")
                     ahead.release()
                     del batch, collated  # not to keep its memory while the next is waited for
@@ -189,11 +189,16 @@ class Alone:
 
 
 class _Report:
-    """Tells the training process, with the batches of a stream, what was done for them and where time went."""
+    """Tells the training process, with the batches of a stream, what was done for them and where time went.
+
+    Attributes:
+        watch: Measures where time goes.
+        due: When the next report is due, if nothing is read before.
+    """
 
     def __init__(self, stream: Stream) -> None:
         self._storage = stream.opened_files.storage
-        self._last = time.perf_counter()
+        self.due = 0.0
         self.watch = Stopwatch()
 
     def received(self, content: Batches | StreamEnd) -> None:
@@ -203,13 +208,9 @@ class _Report:
             waits, content.work.waits = content.work.waits, ()
         self.watch.lap_reading(waits)
 
-    def is_due(self, batch: Batch) -> bool:
-        """Whether a batch that is not sent should carry a report: the first of what was read, or once in a while."""
-        return batch.work is not None or time.perf_counter() - self._last >= REPORT_SEC
-
     def on(self, content: Any) -> Any:
         """Return batches, or the end of a stream, with the times and the failed attempts since the last report."""
-        self._last = time.perf_counter()
+        self.due = time.perf_counter() + REPORT_SEC
         work = content.work or Work()
         work.counters.add(self.watch.take())
         work.retries = self._storage.take_retries()
