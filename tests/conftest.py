@@ -159,6 +159,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 preload_in_fork_server()
 
 
+@pytest.fixture(scope="session")
+def preloaded_frameworks() -> None:
+    """Let forked processes find the frameworks imported, too: that takes seconds. What is not installed stays away."""
+    preload_in_fork_server("accelerate", "lightning", "transformers.trainer")
+
+
 def pytest_make_parametrize_id(val: Any, argname: str) -> str | None:
     """Give a parameter an id in plain words, the same in every process."""
     return plain_id(val, argname)

@@ -12,6 +12,8 @@ from support import write_dataset
 
 pytest.importorskip("accelerate", reason="the group of frameworks is not installed")
 
+pytestmark = pytest.mark.usefixtures("preloaded_frameworks")
+
 FILES = ((130, 50), (7, 50), (211, 40), (96, 30))
 ROWS = 444
 STEPS = 28

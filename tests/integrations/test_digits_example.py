@@ -27,7 +27,7 @@ RANKS, ROWS, STEPS = 2, 1_500, 24
 
 Batches = list[list[int]]
 soak = pytest.mark.soak
-pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
+pytestmark = pytest.mark.usefixtures("preloaded_frameworks", "leaves_nothing_behind")
 
 
 @pytest.fixture(scope="module")

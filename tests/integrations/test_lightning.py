@@ -16,6 +16,8 @@ from support import open_loader, write_dataset
 
 pytest.importorskip("lightning", reason="the group of frameworks is not installed")
 
+pytestmark = pytest.mark.usefixtures("preloaded_frameworks")
+
 FILES = ((60, 20), (7, 5), (70, 30), (41, 30))
 ROWS = 178
 

@@ -14,6 +14,8 @@ from support import batches_of, open_loader, write_dataset
 
 pytest.importorskip("transformers", reason="the group of frameworks is not installed")
 
+pytestmark = pytest.mark.usefixtures("preloaded_frameworks")
+
 FILES = ((130, 50), (7, 50), (211, 40), (96, 30))
 ROWS = 444
 FIRST_LEFT = 100

@@ -6,6 +6,7 @@ checkpoint is written every third step and at an epoch's end, with the rows that
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from jobs.groups import end_process
 
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.integrations.accelerate import PreparedLoader, prepare_loader
@@ -107,6 +109,9 @@ def main() -> None:
     if accelerator.is_main_process:
         (directory / "trained.json").write_text(json.dumps(rows))
     accelerator.end_training()
+    del batch, prepared, loader, accelerator  # the last that refer to worker processes
+    gc.collect()
+    end_process()
 
 
 if __name__ == "__main__":
