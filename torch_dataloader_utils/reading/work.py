@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 from torch_dataloader_utils.storage.attempts import Retry
 
@@ -108,7 +108,7 @@ class Stopwatch:
     def __init__(self) -> None:
         self._last = time.perf_counter()
         self._cpu = time.process_time()
-        self._seconds = dict.fromkeys(STAGES, 0.0)
+        self._seconds: dict[str, float] = dict.fromkeys(STAGES, 0.0)
 
     def lap(self, stage: Stage) -> float:
         """Say that the time since the last call was spent on a stage, and return the time."""
@@ -133,7 +133,8 @@ class Stopwatch:
 
     def take(self) -> Counters:
         """Return the seconds since the last call."""
-        taken, self._seconds = self._seconds, dict.fromkeys(STAGES, 0.0)
+        taken: dict[str, Any] = {**self._seconds}
+        self._seconds = dict.fromkeys(STAGES, 0.0)
         before, self._cpu = self._cpu, time.process_time()
         return Counters(**taken, cpu_sec=self._cpu - before)
 
