@@ -176,8 +176,9 @@ def test_a_slow_storage_is_named(data, num_workers, monkeypatch):
     monkeypatch.setattr(advice, "EARLY_SEC", 0.5)
     sign = data.parent / "slow"
     monkeypatch.setattr(RangedFileSystem, "on_fetch", lambda *_: slowly(sign, 0.1, None))
-    # A budget that a single row group fills: each is requested once the one before it was delivered.
-    loader, dataset = open_loader(ranged(data), num_workers=num_workers, batch_size=32, read_ahead_bytes=1)
+    # A budget for one or two row groups: others are requested once these were delivered.
+    options = {"columns": ["value", "score"], "read_ahead_bytes": 4096, "batch_size": 32}
+    loader, dataset = open_loader(ranged(data), num_workers=num_workers, **options)
     run(loader)
     sign.touch()
     run(loader)

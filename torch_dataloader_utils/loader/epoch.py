@@ -26,6 +26,7 @@ from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.metrics import Metrics, MetricsReading
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
+from torch_dataloader_utils.loader.reports import Reports
 from torch_dataloader_utils.loader.user_warnings import (
     LOG,
     log_uneven_rows,
@@ -162,17 +163,25 @@ class EpochState:
             self._plan_algorithm = None
         progress = self.owner.loaded or self._fresh()
         counts = self.pass_progress()
-        iteration = self.owner.begin(progress, self.topology.num_workers)
+        iteration = self.owner.begin(progress, self.topology.processes)
         self._counted = self._counted[0].plus(self._counted[1].read()), iteration.metrics
         if get_worker_info() is None:
             if self._progress_interval_sec is not None:
                 iteration.bar = ProgressBar(self.epoch, counts, self._progress_interval_sec)
-            iteration.hooks, iteration.counts_rows = self._hooks or None, self._opened_files.unknown_rows is None
-            iteration.report_begin(self._opened_files.storage.take_retries())
+            self._report_begin(iteration)
         self._prepare_states(progress)
         if LOG.isEnabledFor(logging.INFO):
             log_uneven_rows(self.epoch, self.balanced_rows())
         return iteration
+
+    def _report_begin(self, iteration: Iteration) -> None:
+        """Let an iteration tell the hooks of events, if there are any, and report that it begins."""
+        retries = self._opened_files.storage.take_retries()
+        if self._hooks:
+            counts, workers = self._opened_files.unknown_rows is None, self.topology.num_workers
+            reports = Reports(iteration.epoch, self._hooks, iteration.metrics, workers=workers, counts_rows=counts)
+            iteration.reports = reports
+            reports.begun(iteration.progress, retries)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. Changes nothing if it is the current one and no batch of it was delivered since it began."""

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias
 
 from torch_dataloader_utils.errors import HookWarning, cut, warn_user
 
 EventKind: TypeAlias = Literal["epoch_begun", "shard_done", "stall", "retry", "epoch_done"]
 """What an event says."""
-
-STALL_SEC = 1.0
-"""How long the training loop waits for a batch, other than the first, until it is a stall."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +46,6 @@ class Event:
     metrics: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
 
-@runtime_checkable
 class Hook(Protocol):
     """What is called with each event of an epoch: a function, or an object with `__call__`.
 

@@ -14,38 +14,33 @@ from typing import Any
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.errors import IterationEndedError
 from torch_dataloader_utils.formats.concurrency import hides_interrupt
-from torch_dataloader_utils.loader.events import STALL_SEC, Event, EventKind, Hooks
 from torch_dataloader_utils.loader.metrics import Metrics
 from torch_dataloader_utils.loader.progress_bar import ProgressBar
-from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
+from torch_dataloader_utils.loader.reports import STALL_SEC, Reports
+from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
-from torch_dataloader_utils.storage.attempts import Retry
 
 
 class Iteration:
     """An iteration, in the training process. Every batch goes through `deliver`, which counts it.
 
-    It begins at some progress, has a number that no other iteration of the dataset has, and is read by so many workers,
-    or by this process.
+    It begins at some progress, has a number that no other iteration of the dataset has, and is read by so many
+    processes: the workers, or this one.
 
     Attributes:
         metrics: Counts what is delivered, and what that takes.
-        hooks: Are told of events, if there are any.
-        counts_rows: Whether it is known how many rows a shard delivers.
+        reports: Tells the hooks of events, if there are any.
         bar: Shows how many batches were delivered, if there is one.
     """
 
-    def __init__(self, number: int, epoch: int, progress: Progress, workers: int) -> None:
+    def __init__(self, number: int, epoch: int, progress: Progress, processes: int) -> None:
         self.number = number
         self.epoch = epoch
         self.progress = progress.rebased()
         self.failed = False
-        self._workers = workers
-        self._processes = max(1, workers)
-        self._began = time.perf_counter()
-        self.metrics = Metrics(self._processes)
-        self.hooks: Hooks | None = None
-        self.counts_rows = True
+        self._processes = processes
+        self.metrics = Metrics(processes, progress.streams_per_turn)
+        self.reports: Reports | None = None
         self.bar: ProgressBar | None = None
         self._is_abandoned = False
         self._ended: set[int] = set()
@@ -95,14 +90,11 @@ class Iteration:
 
     def deliver(self, batch: Batch, ends: Iterable[StreamEnd] = ()) -> Any:
         """Count a batch as delivered, and the streams that end with it; return what the user receives."""
-        receipt = batch.receipt
-        progress = self.progress.advanced(receipt)
+        progress = self.progress.advanced(batch.receipt)
         self.metrics.batches_delivered += 1
-        worker = self.metrics.workers[self._turn(receipt) % self._processes]
-        worker.batches_delivered += 1
-        worker.rows_delivered += receipt.rows
-        if batch.work is not None or self.hooks is not None:
-            self._count(batch, self.progress)
+        self.metrics.count(batch)
+        if self.reports is not None:
+            self.reports.content(batch, self.progress)
         if self.bar:
             self.bar.update()
         for end in ends:
@@ -115,69 +107,25 @@ class Iteration:
         """Note that a stream has ended."""
         self.progress = self._after(end, self.progress)
 
+    def note_stall(self, seconds: float) -> None:
+        """Count and report that the training loop has waited long for a batch."""
+        self.metrics.stalls += 1
+        if self.reports is not None:
+            self.reports.stall(seconds, self.progress)
+
     def _after(self, end: StreamEnd, progress: Progress) -> Progress:
-        self._count(end, progress)
+        self.metrics.count(end)
+        if self.reports is not None:
+            self.reports.content(end, progress)
         progress = progress.ended(end.receipt)
         self.metrics.rows_dropped += end.receipt.rows_dropped
         self._ended.update(receipt.stream for receipt in (end.receipt, *end.receipt.others))
         if self.finished():
             if self.bar:
                 self.bar.finish()
-            self._report_end(progress)
+            if self.reports is not None:
+                self.reports.done(progress)
         return progress
-
-    # Metrics and events ----------------------------------------------------------------------------------------------
-
-    def report_stall(self, seconds: float) -> None:
-        """Report that the training loop has waited long for a batch."""
-        self.metrics.stalls += 1
-        self._report("stall", self.progress, worker=self._worker(self.progress.next_turn), seconds=seconds)
-
-    def report_begin(self, retries: Iterable[Retry]) -> None:
-        """Report that it begins, and what this process had to ask a storage again for before."""
-        self._report("epoch_begun", self.progress)
-        self._report_retries(retries, self.progress, None)
-
-    def _count(self, content: Batch | StreamEnd, progress: Progress) -> None:
-        """Count what was done for a batch or until the end of a stream, and report it. The progress is that before."""
-        turn = self._turn(content.receipt)
-        if content.work is not None:
-            self.metrics.workers[turn % self._processes].count_work(content.work)
-            self._report_retries(content.work.retries, progress, self._worker(turn))
-        if self.hooks is not None:
-            self._report_shards(content.receipt, progress, self._worker(turn))
-
-    def _report_shards(self, receipt: Receipt, progress: Progress, worker: int | None) -> None:
-        for part in (receipt, *receipt.others):
-            stream = progress.streams[part.stream]
-            for done in stream.slices[stream.position : part.position]:
-                rows = done.rows if self.counts_rows else None
-                paths = tuple(dict.fromkeys(split.path for split in done.shard.present))
-                reading = self.metrics.read().as_dict()
-                self._report("shard_done", progress, worker=worker, rows=rows, paths=paths, metrics=reading)
-
-    def _report_retries(self, retries: Iterable[Retry], progress: Progress, worker: int | None) -> None:
-        for retry in retries:
-            values: dict[str, Any] = {"seconds": retry.seconds, "paths": (retry.name,), "cause": retry.cause}
-            self._report("retry", progress, worker=worker, **values)
-
-    def _report_end(self, progress: Progress) -> None:
-        if self.hooks is not None:
-            reading = self.metrics.read()
-            rows = sum(worker.rows_delivered for worker in reading.workers)
-            seconds = time.perf_counter() - self._began
-            self._report("epoch_done", progress, rows=rows, seconds=seconds, metrics=reading.as_dict())
-
-    def _report(self, kind: EventKind, progress: Progress, **values: Any) -> None:
-        if self.hooks is not None:
-            self.hooks.call(Event(kind, self.epoch, self.hooks.rank, progress.batches_delivered, **values))
-
-    def _turn(self, receipt: Receipt) -> int:
-        return receipt.stream // self.progress.streams_per_turn
-
-    def _worker(self, turn: int) -> int | None:
-        """Return the worker whose turn it is; None for this process."""
-        return turn % self._workers if self._workers else None
 
 
 class CountedIterator(Iterator[Any]):
@@ -248,7 +196,7 @@ class BatchIterator(CountedIterator):
                     self._fetch()
                 waited = self._clock.end_wait()
                 if waited >= STALL_SEC:
-                    self._iteration.report_stall(waited)
+                    self._iteration.note_stall(waited)
             if not self._batches and not self._iteration.finished(self._streams):
                 msg = "a worker process ended before its stream did; the state holds what was delivered"
                 raise RuntimeError(msg)  # noqa: TRY301 - handled as every other error

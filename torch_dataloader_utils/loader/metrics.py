@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from torch_dataloader_utils.reading.work import COUNTERS, Counters, Work
+from torch_dataloader_utils.reading.batching import Batch, StreamEnd
+from torch_dataloader_utils.reading.work import COUNTERS, Counters
 
 
 @dataclass(slots=True)
@@ -25,11 +26,6 @@ class WorkerMetrics:
     rows_delivered: int = 0
     retries: int = 0
     counters: Counters = field(default_factory=Counters)
-
-    def count_work(self, work: Work) -> None:
-        """Count what was done for what is delivered."""
-        self.retries += len(work.retries)
-        self.counters.add(work.counters)
 
     def add(self, other: WorkerMetrics) -> None:
         """Add what it did in another iteration."""
@@ -99,6 +95,8 @@ class LoopClock:
 class Metrics:
     """What an iteration has delivered and what that took, as the training process counts it.
 
+    It is read by some processes. The streams of a worker turn are neighbours.
+
     Attributes:
         batches_delivered: Batches delivered.
         rows_dropped: Rows left out by ``drop_last`` at the ends of streams.
@@ -107,12 +105,24 @@ class Metrics:
         workers: What each worker did.
     """
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, streams_per_turn: int = 1) -> None:
+        self._streams_per_turn = streams_per_turn
         self.batches_delivered = 0
         self.rows_dropped = 0
         self.stalls = 0
         self.clock = LoopClock()
         self.workers = [WorkerMetrics() for _ in range(processes)]
+
+    def count(self, content: Batch | StreamEnd) -> None:
+        """Count what a worker did for a batch that is delivered, or until the end of a stream."""
+        receipt = content.receipt
+        worker = self.workers[receipt.stream // self._streams_per_turn % len(self.workers)]
+        if isinstance(content, Batch):
+            worker.batches_delivered += 1
+            worker.rows_delivered += receipt.rows
+        if content.work is not None:
+            worker.retries += len(content.work.retries)
+            worker.counters.add(content.work.counters)
 
     def read(self) -> MetricsReading:
         """Return the counts as they are now; another thread may count meanwhile."""

@@ -53,11 +53,11 @@ class ProgressOwner:
         is_over = self.iteration.failed or self.iteration.finished()
         return self.iteration.metrics.batches_delivered == 0 and not is_over
 
-    def begin(self, progress: Progress, workers: int) -> Iteration:
-        """Begin an iteration that is read by workers, if any. It begins at this progress, and owns it from now on."""
+    def begin(self, progress: Progress, processes: int) -> Iteration:
+        """Begin an iteration that is read by some processes. It begins at this progress, and owns it from now on."""
         self.take_over("iter", self.epoch)
         self._iterations += 1
-        self.iteration = Iteration(self._iterations, self.epoch, progress, workers)
+        self.iteration = Iteration(self._iterations, self.epoch, progress, processes)
         return self.iteration
 
     def prepare(self) -> None:
