@@ -23,13 +23,14 @@ for name, extra in (("IcebergDataset", "iceberg"), ("DeltaDataset", "delta")):
         assert f'pip install "torch-dataloader-utils[{extra}]"' in str(error), error
     else:
         raise AssertionError(name)
-for extra in ("prometheus", "opentelemetry", "tensorboard"):
+NEEDED = {"prometheus": "prometheus-client", "opentelemetry": "opentelemetry-api", "tensorboard": "tensorboard"}
+for name, needed in NEEDED.items():
     try:
-        import_module(f"torch_dataloader_utils.integrations.{extra}")
+        import_module(f"torch_dataloader_utils.integrations.{name}")
     except ImportError as error:
-        assert f'pip install "torch-dataloader-utils[{extra}]"' in str(error), error
+        assert str(error).endswith(f": pip install {needed}"), error
     else:
-        raise AssertionError(extra)
+        raise AssertionError(name)
 try:
     package.HudiDataset
 except AttributeError as error:

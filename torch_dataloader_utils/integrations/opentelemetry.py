@@ -11,7 +11,7 @@ from torch_dataloader_utils.integrations.figures import FIGURES, Figure, Loaders
 try:
     from opentelemetry.metrics import CallbackOptions, MeterProvider, Observation, get_meter_provider
 except ImportError as error:
-    missing = 'observe needs opentelemetry-api: pip install "torch-dataloader-utils[opentelemetry]"'
+    missing = "observe needs opentelemetry-api: pip install opentelemetry-api"
     raise ImportError(missing) from error
 
 

@@ -11,7 +11,7 @@ try:
     from prometheus_client.metrics_core import CounterMetricFamily
     from prometheus_client.registry import Collector
 except ImportError as error:
-    missing = 'LoaderCollector needs prometheus_client: pip install "torch-dataloader-utils[prometheus]"'
+    missing = "LoaderCollector needs prometheus_client: pip install prometheus-client"
     raise ImportError(missing) from error
 
 UNITS = {"s": "_seconds", "By": "_bytes"}

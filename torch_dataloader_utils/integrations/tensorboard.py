@@ -12,7 +12,7 @@ from torch_dataloader_utils.reading.work import STAGES
 try:
     from torch.utils.tensorboard import SummaryWriter
 except ImportError as error:
-    missing = 'TensorBoardHook needs tensorboard: pip install "torch-dataloader-utils[tensorboard]"'
+    missing = "TensorBoardHook needs tensorboard: pip install tensorboard"
     raise ImportError(missing) from error
 
 INTERVAL_SEC = 1.0
