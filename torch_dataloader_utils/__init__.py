@@ -17,6 +17,7 @@ from torch_dataloader_utils.errors import (
     FooterMismatchWarning,
     HookWarning,
     IterationEndedError,
+    LedgerUnknownError,
     LostRowsWarning,
     MetadataFileWarning,
     ProgressUnknownError,
@@ -31,6 +32,7 @@ from torch_dataloader_utils.errors import (
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import to_device
 from torch_dataloader_utils.loader.events import Event, Hook
+from torch_dataloader_utils.planning.ledger import Rows, RowStep
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
 from torch_dataloader_utils.planning.plan import Shard
 from torch_dataloader_utils.planning.strategy import SplitStrategy
@@ -55,6 +57,7 @@ __all__ = [
     "Hook",
     "HookWarning",
     "IterationEndedError",
+    "LedgerUnknownError",
     "LostRowsWarning",
     "Manifest",
     "MetadataFileWarning",
@@ -63,6 +66,8 @@ __all__ = [
     "ProgressUnknownError",
     "RankMismatchError",
     "RowGroup",
+    "RowStep",
+    "Rows",
     "Shard",
     "SilentWorkerWarning",
     "SlowTransportWarning",

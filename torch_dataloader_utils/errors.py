@@ -9,6 +9,7 @@
         ├── ColumnError               (ValueError)    a column is missing, or its type or nulls cannot be delivered
         ├── UnreadableFileError       (OSError)       a data file cannot be read, or changed since it was listed
         ├── IterationEndedError       (RuntimeError)  an iterator was used after an error, or after a newer one
+        ├── LedgerUnknownError        (RuntimeError)  which rows a step has is not known without reading, or at all
         ├── ProgressUnknownError      (RuntimeError)  batches were delivered in processes that do not report progress
         ├── RankMismatchError         (ValueError)    ranks disagree, or a rank's state is missing
         └── WorkerError               (RuntimeError)  a worker process died, or sent nothing within `timeout`
@@ -69,6 +70,10 @@ class CheckpointStoreError(DatasetError, OSError):
 
 class IterationEndedError(DatasetError, RuntimeError):
     """An iterator was used after an error, or after a newer ``iter``, ``set_epoch`` or ``load_state_dict``."""
+
+
+class LedgerUnknownError(DatasetError, RuntimeError):
+    """Which rows a step has, or which step has a row, is not known without reading data, or without the run log."""
 
 
 class ProgressUnknownError(DatasetError, RuntimeError):

@@ -24,6 +24,7 @@ from support import all_rows_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import CheckpointMismatchError, CheckpointStore, CheckpointStoreError, StoredCheckpoint
 from torch_dataloader_utils.distributed.dcp_storage import writer_of
+from torch_dataloader_utils.distributed.store import _IN_USE
 from torch_dataloader_utils.distributed.store_files import Best, expired
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -452,6 +453,29 @@ def test_an_error_of_an_asynchronous_save_is_raised_once_and_leaves_the_checkpoi
     assert place.open().latest().step == 1
     store.save(3, model=layer(3.0))
     assert place.steps() == [1, 3]
+
+
+class Uncopyable:
+    """A value that cannot be copied into the memory of which an asynchronous save writes."""
+
+    def __deepcopy__(self, _: Any) -> Uncopyable:
+        raise ValueError("it cannot be copied")
+
+
+class FailsAtOnce(Fails):
+    """A part whose state cannot be copied."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": Uncopyable()}
+
+
+def test_an_asynchronous_save_that_fails_before_it_writes_keeps_no_name_in_use(disk):
+    store, before = disk.open(), set(_IN_USE)
+    with pytest.raises(CheckpointStoreError, match="it cannot be copied"):
+        store.save(1, model=layer(1.0), other=FailsAtOnce(), async_=True)
+    assert before == _IN_USE
+    assert store.wait() is None
+    assert store.save(1, model=layer(1.0), async_=True).result().step == 1
 
 
 def test_a_loader_of_other_files_is_refused(disk, tmp_path):

@@ -100,3 +100,15 @@ def test_ranks_that_differ_are_refused_by_all_together_or_deliver_each_row_once(
                     outcome.compare(expected, [(row, "") for row in rows])
             elif name not in SHARE_A_RANK or place not in COMPARE_PLANS_ALONE:
                 assert all(refused), name
+
+
+def test_a_rank_that_cannot_tell_its_state_lets_all_ranks_raise_and_none_wait(data, tmp_path):
+    arguments = {"data": str(data / "first"), "url": str(tmp_path / "store"), "report": str(tmp_path / "rank")}
+    run_ranks("unknown_state_job.py", 2, arguments, tmp_path)
+    first, second = (json.loads((tmp_path / f"rank-{rank}").read_text()) for rank in range(2))
+    own = "ProgressUnknownError: the progress is not known: worker processes of a plain DataLoader deliver batches"
+    assert len(first) == len(second) == 4
+    for name, error in second.items():
+        assert error.startswith(own) or (name == "CheckpointStore" and own in error), name
+    for error in first.values():
+        assert error.startswith(f"RankMismatchError: the state of process 1 is not known. Its error is {own}")

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, QueryBuilder, write_deltalake
 from deltas import commit, vector_inline, vector_on_disk
+from row_hashes import entry_of
 from support import counted, delivered
 
 from torch_dataloader_utils import CheckpointMismatchError, ColumnError, DeltaDataset, UnreadableFileError
@@ -176,6 +177,23 @@ def test_rows_of_deletion_vectors_are_not_delivered_and_a_resume_at_every_batch_
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_the_hash_of_delivered_rows_tells_which_ones_deletion_vectors_left(tmp_path):
+    hashes = []
+    fields = [{"name": "id", "type": "long", "nullable": True, "metadata": {}}]
+    for deleted in (3, 14):
+        table = tmp_path / str(deleted)
+        table.mkdir()
+        pq.write_table(pa.table({"id": range(30)}), table / "0.parquet", row_group_size=10)
+        file = added(table / "0.parquet", deletionVector=vector_inline([deleted]))
+        commit(table, 0, [{"protocol": protocol(["deletionVectors"])}, {"metaData": metadata(fields)}, {"add": file}])
+        loader, dataset = open_table(table, fingerprint=True, row_id_column="row")
+        rows = [row for batch in loader for row in batch["row"]]
+        assert dataset.get_metrics()["delivered_hash"] == [entry_of(loader.state_dict()["files"], rows)]
+        hashes += dataset.get_metrics()["delivered_hash"]
+    assert hashes[0]["rows"] == hashes[1]["rows"] == 29
+    assert hashes[0]["hash"] != hashes[1]["hash"]
+
+
 def test_workers_resume_at_every_batch_without_the_log(pitted, tmp_path):
     table = tmp_path / "table"
     shutil.copytree(pitted, table)

@@ -179,6 +179,8 @@ def test_in_step_counts_a_batch_with_its_step(path, uneven):
 
 def test_wrong_arguments_are_refused(path):
     loader, dataset = open_loader(path)
+    with pytest.raises(TypeError, match=r"loader is DeviceLoader, .*: pass its attribute `loader`"):
+        to_device(to_device(loader, "cpu"), "cpu")
     with pytest.raises(TypeError, match="loader is StructuredDataset"):
         to_device(dataset, "cpu")
     with pytest.raises(ValueError, match="depth=0"):

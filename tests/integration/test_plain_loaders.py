@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed.checkpoint as dcp
 from pairwise import pairwise
+from row_hashes import entry_of
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.data import DataLoader
@@ -397,6 +398,26 @@ def _check_torchdata(fresh: Callable[[], Any], every: int) -> None:
         resumed = fresh()
         resumed.load_state_dict(states[stop])
         assert batches_of(resumed) == whole[stop:]
+
+
+def test_states_of_torchdatas_workers_have_the_hash_of_each_workers_rows_and_it_goes_on(data, stateful):
+    def fresh() -> Any:
+        return stateful(open_dataset(data, fingerprint=True, **ROWS_SHUFFLED), 2)
+
+    def states_of(loader: Any) -> list[dict[str, Any]]:
+        workers = loader.state_dict()["_snapshot"]["_worker_snapshots"]
+        return [workers[f"worker_{number}"]["dataset_state"] for number in range(2)]
+
+    loader = fresh()
+    batches = batches_of(loader)
+    rows = [itertools.chain(*batches[number::2]) for number in range(2)]
+    expected = [[entry_of(state["files"], own)] for state, own in zip(states_of(loader), rows, strict=True)]
+    assert [state["delivered_hash"] for state in states_of(loader)] == expected
+    broken_off, resumed = fresh(), fresh()
+    take(iter(broken_off), 7)
+    resumed.load_state_dict(broken_off.state_dict())
+    assert batches_of(resumed) == batches[7:]
+    assert [state["delivered_hash"] for state in states_of(resumed)] == expected
 
 
 # torch.distributed.checkpoint -----------------------------------------------------------------------------------------

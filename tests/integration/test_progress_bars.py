@@ -159,9 +159,9 @@ def test_no_bar_is_shown_but_in_the_first_process(path, monkeypatch, ranks, proc
     assert screen.lines() == []
 
 
-def test_without_tqdm_an_error_names_the_extra(path, monkeypatch):
+def test_without_tqdm_an_error_says_what_to_install(path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tqdm", None)  # as if it were not there
-    with pytest.raises(ImportError, match=r'pip install "torch-dataloader-utils\[progress\]"'):
+    with pytest.raises(ImportError, match="needs tqdm: pip install tqdm"):
         show(path)
     batches_of(open_loader(path)[0])
 

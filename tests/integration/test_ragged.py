@@ -262,12 +262,15 @@ def test_values_of_jagged_tensors_are_those_that_were_decoded(tmp_path):
 def test_pinning_pins_what_tensors_consist_of_and_changes_no_value(data, monkeypatch):
     """Without an accelerator no memory can be pinned, so a copy stands for it."""
     _, dataset = open_loader(data, **OPTIONS)
-    stream, assignments = dataset._stream, dataset.begin_iteration().assignments()
+    stream, parts = dataset._stream, dataset.begin_iteration().parts
     correct = plain_batches(open_loader(data, **OPTIONS)[0])
     done = []
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: done.append(tensor.dtype) or tensor.clone())
     batches = [
-        content.data for one in assignments for content in stream.batches(one, pin=True) if isinstance(content, Batch)
+        content.data
+        for [one] in parts.assigned(parts.first).values()
+        for content in stream.batches(one, pin=True)
+        if isinstance(content, Batch)
     ]
     assert plain_batches(batches) == correct
     assert set(done) >= {torch.int32, torch.uint16, torch.uint8, torch.float32, torch.int64}

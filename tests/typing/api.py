@@ -108,6 +108,7 @@ def use_every_parameter() -> None:
         read_ahead_bytes="64MiB",
         memory_map=False,
         row_id_column="id",
+        fingerprint=True,
         show_progress=True,
         progress_interval_sec=0.5,
         hooks=[note, print],

@@ -13,10 +13,14 @@ from torch_dataloader_utils.planning.manifest import json_digest
 
 KEYS = (
     "base",
+    "batch_size",
     "batches_delivered",
     "completed_rows",
     "completed_shards",
+    "delivered_hash",
+    "drop_last",
     "epoch",
+    "excluded",
     "files",
     "in_progress",
     "next_worker",
@@ -28,6 +32,7 @@ KEYS = (
     "rank",
     "refused_by_dcp",
     "_shuffle_seed",
+    "skipped",
     "version",
 )
 """The keys of a state that its checksum covers. Frameworks may add keys of their own."""
@@ -56,9 +61,15 @@ def checksum_of(state: Mapping[str, Any], known: Mapping[str, bytes] | None = No
 def _part_digest(key: str, value: Any) -> bytes:
     if key == "completed_rows":
         return numbers_digest(value)
+    if key == "excluded" and value is not None:
+        return json_digest({**value, "rows": [{**entry, "rows": _digest_of(entry)} for entry in value["rows"]]})
     if key == "base" and value is not None and "completed_rows" in value:
         return baseline_digest(value, numbers_digest(value["completed_rows"]))
     return json_digest(value)
+
+
+def _digest_of(entry: Mapping[str, Any]) -> str:
+    return numbers_digest(entry["rows"]).hex()
 
 
 def baseline_digest(baseline: Mapping[str, Any], completed_rows: bytes) -> bytes:

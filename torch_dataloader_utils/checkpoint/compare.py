@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, islice
+from operator import attrgetter
 from typing import Any
 
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import BINDING, SavedFile, SavedState, dump_splits
 from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, RankMismatchError, cut, shown
+from torch_dataloader_utils.planning.excluded import ExcludedExpression
 from torch_dataloader_utils.planning.manifest import DESCRIBED, TEXT, DataFile, Manifest, Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard
 
 SHOWN = 5
 """How many paths of each kind a message shows."""
@@ -147,7 +149,8 @@ def require_each_rank(states: Sequence[SavedState]) -> None:
         missing = list(islice((rank for rank in range(count) if rank not in given), MOST_RANKS))
         msg = f"the states of ranks {shown(missing)} are missing: all {count} ranks' states are needed, and "
         raise RankMismatchError(msg + f"{shown(ranks)} given")
-    require_alike(states, {"epochs": lambda state: state.epoch, "plans": lambda state: state.plan_digest})
+    parts = {"epochs": attrgetter("epoch"), "exclusions": attrgetter("excluded"), "plans": attrgetter("plan_digest")}
+    require_alike(states, parts)
 
 
 def require_alike(states: Sequence[SavedState], parts: Mapping[str, Callable[[SavedState], Any]]) -> None:
@@ -165,10 +168,22 @@ def require_row_groups(baseline: DeliveredBaseline, manifest: Manifest) -> None:
     bounds = {
         file.path: set(accumulate((group.rows for group in file.row_groups), initial=0)) for file in manifest.files
     }
-    for split in [*baseline.done, *(split for partial in baseline.partial for split in partial.shard.present)]:
+    whole, partial_shards = list(baseline.done), list(baseline.partial)
+    if baseline.skipped is not None:
+        whole += baseline.skipped.whole
+        partial_shards += baseline.skipped.partial
+    for split in [*whole, *(split for partial in partial_shards for split in partial.shard.present)]:
         ends = {split.row_offset, split.row_offset + split.row_length}
         if not ends <= bounds.get(split.path, set()):
             raise mismatch((), FileChanges(), (split,), manifest)
+
+
+def require_possible_windows(shards: Iterable[PartialShard]) -> None:
+    """Raise if shards are recorded to have delivered more rows than they have without excluded ones."""
+    for partial in shards:
+        if partial.windows and partial.windows[-1][1] > partial.shard.rows:
+            msg = f"not a state of this package: it records {shown(partial.windows[-1][1])} delivered rows of a shard "
+            raise ValueError(msg + f"that has {partial.shard.rows} rows to deliver: the state was damaged or edited")
 
 
 # The error ---------------------------------------------------------------------------------------------------------
@@ -213,6 +228,14 @@ def mismatch(
         files_changed=files.changed,
         shard=None if lost is None else dump_splits(manifest, lost),
     )
+
+
+def unknown_expression(expression: ExcludedExpression) -> CheckpointMismatchError:
+    """Return the error about a checkpoint that excludes rows by an expression that the run does not know."""
+    difference = Difference("excluded", f"{cut(expression.text)} (digest {cut(expression.digest)})", None)
+    msg = f"the checkpoint excludes rows by the expression {difference.checkpoint}, which this run does not know; "
+    msg += "nothing was changed. A state does not hold an expression that can be run: call exclude() with the same "
+    return CheckpointMismatchError(f"{msg}expression before load_state_dict()", differences=(difference,))
 
 
 def shorten(paths: Sequence[str]) -> str:

@@ -7,16 +7,19 @@ still has what the state records.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch_dataloader_utils.checkpoint.checksum import baseline_digest, checksum_of, numbers_digest
 from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.run import Run
+from torch_dataloader_utils.checkpoint.saved_exclusions import dump_exclusions
 from torch_dataloader_utils.checkpoint.saved_state import STATE_VERSION, dump_splits, lists_files
+from torch_dataloader_utils.checkpoint.skipped_steps import Mark
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, Shard, ShardSlice
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Shard, ShardSlice, SkippedRows
+from torch_dataloader_utils.planning.row_hash import RowHash
 from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_row_numbers, row_numbers, size_of
 
 MOST_BYTES = 500_000
@@ -37,27 +40,23 @@ def dump_state(
     """
     manifest = run.manifest
     record = record or EpochRecord(manifest, progress)
-    has_many = record.has_many(progress)
-    done, partial, repeated = _delivered(record.delivered_parts(progress) if has_many else _slices(progress))
-    by_number = has_many or _is_long(manifest, [*done, *partial])
-    done_ranges: dict[str, Any] = {"completed_shards": []}
     known: dict[str, bytes] = {}
-    if has_many:
+    if record.has_many(progress):
+        done, partial, repeated = _delivered(record.delivered_parts(progress))
         numbers = record.completed_rows(progress, done)
-        done_ranges["completed_rows"] = numbers.tolist()
+        in_progress = _dump_parts(manifest, partial, repeated, by_number=True)
+        rows = {"completed_shards": [], "completed_rows": numbers.tolist(), "in_progress": in_progress}
         known["completed_rows"] = numbers_digest(numbers)
-    elif by_number:
-        done_ranges["completed_rows"] = merged_row_numbers(manifest, _splits(done))
     else:
-        done_ranges["completed_shards"] = [{"splits": dump_splits(manifest, shard.splits)} for shard in done]
-    in_progress = [_dump_partial(manifest, *shard, by_number) for shard in partial.items()]
-    in_progress += [_dump_partial(manifest, *shard, by_number) | {"repeats": True} for shard in repeated.items()]
+        rows = _dump_rows(manifest, _slices(progress))
     state = {
         "version": STATE_VERSION,
         "plan_algorithm": run.plan_algorithm,
         "epoch": epoch,
         "batches_delivered": progress.batches_delivered,
         "next_worker": progress.next_turn,
+        "batch_size": run.batch_size,
+        "drop_last": run.drop_last,
         "_num_workers": run.topology.num_workers,
         "_shuffle_seed": run.options.shuffle_seed,
         "num_ranks": run.topology.num_ranks,
@@ -65,8 +64,10 @@ def dump_state(
         "plan": run.plan(),
         "plan_digest": plan_digest,
         "files": [entry.copy() for entry in manifest.entries] if lists_files(manifest) else None,
-        **done_ranges,
-        "in_progress": in_progress,
+        **rows,
+        **_dump_skips(manifest, progress, record),
+        "excluded": dump_exclusions(manifest, run.exclusions),
+        **_dump_hashes(run, progress),
         "base": None if progress.baseline is None else _dump_baseline(manifest, progress.baseline, record),
         "refused_by_dcp": _refused_by_dcp(),
     }
@@ -84,6 +85,67 @@ def _refused_by_dcp() -> dict[str, Any]:
     no rank could load such a state. It refuses a name that is there twice, with a message that has the name in it.
     """
     return {"use distributed": {"CheckpointEntry": None}, "use distributed.CheckpointEntry": None}
+
+
+def _dump_rows(manifest: Manifest, slices: Iterable[ShardSlice]) -> dict[str, Any]:
+    """Return the rows of slices as states record them, by path or by row number."""
+    done, partial, repeated = _delivered(slices)
+    by_number = _is_long(manifest, [*done, *partial])
+    rows: dict[str, Any] = {"completed_shards": []}
+    if by_number:
+        rows["completed_rows"] = merged_row_numbers(manifest, _splits(done))
+    else:
+        rows["completed_shards"] = [{"splits": dump_splits(manifest, shard.splits)} for shard in done]
+    return rows | {"in_progress": _dump_parts(manifest, partial, repeated, by_number=by_number)}
+
+
+def _dump_parts(
+    manifest: Manifest, partial: Mapping[Shard, Windows], repeated: Mapping[Shard, Windows], *, by_number: bool
+) -> list[dict[str, Any]]:
+    parts = [_dump_partial(manifest, *shard, by_number) for shard in partial.items()]
+    return parts + [_dump_partial(manifest, *shard, by_number) | {"repeats": True} for shard in repeated.items()]
+
+
+def _dump_skips(manifest: Manifest, progress: Progress, record: EpochRecord) -> dict[str, Any]:
+    """Return the entry of skipped steps, if there are any: the steps, and the rows that are not delivered so far."""
+    if not (progress.skip_requests or progress.skips or progress.restores):
+        return {}
+
+    def rows() -> dict[str, Any]:
+        groups = progress.restorable_left if progress.restores else progress.skipped
+        return _dump_rows(manifest, [part for group in groups for slices in group for part in slices])
+
+    restored = progress.restored
+    skipped = {
+        "steps": [list(steps) for steps in progress.skip_requests],
+        "marks": [[_dump_mark(skip.begin), _dump_mark(skip.end)] for skip in progress.skips],
+        "restores": progress.restores,
+        "restored": None
+        if restored is None
+        else {
+            "number": restored.number,
+            "next_worker": restored.next_turn,
+            "places": [list(stream.place) for stream in restored.streams],
+        },
+        **record.skipped_rows(progress, rows),
+    }
+    return {"skipped": skipped}
+
+
+def _dump_mark(mark: Mark) -> dict[str, Any]:
+    return {"step": mark.step, "next_worker": mark.turn, "places": [list(place) for place in mark.places]}
+
+
+def _dump_hashes(run: Run, progress: Progress) -> dict[str, Any]:
+    """Return the entry of the hashes of delivered rows, if they are known."""
+    if progress.hashes is None:
+        return {}
+    return {"delivered_hash": dump_hashes(zip(run.topology.own_ranks, progress.hashes, strict=True))}
+
+
+def dump_hashes(hashes: Iterable[tuple[int, RowHash]]) -> list[dict[str, Any]]:
+    """Return the hashes of planned ranks' rows as states and metrics show them."""
+    return [{"rank": rank, "rows": own.rows, "hash": own.digest} for rank, own in hashes]
 
 
 def _slices(progress: Progress) -> list[ShardSlice]:
@@ -147,9 +209,25 @@ def _dump_partial(manifest: Manifest, shard: Shard, windows: Windows, by_number:
 
 def _dump_baseline(manifest: Manifest, baseline: DeliveredBaseline, record: EpochRecord) -> dict[str, Any]:
     by_number = _is_long(manifest, [partial.shard for partial in baseline.partial])
+    skipped = {} if baseline.skipped is None else {"skipped": _dump_skipped_rows(manifest, baseline.skipped)}
+    hashes = {"delivered_hash": list(map(dump_hashes, baseline.hashes))} if baseline.hashes else {}
+    return (
+        skipped
+        | hashes
+        | {
+            "batches_delivered": baseline.batches,
+            "completed_rows": record.baseline_rows.copy(),
+            "in_progress": [_dump_partial(manifest, part.shard, part.windows, by_number) for part in baseline.partial],
+            "left_out": list(baseline.left_out),
+        }
+    )
+
+
+def _dump_skipped_rows(manifest: Manifest, skipped: SkippedRows) -> dict[str, Any]:
+    by_number = _is_long(manifest, [partial.shard for partial in skipped.partial])
     return {
-        "batches_delivered": baseline.batches,
-        "completed_rows": record.baseline_rows.copy(),
-        "in_progress": [_dump_partial(manifest, part.shard, part.windows, by_number) for part in baseline.partial],
-        "left_out": list(baseline.left_out),
+        "steps": [list(steps) for steps in skipped.steps],
+        "restores": skipped.restores,
+        "completed_rows": merged_row_numbers(manifest, skipped.whole),
+        "in_progress": [_dump_partial(manifest, part.shard, part.windows, by_number) for part in skipped.partial],
     }

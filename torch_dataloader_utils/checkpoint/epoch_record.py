@@ -6,10 +6,11 @@ numbers of that sequence are computed once, and a state takes those of them that
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +53,16 @@ class EpochRecord:
         self._manifest = manifest
         self._planned = [stream.planned for stream in progress.streams]
         self._baseline = progress.baseline
+        self._skipped: tuple[Progress, dict[str, Any]] | None = None
+
+    def skipped_rows(self, progress: Progress, dump: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what states record of skipped rows. It changes only once these are delivered after the last step."""
+        if progress.restored is not None:
+            return dump()
+        known = self._skipped
+        if known is None or known[0].skips is not progress.skips or known[0].restores != progress.restores:
+            known = self._skipped = progress, dump()
+        return copy.deepcopy(known[1])
 
     def is_of(self, progress: Progress) -> bool:
         """Whether it was made for the planned slices and the baseline of this progress."""

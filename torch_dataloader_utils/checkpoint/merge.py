@@ -6,10 +6,11 @@ changed since.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
+from torch_dataloader_utils.checkpoint.claims import Claims
 from torch_dataloader_utils.checkpoint.compare import (
     TOPOLOGY,
     FileChanges,
@@ -21,20 +22,15 @@ from torch_dataloader_utils.checkpoint.compare import (
     require_row_groups,
     shorten,
 )
+from torch_dataloader_utils.checkpoint.delivered_hash import all_hashes, have_same_ranks
+from torch_dataloader_utils.checkpoint.merge_skips import with_skipped
 from torch_dataloader_utils.checkpoint.run import Run
-from torch_dataloader_utils.checkpoint.saved_state import SavedShard, SavedState
-from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError, cut, shown
+from torch_dataloader_utils.checkpoint.saved_state import SavedState
+from torch_dataloader_utils.errors import CheckpointMismatchError, shown
+from torch_dataloader_utils.planning.excluded import ExcludedRows
 from torch_dataloader_utils.planning.manifest import Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, Shard
-from torch_dataloader_utils.planning.row_ranges import (
-    FileRows,
-    RowRange,
-    first_overlap,
-    gaps,
-    merged,
-    merged_splits,
-    splits_of_rows,
-)
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard
+from torch_dataloader_utils.planning.row_ranges import FileRows, merged, splits_of_rows
 from torch_dataloader_utils.planning.shuffle import rows_of_splits
 
 OnChangedFiles: TypeAlias = Literal["error", "continue"]
@@ -56,11 +52,12 @@ class Merged(NamedTuple):
     """What all ranks have delivered of an epoch.
 
     `lost_rows` has for each file that was removed or rewritten the number of rows that can no longer be delivered;
-    where rows are not counted, of bytes.
+    where rows are not counted, of bytes. `changed` are the paths of all of these files.
     """
 
     baseline: DeliveredBaseline
     lost_rows: dict[str, int]
+    changed: frozenset[str]
 
 
 def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: OnChangedFiles = "error") -> Merged:
@@ -79,14 +76,15 @@ def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: On
     first = states[0]
     files = _require_equal(first, run, on_changed_files)
     layout = _layout(first, run, files)
-    claims = _Claims(states, layout)
-    claims.require_apart()
-    baseline = claims.baseline(states)
+    baseline = _delivered(states, layout, _left_out(first, layout))
+    if not have_same_ranks(first, run.topology):
+        baseline = replace(baseline, hashes=(*baseline.hashes, *filter(None, [all_hashes(states)])))
     lost: dict[str, int] = {}
+    changed = frozenset((*files.removed, *files.changed))
     if files:
-        baseline, lost = _without_changed(baseline, first, run, {*files.removed, *files.changed}, layout)
+        baseline, lost = _without_changed(baseline, first, run, changed, layout)
     require_row_groups(baseline, run.manifest)
-    return Merged(baseline, lost)
+    return Merged(baseline, lost, changed)
 
 
 # What must be equal ------------------------------------------------------------------------------------------------
@@ -123,107 +121,97 @@ def _layout(saved: SavedState, run: Run, files: FileChanges) -> list[FileRows]:
     return [(file.path, file.rows or 0) for file in saved.files]
 
 
+def _left_out(saved: SavedState, layout: Sequence[FileRows]) -> ExcludedRows:
+    """Return the excluded rows that the plan of a state's epoch leaves out."""
+    return saved.excluded.exclusions(layout).in_epoch(saved.epoch).left_out
+
+
 # What was delivered ------------------------------------------------------------------------------------------------
 
 
-class _Claims:
-    """What each rank, and the baseline that all of them share, record as delivered.
+def _delivered(states: Sequence[SavedState], layout: Sequence[FileRows], left_out: ExcludedRows) -> DeliveredBaseline:
+    """Return what each rank, and the baseline that all of them share, record as delivered or skipped.
 
-    Row numbers in the states refer to the files of the layout.
+    Row numbers in the states refer to the files of the layout. Excluded rows were left out of the shards.
     """
-
-    def __init__(self, states: Sequence[SavedState], layout: Sequence[FileRows]) -> None:
-        self._layout = layout
-        self._done: list[tuple[Split, str]] = []
-        self._shards: dict[tuple[Split, ...], Shard] = {}
-        self._windows: dict[tuple[Split, ...], list[tuple[int, int, str]]] = defaultdict(list)
-        saved = states[0].baseline
-        if saved is not None:
-            self._claim("an earlier resume", splits_of_rows(layout, saved.completed_rows), saved.in_progress)
-        for state in states:
-            self._claim(f"rank {state.rank}", state.done(layout), state.in_progress)
-
-    def _claim(self, claimant: str, done: Iterable[Split], partial: Iterable[SavedShard]) -> None:
-        self._done += [(split, claimant) for split in done]
-        for saved in partial:
-            if saved.repeats:  # the rank whose rows were repeated records them as well
-                continue
-            shard = saved.partial(self._layout).shard
-            self._shards[shard.splits] = shard
-            self._windows[shard.splits] += [(start, stop, claimant) for start, stop in saved.windows]
-
-    def require_apart(self) -> None:
-        """Raise if a row was delivered twice."""
-        ranges = [RowRange.of(split, claimant) for split, claimant in self._done]
-        for splits, windows in self._windows.items():
-            claimants = " and ".join(dict.fromkeys(claimant for *_, claimant in windows))
-            ranges += [RowRange.of(split, claimants) for split in splits]
-            within = [RowRange("the shard", *window) for window in windows]
-            _require_apart(within, f"of the shard that begins with row {splits[0].row_offset} of {cut(splits[0].path)}")
-        _require_apart(ranges, "")
-
-    def baseline(self, states: Sequence[SavedState]) -> DeliveredBaseline:
-        """Return all of it together."""
-        done = [split for split, _ in self._done]
-        partial = []
-        for splits, shard in self._shards.items():
-            windows = merged((start, stop) for start, stop, _ in self._windows[splits])
-            if gaps(windows, shard.rows):
-                partial.append(PartialShard(shard, windows))
-            else:
-                done += shard.present
-        baseline = states[0].baseline
-        return DeliveredBaseline(
-            done=tuple(merged_splits(done)),
-            partial=tuple(sorted(partial, key=lambda partial: partial.shard.splits)),
-            left_out=() if baseline is None else baseline.left_out,
-            batches=max(state.batches_delivered for state in states),
-        )
-
-
-def _require_apart(ranges: Iterable[RowRange], where: str) -> None:
-    overlap = first_overlap(ranges)
-    if overlap is not None:
-        (path, _, _, claimant), (_, start, _, other) = overlap
-        where = where or f"of {cut(path)}"
-        msg = f"the states overlap: {claimant} and {other} both record row {shown(start)} {where} as "
-        msg += "delivered, or as part of a shard in progress; give the states that all ranks saved at one checkpoint"
-        raise RankMismatchError(msg)
+    claims = Claims(layout, left_out)
+    saved = states[0].baseline
+    if saved is not None:
+        claims.claim("an earlier resume", splits_of_rows(layout, saved.completed_rows), saved.in_progress)
+    for state in states:
+        claims.claim(f"rank {state.rank}", state.done(layout), state.in_progress)
+    claims.require_apart("delivered, or as part of a shard in progress")
+    done, partial = claims.united()
+    gone = () if saved is None else saved.left_out
+    hashes = () if saved is None else saved.hashes
+    batches = max(state.batches_delivered for state in states)
+    return with_skipped(DeliveredBaseline(done, partial, gone, batches, hashes=hashes), states, layout, left_out)
 
 
 # Files that changed ------------------------------------------------------------------------------------------------
 
 
 def _without_changed(
-    baseline: DeliveredBaseline, saved: SavedState, run: Run, changed: set[str], layout: Sequence[FileRows]
+    baseline: DeliveredBaseline, saved: SavedState, run: Run, changed: frozenset[str], layout: Sequence[FileRows]
 ) -> tuple[DeliveredBaseline, dict[str, int]]:
     """Return what was delivered of the unchanged files, and for each changed file the rows that are lost."""
-    lost = {path: rows for path, rows in layout if path in changed and path not in baseline.left_out}
-    for split in baseline.done:
-        if split.path in lost:
-            lost[split.path] -= split.row_length
-    partial = []
-    for shard in baseline.partial:
-        missing = {index for index, split in enumerate(shard.shard.splits) if split.path in changed}
-        if missing <= set(shard.shard.missing):
-            partial.append(shard)
-            continue
-        _require_known_rows(shard, missing, run)
-        _require_possible_rows(shard, run)
-        kept = _without_splits(shard, missing, run, saved.epoch, lost)
-        if kept is not None:
-            partial.append(kept)
-    done = tuple(split for split in baseline.done if split.path not in changed)
+    excluded = _left_out(saved, layout)
+    gone = [Split(path, 0, rows) for path, rows in layout if path in changed and path not in baseline.left_out]
+    lost = {whole.path: excluded.left(whole) for whole in gone}
+    changes = _Changes(saved, run, changed, excluded)
+    done, partial = changes.without(baseline.done, baseline.partial, lost)
     left_out = tuple(sorted({*baseline.left_out, *changed}))  # also if the same files return later in the epoch
-    return DeliveredBaseline(done, tuple(partial), left_out, baseline.batches), lost
+    if (skipped := baseline.skipped) is not None:
+        kept = dict.fromkeys(lost, 0)
+        whole, parts = changes.without(skipped.whole, skipped.partial, kept)
+        lost = {path: rows - kept[path] for path, rows in lost.items()}  # skipped rows were not delivered
+        skipped = replace(skipped, whole=whole, partial=tuple(part for part in parts if part.windows))
+    return replace(baseline, done=done, partial=partial, left_out=left_out, skipped=skipped), lost
 
 
-def _require_known_rows(partial: PartialShard, missing: set[int], run: Run) -> None:
+class _Changes(NamedTuple):
+    """Files that have changed since a state was saved, and what was excluded then."""
+
+    saved: SavedState
+    run: Run
+    changed: Collection[str]
+    excluded: ExcludedRows
+
+    def without(
+        self, done: Iterable[Split], partial: Iterable[PartialShard], lost: dict[str, int]
+    ) -> tuple[tuple[Split, ...], tuple[PartialShard, ...]]:
+        """Return rows without those of the changed files, which are subtracted from the lost rows of these files."""
+        for split in done:
+            if split.path in lost:
+                lost[split.path] -= self.excluded.left(split)
+        left = []
+        for part in partial:
+            missing = {index for index, split in enumerate(part.shard.splits) if split.path in self.changed}
+            if missing <= set(part.shard.missing):
+                left.append(part)
+                continue
+            _require_known_rows(part, missing, self.run, self.saved.epoch)
+            _require_possible_rows(part, self.run)
+            kept = _without_splits(part, missing, self.run, self.saved.epoch, lost)
+            if kept is not None:
+                left.append(kept)
+        return tuple(split for split in done if split.path not in self.changed), tuple(left)
+
+
+def _require_known_rows(partial: PartialShard, missing: set[int], run: Run, epoch: int) -> None:
     """Raise unless it is known which delivered rows of a partial shard are of which file."""
-    if run.filter_digest is None and run.manifest.counts_rows:
+    excluded = any(partial.shard.excluded.within(partial.shard.splits[index]) for index in missing)
+    excluded |= run.exclusions.in_epoch(epoch).unknown_rows is not None
+    if run.filter_digest is None and run.manifest.counts_rows and not excluded:
         return
     # Windows count the rows that the filter left. Only the changed files would show which rows these were.
-    why = "through a filter" if run.filter_digest is not None else "and not counted"
+    why = (
+        "through a filter"
+        if run.filter_digest is not None
+        else "without excluded rows"
+        if excluded
+        else "and not counted"
+    )
     paths = sorted({partial.shard.splits[index].path for index in missing})
     msg = f"{shorten(paths)} changed while rows of them were being delivered together with rows of other files, {why}: "
     msg += "which of the others were delivered is not known; restore the files of the checkpoint, or start "
@@ -260,5 +248,5 @@ def _without_splits(
     # A window's bounds move down by the number of removed rows before them.
     moved = [bound - int(counts.sum()) for bound, counts in zip(bounds, rows, strict=True)]
     windows = merged(zip(moved[::2], moved[1::2], strict=True))
-    left = Shard(shard.splits, shard.rounds, tuple(sorted({*shard.missing, *missing})))
+    left = replace(shard, missing=tuple(sorted({*shard.missing, *missing})))
     return PartialShard(left, tuple((start, stop) for start, stop in windows if start < stop)) if left.rows else None

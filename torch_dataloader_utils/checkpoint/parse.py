@@ -7,22 +7,27 @@ never a ``KeyError`` further on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
 from torch_dataloader_utils.checkpoint.checksum import checksum_of
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
+from torch_dataloader_utils.checkpoint.parse_skips import parse_skips, parse_steps
+from torch_dataloader_utils.checkpoint.saved_exclusions import parse_exclusions
 from torch_dataloader_utils.checkpoint.saved_state import (
     BINDING,
     STATE_VERSION,
     SavedBaseline,
     SavedFile,
+    SavedRows,
     SavedShard,
     SavedState,
 )
 from torch_dataloader_utils.errors import cut, shown
 from torch_dataloader_utils.planning.manifest import Split, root_prefix
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS
+from torch_dataloader_utils.planning.row_hash import RankHashes, RowHash
 from torch_dataloader_utils.planning.row_ranges import RowRange, Windows, first_overlap, size_of
 
 MOST_WORKERS = 10_000
@@ -76,11 +81,7 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
     else:
         files = None if state["files"].is_null else _files(state["files"])
     tree = _Tree(root, {file.path: file.rows for file in files or ()})
-    completed = tuple(SavedShard(_splits(shard, tree)) for shard in state["completed_shards"].items())
-    in_progress = _partial_shards(state["in_progress"], tree, settings["rows"], completed)
-    completed_rows = _rising_numbers(state["completed_rows"], settings["rows"])
-    if completed and completed_rows:
-        raise state["completed_rows"].fail("an empty list together with completed_shards")
+    rows = _rows(tree, settings["rows"], state)
     saved = SavedState(
         settings=settings,
         epoch=_epoch(state["epoch"]),
@@ -89,12 +90,19 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         fingerprint=plan["fingerprint"].string(),
         root=root,
         files=files,
-        completed=completed,
-        completed_rows=completed_rows,
-        in_progress=in_progress,
+        completed=rows.completed,
+        completed_rows=rows.completed_rows,
+        in_progress=rows.in_progress,
         baseline=None if state["base"].is_null else _baseline(state["base"], tree, settings["rows"]),
         plan_digest=None if state["plan_digest"].missing else state["plan_digest"].optional_string(),
         filter_bindings=_filter_bindings(plan["filter_bindings"], files),
+        skips=None
+        if state["skipped"].missing
+        else parse_skips(state["skipped"], partial(_rows, tree, settings["rows"])),
+        excluded=parse_exclusions(state["excluded"], settings["rows"]),
+        hashes=None if state["delivered_hash"].missing else _hashes(state["delivered_hash"]),
+        batch_size=None if state["batch_size"].missing else state["batch_size"].optional_integer(1),
+        drop_last=None if state["drop_last"].missing or state["drop_last"].is_null else state["drop_last"].boolean(),
     )
     _require_checksum(state)  # last: an error that names a wrong value says more
     return saved
@@ -133,7 +141,38 @@ def _baseline(base: JsonValue, tree: _Tree, dataset_rows: int) -> SavedBaseline:
         completed_rows=_rising_numbers(base["completed_rows"], dataset_rows),
         in_progress=_partial_shards(base["in_progress"], tree, dataset_rows),
         left_out=tuple(path.string() for path in base["left_out"].items()),
+        skipped=None if base["skipped"].missing else _skipped_rows(base["skipped"], tree, dataset_rows),
+        hashes=tuple(_hashes(load) for load in base["delivered_hash"].optional_items()),
     )
+
+
+def _hashes(entries: JsonValue) -> RankHashes:
+    hashes = tuple((entry["rank"].integer(), _row_hash(entry)) for entry in entries.items())
+    if len({rank for rank, _ in hashes}) < len(hashes):
+        raise entries.fail("each rank once")
+    return hashes
+
+
+def _row_hash(entry: JsonValue) -> RowHash:
+    found = RowHash.of_digest(entry["rows"].integer(), entry["hash"].string())
+    if found is None:
+        raise entry["hash"].fail("the hash of delivered rows, 32 hexadecimal characters")
+    return found
+
+
+def _skipped_rows(skipped: JsonValue, tree: _Tree, dataset_rows: int) -> tuple[SavedRows, Windows, bool]:
+    partial_shards = _partial_shards(skipped["in_progress"], tree, dataset_rows)
+    rows = SavedRows((), _rising_numbers(skipped["completed_rows"], dataset_rows), partial_shards)
+    return rows, parse_steps(skipped["steps"]), skipped["restores"].boolean()
+
+
+def _rows(tree: _Tree, dataset_rows: int, rows: JsonValue) -> SavedRows:
+    completed = tuple(SavedShard(_splits(shard, tree)) for shard in rows["completed_shards"].items())
+    in_progress = _partial_shards(rows["in_progress"], tree, dataset_rows, completed)
+    completed_rows = _rising_numbers(rows["completed_rows"], dataset_rows)
+    if completed and completed_rows:
+        raise rows["completed_rows"].fail("an empty list together with completed_shards")
+    return SavedRows(completed, completed_rows, in_progress)
 
 
 def _settings(state: JsonValue, plan: JsonValue) -> dict[str, Any]:

@@ -6,11 +6,14 @@ of its streams. It is a frozen value, and each delivered batch makes a new one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from torch_dataloader_utils.checkpoint.skipped_steps import Mark, Place, SkippedSteps, rows_in
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, ShardSlice
+from torch_dataloader_utils.planning.row_hash import RowHash
+from torch_dataloader_utils.planning.row_ranges import Windows, size_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,17 @@ class StreamProgress:
         return done, replace(planned, stop=start) if start > planned.start else None
 
     @property
+    def place(self) -> Place:
+        """How far the stream has come in the planned slices."""
+        count, part = self.reached
+        return count, 0 if part is None else part.stop
+
+    def at(self, place: Place) -> StreamProgress:
+        """Return the progress at a place that this iteration reaches."""
+        index, rows = place
+        return replace(self, position=index - (len(self.planned) - len(self.slices)), rows_delivered=rows)
+
+    @property
     def left(self) -> tuple[ShardSlice, ...]:
         """The slices that are not done. The current slice begins with its first undelivered row."""
         slices = self.slices[self.position :]
@@ -65,15 +79,47 @@ class StreamProgress:
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """How far skipped rows that come after the epoch's last step were delivered.
+
+    They come in groups, one after the other: see `Progress.restorable`.
+
+    Attributes:
+        number: Number of the current group, from 0. Those before it are delivered.
+        streams: The progress of each stream in this group.
+        next_turn: The worker turn of the next batch.
+    """
+
+    number: int
+    streams: tuple[StreamProgress, ...]
+    next_turn: int
+
+    @property
+    def slices_left(self) -> tuple[tuple[ShardSlice, ...], ...]:
+        """The slices of this group that are left, of each stream."""
+        return tuple(stream.left for stream in self.streams)
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The progress of a rank in an epoch.
 
     Attributes:
         streams: One entry for each of the rank's streams. The streams of a worker turn are neighbours.
         next_turn: The worker turn of the next batch. Turns whose streams have ended are skipped.
-        batches_delivered: Batches of the epoch that were delivered, including those before a resume.
+        batches_delivered: Number of the epoch's next step: the batches that were delivered, including those before a
+            resume, and the steps that were skipped.
         streams_per_turn: How many streams give the rows of a batch: 1, or the virtual ranks of this rank.
         baseline: What was delivered before an elastic load planned the rest of the epoch; None for nothing.
+        skip_requests: The steps that the user wants skipped. Some of them may be beyond this rank's last step.
+        skips: The skipped steps of which the rows are known: those that were passed and, where rows are counted, those
+            that lie ahead.
+        restores: Whether skipped rows are delivered after the last step.
+        restored: How far they were. None until the last step is made.
+        carried: The rows that were skipped before an elastic load, as this rank would deliver them: for each stream its
+            slices. Empty for none.
+        hashes: The hash of the delivered rows of each planned rank that this rank delivers; None where it is not asked
+            for, or not known.
     """
 
     streams: tuple[StreamProgress, ...]
@@ -81,6 +127,12 @@ class Progress:
     batches_delivered: int = 0
     streams_per_turn: int = 1
     baseline: DeliveredBaseline | None = None
+    skip_requests: Windows = ()
+    skips: tuple[SkippedSteps, ...] = ()
+    restores: bool = False
+    restored: Restored | None = None
+    carried: tuple[tuple[ShardSlice, ...], ...] = ()
+    hashes: tuple[RowHash, ...] | None = None
 
     @classmethod
     def fresh(
@@ -95,16 +147,26 @@ class Progress:
 
     def rebased(self) -> Progress:
         """Return the same progress for an iteration that begins here."""
-        return replace(self, streams=tuple(StreamProgress(stream.planned, stream.left) for stream in self.streams))
+        restored = self.restored
+        if restored is not None:
+            restored = replace(restored, streams=_rebased(restored.streams))
+        return replace(self, streams=_rebased(self.streams), restored=restored)
 
     def advanced(self, receipt: Receipt) -> Progress:
         """Return the progress after a batch was delivered."""
-        turn = (receipt.stream // self.streams_per_turn + 1) % self.count_of_turns
-        return Progress(self._at(receipt), turn, self.batches_delivered + 1, self.streams_per_turn, self.baseline)
+        turn, batches, hashes = self._turn_after(receipt), self.batches_delivered + 1, self._hashes_after(receipt)
+        passed = replace(self, batches_delivered=batches, hashes=hashes)
+        if self.restored is None:
+            return replace(passed, streams=_at(self.streams, receipt), next_turn=turn)
+        return replace(
+            passed, restored=replace(self.restored, streams=_at(self.restored.streams, receipt), next_turn=turn)
+        )
 
     def ended(self, receipt: Receipt) -> Progress:
         """Return the progress after a stream, or the streams of a worker turn, have ended."""
-        return replace(self, streams=self._at(receipt))
+        if self.restored is None:
+            return replace(self, streams=_at(self.streams, receipt))
+        return replace(self, restored=replace(self.restored, streams=_at(self.restored.streams, receipt)))
 
     def with_turn_restored(self, processes: int) -> Progress:
         """Return the progress for a loader which itself remembers the worker whose batch is next.
@@ -115,31 +177,149 @@ class Progress:
         before = 0 if self.baseline is None else self.baseline.batches
         return replace(self, next_turn=(self.batches_delivered - before) * processes % self.count_of_turns)
 
-    def _at(self, receipt: Receipt) -> tuple[StreamProgress, ...]:
-        streams = list(self.streams)
-        for part in (receipt, *receipt.others):
-            before = streams[part.stream]
-            streams[part.stream] = StreamProgress(before.planned, before.slices, part.position, part.rows_delivered)
-        return tuple(streams)
+    def _turn_after(self, receipt: Receipt) -> int:
+        return (receipt.stream // self.streams_per_turn + 1) % self.count_of_turns
 
-    @property
-    def rows_left(self) -> int:
-        """Rows that are not delivered yet, where no filter drops any."""
-        return sum(stream.rows_left for stream in self.streams)
+    def _hashes_after(self, receipt: Receipt) -> tuple[RowHash, ...] | None:
+        if self.hashes is None:
+            return None
+        hashes = list(self.hashes)
+        for part in (receipt, *receipt.others):
+            if part.row_hash is not None:
+                hashes[part.stream % self.streams_per_turn] += part.row_hash
+        return tuple(hashes)
 
     @property
     def count_of_turns(self) -> int:
         """Number of worker turns: the number of workers, or of virtual workers."""
         return len(self.streams) // self.streams_per_turn
 
+    # Skipped steps ---------------------------------------------------------------------------------------------------
+
+    @property
+    def planned(self) -> list[tuple[ShardSlice, ...]]:
+        """The planned slices of each stream."""
+        return [stream.planned for stream in self.streams]
+
+    def without_skips(self) -> Progress:
+        """Return the progress of the epoch's own steps, with none of them skipped."""
+        return replace(self, skip_requests=(), skips=(), restores=False, restored=None, carried=())
+
+    @property
+    def mark(self) -> Mark:
+        """The beginning of the epoch's next step, as long as the last one is not made."""
+        return Mark(self.batches_delivered, self.next_turn, tuple(stream.place for stream in self.streams))
+
+    def at(self, mark: Mark) -> Progress:
+        """Return the progress at the beginning of a step that this iteration reaches."""
+        streams = tuple(stream.at(place) for stream, place in zip(self.streams, mark.places, strict=True))
+        return replace(self, streams=streams, next_turn=mark.turn, batches_delivered=mark.step)
+
+    def thrown_away(self, receipt: Receipt) -> Progress:
+        """Return the progress after a batch that was read, because only that tells its rows, and not handed over."""
+        streams, batches = _at(self.streams, receipt), self.batches_delivered + 1
+        passed = replace(self, streams=streams, next_turn=self._turn_after(receipt), batches_delivered=batches)
+        begin, before = self.mark, self.skips
+        if before and before[-1].end.step == self.batches_delivered:
+            begin, before = before[-1].begin, before[:-1]
+        return replace(passed, skips=(*before, SkippedSteps(begin, passed.mark)))
+
+    def rows_until(self, later: Progress) -> int:
+        """Return the rows of the epoch's own steps between here and a later progress, where no filter drops any."""
+        return sum(stream.rows_left for stream in self.streams) - sum(stream.rows_left for stream in later.streams)
+
+    @property
+    def skips_ahead(self) -> tuple[SkippedSteps, ...]:
+        """The skipped steps that lie ahead, where rows are counted."""
+        return () if self.restored is not None else self._skips_from(self.batches_delivered)
+
+    def _skips_from(self, step: int) -> tuple[SkippedSteps, ...]:
+        return tuple(skip for skip in self.skips if skip.begin.step >= step)
+
+    @property
+    def _skipped_before(self) -> Windows:
+        """The steps that were skipped before an elastic load."""
+        return () if self.baseline is None or self.baseline.skipped is None else self.baseline.skipped.steps
+
+    def skips_step(self, step: int) -> bool:
+        """Whether a step of the epoch is skipped."""
+        return any(start <= step < stop for start, stop in (*self._skipped_before, *self.skip_requests))
+
+    @property
+    def steps_skipped(self) -> int:
+        """How many steps of the epoch were skipped so far."""
+        return (
+            size_of(self._skipped_before)
+            + sum(len(skip.steps) for skip in self.skips)
+            - sum(len(skip.steps) for skip in self.skips_ahead)
+        )
+
+    @property
+    def skipped(self) -> list[tuple[tuple[ShardSlice, ...], ...]]:
+        """The rows of the skipped steps, for each range of steps the slices of each stream."""
+        return [skip.slices(self.planned) for skip in self.skips]
+
+    @property
+    def restorable(self) -> list[tuple[int, tuple[tuple[ShardSlice, ...], ...]]]:
+        """The groups in which skipped rows are delivered after the last step: the first turn of each, and its slices.
+
+        What was skipped before an elastic load comes first, then each range of steps. No batch has rows of two groups.
+        """
+        carried = [(0, self.carried)] if self.carried else []
+        return carried + list(zip([skip.begin.turn for skip in self.skips], self.skipped, strict=True))
+
+    @property
+    def restorable_left(self) -> list[tuple[tuple[ShardSlice, ...], ...]]:
+        """The skipped rows that were not delivered after the last step: the slices of each stream, by group."""
+        groups = [slices for _, slices in self.restorable]
+        if self.restored is None:
+            return groups
+        return [self.restored.slices_left, *groups[self.restored.number + 1 :]]
+
+    # What is left ----------------------------------------------------------------------------------------------------
+
+    @property
+    def rows_left(self) -> int:
+        """Rows that are still to be delivered, where no filter drops any."""
+        left = sum(stream.rows_left for stream in self.streams)
+        left -= sum(rows_in(skip.slices(self.planned)) for skip in self.skips_ahead)
+        return left + sum(map(rows_in, self.restorable_left if self.restores else ()))
+
     def turns(self) -> tuple[int, ...]:
         """Return the worker turns in their order, beginning with the next."""
-        count = self.count_of_turns
-        return tuple((self.next_turn + number) % count for number in range(count))
+        return turns_from(self.next_turn, self.count_of_turns)
 
     def batches(self, batch_size: int, *, drop_last: bool) -> int:
-        """Return the epoch's number of batches, delivered or not, where no filter drops rows."""
+        """Return the epoch's number of batches, delivered or not, where no filter drops rows.
+
+        Skipped steps do not count, unless their rows are delivered after the last step.
+        """
+        handed_over = self.batches_delivered - self.steps_skipped
+        left = self._batches_of([stream.left for stream in self.streams], batch_size, drop_last=drop_last)
+        left -= sum(len(skip.steps) for skip in self.skips_ahead)
+        for group in self.restorable_left if self.restores else ():
+            left += self._batches_of(group, batch_size, drop_last=drop_last)
+        return handed_over + left
+
+    def _batches_of(self, streams: Sequence[tuple[ShardSlice, ...]], batch_size: int, *, drop_last: bool) -> int:
         size = batch_size // self.streams_per_turn
         short = 0 if drop_last else size - 1
-        firsts = self.streams[:: self.streams_per_turn]  # all streams of a turn have equally many rows
-        return self.batches_delivered + sum((stream.rows_left + short) // size for stream in firsts)
+        firsts = streams[:: self.streams_per_turn]  # all streams of a turn have equally many rows
+        return sum((rows_in([slices]) + short) // size for slices in firsts)
+
+
+def turns_from(first: int, count: int) -> tuple[int, ...]:
+    """Return all worker turns in their order, beginning with one of them."""
+    return tuple((first + number) % count for number in range(count))
+
+
+def _rebased(streams: Iterable[StreamProgress]) -> tuple[StreamProgress, ...]:
+    return tuple(StreamProgress(stream.planned, stream.left) for stream in streams)
+
+
+def _at(streams: Iterable[StreamProgress], receipt: Receipt) -> tuple[StreamProgress, ...]:
+    reached = list(streams)
+    for part in (receipt, *receipt.others):
+        before = reached[part.stream]
+        reached[part.stream] = StreamProgress(before.planned, before.slices, part.position, part.rows_delivered)
+    return tuple(reached)

@@ -18,14 +18,18 @@ from torch_dataloader_utils.checkpoint.compare import (
     compare_settings,
     mismatch,
     require_each_rank,
+    require_possible_windows,
     require_row_groups,
 )
 from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
+from torch_dataloader_utils.checkpoint.restore_skips import place_skips, with_carried
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedState
+from torch_dataloader_utils.checkpoint.skipped_steps import rows_in
 from torch_dataloader_utils.errors import Difference, RankMismatchError, shown
+from torch_dataloader_utils.planning.excluded import ExcludedRows
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, ShardSlice
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, ShardSlice, SkippedRows
 from torch_dataloader_utils.planning.row_ranges import (
     Coverage,
     RowRange,
@@ -80,9 +84,11 @@ def check_states(states: Sequence[SavedState], run: Run) -> CheckedStates:
         require_each_rank(states)
         _require_one_step(states)
     saved = states[0].baseline
-    baseline = None if saved is None else _load_baseline(saved, run.manifest)
+    left_out = run.exclusions.in_epoch(states[0].epoch).left_out
+    baseline = None if saved is None else load_baseline(saved, run.manifest, left_out)
     if baseline is not None and not differences and not files:
         require_row_groups(baseline, run.manifest)
+        require_possible_windows(baseline.partial)
     return CheckedStates(run, states, of_all_ranks, baseline, tuple(differences), files)
 
 
@@ -108,18 +114,25 @@ def _require_one_step(states: Sequence[SavedState]) -> None:
         raise RankMismatchError(msg)
 
 
-def _load_baseline(saved: SavedBaseline, manifest: Manifest) -> DeliveredBaseline:
+def load_baseline(saved: SavedBaseline, manifest: Manifest, left_out: ExcludedRows) -> DeliveredBaseline:
     """Return a saved baseline by ranges of files."""
     done = tuple(splits_of_rows(manifest.rows_by_file, saved.completed_rows))
-    partial = tuple(shard.partial(manifest.rows_by_file) for shard in saved.in_progress)
-    return DeliveredBaseline(done, partial, saved.left_out, saved.batches_delivered)
+    partial = tuple(shard.partial(manifest.rows_by_file, left_out) for shard in saved.in_progress)
+    baseline = DeliveredBaseline(done, partial, saved.left_out, saved.batches_delivered, hashes=saved.hashes)
+    if saved.skipped is None:
+        return baseline
+    rows, steps, restores = saved.skipped
+    parts = tuple(shard.partial(manifest.rows_by_file, left_out) for shard in rows.in_progress)
+    return replace(baseline, skipped=SkippedRows(tuple(rows.whole(manifest.rows_by_file)), parts, steps, restores))
 
 
 # Place -------------------------------------------------------------------------------------------------------------
 
 
-def place_states(checked: CheckedStates, plan: Plan) -> Progress:
+def place_states(checked: CheckedStates, plan: Plan, skipped_plan: Plan | None = None) -> Progress:
     """Return the progress that checked states record in the run's plan of their epoch and baseline.
+
+    `skipped_plan` is that of the rows which were skipped before the baseline.
 
     Raises:
         CheckpointMismatchError: If settings or files differ, or the plan does not have what a state records.
@@ -128,7 +141,7 @@ def place_states(checked: CheckedStates, plan: Plan) -> Progress:
     topology, manifest = checked.run.topology, checked.run.manifest
     ranks = range(topology.planned_ranks) if checked.of_all_ranks else topology.own_ranks
     streams = {(rank, worker): plan.stream(rank, worker) for worker in range(plan.streams) for rank in ranks}
-    recorded = _Recorded(checked.states, manifest)
+    recorded = _Recorded(checked.states, manifest, checked.run.exclusions.in_epoch(checked.epoch).left_out)
     lost = recorded.first_unplaced(streams.values())
     if checked.differences or checked.files or lost:
         raise mismatch(checked.differences, checked.files, lost, manifest)
@@ -137,6 +150,7 @@ def place_states(checked: CheckedStates, plan: Plan) -> Progress:
     first = checked.states[0]
     own = tuple(placed[rank, worker] for worker in range(plan.streams) for rank in topology.own_ranks)
     progress = Progress(own, first.next_worker, first.batches_delivered, topology.streams_per_turn, checked.baseline)
+    progress = place_skips(with_carried(progress, topology, skipped_plan), checked.states, topology)
     _require_possible(progress)
     return progress
 
@@ -144,15 +158,16 @@ def place_states(checked: CheckedStates, plan: Plan) -> Progress:
 class _Recorded:
     """The rows that states record as delivered, by shard."""
 
-    def __init__(self, states: Sequence[SavedState], manifest: Manifest) -> None:
+    def __init__(self, states: Sequence[SavedState], manifest: Manifest, left_out: ExcludedRows) -> None:
+        self._left_out = left_out
         completed = [split for state in states for split in state.done(manifest.rows_by_file)]
         self._coverage = Coverage(completed)
         # A range that two states record would look like one in the coverage, which merges ranges.
         self._shared = None if len(states) == 1 else first_overlap(map(RowRange.of, completed))
-        self._rows = sum(split.row_length for split in completed)
+        self._rows = sum(map(left_out.left, completed))
         recorded: list[defaultdict[tuple[Split, ...], list[tuple[int, int]]]] = [defaultdict(list), defaultdict(list)]
         for shard in (shard for state in states for shard in state.in_progress):
-            recorded[shard.repeats][shard.partial(manifest.rows_by_file).shard.splits] += shard.windows
+            recorded[shard.repeats][shard.partial(manifest.rows_by_file, left_out).shard.splits] += shard.windows
         self._partial, self._repeated = ({key: merged(held[key]) for key in held} for held in recorded)
         self._rows += sum(map(size_of, self._partial.values()))
         if any(size_of(self._partial[splits]) != size_of(windows) for splits, windows in recorded[0].items()):
@@ -192,7 +207,7 @@ class _Recorded:
         if matched.total() == self._rows:
             return
         partial = {splits: size_of(windows) for splits, windows in self._partial.items()}
-        whole = {splits: sum(split.row_length for split in splits) for splits in matched if splits not in partial}
+        whole = {splits: sum(map(self._left_out.left, splits)) for splits in matched if splits not in partial}
         lost = next(splits for splits, rows in (partial | whole).items() if matched[splits] != rows)
         raise mismatch((), FileChanges(), lost, manifest)
 
@@ -215,8 +230,10 @@ def _left(stream: Iterable[ShardSlice], recorded: _Recorded) -> Iterator[ShardSl
 
 def _require_possible(progress: Progress) -> None:
     """Raise if there were more batches than rows."""
-    planned = sum(shard_slice.rows for stream in progress.streams for shard_slice in stream.planned)
-    rows = planned - progress.rows_left
+    rows = sum(shard_slice.rows for stream in progress.streams for shard_slice in stream.done)
+    if progress.restored is not None:
+        rows += sum(rows_in(slices) for _, slices in progress.restorable)
+        rows -= sum(map(rows_in, progress.restorable_left))
     batches = progress.batches_delivered - (0 if progress.baseline is None else progress.baseline.batches)
     if batches > rows:
         raise ValueError(f"not a state of this package: it records {shown(batches)} batches of {rows} rows")

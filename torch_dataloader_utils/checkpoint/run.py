@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_dataloader_utils.planning.excluded import NO_EXCLUSIONS, Exclusions
 from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.plan import PlanOptions
 from torch_dataloader_utils.planning.planner import newest_algorithm
@@ -18,7 +19,8 @@ class Run:
     There is a digest of the filter, of what the filter's columns are in the files, and of the format options that
     determine the rows of a file; of the split strategy its name and a digest. `filter_bindings` has what the filter's
     columns are in each single file, where states list the files. Iceberg tables have a snapshot, Delta Lake tables a
-    version.
+    version. The batch size and `drop_last` are recorded, so that earlier steps are known, and not compared. Nor is what
+    is excluded, which a state brings along.
     """
 
     manifest: Manifest
@@ -33,6 +35,9 @@ class Run:
     version: int | None = None
     split_strategy: str | None = None
     plan_algorithm: int = field(default_factory=newest_algorithm)
+    exclusions: Exclusions = NO_EXCLUSIONS
+    batch_size: int | None = None
+    drop_last: bool | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return what must be equal to load a state, by the names that users know. Files are compared separately."""

@@ -6,8 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from torch_dataloader_utils.checkpoint.saved_exclusions import NO_SAVED_EXCLUSIONS, SavedExclusions
+from torch_dataloader_utils.checkpoint.skipped_steps import Place, SkippedSteps
+from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import PartialShard, Shard
+from torch_dataloader_utils.planning.row_hash import RankHashes
 from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, splits_of_rows
 
 STATE_VERSION = 1
@@ -52,23 +56,71 @@ class SavedShard:
     missing: tuple[int, ...] = ()
     repeats: bool = False
 
-    def partial(self, files: Sequence[FileRows]) -> PartialShard:
-        """Return the shard by ranges of files. `files` are those to which row numbers refer."""
+    def partial(self, files: Sequence[FileRows], left_out: ExcludedRows = NONE_EXCLUDED) -> PartialShard:
+        """Return the shard by ranges of files. `files` are those to which row numbers refer.
+
+        `left_out` are the excluded rows that the plan of its epoch leaves out.
+        """
         splits = self.splits or tuple(splits_of_rows(files, self.rows))
-        return PartialShard(Shard(splits, self.rounds, self.missing), self.windows)
+        return PartialShard(Shard(splits, self.rounds, self.missing, left_out), self.windows)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRows:
+    """Rows as a state records them: whole shards, or row numbers of the whole manifest, and parts of shards."""
+
+    completed: tuple[SavedShard, ...]
+    completed_rows: tuple[int, ...]
+    in_progress: tuple[SavedShard, ...]
+
+    def whole(self, files: Sequence[FileRows]) -> list[Split]:
+        """Return the ranges of the whole shards. `files` are those to which row numbers refer."""
+        by_path = [split for shard in self.completed for split in shard.splits]
+        return [*by_path, *splits_of_rows(files, self.completed_rows)]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedRestored:
+    """How far skipped rows that come after the last step were delivered: see `Restored`."""
+
+    number: int
+    next_worker: int
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SavedSkips:
+    """What a state records of skipped steps: see `Progress`.
+
+    Attributes:
+        steps: The steps that the user wants skipped.
+        skips: Those of which the rows are known.
+        restores: Whether they are delivered after the last step.
+        restored: How far they were.
+        rows: The rows that were skipped, or will be, and are not delivered.
+    """
+
+    steps: Windows
+    skips: tuple[SkippedSteps, ...]
+    restores: bool
+    restored: SavedRestored | None
+    rows: SavedRows
 
 
 @dataclass(frozen=True, slots=True)
 class SavedBaseline:
     """What a state records of the epoch before an elastic load planned the rest again: see `DeliveredBaseline`.
 
-    The completed rows are row numbers of the whole manifest: start, stop, start, stop, ...
+    The completed rows are row numbers of the whole manifest: start, stop, start, stop, ... Of skipped steps there are
+    the rows, the steps, and whether they are restored.
     """
 
     batches_delivered: int
     completed_rows: tuple[int, ...]
     in_progress: tuple[SavedShard, ...]
     left_out: tuple[str, ...]
+    skipped: tuple[SavedRows, Windows, bool] | None = None
+    hashes: tuple[RankHashes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +132,9 @@ class SavedState:
     in states of releases that did not record it. What is done is recorded by `completed` shards,
     or by `completed_rows`: row numbers of the whole manifest, start, stop, start, stop, ... The baseline is what was
     delivered before the rest of the epoch was planned again. The plan's digest is None in states of one rank, and of
-    releases that did not record it.
+    releases that did not record it; so are the batch size and `drop_last`, which may differ in the run that loads it.
+    The skips are None where no steps are skipped. The hashes are those of the rows that its planned ranks have
+    delivered, or None.
     """
 
     settings: dict[str, Any]
@@ -96,6 +150,11 @@ class SavedState:
     baseline: SavedBaseline | None
     plan_digest: str | None = None
     filter_bindings: str | None = None
+    skips: SavedSkips | None = None
+    excluded: SavedExclusions = NO_SAVED_EXCLUSIONS
+    hashes: RankHashes | None = None
+    batch_size: int | None = None
+    drop_last: bool | None = None
 
     def done(self, files: Sequence[FileRows]) -> list[Split]:
         """Return the ranges of files that are done. `files` are those to which row numbers refer."""

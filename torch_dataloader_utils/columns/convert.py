@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import torch
 
@@ -152,6 +153,31 @@ def copy_rows(part: ColumnSlice) -> Columns:
         return pa.table([copied(column) for column in table.columns], schema=table.schema)
     rows = {name: _rows(values, part) for name, values in part.columns.items()}
     return {name: copied(each) if isinstance(each, pa.ChunkedArray) else concat([each]) for name, each in rows.items()}
+
+
+def without_column(columns: Columns, name: str) -> tuple[Columns, npt.NDArray[Any]]:
+    """Return columns without one that has numbers or booleans, and that one as an array."""
+    if isinstance(columns, pa.Table):
+        others: Columns = columns.drop_columns([name])
+    else:
+        others = {each: values for each, values in columns.items() if each != name}
+    values = columns[name]
+    return others, values.to_numpy() if isinstance(values, pa.ChunkedArray) else np.asarray(values)
+
+
+def keep(columns: Columns, flags: npt.NDArray[np.bool_]) -> Columns:
+    """Return a copy of the rows whose flag is True."""
+    if isinstance(columns, pa.Table):
+        return takeable(columns).filter(pa.array(flags))
+    return {name: _keep_values(values, flags) for name, values in columns.items()}
+
+
+def _keep_values(values: Any, flags: npt.NDArray[np.bool_]) -> Any:
+    if isinstance(values, pa.ChunkedArray):
+        return takeable(pa.table({"": values}))[""].filter(pa.array(flags))
+    if isinstance(values, Ragged):
+        return values.keep(flags)
+    return values[torch.from_numpy(flags) if isinstance(values, torch.Tensor) else flags]
 
 
 def interleave(parts: Sequence[Columns], count: int) -> Columns:

@@ -65,6 +65,13 @@ class Ragged:
         first, last = int(offsets[0] - self.offsets[0]), int(offsets[-1] - self.offsets[0])
         return replace(self, values=self.values[first:last], offsets=offsets)
 
+    def keep(self, flags: npt.NDArray[np.bool_]) -> Ragged:
+        """Return a copy of the rows whose flag is True."""
+        lengths = np.diff(self.offsets)
+        kept = np.repeat(flags, lengths)
+        values = self.values[torch.from_numpy(kept) if isinstance(self.values, torch.Tensor) else kept]
+        return replace(self, values=values, offsets=np.cumsum([0, *lengths[flags]]))
+
     def pin_memory(self) -> Ragged:
         """Return the same with the values in pinned memory: torch calls this."""
         return replace(self, values=self.values.pin_memory()) if isinstance(self.values, torch.Tensor) else self

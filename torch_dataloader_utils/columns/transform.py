@@ -7,7 +7,7 @@ cannot be delivered is an error. `convert` then makes tensors and arrays.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,8 +27,8 @@ EXACT_DIGITS = 15
 class ColumnTransform:
     """Turns tables as they are read into tables as they are delivered.
 
-    `columns` are the plans of the columns that are read, in order, the row ids included. `schema` has the columns that
-    are delivered, row ids not included.
+    `columns` are the plans of the columns that are read, in order, the added ones included. `schema` has the columns
+    that are delivered, without the added ones.
     """
 
     output_format: str
@@ -36,8 +36,8 @@ class ColumnTransform:
     schema: pa.Schema
 
     @classmethod
-    def of(cls, schema: pa.Schema, options: ColumnOptions, row_id_column: str | None = None) -> ColumnTransform:
-        """Plan the transform of the columns that are read, and of int64 row ids if their column has a name.
+    def of(cls, schema: pa.Schema, options: ColumnOptions, *added: str | None) -> ColumnTransform:
+        """Plan the transform of the columns that are read, and of int64 columns that are added; None for no column.
 
         Raises:
             ColumnError: If a column is missing, or its type does not fit the options.
@@ -48,7 +48,7 @@ class ColumnTransform:
                 require_column(name, schema, f" for {parameter}")
         plans = [plan_column(field, options) for field in schema]
         for name in options.masks:
-            if _mask_name(name) in (*schema.names, row_id_column):
+            if _mask_name(name) in (*schema.names, *added):
                 msg = f"mask_nulls={[name]!r} adds the column {_mask_name(name)!r}, but there is a column of that name"
                 raise ColumnError(f"{msg} already: rename that column in the files, or leave it out")
         fields = []
@@ -56,9 +56,14 @@ class ColumnTransform:
             fields.append(pa.field(plan.name, plan.dtype))
             if plan.has_mask:
                 fields.append(pa.field(_mask_name(plan.name), mask_type(decoded_type(plan.dtype))))
-        if row_id_column is not None:
-            plans.append(plan_column(pa.field(row_id_column, pa.int64()), ColumnOptions(options.output_format)))
+        numbers = (pa.field(name, pa.int64()) for name in added if name is not None)
+        plans += [plan_column(field, ColumnOptions(options.output_format)) for field in numbers]
         return cls(options.output_format, tuple(plans), pa.schema(fields))
+
+    def with_flags(self, name: str) -> ColumnTransform:
+        """Return the transform of the same columns and of a boolean one behind them, for which it changes nothing."""
+        plan = plan_column(pa.field(name, pa.bool_()), ColumnOptions(self.output_format))
+        return replace(self, columns=(*self.columns, plan))
 
     @property
     def forms(self) -> Mapping[str, Form]:

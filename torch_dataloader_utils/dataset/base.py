@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from multiprocessing.context import get_spawning_popen
 from typing import Any, Literal
 
@@ -14,11 +15,12 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import CurrentReads, ReadCache
+from torch_dataloader_utils.loader.contents import read_here
 from torch_dataloader_utils.loader.epoch import EpochState
-from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, round_robin
+from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.planning.assignment import Assignment
-from torch_dataloader_utils.reading.batching import Batch, StreamEnd
+from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.messages import Message
@@ -50,6 +52,7 @@ class BatchDataset(IterableDataset[Any]):
         self._stream = Stream(opened_files, cache, read_options, collate_fn, seed, epoch_state.topology.rank)
         self._channel: WorkerChannel | None = None
         self._leaves_footers_out = False
+        self._has_new_files = False
 
     def __iter__(self) -> Iterator[Any]:
         """Start the epoch, or continue from a loaded state, and deliver the batches in this process."""
@@ -59,7 +62,7 @@ class BatchDataset(IterableDataset[Any]):
         if worker is not None:
             return self._deliver_in_plain_worker(worker.id, worker.num_workers, worker.seed - worker.id)
         iteration = self.begin_iteration()
-        return BatchIterator(iteration, round_robin(map(self.batches, iteration.assignments())))
+        return BatchIterator(iteration, iteration.contents(partial(read_here, self.batches)))
 
     def __len__(self) -> int:
         """Return the epoch's number of batches for this rank, also when it is continued from a state.
@@ -102,9 +105,21 @@ class BatchDataset(IterableDataset[Any]):
         """Return what a progress bar needs: see the loader's."""
         return self._epoch_state.pass_progress(uneven)
 
-    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
+    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | EmptyStep | StreamEnd]:
         """Read one stream in this process."""
         return self._stream.batches(assignment, pin=pin)
+
+    def use_files(self, opened_files: OpenedFiles) -> None:
+        """Read the same files in another way from the next iteration on. Workers that have been started cannot."""
+        self._opened_files = opened_files
+        cache = ReadCache.of_opened(opened_files.footers)
+        self._stream = replace(self._stream, opened_files=opened_files, read_cache=cache)
+        self._has_new_files = True
+
+    def needs_new_workers(self) -> bool:
+        """Return whether `use_files` was called since the last call."""
+        needed, self._has_new_files = self._has_new_files, False
+        return needed
 
     def attach_channel(self, channel: WorkerChannel) -> None:
         """Make this copy, in a worker, answer the assignments that arrive by channel."""
@@ -123,13 +138,16 @@ class BatchDataset(IterableDataset[Any]):
         finally:
             self._leaves_footers_out = False
 
-    def with_footers(self, assignment: Assignment, known: Collection[str]) -> Assignment:
-        """Add to an assignment the footers that a copy without footers needs for it, but for files that it knows."""
+    def with_footers(self, parts: Sequence[Assignment], known: Collection[str]) -> list[Assignment]:
+        """Add to the first of a worker's assignments the footers that a copy without footers needs for all of them.
+
+        Those of files that it knows are left out.
+        """
         footers = self._opened_files.footers
-        slices = (part for stream in assignment.stream_assignments for part in stream.slices)
+        slices = (part for one in parts for stream in one.stream_assignments for part in stream.slices)
         needed = {split.path for part in slices for split in part.shard.present}
         new = sorted(needed.difference(known).intersection(footers))
-        return replace(assignment, footers={path: footers[path] for path in new})
+        return [replace(parts[0], footers={path: footers[path] for path in new}), *parts[1:]]
 
     def _answer(self, channel: WorkerChannel, number: int) -> Iterator[Message]:
         """Read, in a worker of this package's own loader, what its assignment names."""
@@ -140,7 +158,7 @@ class BatchDataset(IterableDataset[Any]):
         self._epoch_state.join_plain_loader(num_workers, loader_seed)
         iteration = self.begin_iteration()
         # Assignments are in the order of worker turns, and a plain loader takes its first batch from worker 0.
-        assignment = list(iteration.assignments())[worker]
+        [assignment] = list(iteration.parts.assigned(iteration.parts.first).values())[worker]
         streams = {stream.stream for stream in assignment.stream_assignments}
         yield from BatchIterator(iteration, self.batches(assignment), streams=streams)
 

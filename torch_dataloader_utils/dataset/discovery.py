@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,9 +16,26 @@ import pyarrow.compute as pc
 from torch_dataloader_utils.columns.arrow import require_column
 from torch_dataloader_utils.columns.transform import null_message
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
-from torch_dataloader_utils.formats.base import Deletes, Described, FileCase, Footer, Format, KnownFooters, OpenedFiles
+from torch_dataloader_utils.formats.base import (
+    Deletes,
+    Described,
+    FileCase,
+    Footer,
+    Format,
+    KnownFooters,
+    OpenedFiles,
+    expression_digest,
+)
 from torch_dataloader_utils.formats.filters import all_of, filter_columns, rules_out
-from torch_dataloader_utils.formats.schema import FileSchema, Projection, Unified, grew_out_of, projected, unified
+from torch_dataloader_utils.formats.schema import (
+    AllColumns,
+    FileSchema,
+    Projection,
+    Unified,
+    grew_out_of,
+    projected,
+    unified,
+)
 from torch_dataloader_utils.planning.manifest import Manifest, RowGroup, root_prefix
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.storage.filesystem import Storage
@@ -71,12 +88,6 @@ class Annotations:
     deleted: Mapping[str, npt.NDArray[np.int64]] = field(default_factory=dict)
     pin: Mapping[str, int] = field(default_factory=dict)
 
-    def name_of(self, schema: pa.Schema, column: str) -> str | None:
-        """Return a file's name of a column; None if the file does not have the column."""
-        if self.name_in_file is not None:
-            return self.name_in_file(schema, column)
-        return column if schema.get_all_field_indices(column) else None
-
 
 def open_files(
     storage: Storage,
@@ -107,7 +118,8 @@ def open_files(
     filtering = NO_COLUMNS if filters is None else filter_columns(filters, whole.schema)
     delivered = whole.schema.names if columns is None else list(columns)
     needed = _needed(whole, delivered, filtering.names)
-    projections, projected_by = _projections(manifest, footers, needed, annotations)
+    all_columns = _all_columns(whole, footers, manifest, annotations)
+    projections, projected_by = _projections(all_columns, needed)
     files = OpenedFiles(
         storage=storage,
         format=file_format,
@@ -121,6 +133,7 @@ def open_files(
         metadata_file=described.metadata_file,
         projections=projections,
         projected=projected_by,
+        all_columns=all_columns,
         constants=annotations.constants,
         constant_columns=tuple(annotations.constant_schema.names),
         deletes=deletes,
@@ -131,6 +144,34 @@ def open_files(
     files = replace(files, announced_nulls=next(_announced_nulls(files, footers, request.refuses_nulls), None))
     file_format.verify(files)
     return files
+
+
+def with_expression(files: OpenedFiles, expression: pc.Expression, options: ReadOptions) -> OpenedFiles:
+    """Return the same files with the columns that an expression needs, and the expression.
+
+    Raises:
+        ColumnError: If a column does not exist or has no common type, or the expression does not fit the columns.
+    """
+    columns = files.all_columns
+    assert columns is not None  # noqa: S101 - only copies in workers have none
+    names = filter_columns(expression, columns.unified.schema).names
+    _refuse_row_id_column(options, names)
+    needed = _needed(columns.unified, files.needed.names, names)
+    projections, projected_by = _projections(columns, needed)
+    expressions = {**files.expressions, expression_digest(expression): expression}
+    return replace(files, needed=needed, projections=projections, projected=projected_by, expressions=expressions)
+
+
+def with_filters(files: OpenedFiles, excluding: Iterable[str]) -> OpenedFiles:
+    """Return the same files with some expressions that exclude rows, given by digest, as a part of the filter."""
+    expressions = [files.expressions[digest] for digest in excluding]
+    if not expressions:
+        return files
+    kept = [~expression | expression.is_null() for expression in expressions]
+    names = {name for expression in expressions for name in filter_columns(expression, files.needed).names}
+    return replace(
+        files, filter=all_of([files.filter, *kept]), filter_columns=tuple(sorted({*files.filter_columns, *names}))
+    )
 
 
 def _whole_schema(manifest: Manifest, footers: Sequence[Footer], annotations: Annotations) -> Unified:
@@ -189,36 +230,42 @@ def _without_deleted(
     return deletes, left
 
 
-def _projections(
-    manifest: Manifest, footers: Sequence[Footer], needed: pa.Schema, annotations: Annotations
-) -> tuple[tuple[Projection, ...], dict[str, int]]:
+def _all_columns(whole: Unified, footers: Sequence[Footer], manifest: Manifest, annotations: Annotations) -> AllColumns:
+    """Return the columns of all files. Files with equal schemas, which are one object, share one."""
+    numbers: dict[int, int] = {}
+    files: list[FileSchema] = []
+    for footer in footers:
+        if id(footer.schema) not in numbers:
+            numbers[id(footer.schema)] = len(files)
+            files.append(FileSchema(manifest.full_path(footer.file.path), footer.schema))
+    by_path = {footer.file.path: numbers[id(footer.schema)] for footer in footers if numbers[id(footer.schema)]}
+    return AllColumns(whole, tuple(files), by_path, annotations.name_in_file)
+
+
+def _projections(columns: AllColumns, needed: pa.Schema) -> tuple[tuple[Projection, ...], dict[str, int]]:
     """Return the projections of files' columns to the needed ones, and the index of each file's projection, by path.
 
-    Files with equal schemas share a projection. Files with the first one, which are most, are left out of the indices.
+    Files with the first projection, which are most, are left out of the indices.
     """
     distinct: list[Projection] = []
-    numbers: dict[str, int] = {}
-    by_schema: dict[int, int] = {}
-    for footer in footers:
-        schema = footer.schema
-        if id(schema) not in by_schema:
-            projection = _projected(schema, needed, annotations, manifest.full_path(footer.file.path))
-            if projection not in distinct:
-                distinct.append(projection)
-            by_schema[id(schema)] = distinct.index(projection)
-        if by_schema[id(schema)]:
-            numbers[footer.file.path] = by_schema[id(schema)]
-    return tuple(distinct), numbers
+    numbers: list[int] = []
+    for file in columns.files:
+        projection = _projected(file, needed, columns)
+        if projection not in distinct:
+            distinct.append(projection)
+        numbers.append(distinct.index(projection))
+    return tuple(distinct), {path: numbers[schema] for path, schema in columns.numbers.items() if numbers[schema]}
 
 
-def _projected(schema: pa.Schema, needed: pa.Schema, annotations: Annotations, path: str) -> Projection:
+def _projected(file: FileSchema, needed: pa.Schema, columns: AllColumns) -> Projection:
     """Return how a file's columns become the needed ones, or raise an error that names the file."""
+    path = file.path
     try:
-        projection = projected(schema, needed, partial(annotations.name_of, schema))
+        projection = projected(file.schema, needed, partial(columns.name_of, file.schema))
     except ColumnError as error:
         raise ColumnError(f"{path}: {error}") from None
     for column, source in zip(needed, projection.sources, strict=True):
-        if annotations.schema is None or source is None:
+        if columns.name_in_file is None or source is None:
             continue
         stored = projection.stored.field(source).type
         if not grew_out_of(column.type, stored):  # a table's column may only have been widened since
@@ -318,14 +365,23 @@ def check_columns(opened_files: OpenedFiles, options: ReadOptions) -> None:
         ColumnError: If the row id column has the name of another column; if a column has nulls, by the footers, and
             cannot be delivered with them; or if rows of its type cannot be filtered or shuffled.
     """
-    if options.row_id_column in (*opened_files.schema.names, *opened_files.filter_columns):
-        msg = f"row_id_column={options.row_id_column!r} is the name of a column of the files: choose another"
-        raise ColumnError(msg)
+    _refuse_row_id_column(options, (*opened_files.schema.names, *opened_files.filter_columns))
     if opened_files.announced_nulls is not None:
         raise ColumnError(opened_files.announced_nulls)
     if opened_files.filter is not None or options.row_shuffle_seed is not None:
-        for column in opened_files.schema:
-            _require_selectable(column)
+        require_selectable(opened_files)
+
+
+def _refuse_row_id_column(options: ReadOptions, names: Collection[str]) -> None:
+    if options.row_id_column in names:
+        msg = f"row_id_column={options.row_id_column!r} is the name of a column of the files: choose another"
+        raise ColumnError(msg)
+
+
+def require_selectable(files: OpenedFiles) -> None:
+    """Raise a ColumnError if rows of a delivered column cannot be left out or shuffled."""
+    for column in files.schema:
+        _require_selectable(column)
 
 
 def _require_selectable(column: pa.Field) -> None:

@@ -29,6 +29,7 @@ from torch_dataloader_utils.loader.progress_bar import require_tqdm
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS, PlanOptions
 from torch_dataloader_utils.planning.strategy import SplitStrategy, require_strategy
 from torch_dataloader_utils.planning.topology import Topology, arrange
+from torch_dataloader_utils.reading.row_groups import MARKS_COLUMN
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.cpus import default_num_workers
 
@@ -79,6 +80,7 @@ class LoaderOptions:
     batch_size: int
     drop_last: bool
     row_id_column: str | None
+    fingerprint: bool
     read_ahead_bytes: int
     memory_map: bool | None
     collate_fn: Callable[[Any], Any] | None
@@ -128,6 +130,7 @@ class LoaderOptions:
             batch_size=batch_size,
             drop_last=arguments.require_flag(given["drop_last"], "drop_last"),
             row_id_column=given["row_id_column"],
+            fingerprint=given["fingerprint"],
             read_ahead_bytes=arguments.parse_bytes(given["read_ahead_bytes"], "read_ahead_bytes"),
             memory_map=arguments.optional_flag(given["memory_map"], "memory_map"),
             collate_fn=given["collate_fn"],
@@ -144,13 +147,15 @@ class LoaderOptions:
 
     def read_options(self, schema: pa.Schema) -> ReadOptions:
         """Return how rows of these columns become batches, or raise a ColumnError if what was chosen does not fit."""
+        added = self.row_id_column, MARKS_COLUMN if self.fingerprint else None
         return ReadOptions(
             batch_size=self.batch_size,
             drop_last=self.drop_last,
-            transform=ColumnTransform.of(schema, self.column_options, self.row_id_column),
+            transform=ColumnTransform.of(schema, self.column_options, *added),
             row_id_column=self.row_id_column,
             row_shuffle_seed=self.plan.row_shuffle_seed,
             read_ahead_bytes=self.read_ahead_bytes,
+            fingerprint=self.fingerprint,
         )
 
 
@@ -216,6 +221,8 @@ def _parse_format(given: Mapping[str, Any]) -> Format:
     needing = {name: given[name] for name in ("row_id_column", "uneven_ranks", "virtual_ranks", "virtual_workers")}
     if arguments.require_choice(given["uneven_ranks"], "uneven_ranks", UNEVEN_RANKS) == "allow":
         del needing["uneven_ranks"]
+    if arguments.require_flag(given["fingerprint"], "fingerprint"):
+        needing["fingerprint"] = True
     if given["split_strategy"] is not None:
         needing["split_strategy with shuffle_buffer_size"] = buffer_rows
     require_known_rows(file_format, needing)

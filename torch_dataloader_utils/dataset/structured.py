@@ -14,15 +14,16 @@ from torch_dataloader_utils.checkpoint.merge import ON_CHANGED_FILES
 from torch_dataloader_utils.checkpoint.parse import MOST_EPOCHS
 from torch_dataloader_utils.columns.convert import OutputFormat
 from torch_dataloader_utils.columns.options import ColumnFormat
-from torch_dataloader_utils.dataset.base import BatchDataset
-from torch_dataloader_utils.dataset.discovery import check_columns
+from torch_dataloader_utils.dataset.discovery import check_columns, require_selectable, with_expression
+from torch_dataloader_utils.dataset.excluding import RowsByPath, is_expression, parse_rows
 from torch_dataloader_utils.dataset.file_set import FileSet
+from torch_dataloader_utils.dataset.ledger import LedgerDataset
 from torch_dataloader_utils.dataset.manifest_file import dump_manifest
 from torch_dataloader_utils.dataset.mesh import Mesh
-from torch_dataloader_utils.dataset.options import Filters, LoaderOptions
+from torch_dataloader_utils.dataset.options import Filters, LoaderOptions, parse_filters
 from torch_dataloader_utils.dataset.partitions import Partitioning
 from torch_dataloader_utils.errors import ProgressUnknownError
-from torch_dataloader_utils.formats.base import KnownFooters
+from torch_dataloader_utils.formats.base import KnownFooters, expression_digest
 from torch_dataloader_utils.formats.registry import FormatName
 from torch_dataloader_utils.loader.arguments import PathLike, require_choice, require_count, require_flag
 from torch_dataloader_utils.loader.data_loader import DIVIDED_AGAIN, StructuredDataLoader
@@ -33,7 +34,7 @@ from torch_dataloader_utils.planning.strategy import SplitStrategy
 from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC
 
 
-class StructuredDataset(BatchDataset):
+class StructuredDataset(LedgerDataset):
     """Batches of a dataset's rows, for one rank. Its progress is exact to the row.
 
     `create_dataloader` makes the dataset together with its loader, and documents all parameters. Iterating over the
@@ -80,6 +81,7 @@ class StructuredDataset(BatchDataset):
         partitioning: Partitioning | None = None,
         manifest: bytes | None = None,
         row_id_column: str | None = None,
+        fingerprint: bool = False,
         uneven_ranks: UnevenRanks = "allow",
         virtual_ranks: int | None = None,
         virtual_workers: int | None = None,
@@ -107,8 +109,8 @@ class StructuredDataset(BatchDataset):
                 ``explicit_schema``. For ``"parquet"``: ``page_checksum_verification``, True by default; pages that have
                 no checksum are not verified.
             count_rows: Whether to read all text files once, in this call, and count their rows: text has no footer
-                with that number. Without it ``len(loader)``, `row_id_column`, `uneven_ranks` and `virtual_ranks` are
-                refused, and a resumed run reads an unfinished shard again from its beginning.
+                with that number. Without it ``len(loader)``, `row_id_column`, `uneven_ranks`, `virtual_ranks` and
+                `fingerprint` are refused, and a resumed run reads an unfinished shard again from its beginning.
             batch_size: Rows in a batch; None for 1024. Batches span row groups, files and shards; only the last batch
                 of a worker's stream is shorter.
             global_batch_size: Rows in the batches of all ranks together, a multiple of the number of ranks, in place of
@@ -180,6 +182,10 @@ class StructuredDataset(BatchDataset):
                 an error when it is read. A file is not accessed if a filter rules it out by what the manifest holds.
             row_id_column: Name of an int64 column to add: a row's number among all rows of all files, sorted by path,
                 from 0, filtered rows included.
+            fingerprint: Whether to hash which rows were delivered, and in which order: `get_metrics` and `state_dict`
+                then have ``delivered_hash``. Two runs that delivered the same rows of the same files in the same order
+                have the same one, whatever their batch sizes are. With `virtual_ranks` there is one for each virtual
+                rank, which is the same under every number of ranks.
             uneven_ranks: How to handle rows that do not divide evenly over ranks. ``"allow"``: ranks may make different
                 numbers of steps. ``"drop"`` and ``"pad"``: every rank makes the same steps with the same batch sizes,
                 and only the last step is shorter. Fewer rows than there are ranks are left out, or delivered twice.
@@ -267,7 +273,7 @@ class StructuredDataset(BatchDataset):
 
     @property
     def num_batches(self) -> int:
-        """The epoch's number of batches for this rank, also when it is continued from a state.
+        """The epoch's number of batches for this rank, also when it is continued from a state, without skipped steps.
 
         Raises:
             TypeError: If it is unknown before reading: with a filter, and for text whose rows were not counted.
@@ -306,6 +312,69 @@ class StructuredDataset(BatchDataset):
         if epoch > MOST_EPOCHS:
             raise ValueError(f"epoch={epoch}: at most {MOST_EPOCHS} is possible")
         self._epoch_state.set_epoch(epoch)
+
+    def skip_steps(self, start: int, stop: int) -> None:
+        """Skip steps of the current epoch from the next iteration on. All ranks make the same call.
+
+        All other steps keep their batches, their numbers and their order. Row groups whose rows are all skipped are not
+        read. Where only reading tells which rows a step has (filters, text that is not counted), the batches are read
+        and thrown away. States record the skipped rows, and no resume delivers them, unless `restore_skipped` is
+        called. ``len`` does not count skipped steps. They hold for every pass over this epoch.
+
+        Args:
+            start: The first step to skip. Steps of a rank are counted from 0 in the epoch, with skipped ones: a state's
+                ``batches_delivered`` is the number of the next one.
+            stop: The step after the last one to skip. Steps that this rank does not have are left out.
+
+        Raises:
+            ValueError: If a step is in the past, or the range is empty or begins after the last step.
+        """
+        start, stop = require_count(start, "start", least=0), require_count(stop, "stop", least=0)
+        self._epoch_state.skip_steps(start, stop)
+
+    def restore_skipped(self) -> None:
+        """Deliver all skipped steps of the current epoch after its last one. All ranks make the same call.
+
+        Their batches are those that were skipped. After an elastic load, the rows that were skipped before it come
+        first, in batches of today's size. It can be called before the last step or after it: if the pass has ended,
+        the next iteration delivers the skipped steps alone. Steps that are skipped later in this epoch are restored,
+        too; restored ones cannot be skipped again.
+        """
+        self._epoch_state.restore_skipped()
+
+    def exclude(self, rows: RowsByPath | Filters) -> None:
+        """Exclude bad or withdrawn rows, from the next ``iter`` on. They stay excluded; states record them.
+
+        In the current epoch, also after each resume of it, excluded rows keep their place: batches have the rows that
+        they would have had, without the excluded ones. A batch of which no row is left is not delivered, but counts as
+        a step. From the next epoch on excluded rows are left out before the epoch is planned: ranks are balanced, and
+        ``len(loader)`` counts, without them. The same call has to be made on all ranks.
+
+        A state that is loaded brings along what was excluded when it was saved. What this dataset excludes and the
+        state does not is excluded in the state's epoch, as if the call came after the load.
+
+        Args:
+            rows: Pairs of a path and a row number, or a mapping from paths to row numbers. Paths are relative to the
+                dataset's root, with forward slashes; the rows of a file count from 0, without deleted rows of tables.
+                This is what `get_metrics` returns as ``uneven_rows_dropped``. Or an expression, or lists of conditions,
+                as `filters` has them: rows for which it is true are excluded. From the next epoch on it is as a part of
+                the filter, so that only reading tells how many rows there are. A state names an expression, and cannot
+                run it: in a new process exclude it again before `load_state_dict`.
+
+        Raises:
+            TypeError: If `rows` is something else.
+            ValueError: If a file or a row does not exist; if the rows of text files were not counted; or if ranks are
+                balanced (`uneven_ranks`) and `rows` is an expression.
+            ColumnError: If the expression does not fit the columns, or rows of a column cannot be left out.
+        """
+        require_selectable(self._opened_files)
+        if not is_expression(rows):
+            self._epoch_state.exclude(parse_rows(rows, self._opened_files))
+            return
+        expression = parse_filters(rows)
+        opened_files = with_expression(self._opened_files, expression, self._stream.options)
+        self._epoch_state.exclude_by(opened_files, expression_digest(expression))
+        self.use_files(opened_files)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as plain values: what was delivered, to the row. Changes nothing.
@@ -373,21 +442,25 @@ class StructuredDataset(BatchDataset):
         """Return what the newest iteration in this process has done, where time went, and what the bottleneck is.
 
         Returns:
-            ``epoch``; ``batches_delivered`` and ``rows_delivered`` since the iteration began; ``rows_dropped`` by
-            `drop_last`; ``row_groups_pruned`` and ``bytes_pruned``, for all ranks: the row groups that the filter ruled
-            out before anything was read, and their uncompressed bytes over all columns; ``row_groups_read`` and
-            ``bytes_read``, the row groups that were read and their compressed bytes; ``row_groups_read_again`` and
-            ``bytes_read_again``, those of them that hold rows delivered before a resume; ``retries``, the attempts of
-            the storage that failed and were followed by others; ``stalls``, how often the training loop waited longer
-            than a second for a batch; ``first_batch_sec``, ``waiting_sec`` and ``between_batches_sec``, the seconds in
-            which it waited for the first batch, waited for others, and worked; ``workers``, a list of dictionaries
-            with what each worker did, and its seconds; ``advice``, a sentence that says whether the loader or the model
-            is the bottleneck, and what to change. With `uneven_ranks` also ``uneven_rows_dropped`` and
-            ``uneven_rows_repeated``, of all ranks: a list of rows, each as its file's path relative to the root and its
-            number there, from 0.
+            ``epoch``; ``batches_delivered`` and ``rows_delivered`` since the iteration began; ``rows_excluded``, how
+            many of these rows batches lost since `exclude` names them; ``batches_skipped`` and ``rows_skipped`` by
+            `skip_steps`; ``rows_dropped`` by `drop_last`; ``row_groups_pruned`` and ``bytes_pruned``, for all ranks:
+            the row groups that the filter ruled out before anything was read, and their uncompressed bytes over all
+            columns; ``row_groups_read`` and ``bytes_read``, the row groups that were read and their compressed bytes;
+            ``row_groups_read_again`` and ``bytes_read_again``, those of them that hold rows delivered before a resume;
+            ``retries``, the attempts of the storage that failed and were followed by others; ``stalls``, how often the
+            training loop waited longer than a second for a batch; ``first_batch_sec``, ``waiting_sec`` and
+            ``between_batches_sec``, the seconds in which it waited for the first batch, waited for others, and worked;
+            ``workers``, a list of dictionaries with what each worker did, and its seconds; ``advice``, a sentence that
+            says whether the loader or the model is the bottleneck, and what to change. With `uneven_ranks` also
+            ``uneven_rows_dropped`` and ``uneven_rows_repeated``, of all ranks: a list of rows, each as its file's path
+            relative to the root and its number there, from 0. With `fingerprint` also ``delivered_hash``: for this
+            rank, or for each virtual rank that it delivers, ``rank``, ``rows`` and ``hash``, of what was delivered in
+            this epoch, before a resume too; None if the epoch was continued from a state without it.
         """
         counters: dict[str, Any] = {"epoch": self.epoch, **self._epoch_state.metrics()}
         counters |= dict(zip(("row_groups_pruned", "bytes_pruned"), self._opened_files.pruned, strict=True))
+        counters |= self._epoch_state.delivered_hash()
         return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._epoch_state.balanced_rows().items()}
 
     def get_total_metrics(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from torch_dataloader_utils.distributed.gather import (
     Stateful,
     gather_each,
     load_gathered,
+    num_ranks_of,
     parse_json,
     require_one_of_each_rank,
     require_one_plan,
@@ -60,17 +61,16 @@ class CheckpointEntry:
 
         Raises:
             RankMismatchError: On every rank, if ranks planned different epochs, or several processes deliver a rank and
-                none delivers another; with ``elastic=True`` also if processes that share a rank have different states,
-                or there are other ranks and no process group.
+                none delivers another, or a rank cannot tell its state, for which that rank raises its own error; with
+                ``elastic=True`` also if processes that share a rank have different states, or there are other ranks
+                and no process group.
         """
-        state = state_of(self._source)
-        is_alone = not dist.is_initialized() or state["num_ranks"] == 1
+        is_alone = not dist.is_initialized() or num_ranks_of(self._source) == 1
         if self._elastic:
-            states = [state] if is_alone else gather_each(state, self._group)
+            states = [state_of(self._source)] if is_alone else gather_each(self._source, self._group)
             require_one_of_each_rank([(state["rank"], state["num_ranks"]) for state in states])
             return {ALL_RANKS: dump_states(states)}
-        if not is_alone:
-            require_one_plan(state, self._group)
+        state = state_of(self._source) if is_alone else require_one_plan(self._source, self._group)
         return {_entry_name(state): json.dumps(state)}
 
     def load_state_dict(self, entry: Mapping[str, str]) -> None:

@@ -7,17 +7,20 @@ import logging
 import operator
 import os
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch.distributed as dist
 
-from torch_dataloader_utils.distributed.groups import Group, all_gather, group_of
+from torch_dataloader_utils.distributed.groups import Group, Sum, all_gather, group_of, size_of
 from torch_dataloader_utils.errors import CheckpointMismatchError, RankMismatchError, cut, shown
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import DeviceLoader
 
 LOG = logging.getLogger("torch_dataloader_utils")
+
+T = TypeVar("T")
+
 SHOWN = 5
 """How many differences between two ranks a message shows."""
 
@@ -54,10 +57,10 @@ def gather_states(source: Stateful, group: Group = None) -> list[dict[str, Any]]
 
     Raises:
         RankMismatchError: On every rank, if ranks planned different epochs, or a rank's state is missing, or processes
-            that share a rank have different states: no run could resume from such a list.
+            that share a rank have different states: no run could resume from such a list. Where a rank cannot tell its
+            state, it raises that error, and the others this one, which names the process and its error.
     """
-    state = state_of(source)
-    return gather_each(state, group_of(source, group)) if dist.is_initialized() else [state]
+    return gather_each(source, group_of(source, group)) if dist.is_initialized() else [state_of(source)]
 
 
 def state_of(source: Stateful) -> dict[str, Any]:
@@ -69,15 +72,38 @@ def state_of(source: Stateful) -> dict[str, Any]:
     return state
 
 
-def gather_each(own: dict[str, Any], group: Group) -> list[dict[str, Any]]:
-    """Do the same by this rank's state."""
-    gathered = _one_of_each_rank(all_gather(own, group))
+def num_ranks_of(source: Stateful) -> int:
+    """Return the number of ranks that share the rows."""
+    found = getattr(source, "num_ranks", None) or getattr(getattr(source, "dataset", None), "num_ranks", None)
+    return int(found or state_of(source)["num_ranks"])
+
+
+def gather_each(source: Stateful, group: Group) -> list[dict[str, Any]]:
+    """Do the same in an initialised process group."""
+    gathered = _one_of_each_rank(_gather_results(lambda: state_of(source), group))
     require_equal_digests([state["plan_digest"] for state in gathered], gathered)
     for state in gathered[1:]:
         for key in SHARED_KEYS:
             if state[key] == gathered[0][key]:
                 state[key] = gathered[0][key]
     return gathered
+
+
+def _gather_results(action: Callable[[], T], group: Group) -> list[T]:
+    """Call an action on every rank and return all results. If it fails on any rank, raise on all: none waits for it."""
+    results: list[T] = []
+    failure: Exception | None = None
+    try:
+        results.append(action())
+    except Exception as error:  # noqa: BLE001 - raised below, on all ranks
+        failure = error
+    gathered = all_gather((results, f"{type(failure).__name__}: {failure}"), group)
+    if failure is not None:
+        raise failure
+    for process, (found, reason) in enumerate(gathered):
+        if not found:
+            raise RankMismatchError(f"the state of process {process} is not known. Its error is {reason}")
+    return [result for [result], _ in gathered]
 
 
 def _one_of_each_rank(gathered: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -192,7 +218,7 @@ def load_gathered(source: Stateful, states: Sequence[dict[str, Any]]) -> None:
 
 def on_all_ranks(claim: bool, group: Group = None) -> bool:  # noqa: FBT001 - what is asked
     """Whether a claim holds on all ranks. All ranks call it together."""
-    return all(all_gather(claim, group)) if dist.is_initialized() else claim
+    return Sum([claim], group).wait() == [size_of(group)] if dist.is_initialized() else claim
 
 
 def require_one_of_each_rank(saved: Sequence[tuple[int, int]]) -> list[int]:
@@ -258,13 +284,21 @@ def _planned(source: Planned | StructuredDataLoader | DeviceLoader) -> Planned:
     return source if hasattr(source, "plan_digest") else source.dataset  # type: ignore[return-value]
 
 
-def require_one_plan(state: Mapping[str, Any], group: Group) -> None:
-    """Do the same by this rank's state. The message also says in what the states differ."""
-    gathered = all_gather((state["plan_digest"], state["rank"], state["num_ranks"]), group)
+def require_one_plan(source: Stateful, group: Group) -> dict[str, Any]:
+    """Do the same by this rank's state, and return it. The message also says in what the states differ."""
+    states: list[dict[str, Any]] = []
+
+    def planned() -> tuple[str | None, int, int]:
+        states.append(state_of(source))
+        return states[0]["plan_digest"], states[0]["rank"], states[0]["num_ranks"]
+
+    gathered = _gather_results(planned, group)
+    [state] = states
     digests = [digest for digest, *_ in gathered]
     if len(set(digests)) > 1:  # then all ranks are here
         require_equal_digests(digests, all_gather(state, group))
     require_all_ranks([rank for _, rank, _ in gathered], state["num_ranks"])
+    return state
 
 
 def require_all_ranks(ranks: Sequence[int], num_ranks: int) -> None:

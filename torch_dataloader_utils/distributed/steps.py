@@ -52,7 +52,7 @@ def in_step(
         yield from batches
         return
     group = group_of(loader, group)
-    require_one_plan(loader.state_dict(), group)
+    require_one_plan(loader, group)
     wanted = size_of(group) if uneven == "drop" else 1
     steps = 0
     spare: list[Any] = []  # a batch to repeat, once there is one; it may be None, as a `collate_fn` may return that

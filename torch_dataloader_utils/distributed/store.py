@@ -158,8 +158,12 @@ class CheckpointStore:
         writer = writer_of(self._files.writing_fs, self._files.location(name))
         group = self._together.group
         if async_:
-            with self._errors(name):
-                written: Any = async_save(state, storage_writer=writer, process_group=group)
+            try:
+                with self._errors(name):
+                    written: Any = async_save(state, storage_writer=writer, process_group=group)
+            except BaseException:  # then nothing is written, and `finish` is not called
+                _IN_USE.discard(name)
+                raise
             self._pending = _in_thread(partial(finish, written.result))
             return self._pending
         with _without_warning():

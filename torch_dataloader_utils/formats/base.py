@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils.formats.read_cache import FooterStore
-from torch_dataloader_utils.formats.schema import Projection
+from torch_dataloader_utils.formats.schema import AllColumns, Projection
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 from torch_dataloader_utils.storage.listing import Listing
@@ -213,6 +213,11 @@ class Format(ABC):
         """Return what opens files for one reader. Footers that it reads are added to the known ones."""
 
 
+def expression_digest(expression: pc.Expression) -> str:
+    """Return the digest of a serialised expression, 16 hexadecimal characters: its text leaves too much out."""
+    return hashlib.blake2b(bytes(expression.__reduce__()[1][0]), digest_size=8).hexdigest()
+
+
 @dataclass(frozen=True)
 class OpenedFiles:
     """A dataset's files, described and checked. Nothing in it changes: what readers learn is in their `ReadCache`.
@@ -234,6 +239,8 @@ class OpenedFiles:
         constants: The values that `constant_columns` have in a file, by path.
         constant_columns: Columns that have a single value in all of a file: partition columns.
         deletes: Rows that are deleted, by path.
+        all_columns: The columns of all files; None in copies that are sent to workers.
+        expressions: The expressions by which rows are excluded, by their digest.
         pin: What a table was pinned to: its ``snapshot_id`` or ``version``, which states record.
     """
 
@@ -254,15 +261,14 @@ class OpenedFiles:
     constants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict, repr=False)
     constant_columns: tuple[str, ...] = ()
     deletes: Mapping[str, Deletes] = field(default_factory=dict, repr=False)
+    all_columns: AllColumns | None = field(default=None, repr=False)
+    expressions: Mapping[str, pc.Expression] = field(default_factory=dict)
     pin: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def filter_digest(self) -> str | None:
-        """Digest of the serialised filter, 16 hexadecimal characters: its text leaves too much out."""
-        if self.filter is None:
-            return None
-        serialised = self.filter.__reduce__()[1][0]
-        return hashlib.blake2b(bytes(serialised), digest_size=8).hexdigest()
+        """Digest of the filter."""
+        return None if self.filter is None else expression_digest(self.filter)
 
     @cached_property
     def filter_binding(self) -> str | None:

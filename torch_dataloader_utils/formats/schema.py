@@ -85,6 +85,30 @@ class Unified:
     problems: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class AllColumns:
+    """The columns of all files, delivered or not: an expression may need them later.
+
+    Attributes:
+        unified: One schema for all files.
+        files: A file of each distinct schema.
+        numbers: The index of a file's schema among those of `files`, by relative path; 0 where it is left out.
+        name_in_file: For a table: returns, for a file's columns and a column of the table, the file's name of it, or
+            None. Else None.
+    """
+
+    unified: Unified
+    files: tuple[FileSchema, ...]
+    numbers: Mapping[str, int]
+    name_in_file: Callable[[pa.Schema, str], str | None] | None = None
+
+    def name_of(self, schema: pa.Schema, column: str) -> str | None:
+        """Return a file's name of a column; None if the file does not have the column."""
+        if self.name_in_file is not None:
+            return self.name_in_file(schema, column)
+        return column if schema.get_all_field_indices(column) else None
+
+
 def unified(files: Iterable[FileSchema]) -> Unified:
     """Return one schema for all files. Equal schemas should be one object: each object is examined once."""
     fields: dict[str, pa.Field] = {}

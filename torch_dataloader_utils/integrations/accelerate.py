@@ -13,7 +13,12 @@ from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.distributed.gather import gather_states, load_gathered, on_all_ranks
 from torch_dataloader_utils.loader.arguments import require_count
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+from torch_dataloader_utils.loader.device import require_loader
 from torch_dataloader_utils.loader.iteration import with_last
+
+SKIPS = """a prepared loader has no `drop_last`, which skip_first_batches needs to make another DataLoader. That one \
+would read batches to skip them, and would not know the epoch. To continue where a training stopped, call \
+accelerator.save_state there and accelerator.load_state here, or load_state_dict with the result of state_dict"""
 
 
 def prepare_loader(accelerator: Accelerator, loader: StructuredDataLoader) -> PreparedLoader:
@@ -55,8 +60,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
     use_stateful_dataloader = False
 
     def __init__(self, accelerator: Accelerator, loader: StructuredDataLoader) -> None:
-        if not isinstance(loader, StructuredDataLoader):
-            raise TypeError(f"loader is {type(loader).__name__}, expected the loader that create_dataloader returns")
+        require_loader(loader)
         self.loader = loader
         self._require_own_rank(accelerator)
         self.device = accelerator.device if accelerator.device_placement else None
@@ -91,6 +95,11 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
     def batch_size(self) -> int:
         """Rows in a batch of this rank."""
         return self.dataset.batch_size
+
+    @property
+    def drop_last(self) -> bool:
+        """Missing: `skip_first_batches` of Accelerate asks for it, and gets an error that says how to resume."""
+        raise AttributeError(SKIPS)
 
     @property
     def epoch(self) -> int:

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_map_only
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.distributed.gather import gather_states, load_gathered
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+from torch_dataloader_utils.loader.device import require_loader
 from torch_dataloader_utils.loader.iteration import BatchIterator
 
 T = TypeVar("T")
@@ -44,8 +45,7 @@ class ResumableLoader:
     """
 
     def __init__(self, loader: StructuredDataLoader) -> None:
-        if not isinstance(loader, StructuredDataLoader):
-            raise TypeError(f"loader is {type(loader).__name__}, expected the loader that create_dataloader returns")
+        require_loader(loader)
         self.loader = loader
         self._batches: _Batches | None = None
         self._finished: int | None = None

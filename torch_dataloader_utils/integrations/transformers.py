@@ -21,6 +21,7 @@ from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.distributed.checkpoints import write_atomically
 from torch_dataloader_utils.distributed.gather import gather_states, load_gathered, on_all_ranks
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+from torch_dataloader_utils.loader.device import require_loader
 from torch_dataloader_utils.loader.iteration import BatchIterator
 
 STATES_NAME = "loader.pt"
@@ -55,8 +56,7 @@ class ResumableTrainerMixin(Trainer):  # type: ignore[misc]
     """
 
     def __init__(self, *args: Any, train_dataloader: StructuredDataLoader, **kwargs: Any) -> None:
-        if not isinstance(train_dataloader, StructuredDataLoader):
-            raise TypeError(f"train_dataloader is {type(train_dataloader).__name__}, not a loader of create_dataloader")
+        require_loader(train_dataloader, "train_dataloader")
         super().__init__(*args, **kwargs)
         if self.train_dataset is not None:
             raise TypeError("train_dataset and train_dataloader are both given: leave out train_dataset")
@@ -228,8 +228,8 @@ class _Batches(Dataset[Any]):
 
     @property
     def delivered(self) -> int:
-        """Batches of the epoch that were delivered."""
-        return int(self.loader.state_dict()["batches_delivered"])
+        """Batches of the epoch that were delivered before the next one. Skipped steps do not count."""
+        return self.loader.progress()["initial"]
 
     @property
     def left(self) -> int:

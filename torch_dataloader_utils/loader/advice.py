@@ -49,7 +49,7 @@ def advise(metrics: MetricsReading, *, num_workers: int, cpus: int) -> str:
     `num_workers` is 0 where the training process reads. `cpus` are those of this rank.
     """
     waiting, working = metrics.seconds.waiting_sec, metrics.seconds.between_batches_sec
-    passed, batches = waiting + working, metrics.batches_delivered
+    passed, batches = waiting + working, metrics.counts["batches_delivered"]
     if passed < EARLY_SEC or batches < EARLY_BATCHES:
         taken = f"{batches} batch{'' if batches == 1 else 'es'}, {passed:.1f} s after the first came"
         return f"Too early to say what the bottleneck is: the training loop has taken {taken}."

@@ -6,7 +6,7 @@ import copy
 import sys
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal, Protocol
@@ -16,11 +16,12 @@ from torch.utils.data import DataLoader
 
 from torch_dataloader_utils.formats.concurrency import interruptible
 from torch_dataloader_utils.loader.arguments import refuse_torch_options, require_choice
-from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration, round_robin
+from torch_dataloader_utils.loader.contents import read_here
+from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.loader.user_warnings import warn_of_slow_transport
 from torch_dataloader_utils.planning.assignment import Assignment
-from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
+from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
 from torch_dataloader_utils.workers.lifecycle import StartupBarrier, WorkerSetup, interrupt_later
 from torch_dataloader_utils.workers.message_size import MessageSizer
@@ -56,12 +57,17 @@ class _Dataset(Protocol):
     def process_group(self) -> Any: ...
     def begin_iteration(self) -> Iteration: ...
     def prepare_iteration(self) -> None: ...
-    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]: ...
+    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | EmptyStep | StreamEnd]: ...
     def attach_channel(self, channel: WorkerChannel) -> None: ...
+    def needs_new_workers(self) -> bool: ...
     def without_footers(self) -> AbstractContextManager[None]: ...
-    def with_footers(self, assignment: Assignment, known: Collection[str]) -> Assignment: ...
+    def with_footers(self, parts: Sequence[Assignment], known: Collection[str]) -> list[Assignment]: ...
     def set_epoch(self, epoch: int) -> None: ...
+    def skip_steps(self, start: int, stop: int) -> None: ...
+    def restore_skipped(self) -> None: ...
     def progress(self, uneven: Literal["drop", "pad"] | None) -> PassProgress: ...
+    def exclude(self, rows: Any) -> None: ...
+    def batch_at(self, step: int, epoch: int | None, *, scan: bool) -> Any: ...
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: Any, *, strict: bool, on_changed_files: Literal["error", "continue"]) -> None: ...
 
@@ -110,7 +116,7 @@ class StructuredDataLoader(DataLoader[Any]):
         if self._newest is not None and (before := self._newest()) is not None:
             before.end("iter")
         self._dataset.prepare_iteration()
-        if self.num_workers != self._dataset.num_workers:
+        if self._dataset.needs_new_workers() or self.num_workers != self._dataset.num_workers:
             self._forget_workers()
             self.num_workers = self._dataset.num_workers
             self.prefetch_factor = self.prefetch_factor or 2
@@ -120,7 +126,7 @@ class StructuredDataLoader(DataLoader[Any]):
         return iterator
 
     def __len__(self) -> int:
-        """Return the number of batches of the whole epoch, also if it continues from a state.
+        """Return the number of batches of the whole epoch, also if it continues from a state, without skipped steps.
 
         Raises:
             TypeError: If it is not known before the rows are read, because of a filter or of text files.
@@ -141,6 +147,14 @@ class StructuredDataLoader(DataLoader[Any]):
             epoch: The epoch, from 0.
         """
         self._dataset.set_epoch(epoch)
+
+    def skip_steps(self, start: int, stop: int) -> None:
+        """Skip steps of the current epoch, with a record: see `StructuredDataset.skip_steps`."""
+        self._dataset.skip_steps(start, stop)
+
+    def restore_skipped(self) -> None:
+        """Deliver skipped steps after the epoch's last one: see `StructuredDataset.restore_skipped`."""
+        self._dataset.restore_skipped()
 
     @property
     def process_group(self) -> Any:
@@ -166,6 +180,32 @@ class StructuredDataLoader(DataLoader[Any]):
         if uneven is not None:
             require_choice(uneven, "uneven", ("drop", "pad"))
         return self._dataset.progress(uneven)
+
+    def exclude(self, rows: Any) -> None:
+        """Exclude bad or withdrawn rows, from the next ``iter`` on: see `StructuredDataset.exclude`."""
+        self._dataset.exclude(rows)
+
+    def batch_at(self, step: int, epoch: int | None = None, *, scan: bool = False) -> Any:
+        """Return a batch of this rank again, bit for bit, or one that is yet to come, as the loader delivers it.
+
+        It is read in this process, also where workers read the others. Only the row groups that hold its rows are read;
+        with row-level shuffle, and with a filter, those of the shards or of their rounds. `collate_fn` is called with
+        the same random numbers. Progress, iterators, metrics and random numbers of the process stay as they are.
+
+        Args:
+            step: The step: how many batches this rank delivers before it in the epoch.
+            epoch: The epoch; None for the current one.
+            scan: See `StructuredDataset.rows_at`.
+
+        Returns:
+            The batch, without `pin_memory`.
+
+        Raises:
+            LedgerUnknownError: As in `StructuredDataset.rows_at`.
+            ValueError: If this rank does not make the step.
+            UnreadableFileError: If a file cannot be read.
+        """
+        return self._dataset.batch_at(step, epoch, scan=scan)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the dataset's state: see `StructuredDataset.state_dict`.
@@ -205,24 +245,34 @@ class StructuredDataLoader(DataLoader[Any]):
 
     def _in_process(self) -> BatchIterator:
         iteration = self._dataset.begin_iteration()
-        read = partial(self._dataset.batches, pin=self.pin_memory and _has_accelerator())
-        return BatchIterator(iteration, round_robin(map(read, iteration.assignments())))
+        make = partial(self._dataset.batches, pin=self.pin_memory and _has_accelerator())
+        return BatchIterator(iteration, iteration.contents(partial(read_here, make)))
 
     def _from_workers(self) -> BatchIterator:
         try:
-            answers = self._ask_workers()
+            asked = [self._ask_workers()]
             iteration = self._dataset.begin_iteration()
-            assignments = list(iteration.assignments())
-            with interrupt_later():  # a queue starts a thread
-                for channel, assignment in zip(self._channels, assignments, strict=True):
-                    knows_all = self._context().get_start_method() == "fork"  # it has the memory of this process
-                    channel.send(assignment if knows_all else self._dataset.with_footers(assignment, channel.known))
+
+            def read(
+                assigned: Mapping[int, Sequence[Assignment]],
+            ) -> dict[int, Iterator[Batch | EmptyStep | StreamEnd]]:
+                answers = asked.pop() if asked else self._ask_workers()
+                self._send(assigned)
+                return _unpacked(answers, iteration.number, list(assigned), self._channels[0].sizer)
+
+            contents = iteration.contents(read)
         except BaseException:
             self._forget_workers()
             raise
-        workers = [assignment.worker for assignment in assignments]
-        batches = _unpacked(answers, iteration.number, workers, self._channels[0].sizer)
-        return BatchIterator(iteration, round_robin(batches), on_error=self._forget_workers)
+        return BatchIterator(iteration, contents, on_error=self._forget_workers)
+
+    def _send(self, assigned: Mapping[int, Sequence[Assignment]]) -> None:
+        """Send each worker what it is assigned."""
+        knows_all = self._context().get_start_method() == "fork"  # a worker has the memory of this process
+        with interrupt_later():  # a queue starts a thread
+            for worker, channel in enumerate(self._channels):
+                parts = assigned[worker]
+                channel.send(parts if knows_all else self._dataset.with_footers(parts, channel.known))
 
     def _ask_workers(self) -> WorkerIterator:
         """Let torch start workers, or use the persistent ones again. If a worker hangs at its start, start new ones."""
@@ -289,12 +339,12 @@ class StructuredDataLoader(DataLoader[Any]):
 
 def _unpacked(
     answers: Iterator[Message], iteration: int, workers: Sequence[int], sizer: MessageSizer
-) -> list[Iterator[Batch | StreamEnd]]:
-    """Return for each worker, in the order of the turns, its batches from the messages of all workers."""
+) -> dict[int, Iterator[Batch | EmptyStep | StreamEnd]]:
+    """Return for each worker its batches from the messages of all workers."""
     arrived: dict[int, deque[Content]] = {worker: deque() for worker in workers}
     numbers = dict.fromkeys(arrived, 0)
 
-    def of_worker(worker: int) -> Iterator[Batch | StreamEnd]:
+    def of_worker(worker: int) -> Iterator[Batch | EmptyStep | StreamEnd]:
         waiting = arrived[worker]
         while True:
             while not waiting:
@@ -312,7 +362,7 @@ def _unpacked(
                 yield content
             del content
 
-    return list(map(of_worker, arrived))
+    return {worker: of_worker(worker) for worker in arrived}
 
 
 def _require_message(message: Any) -> Any:

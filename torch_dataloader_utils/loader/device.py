@@ -40,18 +40,27 @@ def to_device(loader: StructuredDataLoader, device: torch.device | str | int, de
         ValueError: If the depth is less than 1.
         RuntimeError: From torch, if there is no such device.
     """
-    if not isinstance(loader, StructuredDataLoader):
-        raise TypeError(f"loader is {type(loader).__name__}, expected the loader that create_dataloader returns")
+    require_loader(loader)
     require_count(depth, "depth")
     found = torch.empty(0, device=device).device  # with its index
     return DeviceLoader(loader, found, depth)
 
 
+def require_loader(loader: object, name: str = "loader") -> None:
+    """Raise a TypeError that names the parameter unless this is the loader that `create_dataloader` returns."""
+    if isinstance(loader, StructuredDataLoader):
+        return
+    msg = f"{name} is {type(loader).__name__}, expected the loader that create_dataloader returns"
+    if isinstance(getattr(loader, "loader", None), StructuredDataLoader):
+        msg += f": pass its attribute `loader`, which is the loader that this {type(loader).__name__} was made of"
+    raise TypeError(msg)
+
+
 class DeviceLoader:
     """A loader whose batches are on a device. `to_device` makes it.
 
-    `set_epoch`, `state_dict`, `load_state_dict`, `progress` and ``len`` are those of the loader. Iterate over this one
-    or over the loader: both deliver the rows of the same epoch.
+    `set_epoch`, `skip_steps`, `restore_skipped`, `state_dict`, `load_state_dict`, `progress` and ``len`` are those of
+    the loader. Iterate over this one or over the loader: both deliver the rows of the same epoch.
 
     Attributes:
         loader: The loader.
@@ -86,6 +95,14 @@ class DeviceLoader:
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch: see `StructuredDataset.set_epoch`."""
         self.loader.set_epoch(epoch)
+
+    def skip_steps(self, start: int, stop: int) -> None:
+        """Skip steps of the current epoch, with a record: see `StructuredDataset.skip_steps`."""
+        self.loader.skip_steps(start, stop)
+
+    def restore_skipped(self) -> None:
+        """Deliver skipped steps after the epoch's last one: see `StructuredDataset.restore_skipped`."""
+        self.loader.restore_skipped()
 
     def progress(self, uneven: Literal["drop", "pad"] | None = None) -> PassProgress:
         """Return what a progress bar needs: see `StructuredDataLoader.progress`."""

@@ -11,12 +11,15 @@ from typing import Any, Literal
 
 from torch.utils.data import get_worker_info
 
-from torch_dataloader_utils.checkpoint.dump import dump_state
+from torch_dataloader_utils.checkpoint.compare import unknown_expression
+from torch_dataloader_utils.checkpoint.delivered_hash import begun_hashes, loaded_hashes
+from torch_dataloader_utils.checkpoint.dump import dump_hashes, dump_state
 from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.merge import OnChangedFiles, merge_states
 from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
+from torch_dataloader_utils.checkpoint.restore_skips import with_carried
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
 from torch_dataloader_utils.formats.base import OpenedFiles
@@ -27,14 +30,26 @@ from torch_dataloader_utils.loader.metrics import Metrics, MetricsReading
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
 from torch_dataloader_utils.loader.reports import Reports
+from torch_dataloader_utils.loader.segments import Segments
+from torch_dataloader_utils.loader.skip_requests import SkipRequests, requests_left, require_same_batches
+from torch_dataloader_utils.loader.skipping import SkipsSteps
 from torch_dataloader_utils.loader.user_warnings import (
     LOG,
     log_uneven_rows,
     warn_of_lost_rows,
     warn_of_touched_files,
     warn_of_uneven_ranks,
+    warn_of_unknown_hashes,
     warn_of_unknown_lengths,
 )
+from torch_dataloader_utils.planning.excluded import (
+    NO_EXCLUSIONS,
+    EpochExclusions,
+    ExcludedExpression,
+    ExcludedRows,
+    Exclusions,
+)
+from torch_dataloader_utils.planning.ledger import Removal, Segment
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, EpochPlanner, newest_algorithm
 from torch_dataloader_utils.planning.strategy import SplitStrategy
@@ -43,7 +58,7 @@ from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.cpus import usable_cpus
 
 
-class EpochState:
+class EpochState(SkipsSteps):
     """A rank's current epoch: its plan and its progress.
 
     `adopts_num_workers` says that a loaded state's number of workers replaces the topology's. A bar shows
@@ -67,13 +82,16 @@ class EpochState:
         self._read_options = read_options
         self._planner = EpochPlanner(opened_files.manifest, plan_options, opened_files.selection, strategy)
         self.owner = ProgressOwner()
+        self.segments = Segments(self._planner, counts_rows=opened_files.unknown_rows is None)
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
         self._hooks = hooks
         self._counted = _nothing_counted(topology)
         self._warned_of_uneven_ranks = False
         self._record: EpochRecord | None = None
+        self._exclusions = NO_EXCLUSIONS
         self._plan_algorithm: int | None = None  # that of a loaded state; None for the newest
+        self._skips = SkipRequests()
         self._check_epoch()
 
     # What is known of the epoch --------------------------------------------------------------------------------------
@@ -86,12 +104,22 @@ class EpochState:
     @property
     def plan(self) -> Plan:
         """The plan of the whole epoch."""
-        return self._planner.plan(self.epoch, self.topology, algorithm=self._plan_algorithm)
+        return self._plan_of(None)
 
     @property
     def progress(self) -> Progress:
         """The progress: that of the newest iteration, else that of a loaded state, else none."""
-        return self.owner.progress or self._fresh()
+        progress = self.owner.progress
+        return self._fresh() if progress is None else self._skipping(progress)
+
+    def excluded_in(self, epoch: int) -> EpochExclusions:
+        """Return what is excluded in an epoch."""
+        return self._exclusions.in_epoch(epoch)
+
+    @property
+    def unknown_rows(self) -> str | None:
+        """Why it is unknown, before the epoch is read, how many rows are delivered; None where it is known."""
+        return self._opened_files.unknown_rows or self.excluded_in(self.epoch).unknown_rows
 
     @property
     def num_batches(self) -> int:
@@ -100,8 +128,8 @@ class EpochState:
         Raises:
             TypeError: If it is known only once the rows are read.
         """
-        if self._opened_files.unknown_rows is not None:
-            raise TypeError(f"the number of batches is not known ahead: {self._opened_files.unknown_rows}")
+        if self.unknown_rows is not None:
+            raise TypeError(f"the number of batches is not known ahead: {self.unknown_rows}")
         return self._batches(self.progress)
 
     @property
@@ -117,7 +145,9 @@ class EpochState:
         contents = *versions, files.filter_digest, files.filter_binding, files.format.options_digest
         algorithm = self._plan_algorithm or newest_algorithm()
         fixed = algorithm, self.topology.num_ranks
-        return _digest(self._current_plan().digest, *fixed, *contents, self._planner.options)
+        excluded = () if self._exclusions.digest is None else (self._exclusions.digest,)
+        requested = *excluded, *self._skips.contents
+        return _digest(self._current_plan().digest, *fixed, *contents, self._planner.options, *requested)
 
     @property
     def _shared_digest(self) -> str | None:
@@ -126,14 +156,22 @@ class EpochState:
 
     def pass_progress(self, uneven: Literal["drop", "pad"] | None = None) -> PassProgress:
         """Return how many batches were delivered before the next one, and how many there are: see the loader's."""
-        progress = self.owner.upcoming or self._fresh()
+        progress = self._fresh() if self.owner.upcoming is None else self._skipping(self.owner.upcoming)
         total = None
-        if self._opened_files.unknown_rows is None:
+        if self.unknown_rows is None:
             total = self._batches(progress)
             if uneven is not None and self._planner.options.uneven_ranks == "allow":
-                plan = self._planner.plan(self.epoch, self.topology, progress.baseline, self._plan_algorithm)
-                total = (min if uneven == "drop" else max)(map(self._batches, self._ranks(plan, progress.baseline)))
-        return {"initial": progress.batches_delivered, "total": total}
+                ranks = map(self._skipping, self._ranks(self._plan_of(progress.baseline), progress.baseline))
+                total = (min if uneven == "drop" else max)(map(self._batches, ranks))
+        return {"initial": progress.batches_delivered - progress.steps_skipped, "total": total}
+
+    def delivered_hash(self) -> dict[str, list[dict[str, Any]] | None]:
+        """Return the metric of the delivered rows' hashes, None if they are not known; nothing if not asked for."""
+        if not self._read_options.fingerprint:
+            return {}
+        hashes = self.progress.hashes
+        known = None if hashes is None else dump_hashes(zip(self.topology.own_ranks, hashes, strict=True))
+        return {"delivered_hash": known}
 
     def balanced_rows(self) -> dict[str, list[tuple[str, int]]]:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""
@@ -151,19 +189,38 @@ class EpochState:
         before, newest = self._counted
         return before.plus(newest.read()).as_dict()
 
+    def segment(self, epoch: int) -> Segment:
+        """Return the segment of an epoch that begins now."""
+        algorithm = self._plan_algorithm if epoch == self.epoch else None
+        excluded = self.excluded_in(epoch)
+        removal = Removal(0, excluded.removed, excluded.removed_by)
+        return Segment(
+            left_out=excluded.left_out,
+            removals=(removal,) if removal.rows or removal.expressions else (),
+            epoch=epoch,
+            plan_algorithm=algorithm or newest_algorithm(),
+            options=self._planner.options,
+            topology=self.topology,
+            batch_size=self._read_options.batch_size,
+            drop_last=self._read_options.drop_last,
+        )
+
     # What changes it -------------------------------------------------------------------------------------------------
 
     def prepare_iteration(self) -> None:
         """End the newest iteration, since another is about to begin: see `ProgressOwner.prepare`."""
+        self._keep_restorable()
         self.owner.prepare()
 
     def begin_iteration(self) -> Iteration:
         """Begin an iteration: of the whole epoch, or of the rows that a state left which was loaded since the last."""
+        self._keep_restorable()
         if self.owner.loaded is None:
             self._plan_algorithm = None
-        progress = self.owner.loaded or self._fresh()
+            self.segments.begin(self.segment(self.epoch))
+        progress = self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded)
         counts = self.pass_progress()
-        iteration = self.owner.begin(progress, self.topology.processes)
+        iteration = self.owner.begin(progress, self.topology.processes, self.excluded_in(self.epoch))
         self._counted = self._counted[0].plus(self._counted[1].read()), iteration.metrics
         if get_worker_info() is None:
             if self._progress_interval_sec is not None:
@@ -187,9 +244,30 @@ class EpochState:
         """Begin an epoch. Changes nothing if it is the current one and no batch of it was delivered since it began."""
         if epoch == self.epoch and self.owner.is_untouched:
             return
+        if epoch != self.epoch:
+            self._skips = SkipRequests()  # steps are counted in an epoch
         self.owner.take_over("set_epoch", epoch)
+        self.segments.forget(epoch)
         self._plan_algorithm = None
         self._check_epoch()
+
+    def exclude(self, rows: ExcludedRows) -> None:
+        """Exclude rows from the next iteration on."""
+        self._exclusions = self._exclusions.with_rows(rows, self.epoch)
+
+    def exclude_by(self, opened_files: OpenedFiles, digest: str) -> None:
+        """Exclude rows from the next iteration on by an expression of opened files, given by its digest.
+
+        Raises:
+            ValueError: If ranks are balanced.
+        """
+        uneven = self._planner.options.uneven_ranks
+        if uneven != "allow":
+            msg = f"exclude: uneven_ranks={uneven!r} needs the number of rows of each rank, which only reading tells "
+            raise ValueError(msg + "if an expression excludes rows: exclude them by their paths and row numbers")
+        expression = ExcludedExpression(digest, str(opened_files.expressions[digest]), self.epoch)
+        self._exclusions = self._exclusions.with_expression(expression)
+        self._opened_files = opened_files
 
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
@@ -204,8 +282,9 @@ class EpochState:
         algorithm = saved[0].settings["plan_algorithm"]
         if algorithm in PLAN_ALGORITHMS:  # else it will be a difference
             run = replace(run, plan_algorithm=algorithm)
+        run = replace(run, exclusions=self._with_own(_saved_exclusions(saved, run), epoch))
         if not strict:
-            progress = self._planned_again(saved, run, on_changed_files)
+            progress, run = self._planned_again(saved, run, on_changed_files)
         elif on_changed_files != "error":
             msg = f"on_changed_files={on_changed_files!r} needs strict=False: what is left has to be planned again"
             raise ValueError(msg)
@@ -217,24 +296,61 @@ class EpochState:
             progress = self._placed(saved, run)
         self.topology = run.topology
         self._plan_algorithm = run.plan_algorithm
+        self._exclusions = run.exclusions
+        if self._read_options.fingerprint:
+            progress = replace(progress, hashes=loaded_hashes(saved, run.topology, is_strict=strict))
+            warn_of_unknown_hashes(epoch, progress)
+        self._skips = SkipRequests(progress.skip_requests, restores=progress.restores)
         self.owner.take_over("load_state_dict", epoch, progress)
+        segment = replace(self.segment(epoch), baseline=progress.baseline)
+        if strict:
+            own = next((state for state in saved if state.rank == self.topology.rank), saved[0])
+            self.segments.load_strictly(segment, own, progress)
+        else:
+            self.segments.load_elastically(segment, saved)
+
+    def _with_own(self, saved: Exclusions, epoch: int) -> Exclusions:
+        """Return what a state excludes and, from its epoch on, what this run excludes as well.
+
+        Raises:
+            CheckpointMismatchError: If the state excludes rows by an expression that this run does not know.
+        """
+        unknown = [one for one in saved.expressions if one.digest not in self._opened_files.expressions]
+        if unknown:
+            raise unknown_expression(unknown[0])
+        return saved.joined(self._exclusions, epoch)
 
     def _placed(self, states: Sequence[SavedState], run: Run) -> Progress:
         """Return the progress of a run that continues exactly where it saved the states."""
         checked = check_states(states, run)
         progress = place_states(
-            checked, self._planner.plan(checked.epoch, run.topology, checked.baseline, run.plan_algorithm)
+            checked,
+            self._plan_for(run, checked.epoch, checked.baseline),
+            self._skipped_plan_for(run, checked.epoch, checked.baseline),
         )
+        require_same_batches(progress, self._read_options, counts_rows=self.unknown_rows is None)
         warn_of_touched_files(states[0], run.manifest)
         return progress
 
-    def _planned_again(self, states: Sequence[SavedState], run: Run, on_changed_files: OnChangedFiles) -> Progress:
-        """Return the progress of a run that plans again what other ranks and workers have not delivered."""
-        baseline, lost_rows = merge_states(states, run, on_changed_files=on_changed_files)
-        plan = self._planner.plan(states[0].epoch, run.topology, baseline, run.plan_algorithm)
+    def _planned_again(
+        self, states: Sequence[SavedState], run: Run, on_changed_files: OnChangedFiles
+    ) -> tuple[Progress, Run]:
+        """Return the progress of a run that plans again what other ranks and workers have not delivered, and the run.
+
+        What a state excludes of changed files is no longer excluded: its row numbers are those of other rows now.
+        """
+        baseline, lost_rows, changed = merge_states(states, run, on_changed_files=on_changed_files)
+        epoch = states[0].epoch
+        kept = _saved_exclusions(states, run).without_files(changed)
+        run = replace(run, exclusions=self._with_own(kept, epoch))
+        plan = self._plan_for(run, epoch, baseline)
         warn_of_touched_files(states[0], run.manifest)
         warn_of_lost_rows(lost_rows, counts_rows=run.manifest.counts_rows)
-        return Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
+        progress = Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
+        progress = with_carried(progress, run.topology, self._skipped_plan_for(run, epoch, baseline))
+        if self.unknown_rows is not None:
+            progress = replace(progress, skip_requests=requests_left(states[0], baseline))
+        return progress, run
 
     def join_plain_loader(self, num_workers: int, loader_seed: int) -> None:
         """Take over, in a worker of a plain loader, the epoch and the loaded state of the training process."""
@@ -244,6 +360,7 @@ class EpochState:
             raise ValueError(msg)
         workers_of_state = self.topology.processes if virtual is None else num_workers
         self.owner.join_plain_loader(workers_of_state, num_workers, loader_seed)
+        self._skips.require_none(self.progress)
         self.topology = replace(self.topology, num_workers=num_workers)
 
     # Copies ----------------------------------------------------------------------------------------------------------
@@ -252,6 +369,7 @@ class EpochState:
         """Return a copy for a worker. These opened files have no footers: the worker's assignments contain them."""
         copied = copy.copy(self)
         copied._opened_files, copied.owner.loaded = opened_files, None  # noqa: SLF001 - of this class
+        copied.segments = Segments(copied._planner, counts_rows=False)  # noqa: SLF001
         return copied
 
     def for_user(self) -> EpochState:
@@ -264,22 +382,44 @@ class EpochState:
 
     def __copy__(self) -> EpochState:
         copied = EpochState.__new__(EpochState)
-        own = {"owner": copy.copy(self.owner), "_planner": copy.copy(self._planner), "_record": None}
+        planner = copy.copy(self._planner)
+        own = {"owner": copy.copy(self.owner), "_planner": planner, "_record": None}
         own |= {"_hooks": Hooks(), "_counted": _nothing_counted(self.topology)}
-        copied.__dict__.update(self.__dict__, **own)
+        copied.__dict__.update(self.__dict__, **own, segments=self.segments.copied(planner))
         return copied
 
     # Within ----------------------------------------------------------------------------------------------------------
 
     def _fresh(self) -> Progress:
         """Return the progress at the beginning of the epoch."""
-        return Progress.fresh(self.topology.own_streams(self.plan), self.topology.streams_per_turn)
+        progress = Progress.fresh(self.topology.own_streams(self.plan), self.topology.streams_per_turn)
+        hashes = begun_hashes(self.topology) if self._read_options.fingerprint else None
+        return self._skipping(replace(progress, hashes=hashes))
+
+    def _all_ranks(self) -> list[Progress]:
+        progress = self.progress
+        is_even = self._planner.options.uneven_ranks != "allow"
+        return [progress, *([] if is_even else self._ranks(self._plan_of(progress.baseline), progress.baseline))]
 
     def _current_plan(self) -> Plan:
         """Return the plan of the epoch, or of the rows that an elastic load left of it."""
         progress = self.owner.progress
-        baseline = None if progress is None else progress.baseline
-        return self._planner.plan(self.epoch, self.topology, baseline, self._plan_algorithm)
+        return self._plan_of(None if progress is None else progress.baseline)
+
+    def _plan_of(self, baseline: DeliveredBaseline | None) -> Plan:
+        """Return the plan of the epoch, or of the rows that a baseline leaves of it."""
+        left_out = self.excluded_in(self.epoch).left_out
+        return self._planner.plan(self.epoch, self.topology, baseline, self._plan_algorithm, left_out)
+
+    def _plan_for(self, run: Run, epoch: int, baseline: DeliveredBaseline | None) -> Plan:
+        """Return the plan of a run that is to become this one."""
+        left_out = run.exclusions.in_epoch(epoch).left_out
+        return self._planner.plan(epoch, run.topology, baseline, run.plan_algorithm, left_out)
+
+    def _skipped_plan_for(self, run: Run, epoch: int, baseline: DeliveredBaseline | None) -> Plan | None:
+        """Return the plan of the rows that were skipped before a baseline, of a run that is to become this one."""
+        left_out = run.exclusions.in_epoch(epoch).left_out
+        return self._planner.plan_skipped(epoch, run.topology, baseline, run.plan_algorithm, left_out)
 
     def _prepare_states(self, progress: Progress) -> None:
         """Compute now what all states of the epoch share, so that each of them takes little time."""
@@ -308,6 +448,9 @@ class EpochState:
             **self._opened_files.pin,
             split_strategy=self._planner.strategy_digest(epoch),
             plan_algorithm=self._plan_algorithm or newest_algorithm(),
+            exclusions=self._exclusions,
+            batch_size=self._read_options.batch_size,
+            drop_last=self._read_options.drop_last,
         )
 
     def _batches(self, progress: Progress) -> int:
@@ -315,19 +458,22 @@ class EpochState:
 
     def _ranks(self, plan: Plan, baseline: DeliveredBaseline | None = None) -> list[Progress]:
         """Return the progress of all ranks at the beginning of a plan, where the topology is not virtual."""
-        streams = map(plan.rank_streams, range(self.topology.num_ranks))
-        return [Progress.fresh(of_rank, baseline=baseline) for of_rank in streams]
+        run = self._run(plan.epoch)
+        skipped = self._skipped_plan_for(run, plan.epoch, baseline)
+        ranks = [replace(self.topology, rank=rank) for rank in range(self.topology.num_ranks)]
+        fresh = (Progress.fresh(rank.own_streams(plan), baseline=baseline) for rank in ranks)
+        return [with_carried(progress, rank, skipped) for rank, progress in zip(ranks, fresh, strict=True)]
 
     def _check_epoch(self) -> None:
         """Warn once if ranks make different numbers of steps, and run a split strategy now, which may be wrong."""
         if self._planner.strategy is not None:
-            self._planner.plan(self.epoch, self.topology)
+            self._planner.plan(self.epoch, self.topology, left_out=self.excluded_in(self.epoch).left_out)
         allowed = self.topology.num_ranks > 1 and self._planner.options.uneven_ranks == "allow"
         if self._warned_of_uneven_ranks or not allowed:
             return
-        if self._opened_files.unknown_rows is not None:
+        if self.unknown_rows is not None:
             self._warned_of_uneven_ranks = True
-            warn_of_unknown_lengths(self._opened_files.unknown_rows)
+            warn_of_unknown_lengths(self.unknown_rows)
             return
         ranks = self._ranks(self.plan)
         batches = list(map(self._batches, ranks))
@@ -339,6 +485,15 @@ class EpochState:
 def _nothing_counted(topology: Topology) -> tuple[MetricsReading, Metrics]:
     """Return what was counted before the newest iteration, and what that one counts. Other threads may read both."""
     return Metrics(topology.processes).read(), Metrics(topology.processes)
+
+
+def _saved_exclusions(states: Sequence[SavedState], run: Run) -> Exclusions:
+    """Return what is excluded in the state of a run's rank, or in the first where there is none of it."""
+    saved = next((state for state in states if state.rank == run.topology.rank), states[0])
+    files = run.manifest.rows_by_file
+    if saved.fingerprint != run.manifest.fingerprint and saved.files is not None:
+        files = [(file.path, file.rows or 0) for file in saved.files]
+    return saved.excluded.exclusions(files)
 
 
 def _digest(*parts: object) -> str:

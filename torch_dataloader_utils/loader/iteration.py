@@ -14,18 +14,20 @@ from typing import Any
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.errors import IterationEndedError
 from torch_dataloader_utils.formats.concurrency import hides_interrupt
+from torch_dataloader_utils.loader.contents import Content, PartBegin, PartsOfPass, Read, ThrownAway
 from torch_dataloader_utils.loader.metrics import Metrics
 from torch_dataloader_utils.loader.progress_bar import ProgressBar
 from torch_dataloader_utils.loader.reports import STALL_SEC, Reports
-from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment
-from torch_dataloader_utils.reading.batching import Batch, StreamEnd
+from torch_dataloader_utils.planning.assignment import Receipt
+from torch_dataloader_utils.planning.excluded import EpochExclusions
+from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
 
 
 class Iteration:
     """An iteration, in the training process. Every batch goes through `deliver`, which counts it.
 
     It begins at some progress, has a number that no other iteration of the dataset has, and is read by so many
-    processes: the workers, or this one.
+    processes: the workers, or this one. What is excluded in its epoch does not change while it runs.
 
     Attributes:
         metrics: Counts what is delivered, and what that takes.
@@ -33,32 +35,40 @@ class Iteration:
         bar: Shows how many batches were delivered, if there is one.
     """
 
-    def __init__(self, number: int, epoch: int, progress: Progress, processes: int) -> None:
+    def __init__(self, number: int, epoch: int, progress: Progress, processes: int, excluded: EpochExclusions) -> None:
         self.number = number
         self.epoch = epoch
         self.progress = progress.rebased()
-        self.failed = False
-        self._processes = processes
+        self.parts = PartsOfPass(number, epoch, self.progress, processes, excluded)
         self.metrics = Metrics(processes, progress.streams_per_turn)
         self.reports: Reports | None = None
+        self.failed = False
+        self._part = self.parts.first[0]
+        self._has_all_parts = False
         self.bar: ProgressBar | None = None
         self._is_abandoned = False
         self._ended: set[int] = set()
         self._replaced_by: str | None = None
 
-    def assignments(self) -> Iterator[Assignment]:
-        """Yield the assignment of each process, in the order of the worker turns."""
-        progress = self.progress
-        together = progress.streams_per_turn
-        streams = [StreamAssignment(index, stream.slices) for index, stream in enumerate(progress.streams)]
-        turns = [tuple(streams[turn * together :][:together]) for turn in progress.turns()]
-        for number in range(self._processes):
-            worker = (progress.next_turn + number) % self._processes
-            yield Assignment(self.number, worker, self.epoch, tuple(turns[number :: self._processes]))
+    def contents(self, read: Read) -> Iterator[Content]:
+        """Let the processes read, and return what they make: see `PartsOfPass`."""
+        return self.parts.contents(read, self._begin_restoring)
+
+    def _begin_restoring(self) -> bool:
+        self._has_all_parts = True
+        return self.progress.restores
 
     def finished(self, streams: Collection[int] | None = None) -> bool:
-        """Whether these streams, or all, have ended."""
+        """Whether these streams, or all, have ended, and no other part follows."""
+        if not self._part.is_last or (self.will_restore and not self._has_all_parts):
+            return False
         return self._ended.issuperset(range(len(self.progress.streams)) if streams is None else streams)
+
+    @property
+    def will_restore(self) -> bool:
+        """Whether skipped rows are to be delivered after the last step, and none of them was so far."""
+        progress = self.progress
+        return progress.restores and progress.restored is None and bool(progress.skips or progress.carried)
 
     @property
     def is_running(self) -> bool:
@@ -88,24 +98,31 @@ class Iteration:
             msg = f"this iterator was ended by a later {self._replaced_by}: one iterator at a time delivers the rows "
             raise IterationEndedError(msg + "of an epoch; make a new one with iter(loader)")
 
-    def deliver(self, batch: Batch, ends: Iterable[StreamEnd] = ()) -> Any:
-        """Count a batch as delivered, and the streams that end with it; return what the user receives."""
-        progress = self.progress.advanced(batch.receipt)
+    def deliver(self, batch: Batch, following: Iterable[EmptyStep | StreamEnd] = ()) -> Any:
+        """Count a batch as delivered, and the steps and ends that follow it; return what the user receives."""
+        progress = self._advanced(batch, self.progress)
         self.metrics.batches_delivered += 1
-        self.metrics.count(batch)
-        if self.reports is not None:
-            self.reports.content(batch, self.progress)
-        if self.bar:
-            self.bar.update()
-        for end in ends:
-            progress = self._after(end, progress)
+        for content in following:
+            progress = self._after(content, progress)
         # Last, with no call after it: if anything before this fails, or Ctrl-C comes, the batch was not delivered.
         self.progress = progress
         return batch.data
 
-    def end_stream(self, end: StreamEnd) -> None:
-        """Note that a stream has ended."""
-        self.progress = self._after(end, self.progress)
+    def pass_over(self, content: EmptyStep | StreamEnd | PartBegin | ThrownAway) -> None:
+        """Note that a step has no batch, that a stream has ended, or that steps are skipped."""
+        if isinstance(content, EmptyStep | StreamEnd):
+            self.progress = self._after(content, self.progress)
+            return
+        before = self.progress
+        if isinstance(content, ThrownAway):
+            self.progress = before.thrown_away(self._part.placed(content.receipt))
+            self.metrics.count_thrown_away(content.receipt, content.work)
+        else:
+            self._part = content.part
+            self._ended.clear()
+            self.progress = content.part.begun(before)
+            self.metrics.rows_skipped += before.rows_until(self.progress)
+        self.metrics.batches_skipped += self.progress.batches_delivered - before.batches_delivered
 
     def note_stall(self, seconds: float) -> None:
         """Count and report that the training loop has waited long for a batch."""
@@ -113,11 +130,18 @@ class Iteration:
         if self.reports is not None:
             self.reports.stall(seconds, self.progress)
 
-    def _after(self, end: StreamEnd, progress: Progress) -> Progress:
-        self.metrics.count(end)
-        if self.reports is not None:
-            self.reports.content(end, progress)
-        progress = progress.ended(end.receipt)
+    def _advanced(self, step: Batch | EmptyStep, progress: Progress) -> Progress:
+        """Count the rows of a step, and return the progress after it."""
+        receipt = self._counted(step, progress)
+        self.metrics.rows_excluded += receipt.rows_excluded
+        if self.bar:
+            self.bar.update()
+        return progress.advanced(receipt)
+
+    def _after(self, end: EmptyStep | StreamEnd, progress: Progress) -> Progress:
+        if isinstance(end, EmptyStep):
+            return self._advanced(end, progress)
+        progress = progress.ended(self._counted(end, progress))
         self.metrics.rows_dropped += end.receipt.rows_dropped
         self._ended.update(receipt.stream for receipt in (end.receipt, *end.receipt.others))
         if self.finished():
@@ -126,6 +150,14 @@ class Iteration:
             if self.reports is not None:
                 self.reports.done(progress)
         return progress
+
+    def _counted(self, content: Batch | EmptyStep | StreamEnd, progress: Progress) -> Receipt:
+        """Count and report what comes with a step or a stream's end, and return its receipt as one of the iteration."""
+        receipt = self._part.placed(content.receipt)
+        self.metrics.count(content)
+        if self.reports is not None:
+            self.reports.content(content, receipt, progress)
+        return receipt
 
 
 class CountedIterator(Iterator[Any]):
@@ -146,24 +178,24 @@ class CountedIterator(Iterator[Any]):
 class BatchIterator(CountedIterator):
     """The iterator that users receive: it takes batches from where they are made, and counts each as it delivers it.
 
-    The contents are the batches and ends of some streams, or of all. `on_error` is called once if making or delivering
+    The contents are those of some streams, or of all. `on_error` is called once if making or delivering
     a batch fails.
     """
 
     def __init__(
         self,
         iteration: Iteration,
-        contents: Iterator[Batch | StreamEnd],
+        contents: Iterator[Content],
         *,
         streams: Collection[int] | None = None,
         on_error: Callable[[], None] | None = None,
     ) -> None:
         self._iteration = iteration
-        self._contents: Iterator[Batch | StreamEnd] | None = contents
+        self._contents: Iterator[Content] | None = contents
         self._streams = streams
         self._on_error = on_error
         self._error: str | None = None
-        self._waiting: deque[Batch | StreamEnd] = deque()
+        self._waiting: deque[Content] = deque()
         self._batches = 0  # that wait
         self._clock = iteration.metrics.clock
         weakref.finalize(self, iteration.abandon)
@@ -173,11 +205,11 @@ class BatchIterator(CountedIterator):
             raise StopIteration
         try:
             batch = self._waiting.popleft()
-            assert isinstance(batch, Batch)  # noqa: S101 - has_next() ended the streams before it
+            assert isinstance(batch, Batch)  # noqa: S101 - has_next() passed over what was before it
             self._batches -= 1
-            ends = list(self._ended_streams())  # a state is to show at once that the epoch has ended
+            following = list(self._passed())  # a state is to show at once that the epoch has ended
             self._before_last = self._iteration.progress
-            return self._iteration.deliver(batch, ends)
+            return self._iteration.deliver(batch, following)
         except BaseException as error:
             self._fail(error)
             raise
@@ -197,6 +229,7 @@ class BatchIterator(CountedIterator):
                 waited = self._clock.end_wait()
                 if waited >= STALL_SEC:
                     self._iteration.note_stall(waited)
+            self._pass_over()
             if not self._batches and not self._iteration.finished(self._streams):
                 msg = "a worker process ended before its stream did; the state holds what was delivered"
                 raise RuntimeError(msg)  # noqa: TRY301 - handled as every other error
@@ -228,21 +261,26 @@ class BatchIterator(CountedIterator):
             self._iteration.progress = progress
 
     def _fetch(self) -> None:
-        """Fetch a batch or the end of a stream, which ends once the batches before it are delivered."""
+        """Fetch a batch, or what is passed once the batches before it are delivered: an empty step, a stream's end."""
         content = None if self._contents is None else next(self._contents, None)
         if content is None:
             self._contents = None
             return
         self._waiting.append(content)
         self._batches += isinstance(content, Batch)
-        for end in self._ended_streams():
-            self._iteration.end_stream(end)
+        self._pass_over()
 
-    def _ended_streams(self) -> Iterator[StreamEnd]:
-        """Take the ends of the streams whose last batch was delivered."""
-        while self._waiting and isinstance(end := self._waiting[0], StreamEnd):
+    def _pass_over(self) -> None:
+        """Take what waits before the next batch."""
+        while self._waiting and not isinstance(content := self._waiting[0], Batch):
             self._waiting.popleft()
-            yield end
+            self._iteration.pass_over(content)
+
+    def _passed(self) -> Iterator[EmptyStep | StreamEnd]:
+        """Take the steps without a batch, and the ends of streams, before which every batch was delivered."""
+        while self._waiting and isinstance(content := self._waiting[0], EmptyStep | StreamEnd):
+            self._waiting.popleft()
+            yield content
 
     def end(self, by: str) -> None:
         """End because of a call that makes, or tries to make, another iteration."""
@@ -272,16 +310,3 @@ def with_last(batches: CountedIterator) -> Iterator[tuple[Any, bool]]:
     while batches.has_next():
         is_last = not batches.has_next(after=1)
         yield next(batches), is_last
-
-
-def round_robin(streams: Iterable[Iterator[Batch | StreamEnd]]) -> Iterator[Batch | StreamEnd]:
-    """Yield a batch of each stream in turn. A stream that has ended is skipped from then on."""
-    waiting = deque(streams)
-    while waiting:
-        stream = waiting.popleft()
-        content = next(stream, None)
-        if content is None:  # a worker process died
-            return
-        if isinstance(content, Batch):
-            waiting.append(stream)
-        yield content

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from torch_dataloader_utils.reading.batching import Batch, StreamEnd
-from torch_dataloader_utils.reading.work import COUNTERS, Counters
+from torch_dataloader_utils.planning.assignment import Receipt
+from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
+from torch_dataloader_utils.reading.work import COUNTERS, Counters, Work
+
+COUNTED = ("batches_delivered", "batches_skipped", "rows_skipped", "rows_excluded", "rows_dropped", "stalls")
+"""What is counted for the training process, and not for each worker."""
 
 
 @dataclass(slots=True)
@@ -17,7 +21,7 @@ class WorkerMetrics:
 
     Attributes:
         batches_delivered: Batches delivered.
-        rows_delivered: Rows in them.
+        rows_delivered: Rows in the steps that were passed, excluded rows included.
         retries: Attempts of the storage that failed and were followed by others.
         counters: What it read, and where its time went.
     """
@@ -26,6 +30,11 @@ class WorkerMetrics:
     rows_delivered: int = 0
     retries: int = 0
     counters: Counters = field(default_factory=Counters)
+
+    def count(self, work: Work) -> None:
+        """Count what it did."""
+        self.retries += len(work.retries)
+        self.counters.add(work.counters)
 
     def add(self, other: WorkerMetrics) -> None:
         """Add what it did in another iteration."""
@@ -99,6 +108,9 @@ class Metrics:
 
     Attributes:
         batches_delivered: Batches delivered.
+        batches_skipped: Steps that were skipped.
+        rows_skipped: Rows of these steps.
+        rows_excluded: Rows that batches lost because they were excluded in this epoch.
         rows_dropped: Rows left out by ``drop_last`` at the ends of streams.
         stalls: Batches that the loop waited for longer than `STALL_SEC`.
         clock: Where the training loop's time goes.
@@ -108,44 +120,51 @@ class Metrics:
     def __init__(self, processes: int, streams_per_turn: int = 1) -> None:
         self._streams_per_turn = streams_per_turn
         self.batches_delivered = 0
+        self.batches_skipped = 0
+        self.rows_skipped = 0
+        self.rows_excluded = 0
         self.rows_dropped = 0
         self.stalls = 0
         self.clock = LoopClock()
         self.workers = [WorkerMetrics() for _ in range(processes)]
 
-    def count(self, content: Batch | StreamEnd) -> None:
-        """Count what a worker did for a batch that is delivered, or until the end of a stream."""
+    def count(self, content: Batch | EmptyStep | StreamEnd) -> None:
+        """Count what a worker did for a step that is passed, or until the end of a stream."""
         receipt = content.receipt
-        worker = self.workers[receipt.stream // self._streams_per_turn % len(self.workers)]
-        if isinstance(content, Batch):
-            worker.batches_delivered += 1
+        worker = self._worker(receipt)
+        if not isinstance(content, StreamEnd):
+            worker.batches_delivered += isinstance(content, Batch)
             worker.rows_delivered += receipt.rows
         if content.work is not None:
-            worker.retries += len(content.work.retries)
-            worker.counters.add(content.work.counters)
+            worker.count(content.work)
+
+    def count_thrown_away(self, receipt: Receipt, work: Work | None) -> None:
+        """Count what a worker did for a batch of a skipped step."""
+        self.rows_skipped += receipt.rows
+        if work is not None:
+            self._worker(receipt).count(work)
+
+    def _worker(self, receipt: Receipt) -> WorkerMetrics:
+        return self.workers[receipt.stream // self._streams_per_turn % len(self.workers)]
 
     def read(self) -> MetricsReading:
         """Return the counts as they are now; another thread may count meanwhile."""
-        counts = self.batches_delivered, self.rows_dropped, self.stalls
-        return MetricsReading(*counts, self.clock.read(), _summed([self.workers]))
+        counts = {name: getattr(self, name) for name in COUNTED}
+        return MetricsReading(counts, self.clock.read(), _summed([self.workers]))
 
 
 @dataclass(frozen=True, slots=True)
 class MetricsReading:
     """What metrics were at a moment: those of an iteration, or of several together. See `Metrics`."""
 
-    batches_delivered: int
-    rows_dropped: int
-    stalls: int
+    counts: Mapping[str, int]
     seconds: LoopSeconds
     workers: tuple[WorkerMetrics, ...]
 
     def plus(self, other: MetricsReading) -> MetricsReading:
         """Return those of both together."""
         return MetricsReading(
-            self.batches_delivered + other.batches_delivered,
-            self.rows_dropped + other.rows_dropped,
-            self.stalls + other.stalls,
+            {name: count + other.counts[name] for name, count in self.counts.items()},
             LoopSeconds(*(mine + others for mine, others in zip(self.seconds, other.seconds, strict=True))),
             _summed([self.workers, other.workers]),
         )
@@ -155,11 +174,9 @@ class MetricsReading:
         workers = [worker.as_dict() for worker in self.workers]
         read = [name for name in COUNTERS if not name.endswith("_sec")]  # those that can be added up over workers
         return {
-            "batches_delivered": self.batches_delivered,
+            **self.counts,
             "rows_delivered": sum(worker.rows_delivered for worker in self.workers),
-            "rows_dropped": self.rows_dropped,
             **{name: sum(worker[name] for worker in workers) for name in (*read, "retries")},
-            "stalls": self.stalls,
             **self.seconds._asdict(),
             "workers": workers,
         }

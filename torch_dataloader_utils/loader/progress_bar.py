@@ -19,11 +19,11 @@ class PassProgress(TypedDict):
 
 
 def require_tqdm() -> Any:
-    """Return tqdm's bar class, or raise an ImportError that names the extra."""
+    """Return tqdm's bar class, or raise an ImportError that says what to install."""
     try:
         return import_module("tqdm").tqdm
     except ImportError as error:
-        raise ImportError('show_progress=True needs tqdm: pip install "torch-dataloader-utils[progress]"') from error
+        raise ImportError("show_progress=True needs tqdm: pip install tqdm") from error
 
 
 class ProgressBar:

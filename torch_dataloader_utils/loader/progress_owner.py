@@ -10,6 +10,7 @@ from torch.utils.data import get_worker_info
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.plain_loader import Copies
+from torch_dataloader_utils.planning.excluded import EpochExclusions
 
 
 class ProgressOwner:
@@ -53,11 +54,11 @@ class ProgressOwner:
         is_over = self.iteration.failed or self.iteration.finished()
         return self.iteration.metrics.batches_delivered == 0 and not is_over
 
-    def begin(self, progress: Progress, processes: int) -> Iteration:
+    def begin(self, progress: Progress, processes: int, excluded: EpochExclusions) -> Iteration:
         """Begin an iteration that is read by some processes. It begins at this progress, and owns it from now on."""
         self.take_over("iter", self.epoch)
         self._iterations += 1
-        self.iteration = Iteration(self._iterations, self.epoch, progress, processes)
+        self.iteration = Iteration(self._iterations, self.epoch, progress, processes, excluded)
         return self.iteration
 
     def prepare(self) -> None:

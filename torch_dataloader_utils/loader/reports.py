@@ -10,7 +10,7 @@ from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.loader.events import Event, EventKind, Hooks
 from torch_dataloader_utils.loader.metrics import Metrics
 from torch_dataloader_utils.planning.assignment import Receipt
-from torch_dataloader_utils.reading.batching import Batch, StreamEnd
+from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
 from torch_dataloader_utils.storage.attempts import Retry
 
 STALL_SEC = 1.0
@@ -41,12 +41,13 @@ class Reports:
         self._tell("epoch_begun", progress)
         self._tell_retries(retries, progress, None)
 
-    def content(self, content: Batch | StreamEnd, progress: Progress) -> None:
-        """Report what comes with a batch, or with the end of a stream."""
-        worker = self._worker(content.receipt.stream // progress.streams_per_turn)
+    def content(self, content: Batch | EmptyStep | StreamEnd, receipt: Receipt, progress: Progress) -> None:
+        """Report what comes with a step or the end of a stream. The receipt is of the slices of the iteration."""
+        worker = self._worker(receipt.stream // progress.streams_per_turn)
         if content.work is not None:
             self._tell_retries(content.work.retries, progress, worker)
-        self._tell_shards(content.receipt, progress, worker)
+        if progress.restored is None:  # shards of restored rows were done before
+            self._tell_shards(receipt, progress, worker)
 
     def stall(self, seconds: float, progress: Progress) -> None:
         """Report that the training loop has waited long for a batch."""

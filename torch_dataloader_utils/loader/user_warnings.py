@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 from torch_dataloader_utils.checkpoint.compare import shorten, touched_files
+from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.errors import (
     ChangedFilesWarning,
@@ -62,6 +63,13 @@ def warn_of_lost_rows(lost_rows: Mapping[str, int], *, counts_rows: bool) -> Non
         count = str(sum(lost_rows.values()))
     text = f"{count} rows can no longer be delivered: their files were removed or rewritten since the checkpoint"
     warn_user(f"{text}: {shorten(files)}; the new rows of these files come in the next epoch", LostRowsWarning)
+
+
+def warn_of_unknown_hashes(epoch: int, progress: Progress) -> None:
+    """Log a warning if a loaded state does not tell which rows were delivered before it."""
+    if progress.hashes is None:
+        unknown = f"the hash of the rows delivered in epoch {epoch} is not known, and begins with the next epoch"
+        LOG.warning("the loaded state was saved without fingerprint=True: %s", unknown)
 
 
 def log_uneven_rows(epoch: int, uneven_rows: Mapping[str, Sequence[tuple[str, int]]]) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions
 from torch_dataloader_utils.planning.plan import ShardSlice
+from torch_dataloader_utils.planning.row_hash import RowHash
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +26,8 @@ class Receipt:
         others: The receipts of the other streams that have rows in this batch.
         last: Index of the slice of the batch's last row, and that row's number among the shard's delivered rows, from
             1. It is the same whether or not the reader knew that the slice ends there.
+        rows_excluded: How many of the rows, those of `others` included, were excluded after the batch was cut.
+        row_hash: The hash of the stream's rows in this batch; None unless it is asked for.
     """
 
     stream: int
@@ -33,6 +37,13 @@ class Receipt:
     rows_dropped: int = 0
     others: tuple[Receipt, ...] = ()
     last: tuple[int, int] = (0, 0)
+    rows_excluded: int = 0
+    row_hash: RowHash | None = None
+
+    @property
+    def rows_left(self) -> int:
+        """Rows in the batch that were not excluded."""
+        return self.rows - self.rows_excluded
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +64,7 @@ class Assignment:
         epoch: The epoch, which keys the shuffle inside shards.
         turns: The worker's turns: one turn of one stream, unless there is a virtual topology. A batch comes from one
             turn, and its rows are those of the turn's streams one after the other.
+        excluded: What is excluded in the epoch.
         footers: Footers of the streams' files, by path, which the worker does not have yet.
     """
 
@@ -60,6 +72,7 @@ class Assignment:
     worker: int
     epoch: int
     turns: tuple[tuple[StreamAssignment, ...], ...]
+    excluded: EpochExclusions = NOTHING_EXCLUDED
     footers: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     @property

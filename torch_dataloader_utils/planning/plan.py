@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, TypeAlias, get_args
 
+from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Split
+from torch_dataloader_utils.planning.row_hash import RankHashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +22,22 @@ class Shard:
             than 1 where row groups have more rows than may be shuffled together.
         missing: Indices of the splits that cannot be read any more: their files have changed since the epoch began.
             The rows of the other splits keep their order.
+        excluded: Rows of files that are not delivered, although splits have them: a split names all of its rows.
         rows: Rows to deliver, where no filter drops any.
     """
 
     splits: tuple[Split, ...]
     rounds: int = 1
     missing: tuple[int, ...] = ()
+    excluded: ExcludedRows = field(default=NONE_EXCLUDED, compare=False, repr=False)
     rows: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
         rows = sum(split.row_length for split in self.splits)
-        object.__setattr__(self, "rows", rows - sum(self.splits[index].row_length for index in self.missing))
+        rows -= sum(self.splits[index].row_length for index in self.missing)
+        if self.excluded:
+            rows -= sum(map(self.excluded.within, self.present))
+        object.__setattr__(self, "rows", rows)
 
     @property
     def present(self) -> tuple[Split, ...]:
@@ -90,21 +97,46 @@ class PartialShard:
 
 
 @dataclass(frozen=True, slots=True)
+class SkippedRows:
+    """Rows that were skipped before an elastic load, and not delivered since. Equal on all ranks.
+
+    Attributes:
+        whole: Row ranges: whole row groups, neighbours merged.
+        partial: Shards of which some rows were skipped. The windows are those of the skipped rows.
+        steps: The skipped ones of the steps that the baseline counts: start and stop of each range.
+        restores: Whether these rows are delivered after the last step.
+    """
+
+    whole: tuple[Split, ...]
+    partial: tuple[PartialShard, ...]
+    steps: tuple[tuple[int, int], ...]
+    restores: bool
+
+
+@dataclass(frozen=True, slots=True)
 class DeliveredBaseline:
     """What was delivered of an epoch before an elastic load planned the rest again. Equal on all ranks.
+
+    Rows that were skipped are not left for the rest: they count as delivered.
 
     Attributes:
         done: Row ranges that are done: whole row groups, neighbours merged.
         partial: Shards that were partly delivered.
         left_out: Paths of files that were removed or rewritten since the epoch began. No more rows of them are
             delivered in this epoch, even if they return.
+        batches: Largest number of batches that a rank had delivered, skipped steps included.
+        skipped: Which of these rows were skipped; None for none.
         batches: Largest number of batches that a rank had delivered.
+        hashes: For each elastic load, the hashes of the rows that each planned rank had delivered; none where the
+            states had none.
     """
 
     done: tuple[Split, ...]
     partial: tuple[PartialShard, ...]
     left_out: tuple[str, ...]
     batches: int
+    skipped: SkippedRows | None = None
+    hashes: tuple[RankHashes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,15 @@ Every rank and worker that computes a plan from the same manifest and options ge
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 from torch_dataloader_utils.planning.balance import balance
+from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Manifest, SizedSplit
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice, SkippedRows
 from torch_dataloader_utils.planning.row_ranges import Coverage, gaps
 from torch_dataloader_utils.planning.shards import balanced_shards, given_shards, make_shards
 from torch_dataloader_utils.planning.shuffle import delivered_rows
@@ -33,31 +35,66 @@ class EpochPlanner:
         self.strategy = strategy
         self._selection = selection
         self._plan: tuple[tuple[Any, ...], Plan] | None = None
+        self._skipped: tuple[tuple[Any, ...], Plan] | None = None
         self._bundles: tuple[int, list[list[SizedSplit]], str] | None = None
         self._uneven_rows: tuple[Plan, dict[str, list[tuple[str, int]]]] | None = None
 
+    def with_options(self, options: PlanOptions) -> EpochPlanner:
+        """Return a planner of its own, which may have other options, and knows the last plan if they are the same."""
+        if options != self.options:
+            return EpochPlanner(self.manifest, options, self._selection, self.strategy)
+        return copy.copy(self)
+
     def plan(
-        self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None = None, algorithm: int | None = None
+        self,
+        epoch: int,
+        topology: Topology,
+        baseline: DeliveredBaseline | None = None,
+        algorithm: int | None = None,
+        left_out: ExcludedRows = NONE_EXCLUDED,
     ) -> Plan:
         """Return the plan of an epoch, or of the rows of it that a baseline does not contain.
 
-        `algorithm` is one of `PLAN_ALGORITHMS`; None for the newest.
+        `algorithm` is one of `PLAN_ALGORITHMS`; None for the newest. `left_out` are excluded rows.
         """
         algorithm = newest_algorithm() if algorithm is None else algorithm
-        key = (algorithm, epoch, topology.planned_ranks, topology.planned_workers, baseline)
+        key = (algorithm, epoch, topology.planned_ranks, topology.planned_workers, baseline, left_out)
         if self._plan is None or self._plan[0] != key:
-            plan = PLAN_ALGORITHMS[algorithm](
-                self.manifest,
-                self.options,
-                epoch=epoch,
-                num_ranks=topology.planned_ranks,
-                num_workers=topology.planned_workers,
-                selection=self._selection,
-                baseline=baseline,
-                bundles=None if self.strategy is None else self._bundled(self.strategy, epoch)[0],
-            )
-            self._plan = key, plan
+            self._plan = key, self._planned(key)
         return self._plan[1]
+
+    def plan_skipped(
+        self,
+        epoch: int,
+        topology: Topology,
+        baseline: DeliveredBaseline | None,
+        algorithm: int | None = None,
+        left_out: ExcludedRows = NONE_EXCLUDED,
+    ) -> Plan | None:
+        """Return the plan of the rows that were skipped before a baseline; None if there are none."""
+        if baseline is None or baseline.skipped is None or not (baseline.skipped.whole or baseline.skipped.partial):
+            return None
+        algorithm = newest_algorithm() if algorithm is None else algorithm
+        key = (algorithm, epoch, topology.planned_ranks, topology.planned_workers, baseline, left_out)
+        if self._skipped is None or self._skipped[0] != key:
+            groups = _row_groups(self.manifest, self._selection)
+            others = without_others(baseline.skipped, groups, baseline.left_out)
+            self._skipped = key, self._planned((*key[:4], others, left_out))
+        return self._skipped[1]
+
+    def _planned(self, key: tuple[int, int, int, int, DeliveredBaseline | None, ExcludedRows]) -> Plan:
+        algorithm, epoch, num_ranks, num_workers, baseline, left_out = key
+        return PLAN_ALGORITHMS[algorithm](
+            self.manifest,
+            self.options,
+            epoch=epoch,
+            num_ranks=num_ranks,
+            num_workers=num_workers,
+            selection=self._selection,
+            baseline=baseline,
+            left_out=left_out,
+            bundles=None if self.strategy is None else self._bundled(self.strategy, epoch)[0],
+        )
 
     def strategy_digest(self, epoch: int) -> str | None:
         """Return what states record of the split strategy in an epoch; None without a strategy."""
@@ -85,7 +122,7 @@ class EpochPlanner:
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the plans: they are large, and another process can make them again."""
-        return {**self.__dict__, "_plan": None, "_bundles": None, "_uneven_rows": None}
+        return {**self.__dict__, "_plan": None, "_skipped": None, "_bundles": None, "_uneven_rows": None}
 
 
 def make_plan(
@@ -97,12 +134,14 @@ def make_plan(
     num_workers: int,
     selection: Selection = None,
     baseline: DeliveredBaseline | None = None,
+    left_out: ExcludedRows = NONE_EXCLUDED,
     bundles: Sequence[Sequence[SizedSplit]] | None = None,
 ) -> Plan:
     """Plan an epoch, or the rows of it that a baseline does not contain.
 
     The plan has first the undelivered rows of the baseline's partial shards, then every other selected row group in
-    exactly one shard. Ranks and workers may be virtual. `bundles` are the row groups of each shard as a split strategy
+    exactly one shard. Ranks and workers may be virtual. Excluded rows that are left out change no shard but its number
+    of rows; shards without any other row are left out. `bundles` are the row groups of each shard as a split strategy
     returns them.
     """
     streams = num_ranks * max(1, num_workers)
@@ -115,8 +154,10 @@ def make_plan(
         shards = list(given_shards(bundles, groups, options))
     else:
         shards = make_shards(groups, options, epoch, streams)
-        if options.shuffle:
-            shards = balanced_shards(shards, carried, streams)
+    if left_out:
+        shards = [shard for shard in (replace(shard, excluded=left_out) for shard in shards) if shard.rows]
+    if bundles is None and options.shuffle:
+        shards = balanced_shards(shards, carried, streams)
     plan = Plan(epoch, num_ranks, num_workers, slices=(*carried, *map(ShardSlice, shards)))
     if options.uneven_ranks == "allow":
         return plan
@@ -153,6 +194,14 @@ def _untouched(groups: Iterable[SizedSplit], baseline: DeliveredBaseline) -> Ite
     touched = Coverage([*baseline.done, *(split for partial in baseline.partial for split in partial.shard.splits)])
     left_out = set(baseline.left_out)
     return (group for group in groups if group.split.path not in left_out and not touched.covers(group.split))
+
+
+def without_others(skipped: SkippedRows, groups: Iterable[SizedSplit], left_out: tuple[str, ...]) -> DeliveredBaseline:
+    """Return the baseline that leaves skipped rows alone: all other rows count as delivered."""
+    whole = Coverage(skipped.whole)
+    done = tuple(group.split for group in groups if not whole.covers(group.split))
+    partial = tuple(replace(part, windows=gaps(part.windows, part.shard.rows)) for part in skipped.partial)
+    return DeliveredBaseline(done, partial, left_out, batches=0)
 
 
 def _row_groups(manifest: Manifest, selection: Selection) -> Iterator[SizedSplit]:

@@ -26,6 +26,17 @@ def round_bounds(shard: Shard, number: int) -> list[tuple[int, int]]:
     ]
 
 
+def left_bounds(shard: Shard, number: int) -> list[tuple[int, int]]:
+    """Return the same bounds counted in the rows of each split that are not excluded."""
+    bounds = round_bounds(shard, number)
+    if not shard.excluded:
+        return bounds
+    return [
+        (start - shard.excluded.within(split, 0, start), stop - shard.excluded.within(split, 0, stop))
+        for split, (start, stop) in zip(shard.splits, bounds, strict=True)
+    ]
+
+
 def permutation(rows: int, *, seed: int, epoch: int, shard: Shard, number: int = 0) -> npt.NDArray[np.intp]:
     """Return the order in which a row-level shuffle delivers the rows of a shard, or of one of its rounds.
 
@@ -33,8 +44,8 @@ def permutation(rows: int, *, seed: int, epoch: int, shard: Shard, number: int =
     easy as 1, 2, 3", 2011) keyed by the seed, the epoch, the shard's content and the round. Raw bits of a counter-based
     generator are the same on every machine and in every NumPy release; distributions built on them may change.
 
-    `rows` counts the rows that passed the filter, and those of missing splits; `number` is the round. The order is a
-    permutation of ``0..rows-1``, as int64.
+    `rows` counts the rows that passed the filter and are not excluded, and those of missing splits; `number` is the
+    round. The order is a permutation of ``0..rows-1``, as int64.
     """
     content = shard.content() + (f"\0round {number}".encode() if number else b"")
     key = hashlib.blake2b(content, key=epoch_key("rows", seed, epoch), digest_size=16).digest()
@@ -47,22 +58,45 @@ def delivery_order(shard_slice: ShardSlice, *, seed: int | None, epoch: int) -> 
     They are int64 row numbers in the sequence of all splits of the shard, missing splits included. Without row-level
     shuffle the seed is None.
     """
-    shard = shard_slice.shard
-    starts = np.cumsum([0, *(split.row_length for split in shard.splits)])
-    parts, first = [np.empty(0, dtype=np.intp)], 0
-    for number in range(shard.rounds):
-        bounds = round_bounds(shard, number)
-        count = sum(stop - start for start, stop in bounds)
-        count -= sum(bounds[index][1] - bounds[index][0] for index in shard.missing)
-        if first < shard_slice.stop and first + count > shard_slice.start:
-            rows = np.concatenate([np.arange(*bound) + begin for begin, bound in zip(starts, bounds, strict=False)])
-            if seed is not None:
-                rows = rows[permutation(len(rows), seed=seed, epoch=epoch, shard=shard, number=number)]
-            if shard.missing:
-                rows = rows[~np.isin(np.searchsorted(starts[1:], rows, side="right"), shard.missing)]
-            parts.append(rows[max(0, shard_slice.start - first) : shard_slice.stop - first])
-        first += count
+    parts = [np.empty(0, dtype=np.intp)]
+    for number, first in rounds_of(shard_slice):
+        rows = round_order(shard_slice.shard, number, seed=seed, epoch=epoch)
+        parts.append(rows[max(0, shard_slice.start - first) : shard_slice.stop - first])
     return np.concatenate(parts)
+
+
+def rounds_of(shard_slice: ShardSlice) -> Iterator[tuple[int, int]]:
+    """Yield the rounds that hold rows of a slice, each with the rows that the shard delivers before it."""
+    shard = shard_slice.shard
+
+    def before(number: int) -> int:
+        starts = (start for start, _ in left_bounds(shard, number))
+        return sum(start for index, start in enumerate(starts) if index not in shard.missing)
+
+    number = bisect_right(range(shard.rounds), shard_slice.start, key=before) - 1
+    while number < shard.rounds and (first := before(number)) < shard_slice.stop:
+        yield number, first
+        number += 1
+
+
+def round_order(shard: Shard, number: int, *, seed: int | None, epoch: int) -> npt.NDArray[np.intp]:
+    """Return the rows that a round of a shard delivers: see `delivery_order`."""
+    starts = np.cumsum([0, *map(shard.excluded.left, shard.splits)])
+    bounds = left_bounds(shard, number)
+    rows = np.concatenate([np.arange(*bound) + begin for begin, bound in zip(starts, bounds, strict=False)])
+    if seed is not None:
+        rows = rows[permutation(len(rows), seed=seed, epoch=epoch, shard=shard, number=number)]
+    if shard.missing:
+        rows = rows[~np.isin(np.searchsorted(starts[1:], rows, side="right"), shard.missing)]
+    return _with_excluded(shard, rows)
+
+
+def _with_excluded(shard: Shard, rows: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+    """Return the numbers of rows among all rows of a shard's splits, given those among the rows not excluded."""
+    if not shard.excluded:
+        return rows
+    spans = ((split.path, split.row_offset, split.row_offset + split.row_length) for split in shard.splits)
+    return np.flatnonzero(~np.concatenate([shard.excluded.flags(*span) for span in spans]))[rows]
 
 
 def rows_of_splits(
@@ -73,19 +107,19 @@ def rows_of_splits(
     No filter drops any. Only the rounds that contain a position are drawn, so that time and memory do not depend on the
     number of rows of the others.
     """
-    lengths = [split.row_length for split in shard.splits]
+    lengths = list(map(shard.excluded.left, shard.splits))
     present = np.ones(len(lengths), dtype=np.int64)
     present[list(shard.missing)] = 0
 
     def before(number: int) -> npt.NDArray[np.int64]:
-        return np.array([length * number // shard.rounds for length in lengths], dtype=np.int64) * present
+        return np.array([start for start, _ in left_bounds(shard, number)], dtype=np.int64) * present
 
     number, drawn = -1, np.empty(0, dtype=np.int64)
     for position in positions:
         found = bisect_right(range(shard.rounds), position, key=lambda number: int(before(number).sum())) - 1
         if found != number:
             number, counts, taken = found, before(found), 0
-            first, in_round = int(counts.sum()), [stop - start for start, stop in round_bounds(shard, number)]
+            first, in_round = int(counts.sum()), [stop - start for start, stop in left_bounds(shard, number)]
             if seed is not None:
                 drawn = np.repeat(np.arange(len(lengths)), in_round)
                 drawn = drawn[permutation(len(drawn), seed=seed, epoch=epoch, shard=shard, number=number)]

@@ -24,7 +24,9 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Batches:
-    """Consecutive batches of a stream, still together as columns. The receipts' rows add up to those of the columns.
+    """Consecutive batches of a stream, still together as columns.
+
+    The rows of the receipts, without excluded ones, add up to those of the columns.
 
     The lease is the memory to release once they are delivered. It is None where later batches have the same memory, or
     where nothing accounts for it.
@@ -38,7 +40,7 @@ class Batches:
     @property
     def sizes(self) -> list[int]:
         """Rows of each batch."""
-        return [receipt.rows for receipt in self.receipts]
+        return [receipt.rows_left for receipt in self.receipts]
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the batches one by one; the work counts as done for the first."""
@@ -56,6 +58,14 @@ class Batches:
         first, others = (join([ColumnSlice(self.columns, start, stop)]) for start, stop in ((0, cut), (cut, rows)))
         head = Batches(first, self.receipts[:count], self.work)
         return head, Batches(others, self.receipts[count:], lease=self.lease)
+
+
+@dataclass(frozen=True, slots=True)
+class EmptyStep:
+    """A step without a batch, since all rows of its batch were excluded after it was cut."""
+
+    receipt: Receipt
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)

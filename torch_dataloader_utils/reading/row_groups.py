@@ -23,14 +23,23 @@ from torch_dataloader_utils.columns.arrow import takeable, width
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import Measures, OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
+from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions, Flags
 from torch_dataloader_utils.planning.manifest import DataFile, Split
+from torch_dataloader_utils.planning.row_hash import file_key, row_marks
 from torch_dataloader_utils.reading.decoder import Decoded, Decoder
 from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
 from torch_dataloader_utils.reading.work import Wait
 
 NONE_DELETED = np.empty(0, dtype=np.int64)
 
-ROW_ID_BYTES = 8
+ADDED_BYTES = 8
+"""What a row takes in each column that is added: of row ids, and of row marks."""
+
+MARKS_COLUMN = "\ufdd0row marks"
+"""The name of the column of row marks. It begins with a character that Unicode reserves for use inside programs."""
+
+REMOVED_COLUMN = "\ufdd0removed"
+"""The name of the column that flags the rows which batches lose after they are cut."""
 
 MOST_DECODERS = 4
 """Row groups that are decoded at once, if the machine has the processors: a row group of few columns keeps few busy."""
@@ -56,19 +65,35 @@ class FileRowGroup:
 class RowGroupReader:
     """Reads the row groups of one stream; keeps the files that it read last open.
 
-    The row id column is an int64 column to add: each row's number among all rows of the manifest.
+    The row id column is an int64 column to add: each row's number among all rows of the manifest. `adds_marks` says
+    whether to add the rows' marks as well. Excluded rows that the plan leaves out are left out; with `flags_removed`,
+    the column `REMOVED_COLUMN` flags those that batches are to lose.
     """
 
-    def __init__(self, files: OpenedFiles, read_cache: ReadCache, row_id_column: str | None = None) -> None:
+    def __init__(
+        self,
+        files: OpenedFiles,
+        read_cache: ReadCache,
+        row_id_column: str | None = None,
+        excluded: EpochExclusions = NOTHING_EXCLUDED,
+        *,
+        adds_marks: bool = False,
+        flags_removed: bool = False,
+    ) -> None:
         self._files = files
+        self._excluded = excluded
+        self._flags_removed = flags_removed
         self._sizes = read_cache.sizes
         self._row_id_column = row_id_column
-        self._schema = files.schema
-        if row_id_column is not None:
-            self._schema = files.schema.append(pa.field(row_id_column, pa.int64()))
+        self._adds_marks = adds_marks
+        added = [*([] if row_id_column is None else [row_id_column]), *([MARKS_COLUMN] if adds_marks else [])]
+        flags = [pa.field(REMOVED_COLUMN, pa.bool_())] if flags_removed else []
+        self._schema = pa.schema([*files.schema, *(pa.field(name, pa.int64()) for name in added), *flags])
+        self._added_bytes_of_row = ADDED_BYTES * len(added) + len(flags)
         self._first_rows = files.manifest.first_rows
         by_path = {file.path: file for file in files.manifest.files}
         self._groups = cache(lambda path: _row_groups(by_path[path]))
+        self._file_key = cache(lambda path: file_key(by_path[path]))
 
         codec = self._codec = files.format.codec(files, read_cache.footers)
         self._measures = cache(self._new_measures)  # small, and needed in any order
@@ -80,13 +105,13 @@ class RowGroupReader:
 
     @property
     def columns(self) -> int:
-        """Number of columns of a table, the row id column included."""
+        """Number of columns of a table, those that are added included."""
         return len(self._schema)
 
     @property
     def knows_rows(self) -> bool:
         """Whether it is known how many rows are delivered of each row group."""
-        return self._files.unknown_rows is None
+        return self._files.unknown_rows is None and self._excluded.unknown_rows is None
 
     def most_requested(self, group: FileRowGroup) -> int:
         """Return how many to request ahead: as many as can be fetched at once, or decoded while one is used."""
@@ -102,6 +127,10 @@ class RowGroupReader:
         start = bisect_left(groups, split.row_offset, key=attrgetter("first_row"))
         stop = bisect_left(groups, split.row_offset + split.row_length, key=attrgetter("first_row"))
         return [group for group in groups[start:stop] if group.rows]
+
+    def rows_left(self, group: FileRowGroup) -> int:
+        """Return the rows of a row group that the plan does not leave out."""
+        return self._excluded.left_out.left(Split(group.path, group.first_row, group.rows))
 
     def name(self, group: FileRowGroup) -> str:
         """Return a row group's name for messages."""
@@ -147,7 +176,7 @@ class RowGroupReader:
         """Return what a row takes in columns that the file does not have."""
         sources = self._files.projection(path).sources
         missing = [field for field, source in zip(self._files.needed, sources, strict=True) if source is None]
-        return sum(width(field.type) for field in missing) + (ROW_ID_BYTES if self._row_id_column is not None else 0)
+        return sum(width(field.type) for field in missing) + self._added_bytes_of_row
 
     def held_bytes(self, table: pa.Table) -> int:
         """Return how large a table will be once it is converted."""
@@ -173,7 +202,7 @@ class RowGroupReader:
     def read(self, group: FileRowGroup) -> pa.Table:
         """Return the rows that the filter keeps of a row group that was requested, in file order.
 
-        The columns are those of the files' schema, and last the row ids if they are added.
+        The columns are those of the files' schema, and last the row ids and marks if they are added.
 
         Raises:
             FileNotFoundError: If the file is gone.
@@ -190,8 +219,8 @@ class RowGroupReader:
     def read_in_parts(self, group: FileRowGroup, rows: int) -> Iterator[tuple[pa.Table, int]]:
         """Yield a row group in parts of at most so many rows. It was requested, but not as a whole.
 
-        Each part is the rows that the filter keeps, and how many there were before the filter. Raises what `read`
-        raises.
+        Each part is the rows that the filter keeps, and how many there were before it and before excluded rows were
+        left out. Raises what `read` raises.
         """
         with self._errors(group):
             done, began = 0, time.perf_counter()
@@ -293,13 +322,41 @@ class RowGroupReader:
             kept[deleted[begin:end] - first] = False
             table = table.filter(pa.array(kept))
         count = rows - int(end - begin)
+        first_row = group.first_row + first - int(begin)  # in the file, deleted rows not counted
         if self._row_id_column is not None:
-            first_id = self._first_rows[group.path] + group.first_row + first - int(begin)
+            first_id = self._first_rows[group.path] + first_row
             row_ids = np.arange(first_id, first_id + count, dtype=np.int64)
             table = table.append_column(self._row_id_column, pa.array(row_ids))
-        if files.filter is not None:
-            table = table.filter(_mask(table, files.filter))
+        if self._adds_marks:
+            marks = row_marks(self._file_key(group.path), first_row, count)
+            table = table.append_column(MARKS_COLUMN, pa.array(marks.view(np.int64)))
+        table = self._without_excluded(table, group.path, first_row)
         return pa.table([table[name] for name in self._schema.names], schema=self._schema), count
+
+    def _without_excluded(self, table: pa.Table, path: str, first: int) -> pa.Table:
+        """Return the rows of a table that the plan and the filter keep, and flag those that batches are to lose.
+
+        The table has all rows of a file from `first` on, but deleted ones.
+        """
+        rows = path, first, first + table.num_rows
+        excluded = self._excluded
+        mask = None if self._files.filter is None else _mask(table, self._files.filter)
+        flags = (
+            excluded.removed.flags(*rows) | self._meets_any(table, excluded.removed_by) if self._flags_removed else None
+        )
+        if excluded.left_out_by or path in excluded.left_out.bounds:
+            kept = pa.array(~(excluded.left_out.flags(*rows) | self._meets_any(table, excluded.left_out_by)))
+            mask = kept if mask is None else pc.and_(mask, kept)
+        if flags is not None:
+            table = table.append_column(REMOVED_COLUMN, pa.array(flags))
+        return table if mask is None else table.filter(mask)
+
+    def _meets_any(self, table: pa.Table, expressions: Iterable[str]) -> Flags:
+        """Return for each row whether one of some expressions, given by their digests, is true."""
+        met = np.zeros(table.num_rows, dtype=bool)
+        for digest in expressions:
+            met |= pc.fill_null(_mask(table, self._files.expressions[digest]), False).to_numpy()  # noqa: FBT003
+        return met
 
 
 class Cursor:

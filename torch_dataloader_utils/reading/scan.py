@@ -36,6 +36,7 @@ class ReadOptions:
         row_id_column: Name of the added row id column, or None.
         row_shuffle_seed: Seed of the permutation inside shards, or None where rows keep their order.
         read_ahead_bytes: Decoded bytes that a stream holds at most; with row-level shuffle a shard may have more.
+        fingerprint: Whether each batch gets the hash of its rows: which rows of which files they are.
     """
 
     batch_size: int
@@ -44,6 +45,7 @@ class ReadOptions:
     row_id_column: str | None
     row_shuffle_seed: int | None
     read_ahead_bytes: int
+    fingerprint: bool
 
 
 @dataclass(frozen=True, slots=True)

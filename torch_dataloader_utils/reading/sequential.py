@@ -50,7 +50,7 @@ class SequentialScan(Scan):
             groups = self.row_groups(position)
             first = 0
             for number, group in enumerate(groups):
-                after = first + group.rows
+                after = first + self.reader.rows_left(group)
                 if not counted or after > shard_slice.start:
                     last = number == len(groups) - 1 or (after >= shard_slice.stop and counted)
                     decoding = self.reader.decoded_bytes(group)
@@ -80,11 +80,13 @@ class SequentialScan(Scan):
         rows = max(1, self.reader.expected_rows(group) * share // self.reader.decoded_bytes(group))
         if not self.reader.knows_sizes(group):
             rows = min(rows, FIRST_ROWS)
-        ends_slice = step.last and self.reader.knows_rows
-        left = min(group.rows, step.shard_slice.stop - step.first) if ends_slice else group.rows
+        counted = self.reader.knows_rows
+        left = self.reader.rows_left(group) if counted else group.rows
+        if step.last and counted:
+            left = min(left, step.shard_slice.stop - step.first)
         lease.merge(self.budget.take(share))
         for read, count in self.reader.read_in_parts(group, rows):
-            left -= count
+            left -= read.num_rows if counted else count
             table = self.delivered(group, read)
             del read
             lease.resize(self.reader.held_bytes(table))

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils.columns.convert import convert
 from torch_dataloader_utils.planning.plan import Shard, ShardSlice
-from torch_dataloader_utils.planning.shuffle import permutation, round_bounds
+from torch_dataloader_utils.planning.shuffle import left_bounds, permutation, round_bounds
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.row_groups import Cursor, FileRowGroup, RowGroupReader
@@ -141,7 +141,7 @@ class ShuffledScan(Scan):
         """Return the order of the rows of rounds, as indices into the tables that are read for them."""
         if shard.rounds == 1 and not shard.missing:
             return _packed(self._permutation(shard, 0, shard.rows))
-        begins, ends = round_bounds(shard, rounds[0]), round_bounds(shard, rounds[-1])
+        begins, ends = left_bounds(shard, rounds[0]), left_bounds(shard, rounds[-1])
         offsets: list[int | None] = []  # from a row's number in its row group to its index in the tables, by split
         rows = 0
         for split, ((begin, _), (_, end)) in enumerate(zip(begins, ends, strict=True)):
@@ -152,7 +152,7 @@ class ShuffledScan(Scan):
         for number in rounds:
             parts = [
                 np.full(stop - start, MISSING) if offset is None else np.arange(start + offset, stop + offset)
-                for (start, stop), offset in zip(round_bounds(shard, number), offsets, strict=True)
+                for (start, stop), offset in zip(left_bounds(shard, number), offsets, strict=True)
             ]
             indices = np.concatenate(parts)
             order = indices[self._permutation(shard, number, len(indices))]
@@ -188,7 +188,7 @@ class ShuffledScan(Scan):
                 indices = self._draw(shard, rounds)
                 parts = [self.delivered(group, cursor.take()) for cursor, group in zip(cursors, groups, strict=True)]
                 rows = sum(part.num_rows for part in parts)
-                last = number == len(blocks) - 1 or (first + rows >= shard_slice.stop and self.reader.knows_rows)
+                last = number == len(blocks) - 1 or first + rows >= shard_slice.stop
                 yield self._shuffled(step, _Block(rounds, first, last, ahead.pop(0), indices), parts)
                 first += rows
                 if last:
@@ -244,7 +244,9 @@ def _begin(shard_slice: ShardSlice) -> tuple[int, int]:
     """Return the round that holds a slice's first row, and the shard's delivered rows before it."""
     first = 0
     for number in range(shard_slice.shard.rounds):
-        rows = sum(_part(shard_slice.shard, range(number, number + 1)))
+        shard = shard_slice.shard
+        bounds = left_bounds(shard, number)
+        rows = sum(stop - start for split, (start, stop) in enumerate(bounds) if split not in shard.missing)
         if first + rows > shard_slice.start:
             return number, first
         first += rows

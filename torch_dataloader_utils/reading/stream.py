@@ -10,9 +10,11 @@ from torch_dataloader_utils.columns.convert import interleave, size_of
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
-from torch_dataloader_utils.reading.batching import Batcher, Batches, StreamEnd
+from torch_dataloader_utils.reading.batching import Batcher, Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
-from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.removal import without_removed
+from torch_dataloader_utils.reading.row_groups import REMOVED_COLUMN, RowGroupReader
+from torch_dataloader_utils.reading.row_marks import with_hashes
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 from torch_dataloader_utils.reading.sequential import SequentialScan
 from torch_dataloader_utils.reading.shuffled import ShuffledScan
@@ -21,7 +23,7 @@ from torch_dataloader_utils.reading.work import Work
 
 def read_assignment(
     files: OpenedFiles, read_cache: ReadCache, assignment: Assignment, options: ReadOptions, budget: MemoryBudget
-) -> Iterator[Batches | StreamEnd]:
+) -> Iterator[Batches | EmptyStep | StreamEnd]:
     """Read what a process is assigned and yield its batches, then its end.
 
     The last receipt says that all slices are done. The budget is the memory for what is read and not yet delivered. Who
@@ -31,9 +33,46 @@ def read_assignment(
         UnreadableFileError: If a file cannot be read.
         ColumnError: If an integer or boolean column holds nulls; the message names the file and the row group.
     """
+    if not _loses_rows(assignment):
+        yield from _read_streams(files, read_cache, assignment, options, budget)
+        return
+    options = replace(options, transform=options.transform.with_flags(REMOVED_COLUMN))
+    yield from without_removed(_read_streams(files, read_cache, assignment, options, budget, flags_removed=True))
+
+
+def _loses_rows(assignment: Assignment) -> bool:
+    """Whether batches of an assignment are to lose rows after they are cut."""
+    removed = assignment.excluded.removed
+    splits = (
+        split for stream in assignment.stream_assignments for part in stream.slices for split in part.shard.present
+    )
+    return bool(assignment.excluded.removed_by) or (bool(removed) and any(map(removed.within, splits)))
+
+
+def _read_streams(
+    files: OpenedFiles,
+    read_cache: ReadCache,
+    assignment: Assignment,
+    options: ReadOptions,
+    budget: MemoryBudget,
+    *,
+    flags_removed: bool = False,
+) -> Iterator[Batches | StreamEnd]:
+    """Read the streams of an assignment and yield their batches, which are still to lose rows, then the end."""
+
+    def new_reader() -> RowGroupReader:
+        return RowGroupReader(
+            files,
+            read_cache,
+            options.row_id_column,
+            assignment.excluded,
+            adds_marks=options.fingerprint,
+            flags_removed=flags_removed,
+        )
+
     streams = assignment.stream_assignments
     if len(streams) == 1:
-        yield from _read_stream(files, read_cache, streams[0], assignment.epoch, options, budget=budget)
+        yield from _read_stream(new_reader(), streams[0], assignment.epoch, options, budget=budget)
         return
     part = replace(options, batch_size=options.batch_size // len(assignment.turns[0]))
     # Half of the budget is for the streams, in equal shares: one that shared with others could wait for their memory,
@@ -43,7 +82,7 @@ def read_assignment(
     readers: dict[int, _StreamReader] = {}
     for stream in streams:
         share = MemoryBudget(max(1, reserved.size // len(streams)))
-        batches = _read_stream(files, read_cache, stream, assignment.epoch, part, budget=share)
+        batches = _read_stream(new_reader(), stream, assignment.epoch, part, budget=share)
         readers[stream.stream] = _StreamReader(batches, part.batch_size, share)
     try:
         turns = [[readers[stream.stream] for stream in turn] for turn in assignment.turns]
@@ -55,8 +94,7 @@ def read_assignment(
 
 
 def _read_stream(
-    files: OpenedFiles,
-    read_cache: ReadCache,
+    reader: RowGroupReader,
     stream: StreamAssignment,
     epoch: int,
     options: ReadOptions,
@@ -64,7 +102,6 @@ def _read_stream(
     budget: MemoryBudget,
 ) -> Generator[Batches | StreamEnd, None, None]:
     """Read the slices of one stream and yield its batches, many together, then its end."""
-    reader = RowGroupReader(files, read_cache, options.row_id_column)
     scan: Scan
     if options.row_shuffle_seed is None:
         scan = SequentialScan(reader, stream.slices, options, budget)
@@ -84,13 +121,19 @@ def _batches(scan: Scan, stream: StreamAssignment, options: ReadOptions) -> Iter
         batcher.add(chunk)
         del chunk  # it must be gone before the next one is read
         for batches in batcher.full_batches():
-            yield replace(batches, work=scan.take_work())
+            yield _completed(batches, scan, options)
             del batches
     if batcher.rows and not options.drop_last:
-        yield replace(batcher.take(batcher.rows), work=scan.take_work())
+        yield _completed(batcher.take(batcher.rows), scan, options)
     batcher.release()
     end = Receipt(stream.stream, len(stream.slices), 0, rows=0, rows_dropped=batcher.rows)
     yield StreamEnd(end, scan.take_work())
+
+
+def _completed(batches: Batches, scan: Scan, options: ReadOptions) -> Batches:
+    """Return batches with what was read for them and, if asked for, with the hash of each one's rows."""
+    read = replace(batches, work=scan.take_work())
+    return with_hashes(read) if options.fingerprint else read
 
 
 def _put_together(turns: list[list[_StreamReader]], budget: MemoryBudget) -> Iterator[Batches | StreamEnd]:

@@ -36,8 +36,7 @@ try:
     from deltalake import DeltaTable
     from deltalake.exceptions import TableNotFoundError
 except ImportError as error:
-    missing = 'DeltaDataset needs deltalake: pip install "torch-dataloader-utils[delta]"'
-    raise ImportError(missing) from error
+    raise ImportError("DeltaDataset needs deltalake: pip install deltalake") from error
 
 
 READER_VERSION = 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,10 +26,10 @@ class AssignmentQueue:
         self._sent = 0
         self._started = 0
 
-    def send(self, assignment: Assignment) -> None:
-        """Send the assignment of the next iteration."""
+    def send(self, parts: Sequence[Assignment]) -> None:
+        """Send the assignments of the next iteration, one for each part of it."""
         self._sent += 1
-        self._queue.put((self._sent, assignment))
+        self._queue.put((self._sent, parts))
 
     def start_iteration(self) -> int:
         """Count one more iteration, in the worker, and return its number for `receive`.
@@ -38,12 +39,12 @@ class AssignmentQueue:
         self._started += 1
         return self._started
 
-    def receive(self, number: int) -> Assignment:
-        """Wait, in the worker, for the assignment of an iteration."""
+    def receive(self, number: int) -> Sequence[Assignment]:
+        """Wait, in the worker, for the assignments of an iteration."""
         while True:
-            sent, assignment = self._queue.get()
+            sent, parts = self._queue.get()
             if sent == number:
-                return assignment  # type: ignore[no-any-return]
+                return parts  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Close the queue."""
@@ -65,13 +66,13 @@ class WorkerChannel:
     page: SharedPage | None
     known: set[str] = field(default_factory=set)
 
-    def send(self, assignment: Assignment) -> None:
-        """Send the assignment of the next iteration, once every message of the one before has arrived."""
+    def send(self, parts: Sequence[Assignment]) -> None:
+        """Send the assignments of the next iteration, once every message of the one before has arrived."""
         self.sizer.reset()
-        self.known.update(assignment.footers)
+        self.known.update(parts[0].footers)
         if self.pool is not None:
             self.pool.free_unheld()
-        self.assignments.send(assignment)
+        self.assignments.send(parts)
 
     @property
     def reading(self) -> str:

@@ -27,7 +27,7 @@ import pyarrow as pa
 import torch
 
 from torch_dataloader_utils.columns.ragged import jagged_parts, split_values
-from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
+from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.workers.collate import is_plain
 from torch_dataloader_utils.workers.shared_memory import Bytes, SharedMemoryPool
 
@@ -38,7 +38,7 @@ MAX_HELD = 2
 """Blocks of one worker that batches in use may hold. Beyond that batches are copied, or a user who keeps many batches
 would leave the worker without a free block."""
 
-Content: TypeAlias = Batch | Batches | StreamEnd
+Content: TypeAlias = Batch | Batches | EmptyStep | StreamEnd
 
 
 @dataclass(frozen=True, slots=True)

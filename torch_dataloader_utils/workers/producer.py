@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -14,7 +14,7 @@ from torch_dataloader_utils.columns.convert import with_lists, with_offsets
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment
-from torch_dataloader_utils.reading.batching import Batch, Batches, StreamEnd
+from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget
 from torch_dataloader_utils.reading.read_ahead import ReadAhead
 from torch_dataloader_utils.reading.scan import ReadOptions
@@ -48,10 +48,12 @@ class Stream:
 
     def without_footers(self) -> Stream:
         """Return the same for a process that gets footers with its assignments."""
-        files = replace(self.opened_files, footers={}, metadata_file=None)
+        files = replace(self.opened_files, footers={}, metadata_file=None, all_columns=None)
         return replace(self, opened_files=files, read_cache=self.read_cache.without_footers())
 
-    def batches(self, assignment: Assignment, *, pin: bool = False) -> Iterator[Batch | StreamEnd]:
+    def batches(
+        self, assignment: Assignment, *, pin: bool = False
+    ) -> Generator[Batch | EmptyStep | StreamEnd, None, None]:
         """Yield a stream's batches one by one, for this process.
 
         `pin` copies tensors into pinned memory: in the thread that reads ahead, or after `collate_fn`.
@@ -63,8 +65,9 @@ class Stream:
         try:
             for content in ahead:
                 report.received(content)
-                if isinstance(content, StreamEnd):
+                if not isinstance(content, Batches):
                     yield report.on(content)
+                    lap("waiting_for_loop_sec")
                     continue
                 for batch in content:
                     collated = collate(batch)
@@ -83,11 +86,15 @@ class Stream:
             ahead.release()
             ahead.close()
 
-    def messages(self, assignment: Assignment, channel: WorkerChannel) -> Iterator[Message]:
-        """Yield a stream's batches packed, for the training process."""
-        self.read_cache.footers.add(assignment.footers)
+    def messages(self, parts: Sequence[Assignment], channel: WorkerChannel) -> Iterator[Message]:
+        """Yield a stream's batches packed, for the training process, part after part."""
+        self.read_cache.footers.add(parts[0].footers)
         report = _Report(self)
-        outgoing = _Outgoing(assignment, channel, report)
+        outgoing = _Outgoing(parts[0], channel, report)
+        for assignment in parts:
+            yield from self._messages_of(assignment, outgoing, report)
+
+    def _messages_of(self, assignment: Assignment, outgoing: _Outgoing, report: _Report) -> Iterator[Message]:
         collate = self._collate(assignment)
         ahead = self._ahead(assignment)
         try:
@@ -105,7 +112,7 @@ class Stream:
                             yield from outgoing.flush()
                             ahead.release()
                     del part, packable
-                if isinstance(content, StreamEnd):
+                if not isinstance(content, Batches):
                     outgoing.add(content)
                 elif content.lease is not None:
                     ahead.retire(content.lease)
@@ -121,8 +128,8 @@ class Stream:
 
     def _ahead(
         self, assignment: Assignment, prepare: Callable[[Batches], Batches] | None = None
-    ) -> ReadAhead[Batches | StreamEnd]:
-        def read(budget: MemoryBudget) -> Iterator[Batches | StreamEnd]:
+    ) -> ReadAhead[Batches | EmptyStep | StreamEnd]:
+        def read(budget: MemoryBudget) -> Iterator[Batches | EmptyStep | StreamEnd]:
             for content in read_assignment(self.opened_files, self.read_cache, assignment, self.options, budget):
                 yield prepare(content) if prepare is not None and isinstance(content, Batches) else content
 
@@ -201,7 +208,7 @@ class _Report:
         self.due = 0.0
         self.watch = Stopwatch()
 
-    def received(self, content: Batches | StreamEnd) -> None:
+    def received(self, content: Batches | EmptyStep | StreamEnd) -> None:
         """Note where the time went in which the content was waited for."""
         waits: tuple[Wait, ...] = ()
         if content.work is not None:
@@ -234,11 +241,11 @@ class _Outgoing:
         self.size = self.space = self._channel.sizer.batches(self._number)
 
     def add(self, content: Content | Alone) -> None:
-        """Add batches or the stream's end to the message."""
+        """Add batches, a step without a batch, or the stream's end to the message."""
         self.contents.append(content.batch if isinstance(content, Alone) else content)
         if isinstance(content, Alone):
             self.space = 0  # the message is sent at once
-        elif not isinstance(content, StreamEnd):
+        elif not isinstance(content, (EmptyStep, StreamEnd)):
             self.space -= len(content.receipts) if isinstance(content, Batches) else 1
 
     def flush(self) -> Iterator[Message]:

@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from accelerate import Accelerator
+from accelerate import Accelerator, skip_first_batches
 from jobs.groups import end_process
 
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import StructuredDataLoader, StructuredDataset, to_device
 from torch_dataloader_utils.integrations.accelerate import PreparedLoader, prepare_loader
 
 EPOCHS = 2
@@ -68,6 +68,24 @@ def refuses_plain_prepare(accelerator: Accelerator, prepared: PreparedLoader) ->
     return False
 
 
+def refusal_of_a_skip(prepared: PreparedLoader) -> str:
+    """Return what Accelerate's own way to resume says."""
+    try:
+        skip_first_batches(prepared, 3)
+    except AttributeError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def refusal_of_a_loader_on_a_device(accelerator: Accelerator, loader: StructuredDataLoader) -> str:
+    """Return what a loader says that already moves its batches."""
+    try:
+        prepare_loader(accelerator, to_device(loader, "cpu"))
+    except TypeError as error:
+        return str(error)
+    return "nothing was raised"
+
+
 def main() -> None:
     """Train."""
     arguments = json.loads(sys.argv[1])
@@ -86,6 +104,12 @@ def main() -> None:
     )
     prepared = prepare_loader(accelerator, loader)
     assert refuses_plain_prepare(accelerator, prepared)
+    refusal = refusal_of_a_skip(prepared)
+    assert "skip_first_batches" in refusal, refusal
+    assert "accelerator.load_state" in refusal, refusal
+    refusal = refusal_of_a_loader_on_a_device(accelerator, loader)
+    assert "loader is DeviceLoader" in refusal, refusal
+    assert "pass its attribute `loader`" in refusal, refusal
     trained = Trained(accelerator)
     accelerator.register_for_checkpointing(trained)
     if (directory / "newest").exists():

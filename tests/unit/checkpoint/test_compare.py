@@ -611,7 +611,7 @@ def test_another_version_of_the_layout_is_named(data, version):
 @pytest.mark.parametrize("key", KEYS)
 def test_a_missing_key_is_named(data, key):
     _, state = saved(data)
-    assert set(state) == {*KEYS, "plan_digest", "refused_by_dcp"}
+    assert set(state) == {*KEYS, "excluded", "plan_digest", "refused_by_dcp", "batch_size", "drop_last"}
     del state[key]
     _, dataset = open_loader(data)
     with pytest.raises(ValueError, match=re.escape(f"state['{key}'] is missing")):

@@ -46,6 +46,7 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "partitioning": ("directories", TypeError),
     "manifest": (b"no manifest", ValueError),
     "row_id_column": ("", TypeError),
+    "fingerprint": ("yes", TypeError),
     "uneven_ranks": ("stop", ValueError),
     "virtual_ranks": (4, ValueError),
     "virtual_workers": (4, ValueError),

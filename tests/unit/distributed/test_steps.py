@@ -12,6 +12,9 @@ import torch.distributed as dist
 from support import batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils.distributed import in_step
+from torch_dataloader_utils.distributed.gather import on_all_ranks
+
+reduce = dist.all_reduce
 
 
 @pytest.fixture
@@ -54,6 +57,16 @@ def test_a_batch_that_cannot_be_fetched_takes_none_before_it_along(path, uneven,
     assert state["batches_delivered"] == len(taken)
     loader.load_state_dict(state)
     assert taken + batches_of(in_step(loader, uneven=uneven)) == whole
+
+
+@pytest.mark.usefixtures("_group")
+@pytest.mark.parametrize("claim", [True, False])
+def test_a_claim_of_all_ranks_is_one_sum_and_no_exchange_of_objects(monkeypatch, claim):
+    sums = []
+    monkeypatch.setattr(dist, "all_gather_object", None)
+    monkeypatch.setattr(dist, "all_reduce", lambda *args, **options: sums.append(args) or reduce(*args, **options))
+    assert on_all_ranks(claim) == claim
+    assert len(sums) == 1
 
 
 @pytest.mark.usefixtures("_group")

@@ -11,7 +11,7 @@ from torch_dataloader_utils.reading.work import Counters
 
 def reading(waiting: float, working: float, *workers: Counters, batches: int = 100) -> MetricsReading:
     counted = tuple(WorkerMetrics(counters=counters) for counters in workers)
-    return MetricsReading(batches, 0, 0, LoopSeconds(3.0, waiting, working), counted)
+    return MetricsReading({"batches_delivered": batches}, LoopSeconds(3.0, waiting, working), counted)
 
 
 def test_the_sentence_names_the_stage_and_the_idle_cpus():

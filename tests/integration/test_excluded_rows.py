@@ -1,0 +1,658 @@
+"""Excluded rows: batches of the current epoch lose them, later epochs are planned without them, states keep them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pairwise import pairwise
+from row_hashes import entry_of
+from support import batches_of, edited, open_loader, rows_of, write_dataset
+
+from torch_dataloader_utils import CheckpointMismatchError, LedgerUnknownError, RankMismatchError
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning"),
+]
+
+FILES = ((90, 10), (3, 10), (131, 20), (40, 7), (60, 60))
+ROWS = sum(rows for rows, _ in FILES)
+FIRST = [0, *itertools.accumulate(rows for rows, _ in FILES)]
+
+ORDERS: dict[str, dict[str, Any]] = {
+    "in order": {},
+    "shards shuffled": {"shuffle": True},
+    "rows shuffled": {"shuffle": True, "shuffle_buffer_size": 45},
+    "rows shuffled in rounds": {"shuffle": True, "shuffle_buffer_size": 8, "shuffle_interleave": 3},
+}
+KEPT = [row for row in range(ROWS) if row < 260 and not row & 32]
+FILTERS: dict[str, Any] = {
+    "all rows": None,
+    "filtered": (pc.field("value") < 260) & (pc.bit_wise_and(pc.field("value"), 32) == 0),
+}
+BAD = {0, 1, 2, 9, 10, 35, *range(60, 93), 150, 171, 188, *range(224, 240), 263, 264, 300, ROWS - 1}
+"""The first row and the last, neighbours over the end of a row group, whole row groups, and a whole file."""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("data")
+    assert write_dataset(directory, FILES) == ROWS
+    return directory
+
+
+def named(rows: Iterable[int]) -> list[tuple[str, int]]:
+    """Return rows as pairs of a path and a row number, in no order."""
+    pairs = []
+    for row in rows:
+        file = max(number for number, first in enumerate(FIRST[:-1]) if first <= row)
+        pairs.append((f"part-{file:03d}.parquet", row - FIRST[file]))
+    random.Random(7).shuffle(pairs)
+    return pairs
+
+
+def ids(rows: Iterable[tuple[str, int]]) -> set[int]:
+    """Return the row ids of rows that are given by path and row number."""
+    return {FIRST[int(path.removeprefix("part-").removesuffix(".parquet"))] + row for path, row in rows}
+
+
+def without(batches: Iterable[Sequence[int]], rows: Iterable[int]) -> list[list[int]]:
+    """Return batches without some rows, and without the batches that then have none."""
+    gone = set(rows)
+    shorter = ([row for row in batch if row not in gone] for batch in batches)
+    return [batch for batch in shorter if batch]
+
+
+def through_json(state: Any) -> Any:
+    return json.loads(json.dumps(state))
+
+
+# The current epoch ---------------------------------------------------------------------------------------------------
+
+
+@pairwise(most=12, order=ORDERS, kept=FILTERS, num_workers=[0, 2], output_format=["torch", "numpy", "arrow", "dict"])
+def test_batches_of_the_current_epoch_lose_the_rows_and_nothing_else(path, order, kept, num_workers, output_format):
+    options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7, "output_format": output_format}
+    plain, _ = open_loader(path, **options)
+    as_planned = [(rows_of(batch), list(map(str, batch["name"]))) for batch in plain]
+    loader, dataset = open_loader(path, **options, num_workers=num_workers)
+    iterator = iter(loader)
+    seen = [rows_of(next(iterator)) for _ in range(3)]
+    loader.exclude(named(BAD))
+    seen += [rows_of(next(iterator))]
+    if num_workers == 0:
+        assert seen == [rows for rows, _ in as_planned[:4]]  # from the next `iter` on
+    loader.load_state_dict(through_json(loader.state_dict()))
+    plain, _ = open_loader(path, **options, num_workers=num_workers)
+    as_planned = [(rows_of(batch), list(map(str, batch["name"]))) for batch in plain]
+    rest = [(rows_of(batch), list(map(str, batch["name"]))) for batch in loader]
+    kept_rows = [[(row, name) for row, name in zip(*batch, strict=True) if row not in BAD] for batch in as_planned[4:]]
+    assert [list(zip(*batch, strict=True)) for batch in rest] == [batch for batch in kept_rows if batch]
+    lost = sum(row in BAD for rows, _ in as_planned[4:] for row in rows)
+    metrics = dataset.get_metrics()
+    assert metrics["rows_excluded"] == lost > 0
+    assert metrics["batches_delivered"] == len(rest)
+    assert metrics["rows_delivered"] == sum(len(rows) for rows, _ in as_planned[4:])
+    assert loader.state_dict()["batches_delivered"] == len(as_planned)
+
+
+GRID = {"virtual_ranks": 4, "virtual_workers": 2}
+BALANCED: dict[str, dict[str, Any]] = {
+    "uneven": {},
+    "dropped": {"uneven_ranks": "drop"},
+    "padded": {"uneven_ranks": "pad"},
+    "grid dropped": {"uneven_ranks": "drop", **GRID},
+    "grid padded": {"uneven_ranks": "pad", **GRID},
+}
+
+
+@pairwise(most=10, order=ORDERS, num_workers=[0, 2], balanced=BALANCED)
+def test_state_after_any_batch_goes_on_without_the_rows(path, order, num_workers, balanced):
+    options: dict[str, Any] = {**ORDERS[order], **BALANCED[balanced], "batch_size": 8, "num_workers": num_workers}
+    as_planned = batches_of(open_loader(path, **options)[0])
+    loader = open_loader(path, **options)[0]
+    loader.exclude(named(BAD))
+    states, seen = [through_json(loader.state_dict())], []
+    for batch in loader:
+        seen.append(rows_of(batch))
+        states.append(through_json(loader.state_dict()))
+    assert seen == without(as_planned, BAD)
+    last = through_json(loader.state_dict())  # of the end: empty steps may have followed the last batch
+    for stop in [0, 1, 5, len(seen) // 2, len(seen) - 1]:
+        again = open_loader(path, **options)[0]  # a new process: the state brings what is excluded
+        again.load_state_dict(states[stop])
+        assert batches_of(again) == seen[stop:]
+        assert through_json(again.state_dict()) == last
+
+
+def test_step_without_a_row_left_is_passed_and_counted(path):
+    loader, dataset = open_loader(path, batch_size=10)
+    loader.exclude({"part-000.parquet": range(90), "part-004.parquet": [59]})
+    iterator = iter(loader)
+    assert rows_of(next(iterator)) == list(range(90, 100))
+    assert loader.state_dict()["batches_delivered"] == 10
+    assert [rows_of(batch) for batch in iterator] == without(
+        [list(range(first, min(first + 10, ROWS))) for first in range(100, ROWS, 10)], [ROWS - 1]
+    )
+    assert dataset.is_finished
+    assert dataset.get_metrics()["batches_delivered"] == len(loader) - 9
+    assert loader.state_dict()["batches_delivered"] == len(loader)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_epoch_of_which_no_row_is_left_is_passed(path, num_workers):
+    loader, dataset = open_loader(path, num_workers=num_workers)
+    loader.exclude(named(range(ROWS)))
+    assert batches_of(loader) == []
+    assert dataset.is_finished
+    dataset.set_epoch(1)
+    assert len(loader) == 0
+    assert batches_of(loader) == []
+
+
+def test_collate_function_sees_no_excluded_row_and_no_empty_batch(path):
+    seen: list[list[int]] = []
+
+    def collate(batch: dict[str, Any]) -> Any:
+        seen.append(rows_of(batch))
+        return batch
+
+    loader, _ = open_loader(path, batch_size=10, collate_fn=collate)
+    loader.exclude(named(BAD))
+    wanted = without([list(range(first, min(first + 10, ROWS))) for first in range(0, ROWS, 10)], BAD)
+    assert batches_of(loader) == seen == wanted
+
+
+def test_values_of_every_form_stay_with_their_rows(tmp_path):
+    table = pa.table(
+        {
+            "value": np.arange(50),
+            "list": [list(range(row % 4)) for row in range(50)],
+            "text": [f"text {row}" * (row % 3) for row in range(50)],
+            "vector": pa.FixedSizeListArray.from_arrays(pa.array(np.arange(100.0)), 2),
+        }
+    )
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=13)
+    for output_format in ("torch", "numpy", "dict", "arrow"):
+        loader, _ = open_loader(tmp_path, batch_size=8, output_format=output_format)
+        loader.exclude([("a.parquet", row) for row in (0, 7, 8, 20, 21, 49)])
+        for batch in loader:
+            rows = rows_of(batch)
+            lists = batch["list"].unbind() if output_format == "torch" else batch["list"]
+            assert [np.asarray(one.as_py() if output_format == "arrow" else one).tolist() for one in lists] == [
+                list(range(row % 4)) for row in rows
+            ]
+            assert list(map(str, batch["text"])) == [f"text {row}" * (row % 3) for row in rows]
+            vectors = batch["vector"].to_pylist() if output_format == "arrow" else np.asarray(batch["vector"]).tolist()
+            assert vectors == [[2.0 * row, 2.0 * row + 1] for row in rows]
+
+
+# Later epochs --------------------------------------------------------------------------------------------------------
+
+
+@pairwise(most=12, order=ORDERS, kept=FILTERS, num_workers=[0, 2], files=["numbers known", "text"])
+def test_next_epoch_is_planned_without_the_rows(path, order, kept, num_workers, files):
+    options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7, "num_workers": num_workers}
+    if files == "numbers known":
+        options["columns"] = ["score"]
+    loader, dataset = open_loader(path, **options)
+    loader.exclude(named(BAD))
+    dataset.set_epoch(1)
+    wanted = set(KEPT if kept == "filtered" else range(ROWS)) - BAD
+    batches, states = [], [through_json(loader.state_dict())]
+    for batch in loader:
+        batches.append(rows_of(batch))
+        states.append(through_json(loader.state_dict()))
+    assert Counter(itertools.chain(*batches)) == Counter(wanted)
+    assert [len(batch) for batch in batches].count(7) >= len(batches) - max(1, num_workers)
+    if kept == "all rows":
+        assert len(loader) == len(batches)
+    assert dataset.get_metrics()["rows_excluded"] == 0
+    for stop in [0, 1, len(batches) // 2, len(batches) - 1]:
+        again = open_loader(path, **options)[0]
+        again.load_state_dict(states[stop])
+        assert batches_of(again) == batches[stop:]
+
+
+@pairwise(most=8, order=ORDERS, uneven=["drop", "pad"], num_workers=[0, 2])
+def test_next_epoch_is_balanced_without_the_rows(path, order, uneven, num_workers):
+    options = {**ORDERS[order], "uneven_ranks": uneven, "batch_size": 7, "num_workers": num_workers}
+    seen, lengths = Counter[int](), set()
+    for rank in range(3):
+        loader, dataset = open_loader(path, **options, num_ranks=3, rank=rank)
+        loader.exclude(named(BAD))
+        dataset.set_epoch(1)
+        batches = batches_of(loader)
+        lengths.add(tuple(map(len, batches)))
+        assert len(loader) == len(batches)
+        seen.update(itertools.chain(*batches))
+        uneven_rows = dataset.get_metrics()
+    assert len(lengths) == 1
+    dropped, repeated = ids(uneven_rows["uneven_rows_dropped"]), Counter(ids(uneven_rows["uneven_rows_repeated"]))
+    assert len(dropped) < 3
+    assert seen - repeated == Counter(set(range(ROWS)) - BAD - dropped)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_rows_excluded_while_an_epoch_runs_stay_in_its_plan(path, order):
+    """Rows of two epochs: those that were excluded before are left out, those of this epoch are lost."""
+    options = {**ORDERS[order], "batch_size": 7}
+    loader, dataset = open_loader(path, **options)
+    first, second = named(BAD)[:30], named(BAD)[30:]
+    loader.exclude(first)
+    dataset.set_epoch(1)
+    as_planned = batches_of(loader)
+    loader.exclude(second)
+    dataset.set_epoch(0)
+    dataset.set_epoch(1)
+    assert batches_of(loader) == without(as_planned, ids(second))
+    dataset.set_epoch(2)
+    assert set(itertools.chain(*batches_of(loader))) == set(range(ROWS)) - BAD
+
+
+# Resumes over epochs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("uneven", "kept"), [("allow", "all rows"), ("drop", "all rows"), ("pad", "all rows"), ("allow", "filtered")]
+)
+@pytest.mark.parametrize("run", [0, 1, *(pytest.param(run, marks=pytest.mark.soak) for run in range(2, 40))])
+def test_delivered_excluded_and_dropped_rows_are_the_epoch(path, order, uneven, kept, run):
+    """Any ranks, resumed strictly or elastically at any batches, with rows excluded at any of these moments."""
+    draw = random.Random(f"{order} {uneven} {kept} {run}")
+    options = {**ORDERS[order], "uneven_ranks": uneven, "filters": FILTERS[kept], "batch_size": draw.choice([4, 7, 12])}
+    journey = Journey(path, options, draw)
+    wanted = set(KEPT if kept == "filtered" else range(ROWS))
+    for epoch in range(3):
+        left_out = {row for row, since in journey.excluded.items() if since < epoch}
+        seen, dropped = Counter[int](), set[int]()
+        legs = draw.randint(1, 3)
+        for leg in range(legs):
+            loaders = journey.opened(epoch)
+            rows = journey.delivered(loaders, None if leg == legs - 1 else draw.randint(0, 12))
+            assert not set(rows) & journey.excluded.keys()
+            seen.update(rows)
+            dropped |= ids(loaders[0].dataset.get_metrics().get("uneven_rows_dropped", ()))
+        assert set(seen) <= wanted - left_out
+        assert set(seen) | journey.excluded.keys() | dropped >= wanted
+        assert seen.total() - len(seen) <= (2 * legs if uneven == "pad" else 0)
+
+
+class Journey:
+    """A run that is killed and resumed, by as many ranks or by others, while rows are excluded.
+
+    Attributes:
+        excluded: The excluded rows, by the epoch in which they were excluded.
+    """
+
+    def __init__(self, path: Path, options: dict[str, Any], draw: random.Random) -> None:
+        self._path, self._options, self._draw = path, options, draw
+        self._num_ranks = draw.randint(1, 3)
+        self._states: list[Any] = []
+        self._epoch = 0
+        self.excluded: dict[int, int] = {}
+
+    def opened(self, epoch: int) -> list[Any]:
+        """Open the loaders of all ranks, where the last ones stood, and exclude rows at one of three moments."""
+        strict = self._draw.random() < 0.5
+        self._num_ranks = self._num_ranks if strict else self._draw.randint(1, 3)
+        new = self._draw.sample(range(ROWS), 25) if self._draw.random() < 0.6 else []
+        moment = self._draw.choice(["before the load", "before the epoch", "in the epoch"])
+        since = epoch if moment == "in the epoch" else self._epoch
+        self.excluded = dict.fromkeys(new, since) | self.excluded
+        loaders = []
+        for rank in range(self._num_ranks):
+            loader, dataset = open_loader(self._path, **self._options, num_ranks=self._num_ranks, rank=rank)
+            if moment == "before the load":
+                loader.exclude(named(new))
+            if self._states:
+                loader.load_state_dict(self._states, strict=strict)
+            if moment == "before the epoch":
+                loader.exclude(named(new))
+            dataset.set_epoch(epoch)
+            if moment == "in the epoch":
+                loader.exclude(named(new))
+            loaders.append(loader)
+        self._epoch = epoch
+        return loaders
+
+    def delivered(self, loaders: Sequence[Any], stop: int | None) -> list[int]:
+        """Deliver some batches of each rank, and save the states."""
+        rows = [row for loader in loaders for batch in itertools.islice(loader, stop) for row in rows_of(batch)]
+        self._states = [through_json(loader.state_dict()) for loader in loaders]
+        return rows
+
+
+# Expressions ---------------------------------------------------------------------------------------------------------
+
+BY_SCORE = (pc.field("score") > 20) & (pc.bit_wise_and(pc.field("value"), 5) == 0)
+BY_NAME = [("name", "in", [f"row {row}" for row in BAD])]
+MATCHING = {row for row in range(ROWS) if row / 7 > 20 and row & 5 == 0}
+EXPRESSIONS: dict[str, tuple[Any, set[int]]] = {
+    "expression": (BY_SCORE, MATCHING),
+    "conditions": (BY_NAME, BAD),
+    "alternatives": ([[("value", "<", 5)], [("value", ">=", 300)]], {*range(5), *range(300, ROWS)}),
+}
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "all columns": {"num_workers": 0},
+    "one column": {"num_workers": 2, "columns": ["score"]},
+    "row ids alone": {"num_workers": 0, "columns": []},
+}
+
+
+@pairwise(most=12, order=ORDERS, kept=FILTERS, form=FORMS, by=EXPRESSIONS)
+def test_batches_lose_the_rows_for_which_an_expression_is_true(path, order, kept, form, by):
+    options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7, **FORMS[form]}
+    expression, rows = EXPRESSIONS[by]
+    as_planned = batches_of(open_loader(path, **options)[0])
+    loader, dataset = open_loader(path, **options)
+    iterator = iter(loader)
+    assert [rows_of(next(iterator)) for _ in range(2)] == as_planned[:2]
+    loader.exclude(expression)
+    loader.load_state_dict(through_json(loader.state_dict()))
+    states, seen = [through_json(loader.state_dict())], []
+    for batch in loader:  # of workers, those that had been started do not know the expression
+        assert list(batch) == [*options.get("columns", ["value", "score", "name"]), "row"]
+        seen.append(rows_of(batch))
+        states.append(through_json(loader.state_dict()))
+    assert seen == without(as_planned[2:], rows)
+    assert dataset.get_metrics()["rows_excluded"] == len(rows & set(itertools.chain(*as_planned[2:])))
+    for stop in [0, len(seen) // 2]:
+        again = open_loader(path, **options)[0]
+        with pytest.raises(
+            CheckpointMismatchError, match=r"excludes rows by the expression .* which this run does not"
+        ):
+            again.load_state_dict(states[stop])
+        again.exclude(expression)
+        again.load_state_dict(states[stop])
+        assert batches_of(again) == seen[stop:]
+
+
+@pairwise(most=12, order=ORDERS, kept=FILTERS, form=FORMS, by=EXPRESSIONS)
+def test_next_epoch_is_read_without_the_rows_for_which_an_expression_is_true(path, order, kept, form, by):
+    options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7, **FORMS[form]}
+    expression, rows = EXPRESSIONS[by]
+    loader, dataset = open_loader(path, **options)
+    loader.exclude(expression)
+    dataset.set_epoch(1)
+    with pytest.raises(TypeError, match=r"only reading tells how many rows the (filter|excluded expression) leaves"):
+        len(loader)
+    states, seen = [through_json(loader.state_dict())], []
+    for batch in loader:
+        seen.append(rows_of(batch))
+        states.append(through_json(loader.state_dict()))
+    assert Counter(itertools.chain(*seen)) == Counter(set(KEPT if kept == "filtered" else range(ROWS)) - rows)
+    assert sum(len(batch) < 7 for batch in seen) <= 2
+    for stop in [0, len(seen) // 2]:
+        again = open_loader(path, **options)[0]
+        again.exclude(expression)
+        again.load_state_dict(states[stop])
+        assert batches_of(again) == seen[stop:]
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_elastic_loads_go_on_without_what_an_expression_excludes(path, order):
+    options = {**ORDERS[order], "batch_size": 7}
+    for epoch in (0, 1):
+        seen, states = [], []
+        for rank in range(3):
+            loader, dataset = open_loader(path, **options, num_ranks=3, rank=rank)
+            loader.exclude(BY_SCORE)
+            loader.exclude(named(BAD))
+            dataset.set_epoch(epoch)
+            seen += [row for batch in itertools.islice(loader, 4) for row in rows_of(batch)]
+            states.append(through_json(loader.state_dict()))
+        for rank in range(2):
+            loader, _ = open_loader(path, **options, num_ranks=2, rank=rank)
+            loader.exclude(BY_SCORE)
+            loader.load_state_dict(states, strict=False)
+            seen += itertools.chain(*batches_of(loader))
+        assert Counter(seen) == Counter(set(range(ROWS)) - BAD - MATCHING)
+
+
+def test_null_is_not_true(tmp_path):
+    values = pa.array([None if row % 3 == 0 else row for row in range(20)], pa.int64())
+    pq.write_table(pa.table({"value": values}), tmp_path / "a.parquet")
+    loader, dataset = open_loader(tmp_path, columns=[])
+    loader.exclude(pc.field("value") > 10)
+    wanted = [row for row in range(20) if row % 3 == 0 or row <= 10]
+    assert list(itertools.chain(*batches_of(loader))) == wanted
+    dataset.set_epoch(1)
+    assert list(itertools.chain(*batches_of(loader))) == wanted
+
+
+@pytest.mark.parametrize("uneven", ["drop", "pad"])
+def test_an_expression_is_refused_where_ranks_are_balanced(path, uneven):
+    loader, dataset = open_loader(path, uneven_ranks=uneven)
+    before = dataset.plan_digest
+    with pytest.raises(ValueError, match=f"exclude: uneven_ranks='{uneven}' needs the number of rows"):
+        loader.exclude(BY_SCORE)
+    assert dataset.plan_digest == before
+    assert loader.state_dict()["excluded"] is None
+
+
+# States and ranks ----------------------------------------------------------------------------------------------------
+
+
+def test_ranks_that_exclude_differently_have_different_plans_and_states_that_do_not_fit(path):
+    opened = [open_loader(path, num_ranks=2, rank=rank, batch_size=8) for rank in range(2)]
+    assert opened[0][1].plan_digest == opened[1][1].plan_digest
+    opened[0][0].exclude(named([5]))
+    assert opened[0][1].plan_digest != opened[1][1].plan_digest
+    states = [loader.state_dict() for loader, _ in opened]
+    with pytest.raises(RankMismatchError, match=r"ranks \[1\] were saved under other exclusions than rank 0"):
+        open_loader(path, num_ranks=1, rank=0)[0].load_state_dict(states, strict=False)
+    opened[1][0].exclude({"part-000.parquet": np.array([5, 5], dtype=np.uint8)})
+    assert opened[0][1].plan_digest == opened[1][1].plan_digest
+    opened[0][0].exclude(BY_SCORE)
+    assert opened[0][1].plan_digest != opened[1][1].plan_digest
+
+
+def test_state_that_lacks_rows_keeps_them_excluded_in_its_own_epoch(path):
+    loader, dataset = open_loader(path, batch_size=10)
+    dataset.set_epoch(3)
+    as_planned = batches_of(open_loader(path, batch_size=10)[0])
+    iterator = iter(loader)
+    next(iterator)
+    state = through_json(loader.state_dict())
+    loader.exclude(named(BAD))
+    loader.load_state_dict(state)  # rolled back to before the call
+    assert batches_of(loader) == without(as_planned[1:], BAD)
+    fresh, dataset = open_loader(path, batch_size=10)
+    fresh.exclude(named(BAD))  # in epoch 0
+    fresh.load_state_dict(state)
+    assert batches_of(fresh) == without(as_planned[1:], BAD)
+    dataset.set_epoch(4)
+    assert len(fresh) == -(-(ROWS - len(BAD)) // 10)
+
+
+HOSTILE: dict[str, Any] = {
+    "no dictionary": [],
+    "no list": {"rows": {}, "expressions": []},
+    "epoch missing": {"rows": [{"rows": [0, 1]}], "expressions": []},
+    "negative epoch": {"rows": [{"epoch": -1, "rows": [0, 1]}], "expressions": []},
+    "epochs fall": {"rows": [{"epoch": 2, "rows": [0, 1]}, {"epoch": 1, "rows": [4, 5]}], "expressions": []},
+    "a row in two epochs": {"rows": [{"epoch": 1, "rows": [0, 9]}, {"epoch": 2, "rows": [8, 10]}], "expressions": []},
+    "an odd number": {"rows": [{"epoch": 0, "rows": [0]}], "expressions": []},
+    "no rows": {"rows": [{"epoch": 0, "rows": []}], "expressions": []},
+    "texts": {"rows": [{"epoch": 0, "rows": ["0", "1"]}], "expressions": []},
+    "booleans": {"rows": [{"epoch": 0, "rows": [False, True]}], "expressions": []},
+    "negative row": {"rows": [{"epoch": 0, "rows": [-1, 1]}], "expressions": []},
+    "falling rows": {"rows": [{"epoch": 0, "rows": [5, 3]}], "expressions": []},
+    "beyond the end": {"rows": [{"epoch": 0, "rows": [0, ROWS + 1]}], "expressions": []},
+    "a huge number": {"rows": [{"epoch": 0, "rows": [0, 10**30]}], "expressions": []},
+    "no expressions": {"rows": []},
+    "expression without digest": {"rows": [], "expressions": [{"epoch": 0, "text": "x"}]},
+    "expression twice": {"rows": [], "expressions": [{"epoch": 0, "digest": "a", "text": "x"}] * 2},
+}
+
+
+@pytest.mark.parametrize("value", HOSTILE)
+def test_wrong_value_in_a_state_is_named(path, value):
+    loader, _ = open_loader(path)
+    loader.exclude(named([3]))
+    state = edited(loader.state_dict(), excluded=HOSTILE[value])
+    with pytest.raises(ValueError, match=r"not a state of this package: state\['excluded'\]"):
+        open_loader(path)[0].load_state_dict(state)
+
+
+def test_edited_rows_are_noticed_by_the_checksum(path):
+    loader, _ = open_loader(path)
+    loader.exclude(named([3]))
+    state = loader.state_dict()
+    state["excluded"]["rows"][0]["rows"] = [4, 5]
+    with pytest.raises(ValueError, match="its checksum is"):
+        open_loader(path)[0].load_state_dict(state)
+
+
+WRONG: dict[str, tuple[Any, type[Exception], str]] = {
+    "unknown file": ([("part-9.parquet", 0)], ValueError, "has no file 'part-9.parquet'.*did you mean 'part-0"),
+    "whole path": ([("/data/part-000.parquet", 0)], ValueError, "has no file '/data/part-000.parquet'; paths are rel"),
+    "row too large": ([("part-001.parquet", 3)], ValueError, "part-001.parquet has no row 3: its 3 rows have"),
+    "row too small": ({"part-001.parquet": [-1]}, ValueError, "part-001.parquet has no row -1"),
+    "range too long": ({"part-001.parquet": range(2, 5)}, ValueError, "part-001.parquet has no row 4"),
+    "a huge row": ([("part-001.parquet", 10**30)], ValueError, "part-001.parquet has no row 1000000"),
+    "no pairs": ([1, 2], TypeError, "1 is no pair of a path and a row number"),
+    "a number": (7, TypeError, "expected pairs of a path and a row number"),
+    "a text": ("part-001.parquet", TypeError, "expected pairs of a path and a row number"),
+    "no path": ([(1, 2)], TypeError, "1 is int, expected a path"),
+    "no row number": ([("part-001.parquet", 1.0)], TypeError, "expected row numbers"),
+    "no row numbers": ({"part-001.parquet": 1}, TypeError, "expected row numbers"),
+    "booleans": ({"part-001.parquet": [True]}, TypeError, "expected row numbers"),
+    "no column": (pc.field("nam") == "x", ValueError, "there is no column 'nam'"),
+    "no condition": (pc.field("value") + 1, ValueError, "not true or false"),
+    "wrong operator": ([("value", "~", 1)], ValueError, "expected one of the operators"),
+}
+
+
+@pytest.mark.parametrize("rows", WRONG)
+def test_rows_that_do_not_exist_are_named(path, rows):
+    loader, _ = open_loader(path)
+    value, error, message = WRONG[rows]
+    with pytest.raises(error, match=message):
+        loader.exclude(value)
+    assert loader.state_dict()["excluded"] is None
+
+
+def test_nothing_is_excluded_by_no_rows(path):
+    loader, dataset = open_loader(path)
+    digest = dataset.plan_digest
+    for nothing in ([], {}, iter(()), {"part-000.parquet": []}, {"part-000.parquet": range(0)}):
+        loader.exclude(nothing)
+    assert loader.state_dict()["excluded"] is None
+    assert dataset.plan_digest == digest
+
+
+def test_rows_of_text_are_named_by_an_expression_unless_they_are_counted(tmp_path):
+    (tmp_path / "a.csv").write_text("value\n" + "".join(f"{row}\n" for row in range(50)))
+    loader, dataset = open_loader(tmp_path, format="csv", row_id_column=None, batch_size=6)
+    with pytest.raises(ValueError, match=r"csv files do not tell how many rows .*; an expression can name them"):
+        loader.exclude([("a.csv", 3)])
+    loader.exclude(pc.field("value") < 9)
+    gone = {*range(9)}
+    assert [batch["value"].tolist() for batch in loader] == without(
+        [list(range(first, min(first + 6, 50))) for first in range(0, 50, 6)], gone
+    )
+    dataset.set_epoch(1)
+    assert [row for batch in loader for row in batch["value"].tolist()] == [*range(9, 50)]
+    counted, dataset = open_loader(tmp_path, format="csv", count_rows=True, batch_size=6)
+    counted.exclude([("a.csv", row) for row in (0, 3, 49)])
+    assert sum(map(len, batches_of(counted))) == 47
+    dataset.set_epoch(1)
+    assert len(counted) == 8
+    assert [row for batch in counted for row in rows_of(batch)] == [1, 2, *range(4, 49)]
+
+
+# The ledger and the fingerprint ---------------------------------------------------------------------------------------
+
+
+def require_ledger(loader: Any, dataset: Any, steps: dict[int, list[int]], epoch: int) -> None:
+    """Compare what the ledger answers with the rows of all steps; those that are not there have none left."""
+    for step in range(max(steps) + 1):
+        rows = steps.get(step, [])
+        assert sorted(ids(dataset.rows_at(step, epoch))) == sorted(rows)
+        assert [next(iter(ids([row]))) for row in dataset.rows_at(step, epoch)] == rows
+        for place, row in enumerate(rows):
+            [(path, number)] = named([row])
+            found = dataset.step_of(path, number, epoch)
+            assert (found.step, found.place) == (step, place)
+        if rows:
+            assert rows_of(loader.batch_at(step, epoch)) == rows
+        else:
+            with pytest.raises(ValueError, match=f"step={step}: all rows of this step are excluded"):
+                loader.batch_at(step, epoch)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("balanced", ["uneven", "grid dropped"])
+def test_ledger_answers_without_the_rows(path, order, balanced):
+    options = {**ORDERS[order], **BALANCED[balanced], "batch_size": 8}
+    as_planned = batches_of(open_loader(path, **options)[0])
+    loader, dataset = open_loader(path, **options)
+    iterator = iter(loader)
+    seen = dict(enumerate([rows_of(next(iterator)), rows_of(next(iterator))]))
+    loader.exclude(named(BAD))
+    loader.load_state_dict(through_json(loader.state_dict()))
+    steps = {step: [row for row in rows if row not in BAD] for step, rows in enumerate(as_planned)} | seen
+    require_ledger(loader, dataset, {step: rows for step, rows in steps.items() if rows}, 0)  # before it is delivered
+    assert batches_of(loader) == without(as_planned[2:], BAD)
+    require_ledger(loader, dataset, {step: rows for step, rows in steps.items() if rows}, 0)
+    for row in BAD - set(itertools.chain(*as_planned[:2])):
+        assert dataset.step_of(*named([row])[0], 0) is None
+    upcoming = [sorted(ids(dataset.rows_at(step, 1))) for step in range(3)]
+    dataset.set_epoch(1)
+    batches = batches_of(loader)
+    assert [sorted(batch) for batch in batches[:3]] == upcoming
+    require_ledger(loader, dataset, dict(enumerate(batches)), 1)
+    assert all(dataset.step_of(*named([row])[0], 1) is None for row in BAD)
+
+
+def test_ledger_scans_where_an_expression_left_rows_out(path):
+    loader, dataset = open_loader(path, shuffle=True, shuffle_buffer_size=45, batch_size=7)
+    loader.exclude(BY_SCORE)
+    with pytest.raises(LedgerUnknownError, match="only reading tells which; batch_at"):
+        dataset.rows_at(0, scan=True)
+    assert rows_of(loader.batch_at(3)) == [row for row in batches_of(loader)[3] if row not in MATCHING]
+    loader.exclude(named(BAD))
+    dataset.set_epoch(1)
+    with pytest.raises(LedgerUnknownError, match="scan=True"):
+        dataset.rows_at(0)
+    upcoming = [[next(iter(ids([row]))) for row in dataset.rows_at(step, scan=True)] for step in range(5)]
+    batches = batches_of(loader)
+    assert batches[:5] == upcoming
+    for place, row in enumerate(batches[4]):
+        found = dataset.step_of(*named([row])[0], scan=True)
+        assert (found.step, found.place) == (4, place)
+    assert rows_of(loader.batch_at(4, scan=True)) == batches[4]
+    assert dataset.step_of(*named([min(BAD)])[0], scan=True) is None
+
+
+@pairwise(most=6, order=ORDERS, num_workers=[0, 2], balanced=["uneven", "grid padded"])
+def test_fingerprint_is_that_of_the_rows_that_were_delivered(path, order, num_workers, balanced):
+    options = {**ORDERS[order], **BALANCED[balanced], "batch_size": 8, "num_workers": num_workers}
+    grid = balanced != "uneven"
+    loader, dataset = open_loader(path, **options, fingerprint=True)
+    loader.exclude(named(BAD))
+    for epoch in (0, 1):
+        dataset.set_epoch(epoch)
+        batches = batches_of(loader)
+        assert batches
+        rows = [row for batch in batches for row in batch]
+        hashes = dataset.get_metrics()["delivered_hash"]
+        assert sum(entry["rows"] for entry in hashes) == len(rows)
+        if not grid:
+            assert hashes == [entry_of(loader.state_dict()["files"], rows)]

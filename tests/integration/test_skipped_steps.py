@@ -1,0 +1,550 @@
+"""Steps that are skipped with a record, over real files: which rows are delivered, skipped and restored."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pairwise import pairwise
+from support import batches_of, edited, examples, open_loader, rows_of, write_dataset
+from torch.utils.data import DataLoader
+
+from torch_dataloader_utils import (
+    CheckpointMismatchError,
+    LostRowsWarning,
+    ProgressUnknownError,
+    RankMismatchError,
+    to_device,
+)
+from torch_dataloader_utils.planning.manifest import Split
+from torch_dataloader_utils.planning.plan import Shard, ShardSlice
+from torch_dataloader_utils.planning.shuffle import delivery_order
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+    pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning"),
+]
+
+FILES = ((90, 10), (3, 10), (131, 20), (40, 7), (60, 60))
+ROWS = sum(rows for rows, _ in FILES)
+KEPT = [row for row in range(ROWS) if row < 260 and not row & 32]
+FILTER = (pc.field("value") < 260) & (pc.bit_wise_and(pc.field("value"), 32) == 0)
+ORDERS: dict[str, dict[str, Any]] = {
+    "in order": {},
+    "shards shuffled": {"shuffle": True},
+    "rows shuffled": {"shuffle": True, "shuffle_buffer_size": 45},
+    "rows shuffled in rounds": {"shuffle": True, "shuffle_buffer_size": 8, "shuffle_interleave": 3},
+}
+KINDS: dict[str, dict[str, Any]] = {
+    "counted": {},
+    "short batches dropped": {"drop_last": True},
+    "filtered": {"filters": FILTER},
+    "a grid": {"virtual_ranks": 2, "virtual_workers": 4, "uneven_ranks": "drop", "num_ranks": 1, "rank": 0},
+}
+SKIPS = {
+    "some steps": [(3, 6)],
+    "first steps": [(0, 4), (7, 8)],
+    "last steps": [(9, 1000)],
+    "every step": [(0, 1000)],
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("data")
+    assert write_dataset(directory, FILES) == ROWS
+    return directory
+
+
+def is_in(step: int, skips: Iterable[tuple[int, int]]) -> bool:
+    return any(start <= step < stop for start, stop in skips)
+
+
+def parted(whole: Sequence[Any], skips: Sequence[tuple[int, int]]) -> tuple[list[Any], list[Any]]:
+    """Return the batches that are left of an epoch, and those of the skipped steps."""
+    left = [batch for step, batch in enumerate(whole) if not is_in(step, skips)]
+    return left, [batch for step, batch in enumerate(whole) if is_in(step, skips)]
+
+
+def opened(path: Path, **options: Any) -> Any:
+    return open_loader(path, **{"batch_size": 12, **options})[0]
+
+
+def through_json(loader: Any) -> Any:
+    return json.loads(json.dumps(loader.state_dict()))
+
+
+# One rank, step by step ----------------------------------------------------------------------------------------------
+
+
+@pairwise(most=14, order=ORDERS, kind=KINDS, skips=SKIPS, workers=[0, 2])
+def test_all_other_steps_keep_their_batches_and_restored_ones_come_last(path, order, kind, skips, workers):
+    options = {"num_workers": workers, **ORDERS[order], **KINDS[kind]}
+    left, skipped = parted(batches_of(opened(path, **options)), SKIPS[skips])
+    loader = opened(path, **options)
+    for start, stop in SKIPS[skips]:
+        loader.skip_steps(start, stop)
+    if kind != "filtered":
+        assert len(loader) == len(left)
+
+    assert batches_of(loader) == left
+    metrics = loader.dataset.get_metrics()
+    assert (metrics["batches_skipped"], metrics["rows_skipped"]) == (len(skipped), sum(map(len, skipped)))
+    loader.restore_skipped()
+    assert batches_of(loader) == skipped
+    assert batches_of(loader) == left + skipped  # a new pass over the epoch
+    loader.set_epoch(1)
+    assert len(batches_of(loader)) == len(left + skipped)
+    assert loader.dataset.get_metrics()["batches_skipped"] == 0
+
+
+@pairwise(most=8, order=ORDERS, kind=KINDS, workers=[0, 2])
+def test_a_state_after_any_batch_continues_with_the_same_batches(path, order, kind, workers):
+    skips = [(2, 4), (7, 12)]
+    options = {"num_workers": workers, **ORDERS[order], **KINDS[kind]}
+    left, skipped = parted(batches_of(opened(path, **options)), skips)
+    loader = opened(path, **options)
+    for start, stop in skips:
+        loader.skip_steps(start, stop)
+    loader.restore_skipped()
+    wanted = left + skipped
+    stops = range(0, len(wanted) + 1, 1 if workers == 0 else 7)
+    states = {0: through_json(loader)}
+    for taken, _ in enumerate(loader, start=1):
+        states[taken] = through_json(loader)
+    for taken in stops:
+        resumed = opened(path, **options)
+        resumed.load_state_dict(states[taken])
+        assert through_json(resumed) == states[taken]
+        assert resumed.progress()["initial"] == taken
+        assert batches_of(resumed) == wanted[taken:], taken
+
+
+class Run:
+    """A training run of one rank, and what a reader of the documentation expects of it."""
+
+    def __init__(self, path: Path, options: dict[str, Any]) -> None:
+        self.path, self.options = path, options
+        self.whole = batches_of(opened(path, **options))
+        self.loader, self.iterator = opened(path, **options), None
+        self.next_step, self.restored, self.restores = 0, 0, False
+        self.skipped: set[int] = set()
+
+    @property
+    def to_come(self) -> list[list[int]]:
+        steps = [step for step in range(self.next_step, len(self.whole)) if step not in self.skipped]
+        steps += sorted(self.skipped)[self.restored :] if self.restores else []
+        return [self.whole[step] for step in steps]
+
+    def take(self, count: int, _: int = 0) -> None:
+        for _ in range(count if self.to_come else 0):
+            self.iterator = self.iterator or iter(self.loader)
+            batch, to_come = next(self.iterator, None), self.to_come
+            assert (batch and rows_of(batch)) == (to_come[0] if to_come else None)
+            if not to_come:
+                self.iterator, self.next_step = None, len(self.whole)  # steps that are skipped at the end are passed
+                return
+            self.next_step = next(s for s in range(self.next_step, len(self.whole) + 1) if s not in self.skipped)
+            self.restored += self.next_step == len(self.whole)
+            self.next_step = min(self.next_step + 1, len(self.whole))
+
+    def skip(self, ahead: int, count: int) -> None:
+        start, stop = self.next_step + ahead, self.next_step + ahead + count
+        if start < len(self.whole):
+            if self.iterator is not None:  # it would take effect with the next iteration, which begins the epoch
+                self.resume()
+            self.loader.skip_steps(start, stop)
+            self.skipped |= {*range(start, min(stop, len(self.whole)))}
+
+    def resume(self, *_: int) -> None:
+        state, self.iterator = through_json(self.loader), None
+        self.loader = opened(self.path, **self.options)
+        self.loader.load_state_dict(state)
+        assert through_json(self.loader) == state
+
+    def restore(self, *_: int) -> None:
+        self.loader.restore_skipped()
+        self.restores = True
+        if not self.to_come or self.next_step == len(self.whole):
+            self.iterator = None  # an iterator that has ended does not go on
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["take", "take", "skip", "skip", "resume", "restore"]),
+            st.integers(0, 12),
+            st.integers(1, 9),
+        ),
+        max_size=9,
+    ),
+    st.sampled_from(list(ORDERS)),
+    st.sampled_from(list(KINDS)),
+)
+@settings(examples(80), suppress_health_check=list(HealthCheck))
+def test_any_sequence_of_skips_stops_and_resumes(path, calls, order, kind):
+    run = Run(path, {**ORDERS[order], **KINDS[kind]})
+    for verb, *numbers in [*calls, ("take", 1000, 1)]:
+        getattr(run, verb)(*numbers)
+    assert run.to_come == []
+
+
+# Other ranks and workers ---------------------------------------------------------------------------------------------
+
+
+def all_ranks(path: Path, num_ranks: int, num_workers: int, **options: Any) -> list[Any]:
+    """Open the loaders of all ranks."""
+    ranks = [{"num_ranks": num_ranks, "rank": rank, "num_workers": num_workers} for rank in range(num_ranks)]
+    return [opened(path, **{"batch_size": 7, **options, **rank}) for rank in ranks]
+
+
+def recorded_as_skipped(states: Sequence[dict[str, Any]]) -> list[int]:
+    """Return the ids of the rows that states of an epoch without a filter record as skipped."""
+    rows = [row for state in states if "skipped" in state for row in _rows_of(state["skipped"], states[0])]
+    base = states[0]["base"]
+    restores = any(state.get("skipped", {}).get("restores") for state in states)
+    return rows + (_rows_of(base["skipped"], states[0]) if base and "skipped" in base and not restores else [])
+
+
+def _rows_of(record: dict[str, Any], state: dict[str, Any]) -> list[int]:
+    firsts = dict(
+        zip([file[0] for file in state["files"]], itertools.accumulate([0, *[rows for rows, _ in FILES]]), strict=False)
+    )
+    firsts = {f"{state['plan']['root']}/{path}": first for path, first in firsts.items()}
+    seed = state["_shuffle_seed"] if state["plan"]["shuffle_buffer_size"] else None
+    numbers = record.get("completed_rows", [])
+    rows = [row for start, stop in zip(numbers[::2], numbers[1::2], strict=True) for row in range(start, stop)]
+    for shard in record.get("completed_shards", []):
+        rows += [row for split in shard["splits"] for row in _split_rows(split, firsts)]
+    for part in (part for part in record["in_progress"] if not part.get("repeats")):
+        splits = part["splits"]
+        shard = Shard(tuple(Split(s["path"], s["row_offset"], s["row_length"]) for s in splits), part.get("rounds", 1))
+        relative = [replace(s, path=s.path.removeprefix(state["plan"]["root"] + "/")) for s in shard.splits]
+        in_file_order = [row for split in splits for row in _split_rows(split, firsts)]
+        for start, stop in part.get("windows", [[0, part["rows_delivered"]]]):
+            window = ShardSlice(replace(shard, splits=tuple(relative)), start, stop)
+            rows += [in_file_order[at] for at in delivery_order(window, seed=seed, epoch=state["epoch"])]
+    return rows
+
+
+def _split_rows(split: dict[str, Any], firsts: dict[str, int]) -> range:
+    first = firsts[split["path"]] + split["row_offset"]
+    return range(first, first + split["row_length"])
+
+
+UNEVEN: dict[str, dict[str, Any]] = {
+    "allow": {},
+    "drop": {"uneven_ranks": "drop"},
+    "pad": {"uneven_ranks": "pad"},
+    "filtered": {"filters": FILTER},
+}
+
+
+@dataclass(frozen=True)
+class Leg:
+    """A part of a run, by some ranks with some batch size: what they load, skip and deliver."""
+
+    is_strict: bool
+    ranks: int
+    batch_size: int
+    skips: list[tuple[int, int]]
+    stops: list[int]
+    restores: bool
+
+
+class Epoch:
+    """An epoch that goes through many hands."""
+
+    def __init__(self, path: Path, **options: Any) -> None:
+        self.path, self.options = path, options
+        self.rows: list[int] = []
+        self.states: list[Any] = []
+        self.made_by = (1, 7)
+        self.restores = False
+
+    def load(self, *, is_strict: bool, made_by: tuple[int, int]) -> None:
+        self.made_by = self.made_by if is_strict and self.states else made_by
+        ranks, batch_size = self.made_by
+        self.loaders = all_ranks(self.path, ranks, 0, **self.options, batch_size=batch_size)
+        for loader in self.loaders if self.states else []:
+            loader.load_state_dict(self.states, strict=is_strict)
+
+    def go(self, leg: Leg) -> None:
+        self.load(is_strict=leg.is_strict, made_by=(leg.ranks, leg.batch_size))
+        for ahead, count in leg.skips:
+            first = ahead + max(loader.state_dict()["batches_delivered"] for loader in self.loaders)
+            for loader in self.loaders:
+                with contextlib.suppress(ValueError):  # beyond the last step
+                    loader.skip_steps(first, first + count)
+        self.restores |= leg.restores
+        for loader in self.loaders if leg.restores else []:
+            loader.restore_skipped()
+        self.deliver(leg.stops)
+
+    def deliver(self, stops: Sequence[int | None]) -> None:
+        for loader, stop in zip(self.loaders, stops, strict=False):
+            self.rows += [row for batch in itertools.islice(loader, stop) for row in rows_of(batch)]
+        self.states = [through_json(loader) for loader in self.loaders]
+
+
+LEGS = st.builds(
+    Leg,
+    is_strict=st.sampled_from([False, False, True]),
+    ranks=st.integers(1, 3),
+    batch_size=st.sampled_from([5, 8]),
+    skips=st.lists(st.tuples(st.integers(0, 9), st.integers(1, 6)), max_size=2),
+    stops=st.lists(st.integers(0, 6), min_size=3, max_size=3),
+    restores=st.sampled_from([False] * 4 + [True]),
+)
+
+
+@given(st.lists(LEGS, min_size=1, max_size=4), st.sampled_from(list(ORDERS)), st.sampled_from(list(UNEVEN)))
+@settings(examples(120), suppress_health_check=list(HealthCheck))
+def test_delivered_and_skipped_rows_are_the_epoch_under_every_resume(path, legs, order, uneven):
+    epoch = Epoch(path, **ORDERS[order], **UNEVEN[uneven])
+    for leg in legs:
+        epoch.go(leg)
+    epoch.load(is_strict=True, made_by=epoch.made_by)
+    epoch.deliver([None] * 3)
+    recorded = [] if uneven == "filtered" else recorded_as_skipped(epoch.states)
+    delivered = len(epoch.rows)
+    for loader in epoch.loaders:
+        loader.restore_skipped()
+    epoch.deliver([0 if loader.dataset.is_finished else None for loader in epoch.loaders])
+    restored = epoch.rows[delivered:]
+
+    if epoch.restores:  # they came after the last step
+        assert restored == recorded == []
+    counts = Counter(epoch.rows)
+    assert uneven == "pad" or set(counts.values()) == {1}
+    if uneven == "drop":
+        assert len(counts) > ROWS - 2 * len(epoch.loaders)  # of the epoch's own rows, and of what is restored of others
+    else:
+        assert sorted(counts) == (KEPT if uneven == "filtered" else list(range(ROWS)))
+    if uneven == "allow":
+        assert sorted(recorded) == sorted(restored)
+
+
+# What is refused, and what others see --------------------------------------------------------------------------------
+
+
+def test_the_past_and_what_is_no_range_of_steps_are_refused(path):
+    loader = opened(path)
+    for _ in itertools.islice(loader, 5):
+        pass
+    loader.skip_steps(5, 6)
+    for steps, message in {
+        (4, 6): "step 4 is in the past, the next one is 5",
+        (7, 7): "skips nothing",
+        (8, 7): "skips nothing",
+        (27, 30): "the epoch has 27 steps",
+        (-1, 3): "start=-1",
+    }.items():
+        with pytest.raises(ValueError, match=re.escape(message)):
+            loader.skip_steps(*steps)
+    with pytest.raises(TypeError, match="start='3'"):
+        loader.skip_steps("3", 4)
+    loader.load_state_dict(loader.state_dict())
+    loader.skip_steps(5, 8)
+    assert loader.state_dict()["skipped"]["steps"] == [[5, 8]]
+
+
+def test_a_range_may_end_after_the_last_step_of_a_rank_that_has_fewer(path):
+    ranks = all_ranks(path, 2, 0, batch_size=20)
+    steps = [len(loader) for loader in ranks]
+    assert min(steps) < max(steps)
+    for loader in ranks:
+        loader.skip_steps(min(steps), 1000)
+    assert [len(loader) for loader in ranks] == [min(steps)] * 2
+    assert [len(batches_of(loader)) for loader in ranks] == [min(steps)] * 2
+    assert len({loader.dataset.plan_digest for loader in ranks}) == 1
+
+
+def test_ranks_that_skip_different_steps_are_found(path):
+    ranks = all_ranks(path, 2, 0)
+    before = {loader.dataset.plan_digest for loader in ranks}
+    ranks[0].skip_steps(3, 5)
+    digests = {loader.dataset.plan_digest for loader in ranks}
+    assert (len(before), len(digests)) == (1, 2)
+    with pytest.raises(RankMismatchError, match="other plans"):
+        all_ranks(path, 1, 0)[0].load_state_dict([through_json(loader) for loader in ranks], strict=False)
+
+
+def test_a_skip_during_an_iteration_is_in_its_states_and_begins_with_the_next(path):
+    whole = batches_of(opened(path))
+    loader = opened(path)
+    iterator = iter(loader)
+    seen = [rows_of(next(iterator)) for _ in range(4)]
+    loader.skip_steps(5, 8)
+    seen.append(rows_of(next(iterator)))
+    state = through_json(loader)
+    seen += [rows_of(next(iterator)) for _ in range(2)]
+    assert seen == whole[:7]
+    later = through_json(loader)
+    for saved, rest in ((state, whole[8:]), (later, whole[8:])):
+        resumed = opened(path)
+        resumed.load_state_dict(saved)
+        assert batches_of(resumed) == rest
+
+
+def test_another_batch_size_is_refused_where_skipped_steps_lie_ahead_and_not_behind_them(path):
+    loader = opened(path)
+    loader.skip_steps(3, 6)
+    states = [through_json(loader), *(through_json(loader) for _ in loader)]
+    with pytest.raises(CheckpointMismatchError, match="skips steps 3 to 5, and with batch_size=6"):
+        opened(path, batch_size=6).load_state_dict(states[2])
+    other = opened(path, batch_size=6)
+    other.load_state_dict(states[5])
+    rest = batches_of(other)
+    other.restore_skipped()
+    whole = batches_of(opened(path, batch_size=6))
+    assert rest == whole[16:]
+    assert [row for batch in batches_of(other) for row in batch] == [row for batch in whole[6:12] for row in batch]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_plain_loader_of_torch_skips_in_this_process_and_refuses_to_with_workers(path, workers):
+    whole = batches_of(opened(path))
+    loader = opened(path, num_workers=workers)
+    plain = DataLoader(loader.dataset, batch_size=None, num_workers=workers)
+    loader.dataset.skip_steps(2, 5)
+    if workers == 0:
+        assert batches_of(plain) == whole[:2] + whole[5:]
+        return
+    with pytest.raises(ProgressUnknownError, match="cannot skip steps"):
+        batches_of(plain)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_that_copies_ahead_skips_and_restores_the_same_steps(path, workers):
+    left, skipped = parted(batches_of(opened(path, num_workers=workers)), [(3, 6)])
+    loader = to_device(opened(path, num_workers=workers), "cpu", depth=3)
+    loader.skip_steps(3, 6)
+    loader.restore_skipped()
+    bar = loader.progress()
+    states = [through_json(loader)]
+    seen = []
+    for batch in loader:
+        seen.append(rows_of(batch))
+        states.append(through_json(loader))
+    assert seen == left + skipped
+    assert bar == {"initial": 0, "total": len(seen)}
+    for taken in (2, 3, 4, len(left), len(left) + 2):
+        resumed = opened(path, num_workers=workers)
+        resumed.load_state_dict(states[taken])
+        assert resumed.progress() == {"initial": taken, "total": len(seen)}
+        assert batches_of(resumed) == seen[taken:]
+
+
+def test_row_groups_that_are_skipped_as_a_whole_are_not_read(path):
+    whole = opened(path, batch_size=10)
+    everything = batches_of(whole)
+    loader = opened(path, batch_size=10)
+    loader.skip_steps(2, 8)  # rows 20 to 80 of a file with row groups of 10
+    assert batches_of(loader) == everything[:2] + everything[8:]
+    groups = pq.read_metadata(min(path.iterdir()))
+    sizes = [sum(groups.row_group(n).column(c).total_compressed_size for c in range(3)) for n in range(2, 8)]
+    read = [one.dataset.get_metrics()["bytes_read"] for one in (whole, loader)]
+    assert read[0] - read[1] >= sum(sizes)
+
+
+def test_the_ledger_says_that_skipped_rows_have_no_step(path):
+    loader = opened(path, shuffle=True)
+    dataset = loader.dataset
+    rows = list(dataset.rows_at(4))
+    assert dataset.step_of(*rows[0]).step == 4
+    loader.skip_steps(4, 6)
+    assert [dataset.step_of(*row) for row in rows] == [None] * len(rows)
+    assert list(dataset.rows_at(4)) == rows
+    for _ in itertools.islice(loader, 5):
+        pass
+    others = all_ranks(path, 2, 0, shuffle=True)
+    for other in others:
+        other.load_state_dict([through_json(loader)], strict=False)
+        assert [other.dataset.step_of(*row) for row in rows] == [None] * len(rows)
+
+
+# Files that changed, and states that are damaged ---------------------------------------------------------------------
+
+
+def test_skipped_rows_of_a_changed_file_are_lost_and_those_of_others_are_restored(tmp_path):
+    write_dataset(tmp_path, FILES)
+    loader = opened(tmp_path, batch_size=10, shuffle=True)
+    whole = batches_of(opened(tmp_path, batch_size=10, shuffle=True))
+    loader.skip_steps(3, 20)
+    delivered = [row for batch in itertools.islice(loader, 5) for row in rows_of(batch)]
+    skipped = [row for batch in whole[3:20] for row in batch]
+    state = through_json(loader)
+    changed = sorted(tmp_path.iterdir())[2]
+    lost_ids = range(93, 93 + 131)
+    pq.write_table(pq.read_table(changed).slice(0, 100), changed, row_group_size=20)
+    resumed = opened(tmp_path, batch_size=10, shuffle=True, row_id_column=None)
+    lost = len(set(lost_ids) - set(delivered))
+    with pytest.warns(LostRowsWarning, match=f"{lost} rows"):
+        resumed.load_state_dict([state], strict=False, on_changed_files="continue")
+    rest = [int(row) for batch in resumed for row in batch["value"]]
+    resumed.restore_skipped()
+    restored = [int(row) for batch in resumed for row in batch["value"]]
+    assert sorted(restored) == sorted(set(skipped) - set(lost_ids))
+    assert sorted(delivered + rest + restored) == sorted(set(range(ROWS)) - (set(lost_ids) - set(delivered)))
+
+
+def _damages() -> dict[str, Any]:
+    """Ways to damage what a state records of skipped steps."""
+
+    def put(*keys: Any, value: Any) -> Any:
+        def damage(skipped: dict[str, Any]) -> None:
+            *before, last = keys
+            target: Any = skipped
+            for key in before:
+                target = target[key]
+            target[last] = value
+
+        return damage
+
+    return {
+        "no steps": put("steps", value=None),
+        "steps that fall": put("steps", value=[[8, 9], [3, 5]]),
+        "an empty range": put("steps", value=[[3, 3]]),
+        "a text for a step": put("steps", value=[["3", 5]]),
+        "a huge step": put("steps", value=[[3, 10**200]]),
+        "other steps": put("steps", value=[[4, 9]]),
+        "no marks": put("marks", value=[]),
+        "half a mark": put("marks", 0, value=[{"step": 3, "next_worker": 0, "places": [[0, 3]]}]),
+        "marks in no order": put("marks", 0, 1, "step", value=1),
+        "a place in no slice": put("marks", 0, 1, "places", value=[[99, 0], [99, 0]]),
+        "a row in no slice": put("marks", 0, 1, "places", 0, value=[0, 10**6]),
+        "places of no streams": put("marks", 0, 1, "places", value=[]),
+        "a worker that is not there": put("marks", 0, 0, "next_worker", value=7),
+        "restores is no flag": put("restores", value=1),
+        "restored without restores": put("restored", value={"number": 0, "next_worker": 0, "places": [[0, 0], [0, 0]]}),
+        "rows of no file": put("in_progress", value=[{"splits": [{"path": "x"}], "rows_delivered": 1}]),
+        "no rows": put("in_progress", value=None),
+        "rows that fall": put("completed_rows", value=[5, 3]),
+    }
+
+
+@pytest.mark.parametrize("damage", list(_damages()))
+@pytest.mark.parametrize("is_edited", [False, True], ids=["damaged", "edited"])
+def test_a_state_with_damaged_skips_is_refused_and_changes_nothing(path, damage, is_edited):
+    loader = opened(path, num_workers=2)
+    loader.skip_steps(3, 6)
+    state = through_json(loader)
+    damaged = edited(copy.deepcopy(state)) if is_edited else copy.deepcopy(state)
+    _damages()[damage](damaged["skipped"])
+    with pytest.raises(ValueError, match=r"not a state of this package|the checkpoint skips steps"):
+        loader.load_state_dict(damaged)
+    assert through_json(loader) == state

@@ -1,0 +1,71 @@
+"""An elastic load of skipped steps: the skipped rows of all ranks' states, which are not left for the rest. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from torch_dataloader_utils.checkpoint.claims import Claims
+from torch_dataloader_utils.checkpoint.saved_state import SavedState
+from torch_dataloader_utils.planning.excluded import ExcludedRows
+from torch_dataloader_utils.planning.manifest import Split
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, SkippedRows
+from torch_dataloader_utils.planning.row_ranges import Coverage, FileRows, Windows, gaps, merged, merged_splits
+
+
+def with_skipped(
+    baseline: DeliveredBaseline, states: Sequence[SavedState], layout: Sequence[FileRows], left_out: ExcludedRows
+) -> DeliveredBaseline:
+    """Return what was delivered with the rows that were skipped, or would have been.
+
+    Raises:
+        RankMismatchError: If two states skip the same row.
+    """
+    saved = [(state, state.skips) for state in states if state.skips is not None]
+    before = None if states[0].baseline is None else states[0].baseline.skipped
+    if not saved and before is None:
+        return baseline
+    claims = Claims(layout, left_out)
+    restores = any(skips.restores for _, skips in saved)
+    for state, skips in saved:
+        claims.claim(f"rank {state.rank}", skips.rows.whole(layout), skips.rows.in_progress)
+    if before is not None:
+        rows, _, restored = before
+        if not restores:  # else each rank records what it has left of them
+            claims.claim("an earlier resume", rows.whole(layout), rows.in_progress)
+        restores = restores or restored
+    claims.require_apart("skipped")
+    whole, partial = claims.united()
+    skipped = SkippedRows(
+        whole, partial, _steps_skipped(max(states, key=lambda state: state.batches_delivered)), restores
+    )
+    return replace(_united(baseline, whole, partial), skipped=skipped)
+
+
+def _steps_skipped(state: SavedState) -> Windows:
+    """Return the steps of the epoch that were skipped when a state was saved."""
+    before = () if state.baseline is None or state.baseline.skipped is None else state.baseline.skipped[1]
+    skips = [] if state.skips is None else state.skips.skips
+    passed = [skip.steps for skip in skips if skip.end.step <= state.batches_delivered]
+    return merged([*before, *((steps.start, steps.stop) for steps in passed)])
+
+
+def _united(baseline: DeliveredBaseline, whole: Iterable[Split], partial: Iterable[PartialShard]) -> DeliveredBaseline:
+    """Return a baseline with more rows. They may be rows that it has."""
+    done = [*baseline.done, *whole]
+    covered = Coverage(done)
+    shards = {part.shard.splits: part for part in baseline.partial}
+    for part in partial:
+        known = shards.get(part.shard.splits)
+        windows = part.windows if known is None else merged([*known.windows, *part.windows])
+        shards[part.shard.splits] = replace(part, windows=windows)
+    left = []
+    for part in shards.values():
+        if all(map(covered.covers, part.shard.splits)):
+            continue
+        if gaps(part.windows, part.shard.rows):
+            left.append(part)
+        else:
+            done += part.shard.present
+    in_order = sorted(left, key=lambda part: part.shard.splits)
+    return replace(baseline, done=tuple(merged_splits(done)), partial=tuple(in_order))

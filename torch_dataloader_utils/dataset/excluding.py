@@ -1,0 +1,97 @@
+"""What users exclude: rows by file and number, checked against the files."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow.compute as pc
+
+from torch_dataloader_utils.errors import cut, nearest, shown
+from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.loader.arguments import PathLike
+from torch_dataloader_utils.planning.excluded import Bounds, ExcludedRows, bounds_of
+
+RowsByPath: TypeAlias = Iterable[tuple[PathLike, int]] | Mapping[PathLike, Iterable[int]]
+"""Rows, each as its file's path relative to the dataset's root and its number in the file, from 0."""
+
+EXPECTED = "expected pairs of a path and a row number, or a mapping from paths to row numbers; or an expression"
+
+
+def is_expression(value: Any) -> bool:
+    """Whether a value is an expression, or conditions as `filters` has them, and not pairs of a path and a row."""
+    if isinstance(value, pc.Expression):
+        return True
+    first = value[0] if isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and value else None
+    match first:
+        case [str(), str(), _] | [[*_], *_]:
+            return True
+    return False
+
+
+def parse_rows(rows: Any, files: OpenedFiles) -> ExcludedRows:
+    """Return the rows that a user names.
+
+    Raises:
+        TypeError: If they are not pairs of a path and a row number, and not a mapping of paths to row numbers.
+        ValueError: If a file or a row does not exist, or if the files' rows are not counted.
+    """
+    if files.format.unknown_rows is not None:
+        msg = f"exclude: rows cannot be named by their numbers, since {files.format.unknown_rows}; "
+        raise ValueError(msg + "an expression can name them")
+    bounds = {}
+    for path, numbers in _by_path(rows).items():
+        name = _relative_path(path)
+        count = files.manifest.rows_of.get(name)
+        if count is None:
+            known = nearest(name, files.manifest.rows_of) if len(files.manifest.files) <= MOST_COMPARED else ""
+            msg = f"exclude: the dataset has no file {cut(name)!r}; paths are relative to {files.manifest.root}"
+            raise ValueError(f"{msg}{known}")
+        bounds[name] = _bounds(name, numbers, count)
+    return ExcludedRows({name: of_file for name, of_file in bounds.items() if len(of_file)})
+
+
+MOST_COMPARED = 1000
+"""Among more paths than this the most similar one is not looked for."""
+
+
+def _by_path(rows: Any) -> Mapping[Any, Any]:
+    """Return the row numbers of each path."""
+    if isinstance(rows, Mapping):
+        return rows
+    if isinstance(rows, (str, bytes)) or not isinstance(rows, Iterable):
+        raise TypeError(f"exclude({shown(rows)}): {EXPECTED}")
+    by_path: defaultdict[Any, list[Any]] = defaultdict(list)
+    for pair in rows:
+        if not isinstance(pair, Sequence) or isinstance(pair, (str, bytes)) or len(pair) != len(("path", "row")):
+            raise TypeError(f"exclude: {shown(pair)} is no pair of a path and a row number: {EXPECTED}")
+        path, row = pair
+        by_path[_relative_path(path)].append(row)
+    return by_path
+
+
+def _relative_path(path: Any) -> str:
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"exclude: {shown(path)} is {type(path).__name__}, expected a path: {EXPECTED}")
+    return os.fspath(path)
+
+
+def _bounds(path: str, numbers: Any, count: int) -> Bounds:
+    """Return the ranges of row numbers of a file that has so many rows."""
+    values: Any
+    if isinstance(numbers, (range, np.ndarray)):
+        values = numbers
+    elif isinstance(numbers, Iterable) and not isinstance(numbers, (str, bytes)):
+        values = list(numbers)
+    else:
+        raise TypeError(f"exclude: the rows of {cut(path)} are {shown(numbers)}, expected row numbers")
+    array = np.array([values[0], values[-1]]) if isinstance(values, range) and values else np.asarray(values)
+    if array.size and (array.dtype.kind not in "iuO" or array.ndim != 1):
+        raise TypeError(f"exclude: the rows of {cut(path)} are {shown(numbers)}, expected row numbers")
+    for row in [array.min(), array.max()] if array.size else []:
+        if not 0 <= row < count:
+            raise ValueError(f"exclude: {cut(path)} has no row {row}: its {count} rows have the numbers from 0")
+    return bounds_of(values)

@@ -1,0 +1,275 @@
+"""Which rows the steps of a dataset have, and which step has a row: for what was delivered and what is to come."""
+
+from __future__ import annotations
+
+import difflib
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+
+from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
+from torch_dataloader_utils.errors import LedgerUnknownError, cut
+from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.loader.ledger_scan import ScannedStep, StepScan
+from torch_dataloader_utils.loader.segments import Segments
+from torch_dataloader_utils.loader.user_warnings import LOG
+from torch_dataloader_utils.planning.ledger import (
+    Holder,
+    Removal,
+    Rows,
+    RowStep,
+    Segment,
+    SegmentLedger,
+    StepWindows,
+    are_removed,
+    without_removed,
+)
+from torch_dataloader_utils.planning.manifest import Split
+from torch_dataloader_utils.planning.plan import ShardSlice
+from torch_dataloader_utils.planning.row_ranges import Coverage
+from torch_dataloader_utils.planning.shuffle import delivered_rows
+from torch_dataloader_utils.reading.scan import ReadOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Answers about the steps of all ranks of a dataset.
+
+    Each method takes `fresh`, the segment of an epoch's plan from its beginning as this process would begin it now.
+
+    Attributes:
+        files: The files.
+        options: How this process reads them.
+        segments: What is known of epochs.
+        progress: The current epoch and this rank's progress in it; None at its beginning.
+        scan: Whether to read what it takes where only reading tells. Else nothing is read.
+    """
+
+    files: OpenedFiles
+    options: ReadOptions
+    segments: Segments
+    progress: tuple[int, Progress] | None
+    scan: bool
+
+    def rows_at(self, fresh: Segment, step: int, rank: int) -> Rows:
+        """Return the rows of a step of a rank: see `StructuredDataset.rows_at`."""
+        ledger = self._ledger_of(fresh, step, rank)
+        removal = ledger.segment.removal_at(step)
+        _require_known_removals([removal])
+        if self.files.unknown_rows is None:
+            return ledger.rows_at(rank, step)
+        scan, scanned = self._scan_to(ledger, step, rank)
+        found = scan.file_rows(scanned.rows)
+        _log(scan, f"step {step} of rank {rank}")
+        return without_removed(Rows(*found, scan.bytes_read), removal)
+
+    def windows_at(self, fresh: Segment, step: int, rank: int) -> tuple[Segment, StepWindows]:
+        """Return the segment of a step, and where the rows of the step come from."""
+        ledger = self._ledger_of(fresh, step, rank)
+        if self.files.unknown_rows is None:
+            return ledger.segment, ledger.windows(rank, step)
+        scan, scanned = self._scan_to(ledger, step, rank)
+        _log(scan, f"step {step} of rank {rank}")
+        processes = ledger.segment.topology.processes
+        return ledger.segment, StepWindows(scanned.stream % processes, {scanned.stream: scanned.slices})
+
+    def step_of(self, fresh: Segment, path: str, row: int) -> RowStep | None:
+        """Return where a row is delivered: see `StructuredDataset.step_of`."""
+        self._require_row(path, row)
+        if self._is_ruled_out(path, row):
+            return None
+        self._require_known_rows()
+        segments = self.segments.of(fresh)
+        _require_known_removals([removal for segment in segments for removal in segment.removals])
+        if self.files.unknown_rows is not None:
+            found = self._scanned_steps(segments, path, row)
+        else:
+            found = [step for segment in segments for step in self.segments.ledger(segment).steps_of(path, row)]
+        if found:
+            found = [step for step in found if not self._is_skipped(fresh.epoch, step.step)]
+            return replace(found[0], others=tuple(found[1:])) if found else None
+        if self._was_skipped(segments[-1], path, row):
+            return None
+        newest = self.segments.ledger(segments[-1])
+        left_out = () if segments[-1].baseline is None else segments[-1].baseline.left_out
+        unknown = self.segments.why_unknown(segments[0])
+        is_planned = self.files.unknown_rows is None and newest.plans(path, row)
+        if unknown is None or is_planned or path in left_out:
+            return None
+        msg = f"row {row} of {path} is not among what the known steps of epoch {fresh.epoch} have"
+        raise LedgerUnknownError(f"{msg}: {unknown}")
+
+    # Steps -----------------------------------------------------------------------------------------------------------
+
+    def _ledger_of(self, fresh: Segment, step: int, rank: int) -> SegmentLedger:
+        """Return the ledger of the segment in which a rank makes a step, as far as that is known without reading."""
+        segments = self.segments.of(fresh)
+        segment = next((one for one in reversed(segments) if one.begin <= step), None)
+        if segment is None:
+            raise LedgerUnknownError(f"step={step}: {self.segments.why_unknown(segments[0])}")
+        num_ranks = segment.topology.num_ranks
+        if rank >= num_ranks:
+            raise ValueError(f"rank={rank}: there are {num_ranks} ranks, from 0, at step {step} of epoch {fresh.epoch}")
+        self._require_known_rows()
+        ledger = self.segments.ledger(segment)
+        if not ledger.knows(rank):
+            msg = (
+                f"step={step}: where rank {rank} stood at step {segment.begin}, from which on the batches have another "
+            )
+            raise LedgerUnknownError(f"{msg}size, is known on that rank alone: ask there")
+        if self.files.unknown_rows is None and step not in ledger.steps(rank):
+            raise _no_such_step(step, rank, segment, ledger.steps(rank))
+        return ledger
+
+    def _require_known_rows(self) -> None:
+        """Raise if only reading tells which rows are delivered, and nothing is to be read."""
+        if self.files.unknown_rows is not None and not self.scan:
+            what = "the rank's text" if self.files.filter is None else "the filter's columns of the rank's rows"
+            msg = f"which step has which rows is not known: {self.files.unknown_rows}; scan=True reads {what} from the "
+            raise LedgerUnknownError(f"{msg}last known state to the step")
+
+    def _require_row(self, path: str, row: int) -> None:
+        """Raise a ValueError unless there is such a row, as far as that is known without reading."""
+        manifest = self.files.manifest
+        rows = manifest.rows_of.get(path)
+        if rows is None:
+            close = difflib.get_close_matches(path, manifest.rows_of, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            msg = f"path={cut(path)!r} is no file of the dataset: paths are relative to {manifest.root}{hint}"
+            raise ValueError(msg)
+        if manifest.counts_rows and row >= rows:
+            raise ValueError(f"row={row}: {path} has {rows} rows, numbered from 0")
+
+    def _is_skipped(self, epoch: int, step: int) -> bool:
+        """Whether a step of the current epoch is skipped. Those that are delivered after the last one are so, too."""
+        return self.progress is not None and self.progress[0] == epoch and self.progress[1].skips_step(step)
+
+    def _was_skipped(self, segment: Segment, path: str, row: int) -> bool:
+        """Whether a row was skipped before an elastic load."""
+        skipped = None if segment.baseline is None else segment.baseline.skipped
+        if skipped is None or self.files.unknown_rows is not None:
+            return False
+        if Coverage(skipped.whole).covers(Split(path, row, 1)):
+            return True
+        parts = [part for part in skipped.partial if any(split.path == path for split in part.shard.splits)]
+        windows = [ShardSlice(part.shard, *window) for part in parts for window in part.windows]
+        rows = delivered_rows(windows, seed=self.options.row_shuffle_seed, epoch=segment.epoch)
+        return (path, row) in rows
+
+    def _is_ruled_out(self, path: str, row: int) -> bool:
+        """Whether statistics or partition values show that the filter drops a row."""
+        if self.files.selection is None:
+            return False
+        number = next(number for number, file in enumerate(self.files.manifest.files) if file.path == path)
+        stops = accumulate(group.rows for group in self.files.manifest.files[number].row_groups)
+        return bisect_right(list(stops), row) not in self.files.selection[number]
+
+    # Scans -----------------------------------------------------------------------------------------------------------
+
+    def _scan_to(self, ledger: SegmentLedger, step: int, rank: int) -> tuple[StepScan, ScannedStep]:
+        """Read what it takes to know a step of a rank."""
+        segment = ledger.segment
+        start = self._start(ledger, rank, lambda progress: progress.batches_delivered <= step)
+        scan = StepScan(self.files, self.options, segment)
+        steps = scan.steps(start)
+        last = start.batches_delivered - 1
+        try:
+            for scanned in steps:
+                if scanned.step == step:
+                    return scan, scanned
+                last = scanned.step
+        finally:
+            steps.close()
+        raise _no_such_step(step, rank, segment, range(segment.begin, last + 1))
+
+    def _scanned_steps(self, segments: tuple[Segment, ...], path: str, row: int) -> list[RowStep]:
+        """Read what it takes to know the step of a row; return none where no known step has it."""
+        scan = StepScan(self.files, self.options, segments[-1])
+        in_file: int | None = row
+        if not self.files.manifest.counts_rows:
+            in_file = scan.uncounted(path, row)
+            if in_file is None:
+                raise ValueError(f"row={row}: {path} has fewer rows")
+        assert in_file is not None  # noqa: S101
+        bytes_read = scan.bytes_read
+        for segment in reversed(segments):
+            ledger = self.segments.ledger(replace(segment, first_step=None, starts=None))
+            for holder in ledger.holders(path, in_file):
+                scan = StepScan(self.files, self.options, segment)
+                found = self._scan_for(
+                    scan, SegmentLedger(segment, ledger.plan, ledger.manifest), holder, path, in_file
+                )
+                bytes_read += scan.bytes_read
+                if found is not None:
+                    LOG.info("read %d bytes to find row %d of %s", bytes_read, row, path)
+                    return [replace(found, bytes_read=bytes_read)]
+        LOG.info("read %d bytes to find row %d of %s", bytes_read, row, path)
+        return []
+
+    def _scan_for(
+        self, scan: StepScan, ledger: SegmentLedger, holder: Holder, path: str, in_file: int
+    ) -> RowStep | None:
+        """Read a rank's steps until the stream that may have a row is past it."""
+        segment = ledger.segment
+        number = self.files.manifest.first_rows[path] + in_file
+        start = self._start(ledger, holder.rank, lambda progress: _is_before(progress.streams[holder.stream], holder))
+        steps = scan.steps(start)
+        try:
+            for scanned in steps:
+                if segment.stops is not None and scanned.step >= segment.stops[holder.rank]:
+                    return None
+                (places,) = np.nonzero(scanned.rows == number)
+                if len(places):
+                    rows = Rows(*scan.file_rows(scanned.rows[: places[0] + 1]))
+                    removed = are_removed(rows, segment.removal_at(scanned.step))
+                    worker, place = holder.stream % segment.topology.processes, int((~removed[:-1]).sum())
+                    return None if removed[-1] else RowStep(segment.epoch, scanned.step, holder.rank, worker, place)
+                if scanned.stream == holder.stream and scanned.position > holder.position:
+                    return None
+        finally:
+            steps.close()
+        return None
+
+    def _start(self, ledger: SegmentLedger, rank: int, fits: Callable[[Progress], bool]) -> Progress:
+        """Return the last known progress of a rank in a segment that fits."""
+        segment = ledger.segment
+        topology = replace(segment.topology, rank=rank)
+        known = []
+        if segment.starts is None:
+            streams = topology.own_streams(ledger.plan)
+            known.append(Progress.fresh(streams, topology.streams_per_turn, segment.baseline))
+        is_newest = segment.stops is None
+        for epoch, progress in filter(None, (self.segments.loaded, self.progress)):
+            if epoch == segment.epoch and is_newest and rank == segment.topology.rank:
+                known.append(progress)
+        fitting = [progress for progress in known if fits(progress)]
+        if not fitting:
+            msg = f"where rank {rank} stood at step {segment.begin} of epoch {segment.epoch} is not known here"
+            raise LedgerUnknownError(f"{msg}: ask on that rank, or about what came after its state")
+        return max(fitting, key=lambda progress: progress.batches_delivered)
+
+
+def _require_known_removals(removals: Iterable[Removal]) -> None:
+    """Raise if batches lose rows that only reading tells."""
+    if any(removal.expressions for removal in removals):
+        msg = "which rows of a step are excluded is not known: an expression excludes rows of this epoch after its "
+        raise LedgerUnknownError(f"{msg}batches are cut, and only reading tells which; batch_at(step) reads a batch")
+
+
+def _is_before(stream: StreamProgress, holder: Holder) -> bool:
+    """Whether a stream has delivered nothing of a slice."""
+    done, part = stream.reached
+    return done < holder.position or (done == holder.position and part is None)
+
+
+def _no_such_step(step: int, rank: int, segment: Segment, steps: range) -> ValueError:
+    made = f"steps {steps.start} to {steps.stop - 1}" if steps else "no step"
+    since = f" from step {segment.begin} on" if segment.begin else ""
+    return ValueError(f"step={step}: rank {rank} makes {made} of epoch {segment.epoch}{since}")
+
+
+def _log(scan: StepScan, what: str) -> None:
+    LOG.info("read %d bytes to find the rows of %s", scan.bytes_read, what)

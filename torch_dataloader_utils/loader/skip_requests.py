@@ -1,0 +1,93 @@
+"""The steps of the current epoch that the user wants skipped, and whether they are delivered after the last one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch_dataloader_utils.checkpoint.parts import schedule_of, with_skips
+from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.checkpoint.saved_state import SavedState
+from torch_dataloader_utils.errors import CheckpointMismatchError, ProgressUnknownError
+from torch_dataloader_utils.planning.plan import DeliveredBaseline
+from torch_dataloader_utils.planning.row_ranges import Windows, merged
+from torch_dataloader_utils.reading.scan import ReadOptions
+
+
+@dataclass(frozen=True, slots=True)
+class SkipRequests:
+    """What was requested for an epoch.
+
+    Attributes:
+        steps: Start and stop of each range of steps, in rising order; no two ranges touch.
+        restores: Whether skipped steps are delivered after the last one.
+    """
+
+    steps: Windows = ()
+    restores: bool = False
+
+    @property
+    def contents(self) -> tuple[Windows, bool] | tuple[()]:
+        """What digests of the epoch cover; nothing where nothing was requested."""
+        return (self.steps, self.restores) if self.steps or self.restores else ()
+
+    def adding(self, start: int, stop: int) -> SkipRequests:
+        """Return the same with more steps to skip."""
+        return replace(self, steps=merged([*self.steps, (start, stop)]))
+
+    def are_of(self, progress: Progress) -> bool:
+        """Whether a progress has these requests."""
+        return (self.steps, self.restores) == (progress.skip_requests, progress.restores)
+
+    def applied(self, progress: Progress, options: ReadOptions, *, counts_rows: bool) -> Progress:
+        """Return a progress with these requests, as far as the steps are not behind it.
+
+        `counts_rows` says that it is known which rows each step has.
+        """
+        schedule = schedule_of(progress, options.batch_size, drop_last=options.drop_last) if counts_rows else None
+        return replace(with_skips(progress, self.steps, schedule), restores=self.restores)
+
+    def require_none(self, progress: Progress) -> None:
+        """Raise if steps are to be skipped or restored where worker processes of a plain DataLoader deliver them."""
+        ahead = any(stop > progress.batches_delivered for _, stop in self.steps)
+        if ahead or (self.restores and any(progress.restorable_left)):
+            msg = "worker processes of a plain DataLoader cannot skip steps: none of them knows the others' batches; "
+            raise ProgressUnknownError(msg + "use the loader that create_dataloader returns, or num_workers=0")
+
+
+def require_steps(start: int, stop: int, progress: Progress, most: int | None) -> None:
+    """Raise unless these steps lie ahead of a progress.
+
+    `most` is the largest number of steps of a rank; None if only reading tells.
+    """
+    called = f"skip_steps({start}, {stop})"
+    if start >= stop:
+        raise ValueError(f"{called} skips nothing: stop is the step after the last one to skip, more than start")
+    if start < progress.batches_delivered:
+        msg = f"{called}: step {start} is in the past, the next one is {progress.batches_delivered}; load a state that "
+        raise ValueError(f"{msg}was saved before step {start}, or begin the epoch again with set_epoch")
+    if most is not None and start >= most:
+        raise ValueError(f"{called}: the epoch has {most} steps, the last one is {most - 1}")
+
+
+def require_same_batches(progress: Progress, options: ReadOptions, *, counts_rows: bool) -> None:
+    """Raise unless the skipped steps ahead of a loaded progress have the rows that its state records."""
+    requests = SkipRequests(progress.skip_requests, restores=progress.restores)
+    if progress.skips_ahead != requests.applied(progress, options, counts_rows=counts_rows).skips_ahead:
+        steps = ", ".join(f"{start} to {stop - 1}" for start, stop in progress.skip_requests)
+        msg = f"the checkpoint skips steps {steps}, and with batch_size={options.batch_size} and drop_last="
+        msg += (
+            f"{options.drop_last} these have other rows than when it was saved: create the loader with the batch_size "
+        )
+        msg += (
+            "and drop_last of the checkpoint; or load_state_dict(states, strict=False) with the states of all ranks, "
+        )
+        raise CheckpointMismatchError(msg + "which skips the same rows")
+
+
+def requests_left(saved: SavedState, baseline: DeliveredBaseline) -> Windows:
+    """Return the steps that are to be skipped after an elastic load, where only reading tells their rows.
+
+    Steps go on with the number of the baseline's batches.
+    """
+    steps = () if saved.skips is None else saved.skips.steps
+    return tuple((max(start, baseline.batches), stop) for start, stop in steps if stop > baseline.batches)

@@ -1,0 +1,82 @@
+"""What skips steps of an epoch, and delivers them after its last one."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import replace
+
+from torch_dataloader_utils.checkpoint.parts import schedule_of
+from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.loader.progress_owner import ProgressOwner
+from torch_dataloader_utils.loader.skip_requests import SkipRequests, require_steps
+from torch_dataloader_utils.reading.scan import ReadOptions
+
+
+class SkipsSteps(ABC):
+    """A rank's current epoch, as far as its steps are skipped and restored.
+
+    Attributes:
+        owner: The epoch and its progress.
+    """
+
+    owner: ProgressOwner
+    _skips: SkipRequests
+    _read_options: ReadOptions
+
+    @property
+    @abstractmethod
+    def epoch(self) -> int:
+        """The epoch."""
+
+    @property
+    @abstractmethod
+    def progress(self) -> Progress:
+        """The progress in it."""
+
+    @property
+    @abstractmethod
+    def unknown_rows(self) -> str | None:
+        """Why it is unknown, before the epoch is read, how many rows are delivered; None where it is known."""
+
+    @abstractmethod
+    def _all_ranks(self) -> list[Progress]:
+        """Return the progress of this rank and, if they may make more steps, of the others at the beginning."""
+
+    def skip_steps(self, start: int, stop: int) -> None:
+        """Skip steps from the next iteration on: see the loader's."""
+        progress = self.progress
+        require_steps(start, stop, progress, self._most_steps())
+        self._skips = self._skips.adding(start, stop)
+        if self.owner.iteration is None:  # else the iteration goes on without it, and the next one begins the epoch
+            self.owner.take_over("skip_steps", self.epoch, self._skipping(progress))
+
+    def restore_skipped(self) -> None:
+        """Deliver skipped steps after the last one: see the loader's."""
+        self._skips = replace(self._skips, restores=True)
+        iteration = self.owner.iteration
+        if iteration is None:
+            if self.owner.loaded is not None:
+                self.owner.take_over("restore_skipped", self.epoch, replace(self.owner.loaded, restores=True))
+            return
+        iteration.progress = replace(iteration.progress, restores=True)
+        if iteration.finished():
+            self._keep_restorable()
+
+    def _keep_restorable(self) -> None:
+        """Let the next iteration deliver what is to be restored, if the newest one has made all other steps."""
+        iteration = self.owner.iteration
+        if iteration is not None and iteration.will_restore and not any(s.left for s in iteration.progress.streams):
+            self.owner.take_over("restore_skipped", self.epoch, iteration.progress)
+
+    def _skipping(self, progress: Progress) -> Progress:
+        """Return the progress with what the user wants skipped and restored."""
+        if self._skips.are_of(progress):
+            return progress
+        return self._skips.applied(progress, self._read_options, counts_rows=self.unknown_rows is None)
+
+    def _most_steps(self) -> int | None:
+        """Return the largest number of steps of a rank, skipped ones included; None if only reading tells."""
+        if self.unknown_rows is not None:
+            return None
+        size, drop_last = self._read_options.batch_size, self._read_options.drop_last
+        return max(schedule_of(rank, size, drop_last=drop_last).steps.stop for rank in self._all_ranks())

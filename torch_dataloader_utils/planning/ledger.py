@@ -1,0 +1,371 @@
+"""Which rows a step has, and which step has a row: computed from a plan, without reading data. Pure.
+
+A stream delivers its slices in order. So a step is a window of its streams' rows (`planning.schedule`), and the order
+in which a shard delivers its rows (`planning.shard_order`) says which rows of which files these are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows, Flags
+from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice
+from torch_dataloader_utils.planning.schedule import StepSchedule
+from torch_dataloader_utils.planning.shard_order import Integers, ShardOrders
+from torch_dataloader_utils.planning.topology import Topology
+
+# Answers -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """The rows of a step of a rank, in the order of its batch. Iterating yields (path, row) pairs.
+
+    Attributes:
+        files: Each row's file: its path relative to the dataset's root. An array of strings.
+        rows: Each row's number in its file, from 0, deleted rows of a table not counted. An array of int64.
+        bytes_read: Compressed bytes of the row groups that were read for the answer: 0 unless `scan` had to read.
+    """
+
+    files: npt.NDArray[np.str_]
+    rows: Integers
+    bytes_read: int = 0
+
+    def __len__(self) -> int:
+        """Return the number of rows."""
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[tuple[str, int]]:
+        """Yield each row as its file's path and its number there."""
+        yield from zip(self.files.tolist(), self.rows.tolist(), strict=True)
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """Where a row is delivered.
+
+    Attributes:
+        epoch: The epoch.
+        step: The step of the rank, from 0 in the epoch.
+        rank: The rank.
+        worker: The rank's worker that makes the batch; 0 where the rank reads in its own process.
+        place: The row's number in the batch, from 0.
+        others: Where it is delivered as well, because rows are repeated so that all ranks have equally many.
+        bytes_read: Compressed bytes of the row groups that were read for the answer: 0 unless `scan` had to read.
+    """
+
+    epoch: int
+    step: int
+    rank: int
+    worker: int
+    place: int
+    others: tuple[RowStep, ...] = ()
+    bytes_read: int = 0
+
+
+# Segments ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RankStart:
+    """Where a rank begins in a plan of which batches of another size were delivered before.
+
+    Attributes:
+        streams: What is left of each of the rank's streams.
+        next_turn: The worker turn of the next batch.
+    """
+
+    streams: tuple[tuple[ShardSlice, ...], ...]
+    next_turn: int
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What batches lose after they are cut, from a step on.
+
+    Attributes:
+        first_step: The first step.
+        rows: Excluded rows.
+        expressions: Digests of expressions by which rows are excluded.
+    """
+
+    first_step: int
+    rows: ExcludedRows
+    expressions: tuple[str, ...] = ()
+
+
+NO_REMOVAL = Removal(0, NONE_EXCLUDED)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Steps that one plan delivers to all ranks: everything that they depend on, apart from the files.
+
+    Attributes:
+        epoch: The epoch.
+        plan_algorithm: The planning algorithm.
+        options: What else the plan depends on.
+        topology: The ranks and workers; its `rank` has no meaning here.
+        batch_size: Rows in a batch of a rank.
+        drop_last: Whether a stream's short last batch is left out.
+        left_out: Excluded rows that the plan leaves out.
+        removals: What batches lose after they are cut, each from a step on until the next one's; rising.
+        baseline: What was delivered before an elastic load planned the rest; None for nothing.
+        first_step: The first step; None for the beginning of the plan: the baseline's batches, or 0.
+        starts: Where ranks begin, by rank, if that is not the beginning of the plan. It is not known of other ranks.
+        stops: For each rank the step at which the next segment begins for it; None for the end of the plan.
+    """
+
+    epoch: int
+    plan_algorithm: int
+    options: PlanOptions
+    topology: Topology
+    batch_size: int
+    drop_last: bool
+    left_out: ExcludedRows = NONE_EXCLUDED
+    removals: tuple[Removal, ...] = ()
+    baseline: DeliveredBaseline | None = None
+    first_step: int | None = None
+    starts: Mapping[int, RankStart] | None = None
+    stops: tuple[int, ...] | None = None
+
+    @property
+    def begin(self) -> int:
+        """The first step."""
+        if self.first_step is not None:
+            return self.first_step
+        return 0 if self.baseline is None else self.baseline.batches
+
+    def removal_at(self, step: int) -> Removal:
+        """Return what the batch of a step loses after it is cut."""
+        return next((one for one in reversed(self.removals) if one.first_step <= step), NO_REMOVAL)
+
+
+@dataclass(frozen=True, slots=True)
+class StepWindows:
+    """Where the rows of a step come from.
+
+    Attributes:
+        worker: The worker that makes the step.
+        streams: For each stream of its turn the parts of slices that hold the rows, by the stream's number in the rank.
+            The batch has the streams' rows one after the other.
+    """
+
+    worker: int
+    streams: Mapping[int, tuple[ShardSlice, ...]]
+
+
+class Holder(NamedTuple):
+    """A slice whose shard has a row.
+
+    Attributes:
+        rank: The rank.
+        stream: The number of the stream among those of the rank.
+        position: The number of the slice in the stream.
+        split: The number of the row's split in the shard.
+    """
+
+    rank: int
+    stream: int
+    position: int
+    split: int
+
+
+class _Stream(NamedTuple):
+    """The slices of a stream; for each the rows of the stream before it, and last all of them."""
+
+    slices: Sequence[ShardSlice]
+    bounds: Integers
+
+
+class SegmentLedger:
+    """Answers which rows the steps of a segment have, and which steps have a row, where no filter drops rows.
+
+    The index of rows is made when a row is first looked for.
+    """
+
+    def __init__(self, segment: Segment, plan: Plan, manifest: Manifest) -> None:
+        self.segment = segment
+        self.plan = plan
+        self.manifest = manifest
+        self._orders = ShardOrders(segment.options.row_shuffle_seed, segment.epoch)
+        self._streams: dict[int, list[_Stream]] = {}
+        self._schedules: dict[int, StepSchedule] = {}
+
+    # Steps to rows ---------------------------------------------------------------------------------------------------
+
+    def knows(self, rank: int) -> bool:
+        """Whether it is known where a rank begins."""
+        return self.segment.starts is None or rank in self.segment.starts
+
+    def steps(self, rank: int) -> range:
+        """Return the steps that a rank makes in this segment."""
+        steps = self.schedule(rank).steps
+        stop = steps.stop if self.segment.stops is None else min(steps.stop, self.segment.stops[rank])
+        return range(steps.start, max(steps.start, stop))
+
+    def windows(self, rank: int, step: int) -> StepWindows:
+        """Return where the rows of a step come from. The rank makes the step."""
+        part = self.schedule(rank).at(step)
+        numbers = range(part.turn * self._together, (part.turn + 1) * self._together)
+        streams = {number: _window(self.streams(rank)[number], part.start, part.stop) for number in numbers}
+        return StepWindows(part.turn % self.segment.topology.processes, streams)
+
+    def rows_at(self, rank: int, step: int) -> Rows:
+        """Return the rows of a step, without those that its batch loses. The rank makes the step."""
+        return without_removed(self._planned_rows(rank, step), self.segment.removal_at(step))
+
+    def _planned_rows(self, rank: int, step: int) -> Rows:
+        parts = [part for slices in self.windows(rank, step).streams.values() for part in slices]
+        found = [self._orders.of(part.shard).rows(part.start, part.stop) for part in parts]
+        files, rows = zip(*found, strict=True)
+        return Rows(np.concatenate(files), np.concatenate(rows))
+
+    def start_at(self, rank: int, step: int) -> RankStart:
+        """Return where a rank stands before a step. If it makes fewer steps, that is its end."""
+        schedule = self.schedule(rank)
+        step = min(step, schedule.steps.stop)
+        begins = [begin for begin in schedule.rows_before(step) for _ in range(self._together)]
+        streams = zip(self.streams(rank), begins, strict=True)
+        left = tuple(_window(stream, begin, int(stream.bounds[-1])) for stream, begin in streams)
+        return RankStart(left, schedule.at(step).turn if step in schedule.steps else 0)
+
+    def streams(self, rank: int) -> list[_Stream]:
+        """Return the streams of a rank."""
+        if rank not in self._streams:
+            segment = self.segment
+            if segment.starts is None:
+                slices = replace(segment.topology, rank=rank).own_streams(self.plan)
+            else:
+                slices = segment.starts[rank].streams
+            self._streams[rank] = [_Stream(own, np.cumsum([0, *[part.rows for part in own]])) for own in slices]
+        return self._streams[rank]
+
+    def schedule(self, rank: int) -> StepSchedule:
+        """Return the schedule of a rank, which does not know where the next segment begins."""
+        if rank not in self._schedules:
+            segment = self.segment
+            firsts = self.streams(rank)[:: self._together]  # all streams of a turn have equally many rows
+            self._schedules[rank] = StepSchedule(
+                [int(stream.bounds[-1]) for stream in firsts],
+                segment.batch_size // self._together,
+                drop_last=segment.drop_last,
+                next_turn=0 if segment.starts is None else segment.starts[rank].next_turn,
+                first_step=segment.begin,
+            )
+        return self._schedules[rank]
+
+    @property
+    def _together(self) -> int:
+        return self.segment.topology.streams_per_turn
+
+    # Rows to steps ---------------------------------------------------------------------------------------------------
+
+    def plans(self, path: str, row: int) -> bool:
+        """Whether the plan has a row, be it that balancing drops it. A row that was delivered before is not in it."""
+        if any(self._row_in_stream(holder, row) is not None for holder in self.holders(path, row)):
+            return True
+        dropped = () if self.plan.balanced is None else self.plan.balanced.dropped
+        return any((path, row) in self._rows_in(part) for part in dropped)
+
+    def steps_of(self, path: str, row: int) -> list[RowStep]:
+        """Return where a row is delivered: nowhere, once, or several times if it is repeated. The first comes first."""
+        found = [step for holder in self.holders(path, row) if (step := self._step_of(holder, row)) is not None]
+        return sorted(found, key=lambda at: (at.step, at.rank, at.place))
+
+    def holders(self, path: str, row: int) -> list[Holder]:
+        """Return the slices whose shards have a row."""
+        starts, stops, holders = self._index
+        number = self.manifest.first_rows[path] + row
+        first, last = (int(np.searchsorted(starts, number, side=side)) for side in ("left", "right"))
+        if last == 0 or stops[last - 1] <= number:
+            return []
+        first = int(np.searchsorted(starts, starts[last - 1], side="left"))  # a shard may be cut into several slices
+        return [Holder(*holder) for holder in holders[first:last].tolist()]
+
+    @cached_property
+    def _index(self) -> tuple[Integers, Integers, Integers]:
+        """Where each split begins and ends among all rows of the manifest, in rising order, and its holders."""
+        firsts = self.manifest.first_rows
+        splits, holders = [], []
+        for rank in filter(self.knows, range(self.segment.topology.num_ranks)):
+            for number, stream in enumerate(self.streams(rank)):
+                for position, part in enumerate(stream.slices):
+                    shard = part.shard
+                    present = [index for index in range(len(shard.splits)) if index not in shard.missing]
+                    splits += [shard.splits[index] for index in present]
+                    holders += [(rank, number, position, index) for index in present]
+        starts = np.fromiter((firsts[split.path] + split.row_offset for split in splits), np.int64, len(splits))
+        stops = starts + np.fromiter((split.row_length for split in splits), np.int64, len(splits))
+        order = np.argsort(starts, kind="stable")
+        return starts[order], stops[order], np.array(holders, dtype=np.int64).reshape(-1, len(Holder._fields))[order]
+
+    def _row_in_stream(self, holder: Holder, row: int) -> int | None:
+        """Return how many rows a stream delivers before a row of a file; None if it is not in the slice."""
+        slices, bounds = self.streams(holder.rank)[holder.stream]
+        part = slices[holder.position]
+        in_split = row - part.shard.splits[holder.split].row_offset
+        place = self._orders.of(part.shard).place_of(holder.split, in_split)
+        if place is None or not part.start <= place < part.stop:
+            return None
+        return int(bounds[holder.position]) + place - part.start
+
+    def _step_of(self, holder: Holder, row: int) -> RowStep | None:
+        number = self._row_in_stream(holder, row)
+        turn, stream = divmod(holder.stream, self._together)
+        schedule = self.schedule(holder.rank)
+        step = None if number is None else schedule.step_of(turn, number)
+        if number is None or step is None or step not in self.steps(holder.rank):
+            return None
+        part = schedule.at(step)
+        place = stream * (part.stop - part.start) + number - part.start
+        removal = self.segment.removal_at(step)
+        if removal.rows:
+            removed = are_removed(self._planned_rows(holder.rank, step), removal)
+            if removed[place]:
+                return None
+            place -= int(removed[:place].sum())
+        worker = turn % self.segment.topology.processes
+        return RowStep(self.segment.epoch, step, holder.rank, worker, place)
+
+    def _rows_in(self, part: ShardSlice) -> Iterator[tuple[str, int]]:
+        files, rows = self._orders.of(part.shard).rows(part.start, part.stop)
+        return zip(files.tolist(), rows.tolist(), strict=True)
+
+
+def without_removed(rows: Rows, removal: Removal) -> Rows:
+    """Return the rows of a step that its batch does not lose after it is cut."""
+    if not removal.rows:
+        return rows
+    kept = ~are_removed(rows, removal)
+    return Rows(rows.files[kept], rows.rows[kept], rows.bytes_read)
+
+
+def are_removed(rows: Rows, removal: Removal) -> Flags:
+    """Return for each row of a step whether its batch loses it after it is cut."""
+    removed = np.zeros(len(rows), dtype=bool)
+    for path in np.unique(rows.files).tolist():
+        of_file = rows.files == path
+        removed[of_file] = removal.rows.contains(path, rows.rows[of_file])
+    return removed
+
+
+def _window(stream: _Stream, start: int, stop: int) -> tuple[ShardSlice, ...]:
+    """Return the parts of a stream's slices that have its rows from a first one to an end."""
+    slices, bounds = stream
+    first, last = int(np.searchsorted(bounds, start, side="right")) - 1, int(np.searchsorted(bounds, stop))
+    window = []
+    for part, before in zip(slices[first:last], bounds[first:last].tolist(), strict=True):
+        begin, end = max(part.start, part.start + start - before), min(part.stop, part.start + stop - before)
+        if (begin, end) != (part.start, part.stop):
+            part = replace(part, start=begin, stop=end)  # noqa: PLW2901 - else the slice itself, which is compared faster
+        if begin < end:
+            window.append(part)
+    return tuple(window)
