@@ -12,6 +12,7 @@ from torch_dataloader_utils.errors import (
     ColumnError,
     DatasetError,
     FooterMismatchWarning,
+    HookWarning,
     IterationEndedError,
     LedgerUnknownError,
     LostRowsWarning,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.distributed.store_files import StoredCheckpoint as StoredCheckpoint
     from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
     from torch_dataloader_utils.loader.device import to_device
+    from torch_dataloader_utils.loader.events import Event, Hook
     from torch_dataloader_utils.loader.run_log import RunLog
     from torch_dataloader_utils.planning.ledger import Rows, RowStep
     from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
@@ -55,8 +57,11 @@ __all__ = [
     "ColumnFormat",
     "DataFile",
     "DatasetError",
+    "Event",
     "FileAudit",
     "FooterMismatchWarning",
+    "Hook",
+    "HookWarning",
     "IterationEndedError",
     "LedgerUnknownError",
     "LostRowsWarning",
@@ -92,7 +97,9 @@ _LAZY = {
     "ColumnFormat": "columns.options",
     "DataFile": "planning.manifest",
     "DeltaDataset": "tables.delta",
+    "Event": "loader.events",
     "FileAudit": "checkpoint.audit",
+    "Hook": "loader.events",
     "IcebergDataset": "tables.iceberg",
     "Manifest": "planning.manifest",
     "PackedBytes": "columns.ragged",

@@ -116,6 +116,10 @@ class SilentWorkerWarning(UserWarning):
     """A worker process that is waited for has sent nothing for half a minute. The message says what it is reading."""
 
 
+class HookWarning(UserWarning):
+    """A hook raised an error. The loader goes on; the message names the hook, the event and the error."""
+
+
 @dataclass(frozen=True, slots=True)
 class Difference:
     """A difference between a checkpoint and the run that loads it.

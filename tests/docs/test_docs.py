@@ -36,7 +36,7 @@ torch.distributed.init_process_group(
 linear = torch.nn.Linear(1, 1)
 model = torch.nn.parallel.DistributedDataParallel(linear)
 loader, dataset = StructuredDataset.create_dataloader("data", num_workers=2)
-train_step, device, folder, step, epochs = lambda batch: None, "cpu", "checkpoints", 7, 2
+train_step, device, folder, step, epochs, port = lambda batch: None, "cpu", "checkpoints", 7, 2, 0
 """
 """What the guides take for granted, for their blocks are parts of a reader's own program. The README's are whole."""
 

@@ -20,16 +20,26 @@ INSTALLED_BY_NAME = re.compile(r"pip install \S*torch[-_]dataloader[-_]utils")
 
 SCRIPT = """
 import sys
+from importlib import import_module
 import torch_dataloader_utils as package
 
-assert not {"pyiceberg", "deltalake"} & set(sys.modules), "imported at once"
+EXTRAS = {"pyiceberg", "deltalake", "prometheus_client", "opentelemetry", "tensorboard"}
+assert not EXTRAS & set(sys.modules), "imported at once"
 assert {"IcebergDataset", "DeltaDataset"} <= set(dir(package))
-sys.modules |= {"pyiceberg": None, "deltalake": None}  # as if they were not there
+sys.modules |= dict.fromkeys(EXTRAS)  # as if they were not there
 for name, library in (("IcebergDataset", "pyiceberg"), ("DeltaDataset", "deltalake")):
     try:
         getattr(package, name)
     except ImportError as error:
         assert str(error) == f"{name} needs {library}: pip install {library}", error
+    else:
+        raise AssertionError(name)
+NEEDED = {"prometheus": "prometheus-client", "opentelemetry": "opentelemetry-api", "tensorboard": "tensorboard"}
+for name, needed in NEEDED.items():
+    try:
+        import_module(f"torch_dataloader_utils.integrations.{name}")
+    except ImportError as error:
+        assert str(error).endswith(f": pip install {needed}"), error
     else:
         raise AssertionError(name)
 try:
@@ -41,7 +51,7 @@ else:
 """
 
 
-def test_the_package_needs_no_table_library_until_one_is_asked_for():
+def test_the_package_needs_no_library_of_an_extra_until_it_is_asked_for():
     subprocess.run([sys.executable, "-c", SCRIPT], env=inherited(), check=True, timeout=240)
 
 

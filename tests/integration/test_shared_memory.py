@@ -16,7 +16,7 @@ import torch
 from support import all_rows_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils.planning.assignment import Receipt
-from torch_dataloader_utils.reading.batching import Batch, BytesRead
+from torch_dataloader_utils.reading.batching import Batch
 from torch_dataloader_utils.workers import messages as transport
 from torch_dataloader_utils.workers.messages import MAX_HELD, Message
 from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
@@ -80,7 +80,7 @@ def wipe(data: Any) -> None:
 
 
 def batch_of(data: Any) -> Batch:
-    return Batch(data, RECEIPT, BytesRead())
+    return Batch(data, RECEIPT)
 
 
 WORKERS = pytest.mark.parametrize(

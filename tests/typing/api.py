@@ -20,7 +20,9 @@ from torch_dataloader_utils import (
     Codes,
     ColumnFormat,
     DeltaDataset,
+    Event,
     FileAudit,
+    Hook,
     IcebergDataset,
     PackedBytes,
     Padded,
@@ -82,7 +84,16 @@ def use_the_loader(path: Path) -> None:
     assert_type(dataset.num_workers, int)
     assert_type(dataset.plan_digest, str)
     assert_type(dataset.get_metrics(), dict[str, Any])
+    assert_type(dataset.get_total_metrics(), dict[str, Any])
     assert_type(dataset.dump_manifest(), bytes)
+
+
+def note(event: Event) -> None:
+    hook: Hook = note
+    assert_type(event.step, int)
+    assert_type(event.worker, int | None)
+    assert_type(event.seconds, float | None)
+    assert_type(event.paths, tuple[str, ...])
 
 
 def use_every_parameter() -> None:
@@ -117,6 +128,7 @@ def use_every_parameter() -> None:
         show_progress=True,
         progress_interval_sec=0.5,
         run_log="runs/first",
+        hooks=[note, print],
         pin_memory=True,
         persistent_workers=True,
     )

@@ -130,6 +130,7 @@ class BatchDataset(IterableDataset[Any]):
     def attach_channel(self, channel: WorkerChannel) -> None:
         """Make this copy, in a worker, answer the assignments that arrive by channel."""
         self._channel = channel
+        self._opened_files.storage.take_retries()  # those of the training process, which it reports itself
         if channel.page is not None:
             reads = CurrentReads(channel.page.write_text)
             self._stream = replace(self._stream, read_cache=replace(self._stream.read_cache, reads=reads))

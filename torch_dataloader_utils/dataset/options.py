@@ -25,6 +25,7 @@ from torch_dataloader_utils.formats.base import Format, OpenedFiles
 from torch_dataloader_utils.formats.registry import FORMATS, choose_format, require_known_rows
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader import arguments
+from torch_dataloader_utils.loader.events import Hook, parse_hooks
 from torch_dataloader_utils.loader.progress_bar import require_tqdm
 from torch_dataloader_utils.loader.run_log import RunLogFiles
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS, PlanOptions
@@ -66,6 +67,7 @@ class LoaderOptions:
         progress_interval_sec: Seconds after which the progress bar is drawn again; None for no bar in this process.
         run_log: The directory of the run log; None without one.
         writes_run_log: Whether this process writes it: the first one of a job.
+        hooks: Functions that are called with each event.
         torch_options: `dataloader_kwargs`, for ``torch.utils.data.DataLoader``.
     """
 
@@ -89,6 +91,7 @@ class LoaderOptions:
     progress_interval_sec: float | None
     run_log: RunLogFiles | None
     writes_run_log: bool
+    hooks: tuple[Hook, ...]
     torch_options: Mapping[str, Any]
 
     @classmethod
@@ -140,6 +143,7 @@ class LoaderOptions:
             progress_interval_sec=_parse_progress(given, topology.rank),
             run_log=_parse_run_log(given),
             writes_run_log=_is_first(topology.rank),
+            hooks=parse_hooks(given["hooks"]),
             torch_options=torch_options,
         )
 

@@ -6,7 +6,6 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -29,7 +28,7 @@ from torch_dataloader_utils.formats.registry import FormatName
 from torch_dataloader_utils.loader.arguments import PathLike, require_choice, require_count, require_flag
 from torch_dataloader_utils.loader.data_loader import DIVIDED_AGAIN, StructuredDataLoader
 from torch_dataloader_utils.loader.epoch import EpochState
-from torch_dataloader_utils.loader.metrics import Metrics
+from torch_dataloader_utils.loader.events import Hook, Hooks
 from torch_dataloader_utils.planning.plan import UnevenRanks
 from torch_dataloader_utils.planning.strategy import SplitStrategy
 from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC
@@ -89,6 +88,7 @@ class StructuredDataset(ExcludingDataset):
         show_progress: bool = False,
         progress_interval_sec: float = 1.0,
         run_log: str | os.PathLike[str] | None = None,
+        hooks: Sequence[Hook] = (),
         **dataloader_kwargs: Any,
     ) -> tuple[StructuredDataLoader, StructuredDataset]:
         """Open a dataset and make the loader of this rank's batches.
@@ -206,6 +206,8 @@ class StructuredDataset(ExcludingDataset):
                 loaded. With it `rows_at` and `step_of` also know the steps before an elastic load and in earlier runs;
                 `RunLog.read` reads it. Each training has a directory of its own. `storage_options` are used unless it
                 is a local path. None for no log.
+            hooks: Functions that are called with each `Event` of an epoch, in the training process: see `Hook`. Copies
+                of the loader and the dataset have none.
             **dataloader_kwargs: For ``torch.utils.data.DataLoader``: ``pin_memory``, ``prefetch_factor``,
                 ``persistent_workers`` (True by default here), ``multiprocessing_context``, ``timeout``,
                 ``worker_init_fn``, ``generator``. What torch prefetches are messages of up to 64 batches and about
@@ -239,6 +241,7 @@ class StructuredDataset(ExcludingDataset):
             progress_interval_sec=options.progress_interval_sec,
             run_log=options.run_log,
             writes_run_log=options.writes_run_log,
+            hooks=Hooks(options.hooks, options.topology.rank),
         )
         seed, group = options.plan.shuffle_seed, options.process_group
         dataset = cls(opened_files, epoch_state, read_options, options.collate_fn, seed, process_group=group)
@@ -411,25 +414,39 @@ class StructuredDataset(ExcludingDataset):
         )
 
     def get_metrics(self) -> dict[str, Any]:
-        """Return counters of the newest iteration in this process.
+        """Return what the newest iteration in this process has done, where time went, and what the bottleneck is.
 
         Returns:
             ``epoch``; ``batches_delivered`` and ``rows_delivered`` since the iteration began; ``rows_excluded``, how
             many of these rows batches lost since `exclude` names them; ``batches_skipped`` and ``rows_skipped`` by
             `skip_steps`; ``rows_dropped`` by `drop_last`; ``row_groups_pruned`` and ``bytes_pruned``, for all ranks:
             the row groups that the filter ruled out before anything was read, and their uncompressed bytes over all
-            columns; ``bytes_read``, the compressed bytes of the row groups that were read, and ``bytes_read_again``,
-            those of them in row groups that hold rows delivered before a resume. With `uneven_ranks` also
+            columns; ``row_groups_read`` and ``bytes_read``, the row groups that were read and their compressed bytes;
+            ``row_groups_read_again`` and ``bytes_read_again``, those of them that hold rows delivered before a resume;
+            ``retries``, the attempts of the storage that failed and were followed by others; ``stalls``, how often the
+            training loop waited longer than a second for a batch; ``first_batch_sec``, ``waiting_sec`` and
+            ``between_batches_sec``, the seconds in which it waited for the first batch, waited for others, and worked;
+            ``workers``, a list of dictionaries with what each worker did, and its seconds; ``advice``, a sentence that
+            says whether the loader or the model is the bottleneck, and what to change. With `uneven_ranks` also
             ``uneven_rows_dropped`` and ``uneven_rows_repeated``, of all ranks: a list of rows, each as its file's path
             relative to the root and its number there, from 0. With `fingerprint` also ``delivered_hash``: for this
             rank, or for each virtual rank that it delivers, ``rank``, ``rows`` and ``hash``, of what was delivered in
             this epoch, before a resume too; None if the epoch was continued from a state without it.
         """
-        iteration = self._epoch_state.owner.iteration
-        counters: dict[str, Any] = {"epoch": self.epoch, **asdict(iteration.metrics if iteration else Metrics())}
+        counters: dict[str, Any] = {"epoch": self.epoch, **self._epoch_state.metrics()}
         counters |= dict(zip(("row_groups_pruned", "bytes_pruned"), self._opened_files.pruned, strict=True))
         counters |= self._epoch_state.delivered_hash()
         return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._epoch_state.balanced_rows().items()}
+
+    def get_total_metrics(self) -> dict[str, Any]:
+        """Return the counters of all iterations of this dataset in this process together: none ever gets smaller.
+
+        Any thread may call it at any moment. A wait of the training loop counts while it goes on.
+
+        Returns:
+            What `get_metrics` returns, without ``epoch``, ``advice``, and what it says of pruned and uneven rows.
+        """
+        return self._epoch_state.total_metrics()
 
     def __repr__(self) -> str:
         """Describe the dataset in one line, without secrets: its files and rows, and who reads which epoch."""

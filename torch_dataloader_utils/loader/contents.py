@@ -12,7 +12,8 @@ from torch_dataloader_utils.checkpoint.parts import Part, own_parts, restored_pa
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
 from torch_dataloader_utils.planning.excluded import EpochExclusions
-from torch_dataloader_utils.reading.batching import Batch, BytesRead, EmptyStep, StreamEnd
+from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
+from torch_dataloader_utils.reading.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,7 @@ class ThrownAway:
     """A batch of a skipped step. It had to be read, since only that tells which rows it has."""
 
     receipt: Receipt
-    bytes_read: BytesRead
+    work: Work | None
 
 
 Content: TypeAlias = Batch | EmptyStep | StreamEnd | PartBegin | ThrownAway
@@ -116,7 +117,7 @@ def _sorted_out(content: Batch | EmptyStep | StreamEnd, part: Part, reached: Pro
     if isinstance(content, StreamEnd):
         return content, reached.ended(receipt)
     if any(start <= reached.batches_delivered < stop for start, stop in reached.skip_requests):
-        return ThrownAway(content.receipt, content.bytes_read), reached.thrown_away(receipt)
+        return ThrownAway(content.receipt, content.work), reached.thrown_away(receipt)
     return content, reached.advanced(receipt)
 
 

@@ -23,11 +23,15 @@ from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.run_segments import Began, Loaded
 from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
 from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.loader.advice import advise
+from torch_dataloader_utils.loader.events import Hooks
 from torch_dataloader_utils.loader.exclusions import loaded_exclusions
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.logged_segments import LoggedSegments
+from torch_dataloader_utils.loader.metrics import Metrics, MetricsReading
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
+from torch_dataloader_utils.loader.reports import Reports
 from torch_dataloader_utils.loader.run_log import RunLogFiles, RunLogWriter
 from torch_dataloader_utils.loader.segments import Segments
 from torch_dataloader_utils.loader.skip_requests import SkipRequests, requests_left, require_same_batches
@@ -53,6 +57,7 @@ from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, EpochPlanne
 from torch_dataloader_utils.planning.strategy import SplitStrategy
 from torch_dataloader_utils.planning.topology import Topology
 from torch_dataloader_utils.reading.scan import ReadOptions
+from torch_dataloader_utils.workers.cpus import usable_cpus
 
 
 class EpochState(SkipsSteps):
@@ -60,7 +65,7 @@ class EpochState(SkipsSteps):
 
     `adopts_num_workers` says that a loaded state's number of workers replaces the topology's. A bar shows
     the progress, drawn again every `progress_interval_sec` seconds; None for no bar. A run log tells of earlier
-    segments of the run; one process writes it.
+    segments of the run; one process writes it. The hooks are told of events.
     """
 
     def __init__(
@@ -73,6 +78,7 @@ class EpochState(SkipsSteps):
         topology: Topology,
         adopts_num_workers: bool,
         progress_interval_sec: float | None,
+        hooks: Hooks,
         run_log: RunLogFiles | None = None,
         writes_run_log: bool = False,
     ) -> None:
@@ -84,6 +90,8 @@ class EpochState(SkipsSteps):
         self.segments = Segments(self._planner, counts_rows=opened_files.unknown_rows is None)
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
+        self._hooks = hooks
+        self._counted = _nothing_counted(topology)
         self._warned_of_uneven_ranks = False
         self._record: EpochRecord | None = None
         self._exclusions = NO_EXCLUSIONS
@@ -182,6 +190,18 @@ class EpochState(SkipsSteps):
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""
         return self._planner.uneven_rows(self._current_plan())
 
+    def metrics(self) -> dict[str, Any]:
+        """Return the counters of the newest iteration, and what they say of the bottleneck."""
+        iteration = self.owner.iteration
+        reading = (iteration.metrics if iteration else Metrics(self.topology.processes)).read()
+        advice = advise(reading, num_workers=self.topology.num_workers, cpus=max(1, usable_cpus()))
+        return reading.as_dict() | {"advice": advice}
+
+    def total_metrics(self) -> dict[str, Any]:
+        """Return the counters of all iterations together. Another thread may call it at any moment."""
+        before, newest = self._counted
+        return before.plus(newest.read()).as_dict()
+
     def segment(self, epoch: int) -> Segment:
         """Return the segment of an epoch that begins now."""
         algorithm = self._plan_algorithm if epoch == self.epoch else None
@@ -220,12 +240,24 @@ class EpochState(SkipsSteps):
         self._loaded = None
         if self._run_log is not None:
             self._run_log.follow(iteration)
-        if self._progress_interval_sec is not None and get_worker_info() is None:
-            iteration.bar = ProgressBar(self.epoch, counts, self._progress_interval_sec)
+        self._counted = self._counted[0].plus(self._counted[1].read()), iteration.metrics
+        if get_worker_info() is None:
+            if self._progress_interval_sec is not None:
+                iteration.bar = ProgressBar(self.epoch, counts, self._progress_interval_sec)
+            self._report_begin(iteration)
         self._prepare_states(progress)
         if LOG.isEnabledFor(logging.INFO):
             log_uneven_rows(self.epoch, self.balanced_rows())
         return iteration
+
+    def _report_begin(self, iteration: Iteration) -> None:
+        """Let an iteration tell the hooks of events, if there are any, and report that it begins."""
+        retries = self._opened_files.storage.take_retries()
+        if self._hooks:
+            counts, workers = self._opened_files.unknown_rows is None, self.topology.num_workers
+            reports = Reports(iteration.epoch, self._hooks, iteration.metrics, workers=workers, counts_rows=counts)
+            iteration.reports = reports
+            reports.begun(iteration.progress, retries)
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. Changes nothing if it is the current one and no batch of it was delivered since it began."""
@@ -358,6 +390,7 @@ class EpochState(SkipsSteps):
         copied = EpochState.__new__(EpochState)
         planner = copy.copy(self._planner)
         own = {"owner": copy.copy(self.owner), "_planner": planner, "_record": None}
+        own |= {"_hooks": Hooks(), "_counted": _nothing_counted(self.topology)}
         copied.__dict__.update(self.__dict__, **own, segments=self.segments.copied(planner))
         return copied
 
@@ -468,6 +501,11 @@ class EpochState(SkipsSteps):
         if len(set(batches)) > 1:
             self._warned_of_uneven_ranks = True
             warn_of_uneven_ranks(self.epoch, batches, [rank.rows_left for rank in ranks])
+
+
+def _nothing_counted(topology: Topology) -> tuple[MetricsReading, Metrics]:
+    """Return what was counted before the newest iteration, and what that one counts. Other threads may read both."""
+    return Metrics(topology.processes).read(), Metrics(topology.processes)
 
 
 def _digest(*parts: object) -> str:

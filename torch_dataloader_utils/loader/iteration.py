@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import weakref
 from abc import abstractmethod
 from collections import deque
@@ -16,8 +17,10 @@ from torch_dataloader_utils.formats.concurrency import hides_interrupt
 from torch_dataloader_utils.loader.contents import Content, PartBegin, PartsOfPass, Read, ThrownAway
 from torch_dataloader_utils.loader.metrics import Metrics
 from torch_dataloader_utils.loader.progress_bar import ProgressBar
+from torch_dataloader_utils.loader.reports import STALL_SEC, Reports
+from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.excluded import EpochExclusions
-from torch_dataloader_utils.reading.batching import Batch, BytesRead, EmptyStep, StreamEnd
+from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
 
 
 class Iteration:
@@ -27,6 +30,8 @@ class Iteration:
     processes: the workers, or this one. What is excluded in its epoch does not change while it runs.
 
     Attributes:
+        metrics: Counts what is delivered, and what that takes.
+        reports: Tells the hooks of events, if there are any.
         bar: Shows how many batches were delivered, if there is one.
     """
 
@@ -35,7 +40,8 @@ class Iteration:
         self.epoch = epoch
         self.progress = progress.rebased()
         self.parts = PartsOfPass(number, epoch, self.progress, processes, excluded)
-        self.metrics = Metrics()
+        self.metrics = Metrics(processes, progress.streams_per_turn)
+        self.reports: Reports | None = None
         self.failed = False
         self._part = self.parts.first[0]
         self._has_all_parts = False
@@ -82,6 +88,7 @@ class Iteration:
     def abandon(self) -> None:
         """Note that nothing more will be delivered."""
         self._is_abandoned = True
+        self.metrics.clock.end_wait()
         if self.bar:
             self.bar.close()
 
@@ -109,8 +116,7 @@ class Iteration:
         before = self.progress
         if isinstance(content, ThrownAway):
             self.progress = before.thrown_away(self._part.placed(content.receipt))
-            self.metrics.rows_skipped += content.receipt.rows
-            self._count_bytes(content.bytes_read)
+            self.metrics.count_thrown_away(content.receipt, content.work)
         else:
             self._part = content.part
             self._ended.clear()
@@ -118,29 +124,40 @@ class Iteration:
             self.metrics.rows_skipped += before.rows_until(self.progress)
         self.metrics.batches_skipped += self.progress.batches_delivered - before.batches_delivered
 
+    def note_stall(self, seconds: float) -> None:
+        """Count and report that the training loop has waited long for a batch."""
+        self.metrics.stalls += 1
+        if self.reports is not None:
+            self.reports.stall(seconds, self.progress)
+
     def _advanced(self, step: Batch | EmptyStep, progress: Progress) -> Progress:
         """Count the rows of a step, and return the progress after it."""
-        self.metrics.rows_delivered += step.receipt.rows
-        self.metrics.rows_excluded += step.receipt.rows_excluded
-        self._count_bytes(step.bytes_read)
+        receipt = self._counted(step, progress)
+        self.metrics.rows_excluded += receipt.rows_excluded
         if self.bar:
             self.bar.update()
-        return progress.advanced(self._part.placed(step.receipt))
+        return progress.advanced(receipt)
 
     def _after(self, end: EmptyStep | StreamEnd, progress: Progress) -> Progress:
         if isinstance(end, EmptyStep):
             return self._advanced(end, progress)
-        progress = progress.ended(self._part.placed(end.receipt))
+        progress = progress.ended(self._counted(end, progress))
         self.metrics.rows_dropped += end.receipt.rows_dropped
         self._ended.update(receipt.stream for receipt in (end.receipt, *end.receipt.others))
-        self._count_bytes(end.bytes_read)
-        if self.bar and self.finished():
-            self.bar.finish()
+        if self.finished():
+            if self.bar:
+                self.bar.finish()
+            if self.reports is not None:
+                self.reports.done(progress)
         return progress
 
-    def _count_bytes(self, bytes_read: BytesRead) -> None:
-        self.metrics.bytes_read += bytes_read.total
-        self.metrics.bytes_read_again += bytes_read.again
+    def _counted(self, content: Batch | EmptyStep | StreamEnd, progress: Progress) -> Receipt:
+        """Count and report what comes with a step or a stream's end, and return its receipt as one of the iteration."""
+        receipt = self._part.placed(content.receipt)
+        self.metrics.count(content)
+        if self.reports is not None:
+            self.reports.content(content, receipt, progress)
+        return receipt
 
 
 class CountedIterator(Iterator[Any]):
@@ -180,6 +197,7 @@ class BatchIterator(CountedIterator):
         self._error: str | None = None
         self._waiting: deque[Content] = deque()
         self._batches = 0  # that wait
+        self._clock = iteration.metrics.clock
         weakref.finalize(self, iteration.abandon)
 
     def __next__(self) -> Any:
@@ -204,8 +222,13 @@ class BatchIterator(CountedIterator):
             msg += "a new iterator, after load_state_dict(state_dict()) to continue where this one stopped"
             raise IterationEndedError(msg)
         try:
-            while self._batches <= after and self._contents is not None:
-                self._fetch()
+            if self._batches <= after and self._contents is not None:
+                self._clock.waits_since = time.perf_counter()
+                while self._batches <= after and self._contents is not None:
+                    self._fetch()
+                waited = self._clock.end_wait()
+                if waited >= STALL_SEC:
+                    self._iteration.note_stall(waited)
             self._pass_over()
             if not self._batches and not self._iteration.finished(self._streams):
                 msg = "a worker process ended before its stream did; the state holds what was delivered"

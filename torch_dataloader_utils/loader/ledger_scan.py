@@ -84,7 +84,7 @@ class StepScan:
         readers = [stream.batches(assignment) for [assignment] in parts.assigned(parts.first).values()]
         try:
             for content in round_robin(readers):
-                self.bytes_read += content.bytes_read.total
+                self.bytes_read += 0 if content.work is None else content.work.counters.bytes_read
                 if isinstance(content, Batch):
                     before, progress = progress, progress.advanced(content.receipt)
                     yield self._step(before.batches_delivered, before, content)

@@ -10,31 +10,16 @@ from typing import Any
 from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, copy_rows, join, split
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.memory_budget import MemoryLease
-
-
-@dataclass(slots=True)
-class BytesRead:
-    """Compressed bytes read from storage since the last batch.
-
-    Attributes:
-        total: All of them.
-        again: Those of row groups that hold rows which were delivered before a resume.
-    """
-
-    total: int = 0
-    again: int = 0
-
-
-NOTHING_READ = BytesRead()
+from torch_dataloader_utils.reading.work import Work
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch and the receipt that travels with it."""
+    """A batch, the receipt that travels with it, and what was done for it and is not told by a batch before it."""
 
     data: Any
     receipt: Receipt
-    bytes_read: BytesRead
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +34,7 @@ class Batches:
 
     columns: Columns
     receipts: tuple[Receipt, ...]
-    bytes_read: BytesRead
+    work: Work | None = None
     lease: MemoryLease | None = None
 
     @property
@@ -58,21 +43,21 @@ class Batches:
         return [receipt.rows_left for receipt in self.receipts]
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the batches one by one; what was read counts as read for the first."""
-        bytes_read = self.bytes_read
+        """Yield the batches one by one; the work counts as done for the first."""
+        work = self.work
         for data, receipt in zip(split(self.columns, self.sizes), self.receipts, strict=True):
-            yield Batch(data, receipt, bytes_read)
-            bytes_read = NOTHING_READ
+            yield Batch(data, receipt, work)
+            work = None
 
     def cut(self, count: int) -> tuple[Batches, Batches | None]:
-        """Return the first batches and the others, if any. The first count as read, the others have the lease."""
+        """Return the first batches and the others, if any. The first have the work, the others the lease."""
         if count >= len(self.receipts):
             return self, None
         sizes = self.sizes
         rows, cut = sum(sizes), sum(sizes[:count])
         first, others = (join([ColumnSlice(self.columns, start, stop)]) for start, stop in ((0, cut), (cut, rows)))
-        head = Batches(first, self.receipts[:count], self.bytes_read)
-        return head, Batches(others, self.receipts[count:], NOTHING_READ, self.lease)
+        head = Batches(first, self.receipts[:count], self.work)
+        return head, Batches(others, self.receipts[count:], lease=self.lease)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +65,7 @@ class EmptyStep:
     """A step without a batch, since all rows of its batch were excluded after it was cut."""
 
     receipt: Receipt
-    bytes_read: BytesRead
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +73,7 @@ class StreamEnd:
     """The end of a stream: a receipt without a batch."""
 
     receipt: Receipt
-    bytes_read: BytesRead
+    work: Work | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +152,7 @@ class Batcher:
             wanted -= stop - start
             receipt = self._receipt(chunk, stop, count)
             self._advance(stop)
-        return Batches(join(slices), (receipt,), NOTHING_READ, self._take_lease())
+        return Batches(join(slices), (receipt,), lease=self._take_lease())
 
     def _take_many(self) -> Batches:
         """Cut off as many full batches as the only chunk has."""
@@ -176,7 +161,7 @@ class Batcher:
         receipts = tuple(self._receipt(chunk, stop, size) for stop in stops)
         cut = join([ColumnSlice(chunk.columns, start, stops[-1])])
         self._advance(stops[-1])
-        return Batches(cut, receipts, NOTHING_READ, self._take_lease())
+        return Batches(cut, receipts, lease=self._take_lease())
 
     def _take_lease(self) -> MemoryLease | None:
         """Return the lease if the last full batch is cut off; until then the chunks have rows for others."""

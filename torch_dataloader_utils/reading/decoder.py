@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -19,6 +20,14 @@ from torch_dataloader_utils.formats.read_cache import CurrentReads
 from torch_dataloader_utils.reading.fetcher import Fetcher
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
 from torch_dataloader_utils.storage.local_file import LocalFile, RangedFile
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """Rows of a row group, and when their bytes had been fetched, as `time.perf_counter` tells it."""
+
+    table: pa.Table
+    fetched: float
 
 
 class Decoder:
@@ -42,21 +51,23 @@ class Decoder:
         self._fetcher = fetcher
         self._reads = reads
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._fetched = 0.0
         self._shares = thread is not None
         self.thread = thread or ThreadPoolExecutor(1, thread_name_prefix="decode")
 
-    def whole(self, path: str, number: int) -> Future[pa.Table]:
+    def whole(self, path: str, number: int) -> Future[Decoded]:
         """Decode a row group as one table, after those before it."""
         return self._submit(path, number, partial(self._decode, path, number))
 
-    def _submit(self, path: str, number: int, decode: Callable[[], pa.Table]) -> Future[pa.Table]:
+    def _submit(self, path: str, number: int, decode: Callable[[], pa.Table]) -> Future[Decoded]:
         return self.thread.submit(self._attempt, path, number, decode)
 
-    def _attempt(self, path: str, number: int, decode: Callable[[], pa.Table]) -> pa.Table:
+    def _attempt(self, path: str, number: int, decode: Callable[[], pa.Table]) -> Decoded:
         with nullcontext() if self._reads is None else self._reads.of(self._files.row_group_name(path, number)):
-            return _once_more(decode)
+            table = _once_more(decode)
+            return Decoded(table, self._fetched)
 
-    def in_parts(self, path: str, number: int, rows: int) -> Iterator[pa.Table]:
+    def in_parts(self, path: str, number: int, rows: int) -> Iterator[Decoded]:
         """Yield a row group in tables of some rows; each is decoded when it is requested."""
         tables: Generator[pa.Table, None, None] | None = None
         done = 0
@@ -71,9 +82,9 @@ class Decoder:
                 raise
 
         try:
-            while (table := self._submit(path, number, next_table).result()) is not None:
-                done += table.num_rows
-                yield table
+            while (decoded := self._submit(path, number, next_table).result()).table is not None:
+                done += decoded.table.num_rows
+                yield decoded
         finally:
             if tables is not None:
                 tables.close()  # now, not when it is garbage: Arrow may still read ahead for it
@@ -122,6 +133,7 @@ class Decoder:
             if self._fetcher.fetches(path):
                 for start, content in self._fetcher.take(path, number):
                     opened.add(start, content)
+            self._fetched = time.perf_counter()
             yield opened
             opened.forget(extent)
         except BaseException:
@@ -161,7 +173,7 @@ class Parts:
 
     def __init__(
         self,
-        submit: Callable[[Callable[[], pa.Table]], Future[pa.Table]],
+        submit: Callable[[Callable[[], pa.Table]], Future[Decoded]],
         decode_from: Callable[[int], Generator[pa.Table, None, None]],
         first: int,
     ) -> None:
@@ -172,7 +184,7 @@ class Parts:
         self._rest: list[pa.Table] = []
         self._empty = pa.table({})
 
-    def next(self, rows: int) -> Future[pa.Table]:
+    def next(self, rows: int) -> Future[Decoded]:
         """Decode the next rows, after those before them; fewer if there are no more."""
         return self._submit(partial(self._next, rows))
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils.columns.convert import ColumnSlice, join, keep, without_column
-from torch_dataloader_utils.reading.batching import NOTHING_READ, Batches, EmptyStep, StreamEnd
+from torch_dataloader_utils.reading.batching import Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.row_groups import REMOVED_COLUMN
 
 
@@ -47,21 +47,21 @@ def rows_removed(removed: npt.NDArray[np.bool_], sizes: Sequence[int]) -> list[i
 def _without_empty(batches: Batches) -> Iterator[Batches | EmptyStep]:
     """Yield consecutive batches that have rows together, and a step for each batch without rows.
 
-    The first of them counts what was read as read, the last that has rows has the lease.
+    The first of them has the work, the last that has rows has the lease.
     """
     runs = [(empty, list(run)) for empty, run in groupby(batches.receipts, lambda receipt: not receipt.rows_left)]
     with_rows = [number for number, (empty, _) in enumerate(runs) if not empty]
     if batches.lease is not None and not with_rows:
         batches.lease.release()
-    bytes_read, start = batches.bytes_read, 0
+    work, start = batches.work, 0
     for number, (empty, receipts) in enumerate(runs):
         if empty:
             for receipt in receipts:
-                yield EmptyStep(receipt, bytes_read)
-                bytes_read = NOTHING_READ
+                yield EmptyStep(receipt, work)
+                work = None
             continue
         stop = start + sum(receipt.rows_left for receipt in receipts)
         columns = join([ColumnSlice(batches.columns, start, stop)])
         lease = batches.lease if number == with_rows[-1] else None
-        yield Batches(columns, tuple(receipts), bytes_read, lease)
-        bytes_read, start = NOTHING_READ, stop
+        yield Batches(columns, tuple(receipts), work, lease)
+        work, start = None, stop

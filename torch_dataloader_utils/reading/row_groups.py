@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator
@@ -20,13 +21,14 @@ import pyarrow.dataset as pads
 
 from torch_dataloader_utils.columns.arrow import takeable, width
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.base import Measures, OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions, Flags
 from torch_dataloader_utils.planning.manifest import DataFile, Split
 from torch_dataloader_utils.planning.row_hash import file_key, row_marks
-from torch_dataloader_utils.reading.decoder import Decoder
+from torch_dataloader_utils.reading.decoder import Decoded, Decoder
 from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
+from torch_dataloader_utils.reading.work import Wait
 
 NONE_DELETED = np.empty(0, dtype=np.int64)
 
@@ -94,11 +96,12 @@ class RowGroupReader:
         self._file_key = cache(lambda path: file_key(by_path[path]))
 
         codec = self._codec = files.format.codec(files, read_cache.footers)
-        self._measures = cache(lambda path: codec.layout(path).measures())  # small, and needed in any order
+        self._measures = cache(self._new_measures)  # small, and needed in any order
         self._fetcher = Fetcher(files.storage, files.files, codec.layout, files.row_group_name)
         self._new_decoder = partial(Decoder, files, codec, self._fetcher, read_cache.reads)
         self._decoders = [self._new_decoder() for _ in range(min(MOST_DECODERS, pa.cpu_count()))]
-        self._decoded: defaultdict[FileRowGroup, deque[Future[pa.Table]]] = defaultdict(deque)
+        self._decoded: defaultdict[FileRowGroup, deque[Future[Decoded]]] = defaultdict(deque)
+        self._waits: list[Wait] = []
 
     @property
     def columns(self) -> int:
@@ -181,6 +184,13 @@ class RowGroupReader:
         booleans = sum(pa.types.is_boolean(column.type) for column in table.schema)
         return int(table.nbytes + len(table) * booleans)
 
+    def _new_measures(self, path: str) -> Measures:
+        began = time.perf_counter()
+        measures = self._codec.layout(path).measures()  # waits for the file's footer
+        ended = time.perf_counter()
+        self._waits.append(Wait(began, ended, ended))
+        return measures
+
     # Reading -------------------------------------------------------------------------------------------------------
 
     def request(self, group: FileRowGroup, *, whole: bool) -> None:
@@ -199,10 +209,13 @@ class RowGroupReader:
             FileNotFoundError: If the file is gone.
             UnreadableFileError: If it changed, is damaged, or cannot be read.
         """
+        began = time.perf_counter()
         with self._errors(group):
-            table = self._decoded[group].popleft().result()
-            self._require_all(group, table.num_rows)
-            return self._finished(group, table, 0)[0]
+            decoded = self._decoded[group].popleft().result()
+            self._require_all(group, decoded.table.num_rows)
+            finished = self._finished(group, decoded.table, 0)[0]
+        self._note_wait(began, decoded)
+        return finished
 
     def read_in_parts(self, group: FileRowGroup, rows: int) -> Iterator[tuple[pa.Table, int]]:
         """Yield a row group in parts of at most so many rows. It was requested, but not as a whole.
@@ -211,11 +224,13 @@ class RowGroupReader:
         left out. Raises what `read` raises.
         """
         with self._errors(group):
-            done = 0
-            for table in self._next_decoder().in_parts(group.path, group.number, rows):
-                finished, count = self._finished(group, table, done)
+            done, began = 0, time.perf_counter()
+            for decoded in self._next_decoder().in_parts(group.path, group.number, rows):
+                finished, count = self._finished(group, decoded.table, done)
+                done += decoded.table.num_rows
+                self._note_wait(began, decoded)
                 yield finished, count if self._counts else 0
-                done += table.num_rows
+                began = time.perf_counter()
             self._require_all(group, done)
         if not self._counts:  # only the end of a row group tells that it has no more
             yield self._schema.empty_table(), group.rows
@@ -240,16 +255,28 @@ class RowGroupReader:
         before = deleted - np.arange(len(deleted))  # rows that are not deleted before each deleted one
         return rows + int(np.searchsorted(before, rows, side="left"))
 
-    def finished_part(self, group: FileRowGroup, first: int, part: Future[pa.Table], rows: int) -> pa.Table:
+    def finished_part(self, group: FileRowGroup, first: int, part: Future[Decoded], rows: int) -> pa.Table:
         """Return the rows that are delivered of a part of a row group, in file order.
 
         The part should have `rows` stored rows, and `first` are before it.
         """
+        began = time.perf_counter()
         with self._errors(group):
-            table = part.result()
-            if table.num_rows != rows:
-                self._require_all(group, first + table.num_rows)
-            return self._finished(group, table, first)[0]
+            decoded = part.result()
+            if decoded.table.num_rows != rows:
+                self._require_all(group, first + decoded.table.num_rows)
+            finished = self._finished(group, decoded.table, first)[0]
+        self._note_wait(began, decoded)
+        return finished
+
+    def take_waits(self) -> tuple[Wait, ...]:
+        """Return when rows were waited for, since the last call."""
+        waits, self._waits = self._waits, []
+        return tuple(waits)
+
+    def _note_wait(self, began: float, decoded: Decoded) -> None:
+        """Note that rows were waited for until now."""
+        self._waits.append(Wait(began, max(began, decoded.fetched), time.perf_counter()))
 
     def close(self) -> None:
         """Close the open files; wait for what is being fetched and decoded."""
@@ -343,7 +370,7 @@ class Cursor:
         self._last = 0  # rows, without deleted ones, that were left out or requested
         self._first = self._advance(first)  # stored rows that were left out or taken
         self._parts = decoder.parts(group.path, group.number, rows, self._first)
-        self._requested: deque[tuple[Future[pa.Table], int]] = deque()
+        self._requested: deque[tuple[Future[Decoded], int]] = deque()
 
     def request(self, rows: int) -> None:
         """Begin to decode the next rows."""

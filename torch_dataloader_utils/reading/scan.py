@@ -16,9 +16,10 @@ import pyarrow as pa
 from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.planning.plan import ShardSlice
-from torch_dataloader_utils.reading.batching import BytesRead, Chunk
+from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.row_groups import FileRowGroup, RowGroupReader
+from torch_dataloader_utils.reading.work import Counters, Work
 
 MOST_IN_PARTS = 2
 """Row groups that are read in parts and requested at once: the one that is read, and the next."""
@@ -84,7 +85,7 @@ class Scan(ABC):
         self.slices = slices
         self.options = options
         self.budget = budget
-        self._bytes_read = BytesRead()
+        self._counters = Counters()
 
     @abstractmethod
     def chunks(self) -> Iterator[Chunk]:
@@ -93,10 +94,10 @@ class Scan(ABC):
     def close(self) -> None:  # noqa: B027 - most scans need nothing
         """Free what the scan needs apart from the reader."""
 
-    def take_bytes_read(self) -> BytesRead:
-        """Return what was read since the last call."""
-        taken, self._bytes_read = self._bytes_read, BytesRead()
-        return taken
+    def take_work(self) -> Work:
+        """Return what was read, and waited for, since the last call."""
+        counters, self._counters = self._counters, Counters()
+        return Work(counters, self.reader.take_waits())
 
     def row_groups(self, position: int) -> list[FileRowGroup]:
         """Return the row groups of a slice's shard that can be read; let the reader prepare for them and the next."""
@@ -130,11 +131,14 @@ class Scan(ABC):
             return len(ahead) < self.reader.most_requested(step.group)
         return not step.whole and len(ahead) < MOST_IN_PARTS
 
-    def count_bytes(self, group: FileRowGroup, *, again: bool) -> None:
-        """Count the stored bytes of a row group that is read, and whether they are read again after a resume."""
+    def count(self, group: FileRowGroup, *, again: bool) -> None:
+        """Count a row group that is read, its stored bytes, and whether it is read again after a resume."""
         size = self.reader.stored_bytes(group)
-        self._bytes_read.total += size
-        self._bytes_read.again += size if again else 0
+        self._counters.row_groups_read += 1
+        self._counters.bytes_read += size
+        if again:
+            self._counters.row_groups_read_again += 1
+            self._counters.bytes_read_again += size
 
     def delivered(self, group: FileRowGroup, table: pa.Table) -> pa.Table:
         """Return rows of a row group as they are delivered, or raise a ColumnError that names the row group."""

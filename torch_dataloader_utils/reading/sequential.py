@@ -65,7 +65,7 @@ class SequentialScan(Scan):
     def _tables(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:
         """Yield a row group as one table, or in parts if it is large: each, whether it is the last, and its lease."""
         group = step.group
-        self.count_bytes(group, again=step.first < step.shard_slice.start)
+        self.count(group, again=step.first < step.shard_slice.start)
         if not step.whole:
             yield from self._parts(step, lease)
             return

@@ -85,7 +85,7 @@ class ShuffledScan(Scan):
             else:
                 shard_lease.merge(lease)
             tables[step.number] = self.delivered(step.group, self.reader.read(step.group))
-            self.count_bytes(step.group, again=step.shard_slice.start > 0)
+            self.count(step.group, again=step.shard_slice.start > 0)
             if step.last:
                 parts = [tables[number] for number in sorted(tables)]
                 tables.clear()
@@ -180,7 +180,7 @@ class ShuffledScan(Scan):
         ahead: list[MemoryLease] = []
         try:
             for number, group in enumerate(groups):
-                self.count_bytes(group, again=shard_slice.start > 0)
+                self.count(group, again=shard_slice.start > 0)
                 rows = max(_part(shard, rounds)[number] for rounds, _ in blocks)
                 cursors.append(self.reader.cursor(group, rows, _bounds(shard, begin)[number][0]))
             for number, (rounds, _) in enumerate(blocks):

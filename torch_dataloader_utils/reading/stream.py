@@ -10,7 +10,7 @@ from torch_dataloader_utils.columns.convert import interleave, size_of
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
-from torch_dataloader_utils.reading.batching import Batcher, Batches, BytesRead, EmptyStep, StreamEnd
+from torch_dataloader_utils.reading.batching import Batcher, Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.removal import without_removed
 from torch_dataloader_utils.reading.row_groups import REMOVED_COLUMN, RowGroupReader
@@ -18,6 +18,7 @@ from torch_dataloader_utils.reading.row_marks import with_hashes
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 from torch_dataloader_utils.reading.sequential import SequentialScan
 from torch_dataloader_utils.reading.shuffled import ShuffledScan
+from torch_dataloader_utils.reading.work import Work
 
 
 def read_assignment(
@@ -126,12 +127,12 @@ def _batches(scan: Scan, stream: StreamAssignment, options: ReadOptions) -> Iter
         yield _completed(batcher.take(batcher.rows), scan, options)
     batcher.release()
     end = Receipt(stream.stream, len(stream.slices), 0, rows=0, rows_dropped=batcher.rows)
-    yield StreamEnd(end, scan.take_bytes_read())
+    yield StreamEnd(end, scan.take_work())
 
 
 def _completed(batches: Batches, scan: Scan, options: ReadOptions) -> Batches:
     """Return batches with what was read for them and, if asked for, with the hash of each one's rows."""
-    read = replace(batches, bytes_read=scan.take_bytes_read())
+    read = replace(batches, work=scan.take_work())
     return with_hashes(read) if options.fingerprint else read
 
 
@@ -169,11 +170,11 @@ def _next_batches(cycle: list[_StreamReader], count: int, width: int, budget: Me
         for number in range(count)
         for first in range(0, len(cycle), width)
     )
-    bytes_read = _sum(taken)
+    work = _sum(taken)
     del taken
     for reader in cycle:
         reader.release()
-    return Batches(columns, receipts, bytes_read, budget.take(size_of(columns)))
+    return Batches(columns, receipts, work, budget.take(size_of(columns)))
 
 
 class _StreamReader:
@@ -242,6 +243,9 @@ def _joined(receipts: list[Receipt]) -> Receipt:
     )
 
 
-def _sum(contents: list[Batches] | list[StreamEnd]) -> BytesRead:
-    parts = [content.bytes_read for content in contents]
-    return BytesRead(sum(part.total for part in parts), sum(part.again for part in parts))
+def _sum(contents: list[Batches] | list[StreamEnd]) -> Work:
+    total = Work()
+    for content in contents:
+        if content.work is not None:
+            total.add(content.work)
+    return total

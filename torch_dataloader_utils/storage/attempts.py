@@ -13,6 +13,7 @@ import random
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fsspec.exceptions import FSTimeoutError
@@ -35,6 +36,23 @@ WARN_AFTER_SEC = 10.0
 _RANDOM = random.SystemRandom()  # ranks that failed together try again at different moments
 
 
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """An attempt that failed and is followed by another.
+
+    Attributes:
+        name: What is read, as messages name it, without secrets.
+        cause: The error, in one line, without secrets.
+        number: The number of this attempt, from 1.
+        seconds: Seconds since the first attempt began.
+    """
+
+    name: str
+    cause: str
+    number: int
+    seconds: float
+
+
 def attempt(  # noqa: D417 - `action` is in the summary
     action: Callable[[float], T],
     *,
@@ -42,6 +60,7 @@ def attempt(  # noqa: D417 - `action` is in the summary
     most_attempts: Callable[[Exception], float],
     name: Callable[[], str],
     clean: Callable[[str], str],
+    on_retry: Callable[[Retry], object],
 ) -> T:
     """Call an action until it succeeds, fails for good, or the time is over.
 
@@ -53,6 +72,7 @@ def attempt(  # noqa: D417 - `action` is in the summary
         most_attempts: Returns how many attempts an error is worth: 1 where another does not help.
         name: Returns what is read, for messages. Called if there is an error.
         clean: Removes secrets from a message.
+        on_retry: Called before the pause that another attempt follows.
 
     Raises:
         UnreadableFileError: If the time is over, or the file changed since it was listed.
@@ -81,6 +101,7 @@ def attempt(  # noqa: D417 - `action` is in the summary
             warned = True
             text = f"{name()}: no success for {passed:.0f} s: {clean(_shown(cause))}"
             warn_user(f"{text}; trying again for up to storage_timeout={timeout_sec:g} s", StorageRetryWarning)
+        on_retry(Retry(name(), clean(_shown(cause)), number, passed))
         time.sleep(pause)
     if isinstance(cause, ChangedFileError):
         raise UnreadableFileError(f"{name()}: {cause}")

@@ -7,6 +7,7 @@ import os
 import pickle
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -20,7 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC, attempt, within
+from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC, Retry, attempt, within
 from torch_dataloader_utils.storage.causes import most_attempts, most_attempts_locally
 from torch_dataloader_utils.storage.forks import hold_filesystems, release_filesystems
 from torch_dataloader_utils.storage.local_file import (
@@ -41,6 +42,9 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(before=hold_filesystems, after_in_parent=release_filesystems)
 
 S3_MODULE = "torch_dataloader_utils.storage.s3"
+
+MOST_RETRIES = 1000
+"""Failed attempts that are kept until they are taken. Nobody takes them in workers of a plain DataLoader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,7 @@ class Storage:
         self._timeout_sec = timeout_sec
         self._memory_map = memory_map
         self._pid = os.getpid()
+        self._retries: deque[Retry] = deque(maxlen=MOST_RETRIES)
 
     @classmethod
     def for_urls(
@@ -291,7 +296,13 @@ class Storage:
             most_attempts=most_attempts_locally if self.is_local else most_attempts,
             name=name,
             clean=self._redactor.clean,
+            on_retry=self._retries.append,
         )
+
+    def take_retries(self) -> tuple[Retry, ...]:
+        """Return the attempts of this process that failed and were followed by others, since the last call."""
+        retries = self._retries
+        return tuple(retries.popleft() for _ in range(len(retries)))  # no other thread takes them
 
     def errors(self, location: str, *kept: type[Exception]) -> contextlib.AbstractContextManager[None]:
         """Turn an error that is raised within into one that names a location and holds no secret: see `Redactor`."""

@@ -19,12 +19,16 @@ from torch_dataloader_utils.reading.memory_budget import MemoryBudget
 from torch_dataloader_utils.reading.read_ahead import ReadAhead
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.reading.stream import read_assignment
+from torch_dataloader_utils.reading.work import Stage, Stopwatch, Wait, Work
 from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.collate import BatchBuffer, UncopyableError, copy_batch
 from torch_dataloader_utils.workers.messages import Content, Message
 from torch_dataloader_utils.workers.seeding import Seeding
 
 Collate: TypeAlias = Callable[[Batch], Batch]
+
+REPORT_SEC = 0.1
+"""How often the batches of the training process itself say where its time went."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +60,23 @@ class Stream:
         """
         collate = self._collate(assignment)
         ahead = self._ahead(assignment, _pinned_together if pin and self.collate_fn is None else None)
+        report = _Report(self)
+        lap, making = report.watch.lap, self._making
         try:
             for content in ahead:
+                report.received(content)
                 if not isinstance(content, Batches):
-                    yield content
+                    yield report.on(content)
+                    lap("waiting_for_loop_sec")
                     continue
                 for batch in content:
                     collated = collate(batch)
+                    now = lap(making)
                     if pin and self.collate_fn is not None:
                         collated = replace(collated, data=pin_memory(collated.data))  # type: ignore[no-untyped-call]
-                    yield collated
+                        now = lap("packing_sec")
+                    yield collated if now < report.due and collated.work is None else report.on(collated)
+                    lap("waiting_for_loop_sec")
                     ahead.release()
                     del batch, collated  # not to keep its memory while the next is waited for
                 if content.lease is not None:
@@ -78,19 +89,22 @@ class Stream:
     def messages(self, parts: Sequence[Assignment], channel: WorkerChannel) -> Iterator[Message]:
         """Yield a stream's batches packed, for the training process, part after part."""
         self.read_cache.footers.add(parts[0].footers)
-        outgoing = _Outgoing(parts[0], channel)
+        report = _Report(self)
+        outgoing = _Outgoing(parts[0], channel, report)
         for assignment in parts:
-            yield from self._messages_of(assignment, outgoing)
+            yield from self._messages_of(assignment, outgoing, report)
 
-    def _messages_of(self, assignment: Assignment, outgoing: _Outgoing) -> Iterator[Message]:
+    def _messages_of(self, assignment: Assignment, outgoing: _Outgoing, report: _Report) -> Iterator[Message]:
         collate = self._collate(assignment)
         ahead = self._ahead(assignment)
         try:
             for content in ahead:
+                report.received(content)
                 rest = replace(content, lease=None) if isinstance(content, Batches) else None  # leases are not sent
                 while rest is not None:
                     part, rest = rest.cut(outgoing.space)
                     for packable in self._packable(part, collate, alone=outgoing.size == 1):
+                        report.watch.lap(self._making)
                         if isinstance(packable, Alone) and outgoing.contents:  # it may be impossible to pack
                             yield from outgoing.flush()
                         outgoing.add(packable)
@@ -120,6 +134,11 @@ class Stream:
                 yield prepare(content) if prepare is not None and isinstance(content, Batches) else content
 
         return ReadAhead(read, self.options.read_ahead_bytes)
+
+    @property
+    def _making(self) -> Stage:
+        """The stage in which batches are made of what was read."""
+        return "converting_sec" if self.collate_fn is None else "collating_sec"
 
     def _collate(self, assignment: Assignment) -> Collate:
         """Return a function that calls `collate_fn` on a batch of an assignment, with random numbers seeded for it."""
@@ -176,12 +195,42 @@ class Alone:
     batch: Batch
 
 
+class _Report:
+    """Tells the training process, with the batches of a stream, what was done for them and where time went.
+
+    Attributes:
+        watch: Measures where time goes.
+        due: When the next report is due, if nothing is read before.
+    """
+
+    def __init__(self, stream: Stream) -> None:
+        self._storage = stream.opened_files.storage
+        self.due = 0.0
+        self.watch = Stopwatch()
+
+    def received(self, content: Batches | EmptyStep | StreamEnd) -> None:
+        """Note where the time went in which the content was waited for."""
+        waits: tuple[Wait, ...] = ()
+        if content.work is not None:
+            waits, content.work.waits = content.work.waits, ()
+        self.watch.lap_reading(waits)
+
+    def on(self, content: Any) -> Any:
+        """Return batches, or the end of a stream, with the times and the failed attempts since the last report."""
+        self.due = time.perf_counter() + REPORT_SEC
+        work = content.work or Work()
+        work.counters.add(self.watch.take())
+        work.retries = self._storage.take_retries()
+        return content if content.work is work else replace(content, work=work)
+
+
 class _Outgoing:
     """Collects what goes into the next message of a stream."""
 
-    def __init__(self, assignment: Assignment, channel: WorkerChannel) -> None:
+    def __init__(self, assignment: Assignment, channel: WorkerChannel, report: _Report) -> None:
         self._assignment = assignment
         self._channel = channel
+        self._report = report
         self._number = -1
         self.contents: list[Content] = []
         self._begin()
@@ -202,10 +251,14 @@ class _Outgoing:
     def flush(self) -> Iterator[Message]:
         """Yield the message with everything that was added; the next one begins once more is requested."""
         yield self._pack()
+        self._report.watch.lap("waiting_for_loop_sec")
         self._begin()
 
     def _pack(self) -> Message:
         contents, self.contents = self.contents, []
+        contents[0] = self._report.on(contents[0])
         seconds = time.perf_counter() - self._began
         iteration, worker = self._assignment.iteration, self._assignment.worker
-        return Message.pack(iteration, worker, contents, self._channel.pool, seconds)
+        message = Message.pack(iteration, worker, contents, self._channel.pool, seconds)
+        self._report.watch.lap("packing_sec")
+        return message

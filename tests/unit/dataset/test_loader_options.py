@@ -53,6 +53,7 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "show_progress": ("yes", TypeError),
     "progress_interval_sec": (-1, ValueError),
     "run_log": (3, TypeError),
+    "hooks": (print, TypeError),
 }
 
 OF_TORCH: dict[str, tuple[Any, type[Exception]]] = {

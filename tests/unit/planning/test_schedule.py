@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch_dataloader_utils.loader.contents import round_robin
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.schedule import StepRows, StepSchedule
-from torch_dataloader_utils.reading.batching import NOTHING_READ, Batch, StreamEnd
+from torch_dataloader_utils.reading.batching import Batch, StreamEnd
 
 
 def _stream(turn: int, rows: int, batch_size: int, *, drop_last: bool) -> Iterator[Batch | StreamEnd]:
@@ -19,8 +19,8 @@ def _stream(turn: int, rows: int, batch_size: int, *, drop_last: bool) -> Iterat
     for number, start in enumerate(range(0, rows, batch_size)):
         stop = min(start + batch_size, rows)
         if stop - start == batch_size or not drop_last:
-            yield Batch(StepRows(turn, number, start, stop), Receipt(turn, 0, stop, stop - start), NOTHING_READ)
-    yield StreamEnd(Receipt(turn, 1, 0, 0), NOTHING_READ)
+            yield Batch(StepRows(turn, number, start, stop), Receipt(turn, 0, stop, stop - start))
+    yield StreamEnd(Receipt(turn, 1, 0, 0))
 
 
 @given(

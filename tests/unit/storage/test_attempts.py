@@ -17,7 +17,7 @@ from yarl import URL
 
 from torch_dataloader_utils import StorageRetryWarning, UnreadableFileError
 from torch_dataloader_utils.storage import attempts
-from torch_dataloader_utils.storage.attempts import attempt, within
+from torch_dataloader_utils.storage.attempts import Retry, attempt, within
 from torch_dataloader_utils.storage.causes import meaning, most_attempts, most_attempts_locally
 
 SECRET = "made-up-secret"
@@ -45,13 +45,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def run(action: Callable[[float], Any], timeout_sec: float = 120.0) -> Any:
+def run(action: Callable[[float], Any], timeout_sec: float = 120.0, on_retry: Callable[[Retry], object] = repr) -> Any:
     return attempt(
         action,
         timeout_sec=timeout_sec,
         most_attempts=most_attempts,
         name=lambda: "row group 3 of s3://bucket/one.parquet",
         clean=lambda text: text.replace(SECRET, "***"),
+        on_retry=on_retry,
     )
 
 
@@ -204,3 +205,19 @@ def test_an_error_of_a_call_is_raised_where_it_is_waited_for():
     with pytest.raises(ZeroDivisionError):
         within(60.0, lambda: 1 // 0)
     assert within(60.0, max, 1, 2) == 2
+
+
+def test_each_attempt_that_another_follows_is_told_without_secrets(clock):
+    told: list[Retry] = []
+    assert run(failing(2, OSError(f"lost {SECRET}")), on_retry=told.append) == "read"
+    assert [(retry.name, retry.cause, retry.number) for retry in told] == [
+        ("row group 3 of s3://bucket/one.parquet", "OSError: lost ***", number) for number in (1, 2)
+    ]
+    assert [retry.seconds for retry in told] == [0, clock.pauses[0]]
+
+
+def test_an_attempt_that_none_follows_is_not_told(clock):
+    told: list[Retry] = []
+    with pytest.raises(FileNotFoundError):
+        run(failing(9, FileNotFoundError("gone")), on_retry=told.append)
+    assert not told

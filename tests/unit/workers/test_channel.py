@@ -15,12 +15,16 @@ import torch
 
 from torch_dataloader_utils.columns.convert import split
 from torch_dataloader_utils.planning.assignment import Receipt
-from torch_dataloader_utils.reading.batching import Batch, BytesRead, StreamEnd
+from torch_dataloader_utils.reading.batching import Batch, StreamEnd
+from torch_dataloader_utils.reading.work import Counters, Work
+from torch_dataloader_utils.storage.attempts import Retry
 from torch_dataloader_utils.workers.collate import BatchBuffer
 from torch_dataloader_utils.workers.messages import ALIGNMENT, Message
 from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
 
 RECEIPT = Receipt(stream=0, position=1, rows_delivered=2, rows=3)
+
+WORK = Work(Counters(bytes_read=4, decoding_sec=0.5), retries=(Retry("row group 1 of a", "OSError: lost", 1, 0.5),))
 
 
 class Pair(NamedTuple):
@@ -30,10 +34,10 @@ class Pair(NamedTuple):
 
 def sent(data: Any, pool: SharedMemoryPool | None = None) -> Any:
     """Pack, pickle as a queue would, and unpack."""
-    message = Message.pack(7, 0, [Batch(data, RECEIPT, BytesRead(4, 5))], pool)
+    message = Message.pack(7, 0, [Batch(data, RECEIPT, WORK)], pool)
     (content,) = pickle.loads(pickle.dumps(message)).unpack()
     assert isinstance(content, Batch)
-    assert (content.receipt, content.bytes_read) == (RECEIPT, BytesRead(4, 5))
+    assert (content.receipt, content.work) == (RECEIPT, WORK)
     return content.data
 
 
@@ -98,7 +102,7 @@ def test_the_same_tensor_twice_arrives_as_one():
 
 def test_one_tensor_in_two_batches_arrives_as_two():
     tensor = torch.zeros(2)
-    message = Message.pack(0, 0, [Batch([tensor], RECEIPT, BytesRead()), Batch([tensor], RECEIPT, BytesRead())])
+    message = Message.pack(0, 0, [Batch([tensor], RECEIPT), Batch([tensor], RECEIPT)])
     one, other = message.unpack()
     one.data[0] += 1
     assert other.data[0].tolist() == [0, 0]
@@ -106,7 +110,7 @@ def test_one_tensor_in_two_batches_arrives_as_two():
 
 def test_all_memory_is_one_aligned_block():
     tensors = [torch.arange(3, dtype=torch.int8), torch.arange(5.0), torch.arange(2)]
-    message = Message.pack(0, 0, [Batch(tensors, RECEIPT, BytesRead())])
+    message = Message.pack(0, 0, [Batch(tensors, RECEIPT)])
     assert message.lengths[:-1] == (3, 20, 16)
     assert message.size == len(message.memory)
     (batch,) = message.unpack()
@@ -116,12 +120,12 @@ def test_all_memory_is_one_aligned_block():
 
 def test_a_slice_of_a_table_sends_the_slice_alone():
     table = pa.table({"x": np.arange(100_000)})
-    message = Message.pack(0, 0, [Batch(table.slice(10, 5), RECEIPT, BytesRead())])
+    message = Message.pack(0, 0, [Batch(table.slice(10, 5), RECEIPT)])
     assert message.size < 5_000
 
 
 def test_the_end_of_a_stream_arrives():
-    end = StreamEnd(RECEIPT, BytesRead(1, 0))
+    end = StreamEnd(RECEIPT, WORK)
     assert Message.pack(0, 0, [end]).unpack() == [end]
 
 
@@ -184,7 +188,7 @@ def test_packing_keeps_nothing_alive_until_a_garbage_collection():
     gone = weakref.ref(array)
     gc.disable()
     try:
-        Message.pack(0, 0, [Batch([array, torch.zeros(3)], RECEIPT, BytesRead())])
+        Message.pack(0, 0, [Batch([array, torch.zeros(3)], RECEIPT)])
         del array
         assert gone() is None
     finally:
