@@ -18,6 +18,7 @@ from jobs.ranks import JOBS
 from jobs.scale_job import MB, blob_of
 
 from torch_dataloader_utils.loader.epoch import EpochState
+from torch_dataloader_utils.loader.events import Hooks
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup
 from torch_dataloader_utils.planning.plan import PlanOptions
 from torch_dataloader_utils.planning.topology import Topology
@@ -65,6 +66,7 @@ def epoch_of(files: int, options: PlanOptions, ranks: int, workers: int) -> Epoc
         topology=Topology(ranks, 0, workers),
         adopts_num_workers=False,
         progress_interval_sec=None,
+        hooks=Hooks(),
     )
 
 

@@ -461,7 +461,7 @@ def test_without_the_extra_a_terminal_gets_plain_text_and_completion_says_what_t
         [*program, "completion", "bash"], env=inherited(), capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert 'pip install "torch-dataloader-utils[cli]"' in done.stderr
+    assert "pip install shtab" in done.stderr
 
 
 def test_bash_completes_commands_and_options(tdu, tmp_path):

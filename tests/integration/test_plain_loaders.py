@@ -5,12 +5,16 @@ from __future__ import annotations
 import copy
 import itertools
 import json
+import os
 import pickle
+import threading
+import time
 import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import torch.distributed.checkpoint as dcp
 from pairwise import pairwise
@@ -19,8 +23,10 @@ from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.data import DataLoader
 
-from torch_dataloader_utils import IterationEndedError, ProgressUnknownError, StructuredDataset
+from torch_dataloader_utils import IterationEndedError, ProgressUnknownError, StructuredDataset, WorkerError
 from torch_dataloader_utils.distributed import CheckpointEntry
+from torch_dataloader_utils.loader import plain_loader
+from torch_dataloader_utils.reading.arrow_threads import allocate_first
 
 pytestmark = [
     pytest.mark.usefixtures("leaves_nothing_behind"),
@@ -327,6 +333,47 @@ def test_a_state_loaded_after_persistent_plain_workers_started_is_refused_and_no
     dataset.load_state_dict(state)
     assert "persistent workers" in refusal_of(loader)
     assert batches_of(plain(dataset, 2)) == whole[4:]
+
+
+# Locks at a fork ----------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_forked_while_arrows_allocator_is_locked_is_an_error_that_says_what_to_do(data, monkeypatch):
+    """The lock is taken for microseconds: hanging in `allocate_buffer` stands for it."""
+    monkeypatch.setattr(plain_loader, "ALLOCATE_SEC", 0.2)
+    own, allocate = os.getpid(), pa.allocate_buffer
+
+    def in_fork(size: int, **options: Any) -> Any:
+        if os.getpid() != own:
+            time.sleep(3600)
+        return allocate(size, **options)
+
+    monkeypatch.setattr(pa, "allocate_buffer", in_fork)
+    loader = plain(open_dataset(data), 2, **FORK)
+    with pytest.raises(WorkerError, match="start workers with multiprocessing_context='forkserver'"):
+        batches_of(loader)
+
+
+def test_no_process_is_forked_while_a_reading_thread_allocates_for_the_first_time(monkeypatch):
+    allocating, forked, allocate = threading.Event(), threading.Event(), pa.allocate_buffer
+    seen = []
+
+    def slowly(size: int) -> Any:
+        allocating.set()
+        seen.append(forked.wait(0.5))
+        return allocate(size)
+
+    monkeypatch.setattr(pa, "allocate_buffer", slowly)
+    thread = threading.Thread(target=allocate_first)
+    thread.start()
+    assert allocating.wait(60)
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    forked.set()
+    os.waitpid(child, 0)
+    thread.join()
+    assert seen == [False]
 
 
 # Copies -------------------------------------------------------------------------------------------------------------

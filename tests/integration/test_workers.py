@@ -6,6 +6,7 @@ import os
 import pickle
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +15,8 @@ import torch
 from support import all_rows_of, batches_of, open_loader, write_dataset
 
 import torch_dataloader_utils.loader.data_loader as loader_module
-from torch_dataloader_utils import IterationEndedError
+import torch_dataloader_utils.workers.torch_iterator as iterator_module
+from torch_dataloader_utils import IterationEndedError, WorkerError
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.workers.channel import AssignmentQueue
 
@@ -100,6 +102,36 @@ def test_a_worker_whose_new_threads_hang_in_arrows_allocator_is_started_again(tm
     assert sorted(all_rows_of(batches)) == list(range(rows))
 
 
+def hold_for_ever(condition: Any, is_held: Any) -> None:
+    with condition:
+        is_held.set()
+        time.sleep(3600)
+
+
+def test_a_worker_that_is_killed_while_it_holds_the_lock_of_torchs_event_is_named(tmp_path, monkeypatch):
+    """Workers take it for each message. The training process waited for the lock of a killed one without end."""
+    monkeypatch.setattr(iterator_module, "END_SEC", 1.0)
+    rows = write_dataset(tmp_path)
+    loader, dataset = open_loader(tmp_path, num_workers=2, batch_size=3, multiprocessing_context="fork")
+    batches = iter(loader)
+    seen = next(batches)["row"].tolist()
+    answers = loader._answers()
+    context = torch.multiprocessing.get_context("fork")
+    is_held = context.Event()
+    event = answers._workers_done_event
+    holder = context.Process(target=hold_for_ever, args=(getattr(event, "_event", event)._cond, is_held))
+    holder.start()
+    assert is_held.wait(60)
+    holder.kill()
+    holder.join()
+    answers.workers[1].kill()
+    with pytest.raises(WorkerError, match="killed by signal 9"):
+        seen.extend(row for batch in batches for row in batch["row"].tolist())
+    del batches, answers, event
+    dataset.load_state_dict(dataset.state_dict())
+    assert sorted(seen + all_rows_of(loader)) == list(range(rows))
+
+
 def test_workers_that_always_hang_are_an_error_that_says_what_to_do(tmp_path, hanging):
     write_dataset(tmp_path)
     loader, dataset = open_loader(tmp_path, num_workers=1, multiprocessing_context="fork")
@@ -147,7 +179,7 @@ def test_a_worker_that_is_not_forked_is_sent_the_footers_of_its_own_files_once(t
         return found
 
     expected = epochs("fork")
-    sent: list[tuple[int, Assignment]] = []
+    sent: list[tuple[int, Sequence[Assignment]]] = []
     send = AssignmentQueue.send
     monkeypatch.setattr(
         AssignmentQueue, "send", lambda assignments, one: (sent.append((id(assignments), one)), send(assignments, one))
@@ -155,7 +187,7 @@ def test_a_worker_that_is_not_forked_is_sent_the_footers_of_its_own_files_once(t
     assert epochs("spawn") == expected
     footers = {file.name: file.read_bytes()[-100:] for file in tmp_path.iterdir()}
     of_worker: dict[int, list[str]] = {}
-    for assignments, assignment in sent:
+    for assignments, [assignment] in sent:
         known = of_worker.setdefault(assignments, [])
         known.extend(assignment.footers)
         slices = [

@@ -19,6 +19,7 @@ from torch_dataloader_utils.formats.read_cache import CurrentReads, ReadCache
 from torch_dataloader_utils.loader.contents import read_here
 from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration
+from torch_dataloader_utils.loader.plain_loader import require_allocator
 from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.planning.planner import Selection
@@ -161,6 +162,7 @@ class BatchDataset(IterableDataset[Any]):
 
     def _deliver_in_plain_worker(self, worker: int, num_workers: int, loader_seed: int) -> Iterator[Any]:
         """Deliver one stream, in a worker of a plain DataLoader. Errors are raised with the first batch."""
+        require_allocator()
         self._epoch_state.join_plain_loader(num_workers, loader_seed)
         iteration = self.begin_iteration()
         # Assignments are in the order of worker turns, and a plain loader takes its first batch from worker 0.

@@ -11,7 +11,8 @@ import os
 from multiprocessing import sharedctypes
 from typing import Any
 
-from torch_dataloader_utils.errors import ProgressUnknownError
+from torch_dataloader_utils.errors import ProgressUnknownError, WorkerError
+from torch_dataloader_utils.reading.arrow_threads import allocate_in_new_thread
 from torch_dataloader_utils.workers.shared_memory import SharedPage
 
 _GENERATION, _EPOCH, _WAITING, _DELIVERED, _CONSUMER, _EXCLUDED = range(6)
@@ -22,6 +23,21 @@ that process writes it, the epoch, and whether a loaded state waits. Workers wri
 delivered batches, and the seed of the plain loader's iterator that continues from the loaded state. The last counts how
 often rows were excluded.
 """
+
+ALLOCATE_SEC = 20.0
+"""How long a new thread in a forked worker may take to allocate. It takes milliseconds, unless it hangs for ever."""
+
+
+def require_allocator() -> None:
+    """Raise, in a worker of a plain loader, if its new threads hang in Arrow's allocator: see `arrow_threads`.
+
+    Raises:
+        WorkerError: If they do.
+    """
+    if not allocate_in_new_thread(ALLOCATE_SEC):
+        msg = "this worker hangs: it was forked while another thread of the training process held the lock of Arrow's "
+        msg += "allocator; start workers with multiprocessing_context='forkserver', or use the loader that "
+        raise WorkerError(f"{msg}create_dataloader returns, which starts such a worker again")
 
 
 class Copies:

@@ -17,6 +17,7 @@ from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, OpenedFiles, RowGroups
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.formats.read_cache import CurrentReads
+from torch_dataloader_utils.reading.arrow_threads import allocate_first
 from torch_dataloader_utils.reading.fetcher import Fetcher
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
 from torch_dataloader_utils.storage.local_file import LocalFile, RangedFile
@@ -53,7 +54,7 @@ class Decoder:
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._fetched = 0.0
         self._shares = thread is not None
-        self.thread = thread or ThreadPoolExecutor(1, thread_name_prefix="decode")
+        self.thread = thread or ThreadPoolExecutor(1, thread_name_prefix="decode", initializer=allocate_first)
 
     def whole(self, path: str, number: int) -> Future[Decoded]:
         """Decode a row group as one table, after those before it."""

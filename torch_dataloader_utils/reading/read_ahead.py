@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from torch_dataloader_utils.formats.concurrency import interruptible
+from torch_dataloader_utils.reading.arrow_threads import allocate_first
 from torch_dataloader_utils.reading.memory_budget import BudgetClosedError, MemoryBudget, MemoryLease
 
 T = TypeVar("T")
@@ -109,6 +110,7 @@ class _End:
 def _fill(queue: _Queue[T], read: Callable[[MemoryBudget], Iterator[T]]) -> None:
     error: BaseException | None = None
     try:
+        allocate_first()
         for item in read(queue.budget):
             queue.put(item)
             del item

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from torch_dataloader_utils.columns.convert import convert
 from torch_dataloader_utils.planning.plan import Shard, ShardSlice
 from torch_dataloader_utils.planning.shuffle import left_bounds, permutation, round_bounds
+from torch_dataloader_utils.reading.arrow_threads import allocate_first
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.row_groups import Cursor, FileRowGroup, RowGroupReader
@@ -64,7 +65,7 @@ class ShuffledScan(Scan):
         super().__init__(reader, slices, options, budget)
         self._epoch = epoch
         threads = max(1, min(pa.cpu_count(), reader.columns // COLUMNS_OF_A_THREAD))
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="shuffle")
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix="shuffle", initializer=allocate_first)
 
     def close(self) -> None:
         """End the threads."""

@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow as pa
 from torch.utils.data import get_worker_info
 
+from torch_dataloader_utils.reading.arrow_threads import allocate_in_new_thread
 from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.cpus import usable_cpus
 
@@ -101,7 +102,7 @@ class WorkerSetup:
 
     def __call__(self, worker: int) -> None:
         """Set up the worker with this number."""
-        _allocate_in_new_thread()
+        allocate_in_new_thread()
         self._startup.report()
         leave_signals_to_training_process()
         pa.set_cpu_count(self._decoding_threads)
@@ -110,13 +111,6 @@ class WorkerSetup:
         dataset.attach_channel(self._channels[worker])
         if self._user_worker_init_fn is not None:
             self._user_worker_init_fn(worker)
-
-
-def _allocate_in_new_thread() -> None:
-    """Allocate Arrow memory as a decoding thread will. Hangs if the allocator's lock was held at the fork."""
-    thread = threading.Thread(target=pa.allocate_buffer, args=(1,), name="allocate", daemon=True)
-    thread.start()
-    thread.join()
 
 
 @contextlib.contextmanager

@@ -64,6 +64,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         _running.add(self)
         _kill_all_at_exit()
         super().__init__(loader)
+        self._workers_done_event: Any = _DoneEvent(self._workers_done_event)
         self._unwatch()
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's own
@@ -230,7 +231,30 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
                 worker.kill()
         for worker in workers:
             worker.join(END_SEC)  # not for ever: a process that waits for its disk dies once the disk answers
-        self._workers_done_event: Any = threading.Event()  # torch's has a lock that a killed worker may have held
+        self._workers_done_event = threading.Event()  # there is nobody left to tell
+
+
+class _DoneEvent:
+    """torch's event that tells workers to end, for the training process.
+
+    The event has a lock, which workers take for each message. A worker that is killed at that moment never releases it.
+    """
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        """Whether this process has set it. No other process does."""
+        return self._is_set
+
+    def set(self) -> None:
+        """Set it, within `END_SEC`: workers that wait for its lock are killed a moment later."""
+        if not self._is_set:
+            self._is_set = True
+            setting = threading.Thread(target=self._event.set, name="end_workers", daemon=True)
+            setting.start()
+            setting.join(END_SEC)
 
 
 def _is_broken(worker: BaseProcess) -> bool:
