@@ -272,6 +272,17 @@ class Progress:
             return groups
         return [self.restored.slices_left, *groups[self.restored.number + 1 :]]
 
+    def steps_restored(self, batch_size: int, *, drop_last: bool) -> int:
+        """Return in how many batches of this size skipped rows were delivered after the last step."""
+        if self.restored is None:
+            return 0
+        groups = [slices for _, slices in self.restorable]
+        all_steps, left = (
+            sum(self._batches_of(group, batch_size, drop_last=drop_last) for group in of_groups)
+            for of_groups in (groups, self.restorable_left)
+        )
+        return all_steps - left
+
     # What is left ----------------------------------------------------------------------------------------------------
 
     @property
