@@ -135,6 +135,26 @@ def test_restored_steps_that_go_on_with_another_batch_size_are_never_answered_wr
             dataset.rows_at(step)
 
 
+def test_behind_a_filter_restored_steps_are_unknown_not_denied(data):
+    loader, dataset = open_loader(data, filters=[("value", "<", 200)])
+    whole = [rows_of(batch) for batch in loader]
+    loader, dataset = open_loader(data, filters=[("value", "<", 200)])
+    loader.skip_steps(2, 4)
+    loader.restore_skipped()
+    batches = iter(loader)
+    for _ in range(len(whole) - 2 + 1):
+        last = rows_of(next(batches))
+    assert last == whole[2]
+    step = loader.state_dict()["batches_delivered"] - 1
+    for answer in (dataset.rows_at, loader.batch_at):
+        with pytest.raises(LedgerUnknownError, match=f"step={step} .*restore_skipped"):
+            answer(step, scan=True)
+    path, row = next(iter(dataset.rows_at(2, scan=True)))
+    with pytest.raises(LedgerUnknownError, match="skipped step 2 of rank 0: restore_skipped"):
+        dataset.step_of(path, row, scan=True)
+    assert dataset.step_of("part-003.parquet", 94, scan=True) is None
+
+
 def test_an_epoch_whose_steps_were_skipped_is_answered_after_it_as_well(data):
     [(loader, dataset)] = ranks(data, 1, "in order")
     loader.skip_steps(3, 5)
