@@ -312,6 +312,7 @@ class TestSkippedAndExcludedRows:
         step = {row for path, row in dataset.rows_at(20) if path == "part-002.parquet" and row < 60}
         assert found.total.excluded == 60 - len(before | step)
         assert found.total.rows == ROWS
+        assert any("excluded in this epoch" in note for note in found.notes)
         rest = [row for batch in loader for row in rows_of(batch)]
         assert rest
         assert audit(loader.state_dict(), data).total.left == 0

@@ -178,6 +178,21 @@ def test_rows_of_every_step_are_those_that_loaders_deliver(tdu, place):
         assert found["bytes_read"] == 0
 
 
+def test_a_skipped_step_is_not_said_to_be_delivered_or_to_come(tdu, made, tmp_path):
+    loader = loader_of(made / "data", 0)
+    loader.skip_steps(2, 4)
+    loader.skip_steps(8, 9)
+    for _ in zip(range(4), loader, strict=False):
+        pass
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(loader.state_dict()))
+    for step in range(10):
+        found = tdu("rows", state, step, "--rank", 0, "--json").value
+        skipped = step in (2, 3, 8)
+        assert (found["skipped"], found["ranks"][0]["delivered"]) == (skipped, step < 6 and not skipped)
+        assert ("Skipped" in tdu("rows", state, step, "--rank", 0).out) == skipped
+
+
 def test_the_step_of_a_row_is_the_one_that_loaders_deliver_it_in(tdu, place):
     for rank in range(RANKS):
         steps = delivered(place.directory / "data", rank)

@@ -98,6 +98,63 @@ def test_skipped_steps_keep_their_rows_and_restored_ones_come_after_the_last(dat
         assert not none
 
 
+@pairwise(run=RUNS, taken=[1, 3, 4], logged=[False, True])
+def test_a_strict_load_between_restored_steps_keeps_what_is_known_of_all_steps(data, tmp_path, run, taken, logged):
+    log = {"run_log": str(tmp_path)} if logged else {}
+    loader, dataset = open_loader(data, **{**RUNS[run], "num_workers": 0}, num_ranks=2, rank=0, **log)
+    own_steps = len(loader)
+    loader.skip_steps(2, 5)
+    loader.skip_steps(8, 9)
+    loader.restore_skipped()
+    for _ in itertools.islice(loader, own_steps - 4 + taken):
+        state = loader.state_dict()
+    loader, dataset = open_loader(data, **{**RUNS[run], "num_workers": 0}, num_ranks=2, rank=0, **log)
+    loader.load_state_dict(state)
+    first = dataset._opened_files.manifest.first_rows
+
+    def planned(step: int) -> list[int]:
+        return [first[path] + row for path, row in dataset.rows_at(step)]
+
+    assert [planned(own_steps + number) for number in range(4)] == [planned(step) for step in (2, 3, 4, 8)]
+    left = range(own_steps + taken, own_steps + 4)
+    assert list(map(planned, left)) == [rows_of(batch) for batch in loader]
+
+
+def test_restored_steps_that_go_on_with_another_batch_size_are_never_answered_wrongly(data):
+    loader, _ = open_loader(data, batch_size=10)
+    own_steps = len(loader)
+    loader.skip_steps(2, 5)
+    loader.restore_skipped()
+    for _ in itertools.islice(loader, own_steps - 3 + 1):
+        state = loader.state_dict()
+    loader, dataset = open_loader(data, batch_size=5)
+    loader.load_state_dict(state)
+    assert sum(1 for _ in loader) == 4
+    for step in (2, own_steps, own_steps + 1, own_steps + 2):
+        with pytest.raises((LedgerUnknownError, ValueError)):
+            dataset.rows_at(step)
+
+
+def test_behind_a_filter_restored_steps_are_unknown_not_denied(data):
+    loader, dataset = open_loader(data, filters=[("value", "<", 200)])
+    whole = [rows_of(batch) for batch in loader]
+    loader, dataset = open_loader(data, filters=[("value", "<", 200)])
+    loader.skip_steps(2, 4)
+    loader.restore_skipped()
+    batches = iter(loader)
+    for _ in range(len(whole) - 2 + 1):
+        last = rows_of(next(batches))
+    assert last == whole[2]
+    step = loader.state_dict()["batches_delivered"] - 1
+    for answer in (dataset.rows_at, loader.batch_at):
+        with pytest.raises(LedgerUnknownError, match=f"step={step} .*restore_skipped"):
+            answer(step, scan=True)
+    path, row = next(iter(dataset.rows_at(2, scan=True)))
+    with pytest.raises(LedgerUnknownError, match="skipped step 2 of rank 0: restore_skipped"):
+        dataset.step_of(path, row, scan=True)
+    assert dataset.step_of("part-003.parquet", 94, scan=True) is None
+
+
 def test_an_epoch_whose_steps_were_skipped_is_answered_after_it_as_well(data):
     [(loader, dataset)] = ranks(data, 1, "in order")
     loader.skip_steps(3, 5)

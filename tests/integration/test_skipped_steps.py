@@ -32,6 +32,7 @@ from torch_dataloader_utils import (
     RankMismatchError,
     StructuredDataset,
     WorkerError,
+    audit,
     to_device,
 )
 from torch_dataloader_utils.planning.manifest import Split
@@ -90,6 +91,33 @@ def opened(path: Path, **options: Any) -> Any:
 
 def through_json(loader: Any) -> Any:
     return json.loads(json.dumps(loader.state_dict()))
+
+
+def test_restored_rows_that_balancing_drops_are_named_and_stay_skipped(path):
+    options = {"uneven_ranks": "drop", "row_id_column": "row"}
+    opened = [open_loader(path, batch_size=12, num_ranks=2, rank=rank, **options)[0] for rank in range(2)]
+    delivered = []
+    for loader in opened:
+        loader.skip_steps(1, 2)
+        loader.restore_skipped()
+        delivered += [row for batch in itertools.islice(loader, 4) for row in rows_of(batch)]
+    for num_ranks in (5, 7):  # 24 skipped rows: 4 are dropped, then 4 are left and no rank gets one
+        states = [through_json(loader) for loader in opened]
+        opened = [open_loader(path, batch_size=12, num_ranks=num_ranks, rank=r, **options)[0] for r in range(num_ranks)]
+        for loader in opened:
+            loader.load_state_dict(states, strict=False)
+            delivered += [row for batch in loader for row in rows_of(batch)]
+        states = [through_json(loader) for loader in opened]
+        dataset = opened[0].dataset
+        first = dataset._opened_files.manifest.first_rows
+        dropped = [first[file] + row for file, row in dataset.get_metrics()["uneven_rows_dropped"]]
+        assert Counter(delivered + dropped) == Counter(range(ROWS))
+        total = audit(states, path).total
+        assert (total.done + total.under_way, total.skipped + total.dropped) == (len(delivered), len(dropped))
+        for rank, state in enumerate(states):
+            resumed = open_loader(path, batch_size=12, num_ranks=num_ranks, rank=rank, **options)[0]
+            resumed.load_state_dict(state)
+            assert through_json(resumed) == state
 
 
 # One rank, step by step ----------------------------------------------------------------------------------------------

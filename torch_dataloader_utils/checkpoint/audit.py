@@ -55,8 +55,9 @@ class Counts:
         unknown: Not recorded, where states of some ranks are not given: those ranks may have delivered them.
         dropped: Left over where all ranks have ended: ``uneven_ranks="drop"`` gives all of them equally many rows.
         skipped: Skipped with their steps, or to be skipped, and not delivered.
-        excluded: Excluded in an earlier epoch, or in this one before they were reached. Rows that were excluded after
-            they were delivered are delivered ones.
+        excluded: Excluded in an earlier epoch, or in this one and not reached so far. Rows that were excluded in this
+            epoch count as `done` or `under_way` once their step is passed: states do not tell whether they were
+            delivered before that, or left out of its batch.
         ruled_out: In row groups that the filter rules out, which are never read. Known only with a dataset that has the
             filter; else such rows are `left`.
         twice: How often rows are recorded as delivered once more than they should be.
@@ -334,6 +335,11 @@ class _Auditing:
         listed = {path for path, _ in self._layout or ()}
         if self._exclusions and self._layout is None:
             yield "excluded rows are not told apart from the others"
+        elif self._exclusions.in_epoch(saved.epoch).removed:
+            yield (
+                "rows that were excluded in this epoch count as delivered once their step is passed: states do not tell "
+                "whether they were delivered before, or left out of its batch"
+            )
         if self._exclusions.expressions:
             texts = [one.text for one in self._exclusions.expressions]
             yield f"which rows are excluded by an expression only reading tells: {shorten(texts)}"

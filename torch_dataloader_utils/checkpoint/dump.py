@@ -113,7 +113,8 @@ def _dump_skips(manifest: Manifest, progress: Progress, record: EpochRecord) -> 
 
     def rows() -> dict[str, Any]:
         groups = progress.restorable_left if progress.restores else progress.skipped
-        return _dump_rows(manifest, [part for group in groups for slices in group for part in slices])
+        dropped = progress.carried_dropped if progress.restores else ()
+        return _dump_rows(manifest, [*dropped, *(part for group in groups for slices in group for part in slices)])
 
     restored = progress.restored
     skipped = {

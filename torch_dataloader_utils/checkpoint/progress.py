@@ -118,6 +118,7 @@ class Progress:
         restored: How far they were. None until the last step is made.
         carried: The rows that were skipped before an elastic load, as this rank would deliver them: for each stream its
             slices. Empty for none.
+        carried_dropped: Those of them that no rank delivers, because all ranks get equally many. One rank records them.
         hashes: The hash of the delivered rows of each planned rank that this rank delivers; None where it is not asked
             for, or not known.
     """
@@ -132,6 +133,7 @@ class Progress:
     restores: bool = False
     restored: Restored | None = None
     carried: tuple[tuple[ShardSlice, ...], ...] = ()
+    carried_dropped: tuple[ShardSlice, ...] = ()
     hashes: tuple[RowHash, ...] | None = None
 
     @classmethod
@@ -203,7 +205,7 @@ class Progress:
 
     def without_skips(self) -> Progress:
         """Return the progress of the epoch's own steps, with none of them skipped."""
-        return replace(self, skip_requests=(), skips=(), restores=False, restored=None, carried=())
+        return replace(self, skip_requests=(), skips=(), restores=False, restored=None, carried=(), carried_dropped=())
 
     @property
     def mark(self) -> Mark:
@@ -271,6 +273,17 @@ class Progress:
         if self.restored is None:
             return groups
         return [self.restored.slices_left, *groups[self.restored.number + 1 :]]
+
+    def steps_restored(self, batch_size: int, *, drop_last: bool) -> int:
+        """Return in how many batches of this size skipped rows were delivered after the last step."""
+        if self.restored is None:
+            return 0
+        groups = [slices for _, slices in self.restorable]
+        all_steps, left = (
+            sum(self._batches_of(group, batch_size, drop_last=drop_last) for group in of_groups)
+            for of_groups in (groups, self.restorable_left)
+        )
+        return all_steps - left
 
     # What is left ----------------------------------------------------------------------------------------------------
 

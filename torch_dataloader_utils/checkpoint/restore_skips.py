@@ -50,7 +50,9 @@ def with_carried(progress: Progress, topology: Topology, skipped_plan: Plan | No
     if skipped is None:
         return progress
     carried = () if skipped_plan is None else topology.own_streams(skipped_plan)
-    return replace(progress, carried=carried, restores=skipped.restores)
+    balanced = None if skipped_plan is None else skipped_plan.balanced
+    dropped = () if balanced is None or 0 not in topology.own_ranks else balanced.dropped
+    return replace(progress, carried=carried, carried_dropped=dropped, restores=skipped.restores)
 
 
 def _in_common(skips: SavedSkips) -> tuple[object, ...]:

@@ -102,7 +102,7 @@ class RowCounts:
         done: Delivered with all rows of their shard.
         under_way: Delivered of unfinished shards; where it is not known which rows these were, all of such shards.
         skipped: Skipped with their steps, or to be skipped, and not delivered.
-        excluded: Excluded in an earlier epoch, or in this one before they were reached.
+        excluded: Excluded in an earlier epoch, or in this one and not reached so far.
         twice: Recorded as delivered more often than once, each further time.
         repeated: Delivered once more because ranks are balanced by repeating rows.
     """

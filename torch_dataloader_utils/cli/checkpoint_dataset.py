@@ -55,7 +55,16 @@ class CheckpointDataset:
     def delivered(self, epoch: int, step: int, rank: int) -> bool | None:
         """Return whether a rank had delivered a step when the checkpoint was saved; None if that is not known."""
         batches = next((state.batches_delivered for state in self.states if state.rank == rank), None)
-        return None if batches is None or epoch != self.dataset.epoch else step < batches
+        if batches is None or epoch != self.dataset.epoch:
+            return None
+        return step < batches and not self.skips(epoch, step)
+
+    def skips(self, epoch: int, step: int) -> bool:
+        """Return whether the checkpoint records that a step is skipped."""
+        saved = self.states[0]
+        before = () if saved.baseline is None or saved.baseline.skipped is None else saved.baseline.skipped[1]
+        steps = (*before, *(() if saved.skips is None else saved.skips.steps))
+        return epoch == self.dataset.epoch and any(start <= step < stop for start, stop in steps)
 
 
 @contextmanager

@@ -188,7 +188,10 @@ class EpochState(SkipsSteps):
 
     def balanced_rows(self) -> dict[str, list[tuple[str, int]]]:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""
-        return self._planner.uneven_rows(self._current_plan())
+        progress, restored = self.progress, None
+        if progress.restores and progress.baseline is not None:
+            restored = self._skipped_plan_for(self.run(self.epoch), self.epoch, progress.baseline)
+        return self._planner.uneven_rows(self._current_plan(), restored)
 
     def metrics(self) -> dict[str, Any]:
         """Return the counters of the newest iteration, and what they say of the bottleneck."""

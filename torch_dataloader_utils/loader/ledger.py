@@ -29,6 +29,11 @@ from torch_dataloader_utils.planning.ledger import (
 )
 from torch_dataloader_utils.reading.scan import ReadOptions
 
+RESTORED_UNKNOWN = (
+    "restore_skipped delivers skipped steps after the last one, and where only reading tells the rows of steps, a scan "
+    "does not know these: rows_at and batch_at answer for the skipped steps under their own numbers"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
@@ -162,6 +167,9 @@ class Ledger:
                 last = scanned.step
         finally:
             steps.close()
+        if segment.restores:
+            msg = f"step={step} comes after those that epoch {segment.epoch} plans for rank {rank}: "
+            raise LedgerUnknownError(msg + RESTORED_UNKNOWN)
         raise _no_such_step(step, rank, segment, range(segment.begin, last + 1))
 
     def _scanned_steps(self, segments: tuple[Segment, ...], path: str, row: int) -> list[RowStep]:
@@ -202,6 +210,9 @@ class Ledger:
                     return None
                 (places,) = np.nonzero(scanned.rows == number)
                 if len(places) and segment.skips(scanned.step):
+                    if segment.restores:
+                        msg = f"row {in_file} of {path} is in the skipped step {scanned.step} of rank {holder.rank}: "
+                        raise LedgerUnknownError(msg + RESTORED_UNKNOWN)
                     return None
                 if len(places):
                     rows = Rows(*scan.file_rows(scanned.rows[: places[0] + 1]))

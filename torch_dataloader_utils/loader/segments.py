@@ -159,15 +159,21 @@ class Segments:
 
         The batches after it may have another size, and a virtual topology may have other real ranks.
         """
-        topology, step = segment.topology, progress.batches_delivered
+        topology = segment.topology
         rows = segment.batch_size * topology.num_ranks  # of all ranks, as the state's may be others
         rows = rows if saved.batch_size is None else saved.batch_size * saved.num_ranks
         drop_last = segment.drop_last if saved.drop_last is None else saved.drop_last
         then = replace(segment, batch_size=rows // topology.num_ranks, drop_last=drop_last)
         saved_topology = replace(topology, num_ranks=saved.num_ranks, num_workers=saved.num_workers)
+        # The epoch's own steps end where the first of the restored ones begins.
+        step = progress.batches_delivered - progress.steps_restored(then.batch_size, drop_last=drop_last)
         is_same = (then, topology) == (segment, saved_topology)
         own = RankStart(tuple(stream.left for stream in progress.streams), progress.next_turn)
         after = replace(segment, first_step=step, starts={topology.rank: own})
+        same_batches = (then.batch_size, then.drop_last) == (segment.batch_size, segment.drop_last)
+        if self._counts_rows and progress.restored is not None and not same_batches:
+            self._before[segment.epoch] = OTHER_BATCHES
+            return (replace(after, first_step=progress.batches_delivered, restores=False),)
         if self._counts_rows and not _stands_at(self.ledger(then), topology.rank, step, own):
             self._before[segment.epoch] = OTHER_BATCHES
             return (after,)

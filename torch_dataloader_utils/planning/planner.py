@@ -37,7 +37,7 @@ class EpochPlanner:
         self._plan: tuple[tuple[Any, ...], Plan] | None = None
         self._skipped: tuple[tuple[Any, ...], Plan] | None = None
         self._bundles: tuple[int, list[list[SizedSplit]], str] | None = None
-        self._uneven_rows: tuple[Plan, dict[str, list[tuple[str, int]]]] | None = None
+        self._uneven_rows: tuple[Plan, Plan | None, dict[str, list[tuple[str, int]]]] | None = None
 
     def with_options(self, options: PlanOptions) -> EpochPlanner:
         """Return a planner of its own, which may have other options, and knows the last plan if they are the same."""
@@ -100,19 +100,28 @@ class EpochPlanner:
         """Return what states record of the split strategy in an epoch; None without a strategy."""
         return None if self.strategy is None else self._bundled(self.strategy, epoch)[1]
 
-    def uneven_rows(self, plan: Plan) -> dict[str, list[tuple[str, int]]]:
+    def uneven_rows(self, plan: Plan, restored: Plan | None = None) -> dict[str, list[tuple[str, int]]]:
         """Return the rows that a plan drops and repeats, each as its file's relative path and its number in the file.
+
+        Those of a plan of restored rows come after them.
 
         They are under ``dropped`` and ``repeated``. Where ranks are not balanced, the dictionary is empty.
         """
         if plan.balanced is None:
             return {}
-        if self._uneven_rows is None or self._uneven_rows[0] is not plan:
+        known = self._uneven_rows
+        if known is None or known[0] is not plan or known[1] is not restored:
             seed = self.options.row_shuffle_seed
-            parts = {"dropped": plan.balanced.dropped, "repeated": plan.balanced.repeated}
-            rows = {verb: list(delivered_rows(slices, seed=seed, epoch=plan.epoch)) for verb, slices in parts.items()}
-            self._uneven_rows = plan, rows
-        return self._uneven_rows[1]
+            parts = [part.balanced for part in (plan, restored) if part is not None and part.balanced is not None]
+            slices = {
+                "dropped": [dropped for part in parts for dropped in part.dropped],
+                "repeated": [repeated for part in parts for repeated in part.repeated],
+            }
+            rows = {
+                verb: list(delivered_rows(of_verb, seed=seed, epoch=plan.epoch)) for verb, of_verb in slices.items()
+            }
+            known = self._uneven_rows = plan, restored, rows
+        return known[2]
 
     def _bundled(self, strategy: SplitStrategy, epoch: int) -> tuple[list[list[SizedSplit]], str]:
         if self._bundles is None or self._bundles[0] != epoch:

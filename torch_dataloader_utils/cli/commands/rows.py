@@ -37,6 +37,7 @@ def run(arguments: argparse.Namespace) -> Report:
         "root": opened.root,
         "epoch": epoch,
         "step": arguments.step,
+        "skipped": opened.skips(epoch, arguments.step),
         "ranks": [
             {"rank": rank, "delivered": opened.delivered(epoch, arguments.step, rank)}
             | {"files": rows.files, "rows": rows.rows}
@@ -99,6 +100,8 @@ def _lines(of_rank: dict[str, Any], rows: Rows) -> list[list[Text]]:
 
 
 def _status(value: dict[str, Any]) -> list[Block]:
+    if value["skipped"]:
+        return [Line("Skipped: loaders do not deliver this step under its number.", "warning")]
     known = {of_rank["delivered"] for of_rank in value["ranks"]}
     if known == {True}:
         return [Line("Delivered before the checkpoint was saved.")]
