@@ -57,7 +57,7 @@ def epoch_of(files: int, options: PlanOptions, ranks: int, workers: int) -> Epoc
         format=SimpleNamespace(name="parquet", options_digest=None),
         pin={},
     )
-    read_options: Any = SimpleNamespace(batch_size=1024, drop_last=False)
+    read_options: Any = SimpleNamespace(batch_size=1024, drop_last=False, fingerprint=False)
     return EpochState(
         opened,  # type: ignore[arg-type] # what an epoch asks of the opened files
         options,

@@ -20,6 +20,6 @@ def run(arguments: argparse.Namespace) -> Report:
     try:
         import shtab
     except ImportError as error:
-        raise ImportError('tdu completion needs shtab: pip install shtab') from error
+        raise ImportError("tdu completion needs shtab: pip install shtab") from error
     script = shtab.complete(make_parser(list(COMMANDS)), shell=arguments.shell)
     return Report({"shell": arguments.shell, "script": script}, [Raw(script)])
