@@ -117,8 +117,12 @@ class Stopwatch:
         self._last = now
         return now
 
-    def lap_reading(self, waits: Iterable[Wait]) -> None:
-        """Say that since the last call batches were waited for, which took the reading thread these waits."""
+    def lap_reading(self, waits: Iterable[Wait]) -> float:
+        """Say that since the last call batches were waited for, which took the reading thread these waits.
+
+        Returns:
+            The time.
+        """
         began, now = self._last, time.perf_counter()
         seconds = self._seconds
         converting = now - began
@@ -130,6 +134,7 @@ class Stopwatch:
             converting -= fetching + decoding
         seconds["converting_sec"] += max(0.0, converting)  # streams of a virtual topology are read one after the other
         self._last = now
+        return now
 
     def take(self) -> Counters:
         """Return the seconds since the last call."""

@@ -61,22 +61,24 @@ class Stream:
         collate = self._collate(assignment)
         ahead = self._ahead(assignment, _pinned_together if pin and self.collate_fn is None else None)
         report = _Report(self)
-        lap, making = report.watch.lap, self._making
+        lap = report.watch.lap
         try:
             for content in ahead:
-                report.received(content)
+                now = report.received(content)
                 if not isinstance(content, Batches):
                     yield report.on(content)
                     lap("waiting_for_loop_sec")
                     continue
                 for batch in content:
-                    collated = collate(batch)
-                    now = lap(making)
-                    if pin and self.collate_fn is not None:
-                        collated = replace(collated, data=pin_memory(collated.data))  # type: ignore[no-untyped-call]
-                        now = lap("packing_sec")
+                    collated = batch
+                    if self.collate_fn is not None:
+                        collated = collate(batch)
+                        now = lap("collating_sec")
+                        if pin:
+                            collated = replace(collated, data=pin_memory(collated.data))  # type: ignore[no-untyped-call]
+                            now = lap("packing_sec")
                     yield collated if now < report.due and collated.work is None else report.on(collated)
-                    lap("waiting_for_loop_sec")
+                    now = lap("waiting_for_loop_sec")
                     ahead.release()
                     del batch, collated  # not to keep its memory while the next is waited for
                 if content.lease is not None:
@@ -208,12 +210,12 @@ class _Report:
         self.due = 0.0
         self.watch = Stopwatch()
 
-    def received(self, content: Batches | EmptyStep | StreamEnd) -> None:
-        """Note where the time went in which the content was waited for."""
+    def received(self, content: Batches | EmptyStep | StreamEnd) -> float:
+        """Note where the time went in which the content was waited for, and return the time."""
         waits: tuple[Wait, ...] = ()
         if content.work is not None:
             waits, content.work.waits = content.work.waits, ()
-        self.watch.lap_reading(waits)
+        return self.watch.lap_reading(waits)
 
     def on(self, content: Any) -> Any:
         """Return batches, or the end of a stream, with the times and the failed attempts since the last report."""
