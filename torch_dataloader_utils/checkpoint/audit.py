@@ -333,22 +333,23 @@ class _Auditing:
         if self._unit == "bytes":
             yield "the rows of text are not counted: the numbers are bytes of uncompressed text"
         listed = {path for path, _ in self._layout or ()}
-        if self._exclusions and self._layout is None:
-            yield "excluded rows are not told apart from the others"
-        elif self._exclusions.in_epoch(saved.epoch).removed:
-            yield (
-                "rows that were excluded in this epoch count as delivered once their step is passed: states do not tell "
-                "whether they were delivered before, or left out of its batch"
-            )
-        if self._exclusions.expressions:
-            texts = [one.text for one in self._exclusions.expressions]
-            yield f"which rows are excluded by an expression only reading tells: {shorten(texts)}"
+        yield from self._notes_of_exclusions()
         lost = sorted(self._left_out - listed)
         if lost:
             yield f"files were removed during the epoch; how many of their rows are missing is unknown: {shorten(lost)}"
         touched = [] if self._today is None else touched_files(saved, self._today.manifest)
         if touched:
             yield f"files have a new modification time; their size and footer are the same: {shorten(touched)}"
+
+    def _notes_of_exclusions(self) -> Iterator[str]:
+        if self._exclusions and self._layout is None:
+            yield "excluded rows are not told apart from the others"
+        elif self._exclusions.in_epoch(self._saved.epoch).removed:
+            msg = "rows that were excluded in this epoch count as delivered once their step is passed: states do not "
+            yield msg + "tell whether they were delivered before, or left out of its batch"
+        if self._exclusions.expressions:
+            texts = [one.text for one in self._exclusions.expressions]
+            yield f"which rows are excluded by an expression only reading tells: {shorten(texts)}"
 
 
 def _changes(saved: SavedState, today: Today | None) -> dict[str, str]:
