@@ -1,4 +1,4 @@
-"""The commands: ``python -m benchmarks run | peers | check | compare | reliability | frameworks | report``.
+"""The commands: ``python -m benchmarks run | peers | check | compare | reliability | frameworks | ledger | report``.
 
 Each has --help.
 """
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.measure import frameworks as jobs
+from benchmarks.measure import ledger as answers
 from benchmarks.measure import reliability as kills
 from benchmarks.measure.environments import packages_of
 from benchmarks.measure.machine import commit
@@ -105,6 +106,12 @@ def frameworks(options: argparse.Namespace) -> int:
     return 0
 
 
+def ledger(options: argparse.Namespace) -> int:  # noqa: ARG001 - it has none
+    """Print how long the ledger takes to answer on 100,000,000 rows in 100,000 row groups."""
+    print("\n".join(answers.table()))
+    return 0
+
+
 def write(options: argparse.Namespace) -> int:
     """Write the pages and their plots from the raw results."""
     results = [read(path) for path in sorted(options.results.glob("*.json"))]
@@ -123,6 +130,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "compare": compare,
     "reliability": reliability,
     "frameworks": frameworks,
+    "ledger": ledger,
     "report": write,
 }
 
@@ -139,6 +147,8 @@ def _parser() -> argparse.ArgumentParser:
             continue
         if name == "frameworks":
             _add_frameworks(command_parser)
+            continue
+        if name == "ledger":
             continue
         if name == "report":
             command_parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the raw results")
