@@ -163,17 +163,18 @@ class Progress:
             following = _at(restored.streams, receipt)
             restored = Restored(restored.number, following, self._turn_after(receipt))
         return Progress(  # for each batch: `dataclasses.replace` takes several times as long
-            streams,
-            turn,
-            self.batches_delivered + 1,
-            self.streams_per_turn,
-            self.baseline,
-            self.skip_requests,
-            self.skips,
-            self.restores,
-            restored,
-            self.carried,
-            self._hashes_after(receipt),
+            streams=streams,
+            next_turn=turn,
+            batches_delivered=self.batches_delivered + 1,
+            streams_per_turn=self.streams_per_turn,
+            baseline=self.baseline,
+            skip_requests=self.skip_requests,
+            skips=self.skips,
+            restores=self.restores,
+            restored=restored,
+            carried=self.carried,
+            carried_dropped=self.carried_dropped,
+            hashes=self._hashes_after(receipt),
         )
 
     def ended(self, receipt: Receipt) -> Progress:
