@@ -549,6 +549,20 @@ def test_rows_that_do_not_exist_are_named(path, rows):
     assert loader.state_dict()["excluded"] is None
 
 
+def test_rows_of_a_path_that_a_mapping_has_twice_are_all_excluded(path):
+    loader, _ = open_loader(path, batch_size=ROWS)
+    loader.exclude({"part-000.parquet": [1], Path("part-000.parquet"): [2]})
+    assert batches_of(loader) == [[row for row in range(ROWS) if row not in {1, 2}]]
+
+
+def test_messages_name_the_filter_and_the_excluded_expression_beside_it(path):
+    loader, dataset = open_loader(path, filters=pc.field("value") < 260)
+    loader.exclude(BY_SCORE)
+    dataset.set_epoch(1)
+    with pytest.raises(LedgerUnknownError, match=r"how many rows the filter with the exclusion of \(\(score > 20"):
+        dataset.rows_at(0)
+
+
 def test_nothing_is_excluded_by_no_rows(path):
     loader, dataset = open_loader(path)
     digest = dataset.plan_digest
@@ -762,7 +776,10 @@ def test_ledger_scans_where_an_expression_left_rows_out(path):
     assert rows_of(loader.batch_at(3)) == [row for row in batches_of(loader)[3] if row not in MATCHING]
     loader.exclude(named(BAD))
     dataset.set_epoch(1)
-    with pytest.raises(LedgerUnknownError, match="scan=True"):
+    rows = r"how many rows the exclusion of .+ leaves"
+    with pytest.raises(
+        LedgerUnknownError, match=rf"{rows}; scan=True reads the columns that the exclusion of \(\(score"
+    ):
         dataset.rows_at(0)
     upcoming = [[next(iter(ids([row]))) for row in dataset.rows_at(step, scan=True)] for step in range(5)]
     batches = batches_of(loader)

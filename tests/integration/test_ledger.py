@@ -533,7 +533,9 @@ def test_behind_a_filter_a_scan_of_its_columns_tells_the_steps(parquet, order, r
         state = loader.state_dict() if step == 3 else state
         if step % 4 == 2:
             require_scanned(parquet, loader, dataset, step, batch)
-    with pytest.raises(LedgerUnknownError, match=r"only reading tells .* scan=True reads the filter's columns"):
+    with pytest.raises(
+        LedgerUnknownError, match=r"only reading tells .* scan=True reads the columns that the filter needs, of"
+    ):
         dataset.rows_at(0)
     for rank, batches in enumerate(runs):
         assert parquet.values_of(dataset.rows_at(2, 0, rank, scan=True)) == values_of(batches[2])

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils.columns.arrow import require_column
 from torch_dataloader_utils.columns.transform import null_message
-from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
+from torch_dataloader_utils.errors import ColumnError, UnreadableFileError, cut
 from torch_dataloader_utils.formats.base import (
     Deletes,
     Described,
@@ -169,8 +169,12 @@ def with_filters(files: OpenedFiles, excluding: Iterable[str]) -> OpenedFiles:
         return files
     kept = [~expression | expression.is_null() for expression in expressions]
     names = {name for expression in expressions for name in filter_columns(expression, files.needed).names}
+    excluded = f"the exclusion of {cut(' and of '.join(map(str, expressions)))}"
     return replace(
-        files, filter=all_of([files.filter, *kept]), filter_columns=tuple(sorted({*files.filter_columns, *names}))
+        files,
+        filter=all_of([files.filter, *kept]),
+        filter_columns=tuple(sorted({*files.filter_columns, *names})),
+        filter_name=excluded if files.filter is None else f"{files.filter_name} with {excluded}",
     )
 
 

@@ -16,7 +16,7 @@ from torch_dataloader_utils.dataset.options import Filters, parse_filters
 from torch_dataloader_utils.errors import cut, nearest, shown
 from torch_dataloader_utils.formats.base import OpenedFiles, expression_digest
 from torch_dataloader_utils.loader.arguments import PathLike
-from torch_dataloader_utils.planning.excluded import Bounds, ExcludedRows, bounds_of
+from torch_dataloader_utils.planning.excluded import NO_BOUNDS, Bounds, ExcludedRows, bounds_of
 
 RowsByPath: TypeAlias = Iterable[tuple[PathLike, int]] | Mapping[PathLike, Iterable[int]]
 """Rows, each as its file's path relative to the dataset's root and its number in the file, from 0."""
@@ -84,7 +84,7 @@ def parse_rows(rows: Any, files: OpenedFiles) -> ExcludedRows:
     if files.format.unknown_rows is not None:
         msg = f"exclude: rows cannot be named by their numbers, since {files.format.unknown_rows}; "
         raise ValueError(msg + "an expression can name them")
-    bounds = {}
+    bounds: dict[str, Bounds] = {}
     for path, numbers in _by_path(rows).items():
         name = _relative_path(path)
         count = files.manifest.rows_of.get(name)
@@ -92,8 +92,11 @@ def parse_rows(rows: Any, files: OpenedFiles) -> ExcludedRows:
             known = nearest(name, files.manifest.rows_of) if len(files.manifest.files) <= MOST_COMPARED else ""
             msg = f"exclude: the dataset has no file {cut(name)!r}; paths are relative to {files.manifest.root}"
             raise ValueError(f"{msg}{known}")
-        bounds[name] = _bounds(name, numbers, count)
-    return ExcludedRows({name: of_file for name, of_file in bounds.items() if len(of_file)})
+        of_file = _bounds(name, numbers, count)
+        # A mapping may have a path twice, as a text and as a Path.
+        before = ExcludedRows({name: bounds.get(name, NO_BOUNDS)})
+        bounds.update(before.union(ExcludedRows({name: of_file})).bounds)
+    return ExcludedRows(bounds)
 
 
 MOST_COMPARED = 1000

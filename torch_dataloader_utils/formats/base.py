@@ -228,6 +228,7 @@ class OpenedFiles:
         needed: These, and last the columns that only the filter needs.
         filter: Which rows to deliver, or None for all.
         filter_columns: The columns that the filter needs.
+        filter_name: What the filter is in messages, which name the excluded expressions that are a part of it.
         files: The files as the storage lists them, by path.
         footers: The footers that were read when the files were opened, by path.
         metadata_file: The footer of the `_metadata` file that described them, if one did.
@@ -263,6 +264,7 @@ class OpenedFiles:
     deletes: Mapping[str, Deletes] = field(default_factory=dict, repr=False)
     all_columns: AllColumns | None = field(default=None, repr=False)
     expressions: Mapping[str, pc.Expression] = field(default_factory=dict)
+    filter_name: str = "the filter"
     pin: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
@@ -314,7 +316,7 @@ class OpenedFiles:
     def unknown_rows(self) -> str | None:
         """Why it is unknown, before the files are read, how many rows are delivered; None where it is known."""
         if self.filter is not None:
-            return "only reading tells how many rows the filter leaves"
+            return f"only reading tells how many rows {self.filter_name} leaves"
         return self.format.unknown_rows
 
     @cached_property

@@ -121,13 +121,17 @@ class Ledger:
             )
             raise LedgerUnknownError(f"{msg}size, is known on that rank alone: ask there")
         if self.files.unknown_rows is None and step not in ledger.steps(rank):
+            unknown = self.segments.why_unknown_after(segment)
+            if unknown is not None:
+                raise LedgerUnknownError(f"step={step}: {unknown}")
             raise _no_such_step(step, rank, segment, ledger.steps(rank))
         return ledger
 
     def _require_known_rows(self) -> None:
         """Raise if only reading tells which rows are delivered, and nothing is to be read."""
         if self.files.unknown_rows is not None and not self.scan:
-            what = "the rank's text" if self.files.filter is None else "the filter's columns of the rank's rows"
+            what = f"the columns that {self.files.filter_name} needs, of the rank's rows,"
+            what = "the rank's text" if self.files.filter is None else what
             msg = f"which step has which rows is not known: {self.files.unknown_rows}; scan=True reads {what} from the "
             raise LedgerUnknownError(f"{msg}last known state to the step")
 

@@ -40,6 +40,11 @@ OTHER_BATCHES = (
     "that it is not known which batches were before it: the run log has them (run_log=...)"
 )
 
+RESTORED_OTHERWISE = (
+    "the state that was loaded at step {step} of epoch {epoch} is between restored steps, and they go on in batches of "
+    "other sizes than it records, so that it is not known which rows the steps from there on have"
+)
+
 
 class Segments:
     """The segments of epochs. An epoch that this process neither began nor loaded has those of the run log, if any.
@@ -108,6 +113,15 @@ class Segments:
         if not first.begin:
             return None
         return self._before.get(first.epoch, BEFORE_ELASTIC_LOAD).format(epoch=first.epoch, step=first.begin)
+
+    def why_unknown_after(self, segment: Segment) -> str | None:
+        """Return why it is not known which steps there are after a segment; None where they are known."""
+        is_last = self._segments.get(segment.epoch, ())[-1:] == (segment,)
+        if not is_last or self.loaded is None or self._before.get(segment.epoch) != OTHER_BATCHES:
+            return None
+        epoch, progress = self.loaded
+        is_restored = epoch == segment.epoch and progress.restored is not None
+        return RESTORED_OTHERWISE.format(step=segment.begin, epoch=epoch) if is_restored else None
 
     def ledger(self, segment: Segment) -> SegmentLedger:
         """Return the ledger of a segment."""
