@@ -768,6 +768,31 @@ def test_ledger_answers_without_the_rows(path, order, balanced):
     assert all(dataset.step_of(*named([row])[0], 1) is None for row in BAD)
 
 
+def test_ledger_does_not_know_from_which_step_on_another_rank_excludes(path):
+    """The ranks' states stand at different steps, and rank 1 delivers excluded rows before its own."""
+    taken, opened, delivered = (2, 5), [], []
+    for rank, batches in enumerate(taken):
+        loader, dataset = open_loader(path, batch_size=8, num_ranks=2, rank=rank)
+        seen = [rows_of(batch) for batch in itertools.islice(iter(loader), batches)]
+        loader.exclude(named(BAD))
+        loader.load_state_dict(through_json(loader.state_dict()))
+        opened.append(dataset)
+        delivered.append(seen + batches_of(loader))
+    unknown = 0
+    for step, rows in enumerate(delivered[1][: taken[1]]):
+        assert [next(iter(ids([row]))) for row in opened[1].rows_at(step)] == rows  # its own rank knows
+        lost = sorted(BAD.intersection(rows))
+        if not lost:
+            assert [next(iter(ids([row]))) for row in opened[0].rows_at(step, rank=1)] == rows
+            continue
+        unknown += 1
+        with pytest.raises(LedgerUnknownError, match=f"step {step} of rank 1 has rows that were excluded in epoch 0"):
+            opened[0].rows_at(step, rank=1)
+        with pytest.raises(LedgerUnknownError, match="of rank 1 is not known here"):
+            opened[0].step_of(*named(lost[:1])[0])
+    assert unknown
+
+
 def test_ledger_scans_where_an_expression_left_rows_out(path):
     loader, dataset = open_loader(path, shuffle=True, shuffle_buffer_size=45, batch_size=7)
     loader.exclude(BY_SCORE)

@@ -395,6 +395,18 @@ def test_the_past_and_what_is_no_range_of_steps_are_refused(path):
     assert loader.state_dict()["skipped"]["steps"] == [[5, 8]]
 
 
+def test_steps_of_a_finished_pass_are_past_until_the_epoch_is_begun_again(path):
+    loader = opened(path)
+    batches = [rows_of(batch) for batch in loader]
+    with pytest.raises(
+        ValueError, match=r"step 2 is in the past, the next one is 27; .* begin the epoch again with set_e"
+    ):
+        loader.skip_steps(2, 4)
+    loader.set_epoch(0)
+    loader.skip_steps(2, 4)
+    assert [rows_of(batch) for batch in loader] == batches[:2] + batches[4:]
+
+
 def test_a_range_may_end_after_the_last_step_of_a_rank_that_has_fewer(path):
     ranks = all_ranks(path, 2, 0, batch_size=20)
     steps = [len(loader) for loader in ranks]

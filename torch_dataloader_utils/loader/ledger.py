@@ -24,7 +24,6 @@ from torch_dataloader_utils.planning.ledger import (
     Segment,
     SegmentLedger,
     StepWindows,
-    are_removed,
     without_removed,
 )
 from torch_dataloader_utils.reading.scan import ReadOptions
@@ -58,14 +57,14 @@ class Ledger:
     def rows_at(self, fresh: Segment, step: int, rank: int) -> Rows:
         """Return the rows of a step of a rank: see `StructuredDataset.rows_at`."""
         ledger = self._ledger_of(fresh, step, rank)
-        removal = ledger.segment.removal_at(step)
-        _require_known_removals([removal])
+        _require_known_removals([ledger.segment.removal_at(step)])
         if self.files.unknown_rows is None:
             return ledger.rows_at(rank, step)
         scan, scanned = self._scan_to(ledger, step, rank)
         found = scan.file_rows(scanned.rows)
         _log(scan, f"step {step} of rank {rank}")
-        return without_removed(Rows(*found, scan.bytes_read), removal)
+        rows = Rows(*found, scan.bytes_read)
+        return without_removed(rows, ledger.segment.removed_of(rank, step, rows))
 
     def windows_at(self, fresh: Segment, step: int, rank: int) -> tuple[Segment, StepWindows]:
         """Return the segment of a step, and where the rows of the step come from."""
@@ -220,7 +219,7 @@ class Ledger:
                     return None
                 if len(places):
                     rows = Rows(*scan.file_rows(scanned.rows[: places[0] + 1]))
-                    removed = are_removed(rows, segment.removal_at(scanned.step))
+                    removed = segment.removed_of(holder.rank, scanned.step, rows)
                     worker, place = holder.stream % segment.topology.processes, int((~removed[:-1]).sum())
                     return None if removed[-1] else RowStep(segment.epoch, scanned.step, holder.rank, worker, place)
                 if scanned.stream == holder.stream and scanned.position > holder.position:

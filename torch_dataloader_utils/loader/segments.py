@@ -274,7 +274,7 @@ def have_one_plan(segment: Segment, other: Segment) -> bool:
 def removals_from(segment: Segment, earlier: Sequence[Removal], step: int) -> tuple[Removal, ...]:
     """Return the removals of a segment that an iteration continues from a step on, and those before the step."""
     before = tuple(removal for removal in earlier if removal.first_step < step)
-    now = replace(segment.removals[-1], first_step=step) if segment.removals else NO_REMOVAL
+    now = replace(segment.removals[-1], first_step=step, rank=segment.topology.rank) if segment.removals else NO_REMOVAL
     last = before[-1] if before else NO_REMOVAL
     same = (last.rows, last.expressions) == (now.rows, now.expressions)
     return before if same else (*before, now)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from torch_dataloader_utils.errors import LedgerUnknownError
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows, Flags
 from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice
@@ -97,11 +98,14 @@ class Removal:
         first_step: The first step.
         rows: Excluded rows.
         expressions: Digests of expressions by which rows are excluded.
+        rank: The rank whose state stood at the first step: the states of others may have stood at other steps. None if
+            it is the first step of all ranks.
     """
 
     first_step: int
     rows: ExcludedRows
     expressions: tuple[str, ...] = ()
+    rank: int | None = None
 
 
 NO_REMOVAL = Removal(0, NONE_EXCLUDED)
@@ -162,6 +166,27 @@ class Segment:
     def removal_at(self, step: int) -> Removal:
         """Return what the batch of a step loses after it is cut."""
         return next((one for one in reversed(self.removals) if one.first_step <= step), NO_REMOVAL)
+
+    def removed_of(self, rank: int, step: int, rows: Rows) -> Flags:
+        """Return for each row of a step whether its batch loses it after it is cut.
+
+        Raises:
+            LedgerUnknownError: If that depends on the step at which the rank's state stood when it was loaded.
+        """
+        removed = are_removed(rows, self.removal_at(step))
+        if all(removal.rank in {None, rank} for removal in self.removals):
+            return removed
+        first = self.removals[0]
+        begins = () if first.first_step == 0 and first.rank in {None, rank} else (NO_REMOVAL,)
+        if any(not np.array_equal(are_removed(rows, other), removed) for other in (*begins, *self.removals)):
+            msg = (
+                f"step {step} of rank {rank} has rows that were excluded in epoch {self.epoch}: each rank leaves them "
+            )
+            msg += (
+                f"out from the step on at which its state stood, and that of rank {rank} is not known here; ask there"
+            )
+            raise LedgerUnknownError(msg)
+        return removed
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +261,8 @@ class SegmentLedger:
 
     def rows_at(self, rank: int, step: int) -> Rows:
         """Return the rows of a step that the rank makes or skips, without those that its batch loses."""
-        return without_removed(self._planned_rows(rank, step), self.segment.removal_at(step))
+        rows = self._planned_rows(rank, step)
+        return without_removed(rows, self.segment.removed_of(rank, step, rows))
 
     def _planned_rows(self, rank: int, step: int) -> Rows:
         parts = [part for slices in self.windows(rank, step).streams.values() for part in slices]
@@ -352,9 +378,8 @@ class SegmentLedger:
             return None
         part = schedule.at(step)
         place = stream * (part.stop - part.start) + number - part.start
-        removal = self.segment.removal_at(step)
-        if removal.rows:
-            removed = are_removed(self._planned_rows(holder.rank, step), removal)
+        if self.segment.removals:
+            removed = self.segment.removed_of(holder.rank, step, self._planned_rows(holder.rank, step))
             if removed[place]:
                 return None
             place -= int(removed[:place].sum())
@@ -366,12 +391,11 @@ class SegmentLedger:
         return zip(files.tolist(), rows.tolist(), strict=True)
 
 
-def without_removed(rows: Rows, removal: Removal) -> Rows:
+def without_removed(rows: Rows, removed: Flags) -> Rows:
     """Return the rows of a step that its batch does not lose after it is cut."""
-    if not removal.rows:
+    if not removed.any():
         return rows
-    kept = ~are_removed(rows, removal)
-    return Rows(rows.files[kept], rows.rows[kept], rows.bytes_read)
+    return Rows(rows.files[~removed], rows.rows[~removed], rows.bytes_read)
 
 
 def are_removed(rows: Rows, removal: Removal) -> Flags:
