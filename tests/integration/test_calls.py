@@ -897,7 +897,10 @@ def test_a_worker_that_dies_ends_the_iteration_in_an_error_and_the_state_resumes
     assert batches_of(fresh) == whole[6:]
 
 
-def test_a_worker_that_stalls_ends_the_iteration_after_the_timeout_and_the_state_resumes(path: Path, tmp_path: Path):
+def test_a_worker_that_stalls_ends_the_iteration_after_the_timeout_and_the_state_resumes(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("torch_dataloader_utils.workers.torch_iterator.END_SEC", 1)  # then the stalled one is killed
     workers = Workers(2, persistent=True)
     whole = whole_epoch(path, workers.count)
     broken = tmp_path / "broken"
