@@ -34,6 +34,11 @@ from xdist.scheduler import LoadScopeScheduling
 
 JOBS = Path(__file__).parent / "support" / "jobs"
 
+# Tests start hundreds of processes. Where bytecode is not kept, each of them would compile the package again, and each
+# worker of pytest-xdist all tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Nothing that Hypothesis does depends on how fast the machine is, and `make test` tries the same examples every time.
 # `make soak` tries others each time, with --hypothesis-profile=random.
 settings.register_profile(

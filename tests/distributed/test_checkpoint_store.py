@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.fsdp
 from faults.outcome import Outcome, Row
 from jobs.processes import wait_until_none
 from jobs.ranks import running_ranks
@@ -188,7 +187,8 @@ def test_a_training_killed_at_random_moments_goes_on_exactly(data, place, tmp_pa
 # Other numbers of ranks ---------------------------------------------------------------------------------------------
 
 
-FSDP2 = pytest.mark.skipif(not hasattr(torch.distributed.fsdp, "fully_shard"), reason="a later release of torch has it")
+IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 6)
+FSDP2 = pytest.mark.skipif(IS_OLD, reason="a later release of torch has it")
 
 
 @pytest.mark.parametrize("sharded", [pytest.param(False, id="ddp"), pytest.param(True, id="fsdp2", marks=FSDP2)])

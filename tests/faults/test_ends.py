@@ -149,7 +149,7 @@ ENDS: dict[str, Train] = {
 }
 
 
-@pairwise(most=9, workers=list(WORKERS), end=list(ENDS), resumed_in=["the same process", "a new process"])
+@pairwise(most=6, workers=list(WORKERS), end=list(ENDS), resumed_in=["the same process", "a new process"])
 @pytest.mark.usefixtures("handlers")
 def test_after_an_early_end_a_resume_delivers_each_row_once(
     path: Path, expected: list[Row], tmp_path: Path, record: Record, *, workers: str, end: str, resumed_in: str

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import signal
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import fails, started, tdu
+from commands import Commands, started
 from conftest import ACCESS_KEY, SECRET_KEY
 from jobs.processes import wait_until_none
 from support import write_dataset
@@ -23,16 +22,21 @@ FEW = BenchOptions(workers=(0,), batch_sizes=(16,), seconds=0.01, rounds=1)
 
 
 @pytest.fixture
+def tdu(tmp_path):
+    return Commands(tmp_path)
+
+
+@pytest.fixture
 def data(tmp_path):
     write_dataset(tmp_path / "data")
     return tmp_path / "data"
 
 
-def test_every_setting_is_measured_beside_arrow_and_the_figures_fit_together(data):
+def test_every_setting_is_measured_beside_arrow_and_the_figures_fit_together(tdu, data):
     done = tdu("bench", data, "--workers", "0,2", "--batch-sizes", "16,64", "--columns", "value,name", *QUICK, "--json")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    found = json.loads(done.stdout)
+    assert done.code == 0, done
+    assert done.err == ""
+    found = done.value
     assert (found["files"], found["rows"], found["columns"]) == (4, 443, ["value", "name"])
     assert found["rounds"] in {1, 2}  # on a machine that is very busy the second is left out
     settings = [one["setting"] for one in found["measured"]]
@@ -50,14 +54,14 @@ def test_every_setting_is_measured_beside_arrow_and_the_figures_fit_together(dat
         assert rates["low"] / raw["high"] <= ratio["low"] <= ratio["high"] <= rates["high"] / raw["low"]
 
 
-def test_text_has_a_line_for_arrow_and_for_each_setting_and_warns_of_the_page_cache(data):
+def test_text_has_a_line_for_arrow_and_for_each_setting_and_warns_of_the_page_cache(tdu, data):
     done = tdu("bench", data, "--workers", "0", "--batch-sizes", "16,64", "--buffer", "100", *QUICK)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split() for line in done.stdout.splitlines()]
+    assert done.code == 0, done
+    lines = [line.split() for line in done.out.splitlines()]
     assert any(line[:2] == ["raw", "Arrow"] for line in lines)
     assert {tuple(line[:2]) for line in lines if line[:1] == ["0"]} == {("0", "16"), ("0", "64")}
-    assert "Advice: num_workers=0, batch_size=" in done.stdout
-    assert "page cache" in done.stdout
+    assert "Advice: num_workers=0, batch_size=" in done.out
+    assert "page cache" in done.out
 
 
 def test_row_bytes_are_those_of_the_chosen_columns(data):
@@ -122,17 +126,17 @@ def test_where_arrow_alone_cannot_read_the_files_the_loader_is_measured_all_the_
     assert "There is no comparison with raw Arrow" in found.notes[0]
 
 
-def test_files_on_s3_are_measured_without_showing_secrets(s3, data):
+def test_files_on_s3_are_measured_without_showing_secrets(tdu, s3, data):
     bucket = s3.new_bucket(data)
     options = {"key": ACCESS_KEY, "secret": SECRET_KEY, "client_kwargs.endpoint_url": s3.url}
     words = [word for name, value in options.items() for word in ("--storage-option", f"{name}={value}")]
     done = tdu("bench", f"s3://{bucket}", *words, "--workers", "0,2", "--batch-sizes", "64", *QUICK, "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    assert done.code == 0, done
+    found = done.value
     assert found["rows"] == 443
     assert found["raw"]["rows_per_s"]["low"] > 0
     assert not any("page cache" in note for note in found["notes"])
-    assert SECRET_KEY not in done.stdout + done.stderr
+    assert SECRET_KEY not in done.out + done.err
 
 
 def test_rounds_that_would_take_far_longer_than_announced_are_left_out(data, monkeypatch):
@@ -142,11 +146,11 @@ def test_rounds_that_would_take_far_longer_than_announced_are_left_out(data, mon
     assert "Only 1 of 3 rounds" in found.notes[-1]
 
 
-def test_files_without_rows_and_columns_with_nulls_are_refused_in_a_line(tmp_path):
+def test_files_without_rows_and_columns_with_nulls_are_refused_in_a_line(tdu, tmp_path):
     pq.write_table(pa.table({"x": pa.array([], pa.int64())}), tmp_path / "empty.parquet")
-    assert "the files have no rows" in fails("bench", tmp_path / "empty.parquet", *QUICK)
+    assert "the files have no rows" in tdu.fails("bench", tmp_path / "empty.parquet", *QUICK)
     pq.write_table(pa.table({"x": [1, None]}), tmp_path / "nulls.parquet")
-    assert "column 'x' holds 1 nulls" in fails("bench", tmp_path / "nulls.parquet", *QUICK)
+    assert "column 'x' holds 1 nulls" in tdu.fails("bench", tmp_path / "nulls.parquet", *QUICK)
 
 
 @pytest.mark.parametrize(
@@ -175,7 +179,7 @@ def test_wrong_numbers_are_refused(words, message):
     ],
 )
 def test_a_command_that_is_ended_leaves_no_workers_behind(data, signal_number):
-    words = ["bench", data, "--workers", "2", "--batch-sizes", "16", "--seconds", "2", "--rounds", "100"]
+    words = ["bench", data, "--workers", "2", "--batch-sizes", "16", "--seconds", "0.5", "--rounds", "100"]
     with started(*words) as (process, processes):
         assert not wait_until_none(lambda: len(processes()) < 3), "the workers have not started"
         process.send_signal(signal_number)

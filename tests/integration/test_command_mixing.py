@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from xml.etree import ElementTree as ET
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import fails, tdu
+from commands import Commands
 from conftest import ACCESS_KEY, SECRET_KEY
 
 from torch_dataloader_utils import StructuredDataset
@@ -17,6 +16,11 @@ from torch_dataloader_utils.cli.mixing import MixingOptions, Order, mixing
 from torch_dataloader_utils.reading.fetcher import Fetcher
 
 ROWS, LABELS, FILES = 24_000, 8, 6
+
+
+@pytest.fixture
+def tdu(tmp_path):
+    return Commands(tmp_path)
 
 
 @pytest.fixture(scope="module")
@@ -141,17 +145,17 @@ def test_rates_are_measured_if_asked_for(data):
     assert all(one.rows_per_s is not None and one.rows_per_s > 0 for one in found.orders)
 
 
-def test_the_command_shows_a_bar_for_each_order_and_draws_a_picture(data, tmp_path):
+def test_the_command_shows_a_bar_for_each_order_and_draws_a_picture(tdu, data, tmp_path):
     picture = tmp_path / "mixing.svg"
     words = ["--label", "label", "--batch-size", "100", "--buffers", f"1000,{ROWS}", "--within", "15"]
     done = tdu("mixing", data, *words, "--plot", picture)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    shares = {line[:14].strip(): line.count("█") for line in done.stdout.splitlines() if "░" in line or "█" in line}
+    assert done.code == 0, done
+    assert done.err == ""
+    shares = {line[:14].strip(): line.count("█") for line in done.out.splitlines() if "░" in line or "█" in line}
     assert list(shares) == ["file order", "shards only", "1,000 rows", "24,000 rows"]
     assert shares["file order"] == 0
     assert shares["24,000 rows"] == 10
-    assert "Advice: shuffle_buffer_size=24000" in done.stdout
+    assert "Advice: shuffle_buffer_size=24000" in done.out
     root = ET.parse(picture).getroot()  # noqa: S314 - our own picture
     texts = [element.text for element in root.iter("{http://www.w3.org/2000/svg}text")]
     assert {"file order", "shards only", "1,000 rows", "24,000 rows"} <= set(texts)
@@ -161,10 +165,10 @@ def test_the_command_shows_a_bar_for_each_order_and_draws_a_picture(data, tmp_pa
     assert heights[0] < heights[2] < heights[3]
 
 
-def test_json_has_the_figures_of_each_order(data):
+def test_json_has_the_figures_of_each_order(tdu, data):
     done = tdu("mixing", data, "--label", "name", "--batch-size", "100", "--buffers", "1000", "--ranks", "2", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    assert done.code == 0, done
+    found = done.value
     assert found["rows"] == ROWS
     assert found["options"]["ranks"] == 2
     assert [order["order"]["buffer_size"] for order in found["orders"]] == [None, None, 1000]
@@ -192,7 +196,7 @@ def test_each_row_group_is_read_once_whatever_the_number_of_buffers(data, monkey
     assert len(read) == len(set(read)) == ROWS // 200
 
 
-def test_failures_of_the_command_say_what_is_wrong(data, tmp_path):
-    assert "did you mean 'label'" in fails("mixing", data, "--label", "lable")
-    assert "one value alone" in fails("mixing", data, "--label", "x")
-    assert "its name ends with .svg" in fails("mixing", data, "--label", "label", "--plot", tmp_path / "mixing.png")
+def test_failures_of_the_command_say_what_is_wrong(tdu, data, tmp_path):
+    assert "did you mean 'label'" in tdu.fails("mixing", data, "--label", "lable")
+    assert "one value alone" in tdu.fails("mixing", data, "--label", "x")
+    assert "its name ends with .svg" in tdu.fails("mixing", data, "--label", "label", "--plot", tmp_path / "mixing.png")

@@ -82,7 +82,7 @@ def through_json(state: Any) -> Any:
 # The current epoch ---------------------------------------------------------------------------------------------------
 
 
-@pairwise(most=12, order=ORDERS, kept=FILTERS, num_workers=[0, 2], output_format=["torch", "numpy", "arrow", "dict"])
+@pairwise(most=8, order=ORDERS, kept=FILTERS, num_workers=[0, 2], output_format=["torch", "numpy", "arrow", "dict"])
 def test_batches_of_the_current_epoch_lose_the_rows_and_nothing_else(path, order, kept, num_workers, output_format):
     options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7, "output_format": output_format}
     plain, _ = open_loader(path, **options)
@@ -118,7 +118,7 @@ BALANCED: dict[str, dict[str, Any]] = {
 }
 
 
-@pairwise(most=10, order=ORDERS, num_workers=[0, 2], balanced=BALANCED)
+@pairwise(most=6, order=ORDERS, num_workers=[0, 2], balanced=BALANCED)
 def test_state_after_any_batch_goes_on_without_the_rows(path, order, num_workers, balanced):
     options: dict[str, Any] = {**ORDERS[order], **BALANCED[balanced], "batch_size": 8, "num_workers": num_workers}
     as_planned = batches_of(open_loader(path, **options)[0])
@@ -202,7 +202,7 @@ def test_values_of_every_form_stay_with_their_rows(tmp_path):
 # Later epochs --------------------------------------------------------------------------------------------------------
 
 
-@pairwise(most=12, order=ORDERS, kept=FILTERS, num_workers=[0, 2], files=["numbers known", "text"])
+@pairwise(most=6, order=ORDERS, kept=FILTERS, num_workers=[0, 2], files=["numbers known", "text"])
 def test_next_epoch_is_planned_without_the_rows(path, order, kept, num_workers, files):
     options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7, "num_workers": num_workers}
     if files == "numbers known":
@@ -226,7 +226,7 @@ def test_next_epoch_is_planned_without_the_rows(path, order, kept, num_workers, 
         assert batches_of(again) == batches[stop:]
 
 
-@pairwise(most=8, order=ORDERS, uneven=["drop", "pad"], num_workers=[0, 2])
+@pairwise(most=5, order=ORDERS, uneven=["drop", "pad"], num_workers=[0, 2])
 def test_next_epoch_is_balanced_without_the_rows(path, order, uneven, num_workers):
     options = {**ORDERS[order], "uneven_ranks": uneven, "batch_size": 7, "num_workers": num_workers}
     seen, lengths = Counter[int](), set()
@@ -269,7 +269,7 @@ def test_rows_excluded_while_an_epoch_runs_stay_in_its_plan(path, order):
 @pytest.mark.parametrize(
     ("uneven", "kept"), [("allow", "all rows"), ("drop", "all rows"), ("pad", "all rows"), ("allow", "filtered")]
 )
-@pytest.mark.parametrize("run", [0, 1, *(pytest.param(run, marks=pytest.mark.soak) for run in range(2, 40))])
+@pytest.mark.parametrize("run", [0, *(pytest.param(run, marks=pytest.mark.soak) for run in range(1, 40))])
 def test_delivered_excluded_and_dropped_rows_are_the_epoch(path, order, uneven, kept, run):
     """Any ranks, resumed strictly or elastically at any batches, with rows excluded at any of these moments."""
     draw = random.Random(f"{order} {uneven} {kept} {run}")
@@ -355,7 +355,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pairwise(most=12, order=ORDERS, kept=FILTERS, form=FORMS, by=EXPRESSIONS)
+@pairwise(most=7, order=ORDERS, kept=FILTERS, form=FORMS, by=EXPRESSIONS)
 def test_batches_lose_the_rows_for_which_an_expression_is_true(path, order, kept, form, by):
     options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7, **FORMS[form]}
     expression, rows = EXPRESSIONS[by]
@@ -383,7 +383,7 @@ def test_batches_lose_the_rows_for_which_an_expression_is_true(path, order, kept
         assert batches_of(again) == seen[stop:]
 
 
-@pairwise(most=12, order=ORDERS, kept=FILTERS, form=FORMS, by=EXPRESSIONS)
+@pairwise(most=7, order=ORDERS, kept=FILTERS, form=FORMS, by=EXPRESSIONS)
 def test_next_epoch_is_read_without_the_rows_for_which_an_expression_is_true(path, order, kept, form, by):
     options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7, **FORMS[form]}
     expression, rows = EXPRESSIONS[by]
@@ -595,7 +595,7 @@ def test_rows_of_text_are_named_by_an_expression_unless_they_are_counted(tmp_pat
 # Skipped steps -------------------------------------------------------------------------------------------------------
 
 
-@pairwise(most=12, order=ORDERS, kept=FILTERS, num_workers=[0, 2], epoch=[0, 1])
+@pairwise(most=6, order=ORDERS, kept=FILTERS, num_workers=[0, 2], epoch=[0, 1])
 def test_skipped_steps_and_excluded_rows_leave_all_others(path, order, kept, num_workers, epoch):
     """Rows that are excluded in the epoch, or were before; skipped steps come last, without the excluded rows."""
     options = {**ORDERS[order], "filters": FILTERS[kept], "batch_size": 7}
@@ -718,7 +718,6 @@ def test_plain_workers_exclude_the_rows_or_say_that_they_cannot(path, persistent
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_however_started_exclude_by_an_expression(path, method):
     loader, dataset = open_loader(path, batch_size=10, num_workers=2, multiprocessing_context=method)
-    assert sorted(itertools.chain(*batches_of(loader))) == list(range(ROWS))
     loader.exclude(BY_SCORE)
     dataset.set_epoch(1)
     assert sorted(itertools.chain(*batches_of(loader))) == sorted(set(range(ROWS)) - MATCHING)
@@ -744,8 +743,7 @@ def require_ledger(loader: Any, dataset: Any, steps: dict[int, list[int]], epoch
                 loader.batch_at(step, epoch)
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("balanced", ["uneven", "grid dropped"])
+@pairwise(most=4, order=ORDERS, balanced=["uneven", "grid dropped"])
 def test_ledger_answers_without_the_rows(path, order, balanced):
     options = {**ORDERS[order], **BALANCED[balanced], "batch_size": 8}
     as_planned = batches_of(open_loader(path, **options)[0])
@@ -816,7 +814,7 @@ def test_ledger_scans_where_an_expression_left_rows_out(path):
     assert dataset.step_of(*named([min(BAD)])[0], scan=True) is None
 
 
-@pairwise(most=6, order=ORDERS, num_workers=[0, 2], balanced=["uneven", "grid padded"])
+@pairwise(most=4, order=ORDERS, num_workers=[0, 2], balanced=["uneven", "grid padded"])
 def test_fingerprint_is_that_of_the_rows_that_were_delivered(path, order, num_workers, balanced):
     options = {**ORDERS[order], **BALANCED[balanced], "batch_size": 8, "num_workers": num_workers}
     grid = balanced != "uneven"

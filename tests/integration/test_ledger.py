@@ -240,7 +240,7 @@ def require_answers(
 # Every step's rows and every row's step ------------------------------------------------------------------------------
 
 
-@pairwise(most=14, kind=["parquet", "orc", "csv", "delta"], order=ORDERS, ranks=RANKS)
+@pairwise(most=8, kind=["parquet", "orc", "csv", "delta"], order=ORDERS, ranks=RANKS)
 def test_the_ledger_has_the_rows_that_a_real_run_delivers_and_reads_no_data(tables, tmp_path, kind, order, ranks):
     table = tables[kind]
     away = Table(tmp_path / "away", table.format, table.values)
@@ -259,7 +259,7 @@ def test_the_ledger_has_the_rows_that_a_real_run_delivers_and_reads_no_data(tabl
     assert list(again.rows_at(0, 0)) == list(opened[-1][1].rows_at(0, 0, 0))
 
 
-@pairwise(most=6, order=ORDERS, kinds=["plain", "a grid", "padded"])
+@pairwise(most=4, order=ORDERS, kinds=["plain", "a grid", "padded"])
 def test_three_ranks_then_two_then_five_have_the_steps_of_their_loads(tables, order, kinds):
     table = tables["delta" if kinds == "padded" else "parquet"]
     options: dict[str, Any] = dict(ORDERS[order])
@@ -300,7 +300,7 @@ def table_again(table: Table, opened: list[Any], options: dict[str, Any], states
 # Loads ---------------------------------------------------------------------------------------------------------------
 
 
-@pairwise(num_workers=[0, 2], order=ORDERS)
+@pairwise(most=4, num_workers=[0, 2], order=ORDERS)
 def test_after_a_strict_load_the_steps_before_and_after_it_are_known_also_of_other_ranks(parquet, num_workers, order):
     options = {**ORDERS[order], "num_workers": num_workers}
     opened = parquet.ranks(2, **options)
@@ -471,7 +471,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
-@pairwise(most=8, order=ORDERS, form=FORMS, ranks=["two workers", "uneven padded", "a grid"])
+@pairwise(most=5, order=ORDERS, form=FORMS, ranks=["two workers", "uneven padded", "a grid"])
 def test_a_batch_comes_again_bit_for_bit_and_nothing_else_changes(parquet, order, form, ranks):
     options = {"num_workers": 0, **RANKS[ranks]}
     rank = options["num_ranks"] - 1
@@ -521,7 +521,7 @@ def test_a_batch_again_reads_the_row_groups_of_its_rows_alone(tmp_path, monkeypa
 FILTER = (pc.field("value") > 100) & (pc.bit_wise_and(pc.field("value"), 12) != 4)
 
 
-@pairwise(most=7, order=ORDERS, ranks=["one rank", "two workers", "three ranks", "short batches dropped"])
+@pairwise(most=4, order=ORDERS, ranks=["one rank", "two workers", "three ranks", "short batches dropped"])
 def test_behind_a_filter_a_scan_of_its_columns_tells_the_steps(parquet, order, ranks, caplog):
     caplog.set_level(logging.INFO, logger="torch_dataloader_utils")
     options = {"num_workers": 0, **RANKS[ranks], **ORDERS[order], "filters": FILTER, "columns": ["text", "value"]}

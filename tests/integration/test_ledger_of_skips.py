@@ -71,7 +71,7 @@ class Delivered:
         return none, unknown
 
 
-@pairwise(run=RUNS, restores=[False, True])
+@pairwise(most=5, run=RUNS, restores=[False, True])
 def test_skipped_steps_keep_their_rows_and_restored_ones_come_after_the_last(data, run, restores):
     whole = [list(loader) for loader, _ in ranks(data, 2, run)]
     opened = ranks(data, 2, run)
@@ -199,7 +199,7 @@ def test_an_epoch_whose_steps_were_skipped_is_answered_after_it_as_well(data):
     assert dataset.step_of(*skipped).step == 3
 
 
-@pairwise(run=["in order", "shards shuffled", "rows shuffled and padded"], restores=[False, True])
+@pairwise(most=3, run=["in order", "shards shuffled", "rows shuffled and padded"], restores=[False, True])
 def test_after_an_elastic_load_rows_that_were_skipped_before_it_have_no_step_or_a_restored_one(data, run, restores):
     opened = ranks(data, 3, run)
     before, skipped = [], []

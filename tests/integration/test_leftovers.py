@@ -84,12 +84,14 @@ def lose_a_worker(loader: Any) -> None:
 @pairwise(most=6, end=[leave, take_all, fail, lose_a_worker], persistent=[True, False])
 def test_no_file_stays_open_however_an_iteration_ends(path, end, persistent):
     options = {"num_workers": 2, "persistent_workers": persistent, "collate_fn": fails if end is fail else None}
-    before: Counter[str] = Counter()
-    for _ in range(2):  # the first one starts what the interpreter keeps
-        before = settled_files()
-        loader, dataset = open_loader(path, **options)
+
+    def iterate() -> None:
+        loader, _ = open_loader(path, **options)
         end(loader)
-        del loader, dataset
+
+    iterate()  # starts what the interpreter keeps
+    before = settled_files()
+    iterate()
     collect_garbage()
     assert not wait_until_none(lambda: open_files() - before)
 

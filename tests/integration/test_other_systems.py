@@ -72,14 +72,16 @@ def content(batches: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    "workers",
+    ("workers", "collate_fn"),
     [
-        pytest.param((2, "fork"), id="2 forked workers"),
-        pytest.param((1, "spawn"), id="a spawned worker"),
-        pytest.param((2, "forkserver"), id="2 workers of a fork server", marks=soak),
+        pytest.param((2, "fork"), None, id="2 forked workers"),
+        pytest.param((2, "fork"), mixed, id="2 forked workers, mixed"),
+        pytest.param((1, "spawn"), None, id="a spawned worker", marks=soak),
+        pytest.param((1, "spawn"), mixed, id="a spawned worker, mixed"),
+        pytest.param((2, "forkserver"), None, id="2 workers of a fork server", marks=soak),
+        pytest.param((2, "forkserver"), mixed, id="2 workers of a fork server, mixed", marks=soak),
     ],
 )
-@pytest.mark.parametrize("collate_fn", [None, mixed])
 @without_memfd
 def test_without_memfd_create_workers_deliver_the_same_batches_and_say_once_that_it_is_slower(
     path, workers, collate_fn

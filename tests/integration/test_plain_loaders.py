@@ -194,7 +194,7 @@ def as_it_is(dataset: StructuredDataset) -> Any:
     return dataset
 
 
-@pairwise(loop_over=[as_it_is, plain], num_workers=[0, 2], shuffle=SHUFFLES)
+@pairwise(most=4, loop_over=[as_it_is, plain], num_workers=[0, 2], shuffle=SHUFFLES)
 def test_in_a_single_process_the_state_resumes_at_every_batch(data, shuffle, num_workers, loop_over):
     def fresh() -> StructuredDataset:
         return open_dataset(data, num_workers=num_workers, **shuffle)

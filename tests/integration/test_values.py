@@ -19,6 +19,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pairwise import pairwise
 from support import examples, open_loader, row_ids, shards_of
 
 from torch_dataloader_utils import ColumnError
@@ -615,8 +616,7 @@ def test_collate_fn_is_given_a_batch_in_the_output_format(data, output_format, k
     assert [row for batch in rows for row in batch] == list(range(ROWS))
 
 
-@pytest.mark.parametrize("output_format", ["torch", "numpy", "dict", "arrow"])
-@pytest.mark.parametrize("order", ORDERS)
+@pairwise(most=6, output_format=["torch", "numpy", "dict", "arrow"], order=ORDERS)
 def test_worker_processes_deliver_equal_values_of_equal_types_for_all_types(data, output_format, order):
     options = {**ORDERS[order], "output_format": output_format, "split_rows": GROUP}
     options["column_formats"] = AS_LISTS if output_format in ("torch", "numpy") else None

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from jobs.ranks import run_ranks, running_ranks
-from support import write_dataset
+from support import skip_unless_installed, write_dataset
 
 from torch_dataloader_utils.distributed import read_states
 
-pytest.importorskip("accelerate", reason="the group of frameworks is not installed")
+skip_unless_installed("accelerate", reason="the group of frameworks is not installed")
 
 pytestmark = pytest.mark.usefixtures("preloaded_frameworks")
 

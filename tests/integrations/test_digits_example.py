@@ -16,9 +16,11 @@ import torch
 from jobs.processes import inherited
 from jobs.ranks import run_ranks, running_ranks
 from jobs.torchrun import run_torchrun, running
+from support import skip_unless_installed
 
-for needed in ("sklearn", "accelerate", "lightning"):
-    pytest.importorskip(needed, reason="the groups of examples and frameworks are not installed")
+skip_unless_installed(
+    "sklearn", "accelerate", "lightning", reason="the groups of examples and frameworks are not installed"
+)
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "digits"
 SCRIPTS = ("train.py", "train_accelerate.py", "train_lightning.py")

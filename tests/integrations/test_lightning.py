@@ -12,12 +12,12 @@ import pytest
 import torch
 from jobs.forked import run_forked
 from jobs.ranks import run_ranks
-from support import open_loader, write_dataset
+from support import open_loader, skip_unless_installed, write_dataset
 
 from torch_dataloader_utils import audit
 from torch_dataloader_utils.distributed import read_states
 
-pytest.importorskip("lightning", reason="the group of frameworks is not installed")
+skip_unless_installed("lightning", reason="the group of frameworks is not installed")
 
 pytestmark = pytest.mark.usefixtures("preloaded_frameworks")
 

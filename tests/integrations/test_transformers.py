@@ -11,11 +11,11 @@ import pyarrow.compute as pc
 import pytest
 import torch
 from jobs.ranks import run_ranks, running_ranks
-from support import batches_of, open_loader, write_dataset
+from support import batches_of, open_loader, skip_unless_installed, write_dataset
 
 from torch_dataloader_utils.distributed import read_states
 
-pytest.importorskip("transformers", reason="the group of frameworks is not installed")
+skip_unless_installed("transformers", reason="the group of frameworks is not installed")
 
 pytestmark = pytest.mark.usefixtures("preloaded_frameworks")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,12 +12,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 
 from torch_dataloader_utils import StructuredDataLoader, StructuredDataset
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup
 from torch_dataloader_utils.planning.plan import Plan, PlanOptions, Shard
+
+
+def skip_unless_installed(*names: str, reason: str) -> None:
+    """Skip a module of tests unless packages are installed. They are not imported: most processes only collect it."""
+    if any(importlib.util.find_spec(name) is None for name in names):
+        pytest.skip(reason, allow_module_level=True)
+
 
 DEFAULT_FILES = ((130, 50), (7, 50), (211, 40), (95, 30))
 """Rows and row group size of each file: uneven, one tiny, no row group as long as a batch is."""

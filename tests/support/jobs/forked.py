@@ -16,7 +16,13 @@ from typing import Any
 import torch
 from jobs.processes import mark_semaphores
 
-PRELOADED = ("torch.distributed", "torch_dataloader_utils.distributed", "pyarrow.parquet")
+PRELOADED = (
+    "torch.distributed.checkpoint",
+    "torch._dynamo",  # imported by the first step of an optimizer
+    "torch_dataloader_utils.distributed",
+    "pyarrow.parquet",
+    "s3fs",
+)
 
 
 def preload_in_fork_server(*modules: str) -> None:
