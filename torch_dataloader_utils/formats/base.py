@@ -8,8 +8,9 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -213,6 +214,9 @@ class Format(ABC):
         """Return what opens files for one reader. Footers that it reads are added to the known ones."""
 
 
+FILTER_UNKNOWN = "only reading tells how many rows the filter leaves"
+
+
 def expression_digest(expression: pc.Expression) -> str:
     """Return the digest of a serialised expression, 16 hexadecimal characters: its text leaves too much out."""
     return hashlib.blake2b(bytes(expression.__reduce__()[1][0]), digest_size=8).hexdigest()
@@ -242,6 +246,8 @@ class OpenedFiles:
         all_columns: The columns of all files; None in copies that are sent to workers.
         expressions: The expressions by which rows are excluded, by their digest.
         pin: What a table was pinned to: its ``snapshot_id`` or ``version``, which states record.
+        stored_rows: The rows of each file's row groups before the filter, by path, if those that it keeps were counted.
+            Then the manifest has the rows that it keeps. None where they were not.
     """
 
     storage: Storage
@@ -264,6 +270,7 @@ class OpenedFiles:
     all_columns: AllColumns | None = field(default=None, repr=False)
     expressions: Mapping[str, pc.Expression] = field(default_factory=dict)
     pin: Mapping[str, int] = field(default_factory=dict)
+    stored_rows: Mapping[str, tuple[int, ...]] | None = field(default=None, repr=False)
 
     @cached_property
     def filter_digest(self) -> str | None:
@@ -310,11 +317,20 @@ class OpenedFiles:
         """Return a row group's name for messages."""
         return f"row group {number} of {self.manifest.full_path(path)}"
 
+    @cached_property
+    def first_unfiltered(self) -> Mapping[str, int]:
+        """Number of each file's first row among all rows, those that a filter drops included, by path."""
+        if self.stored_rows is None:
+            return self.manifest.first_rows
+        rows = [sum(self.stored_rows[file.path]) for file in self.manifest.files]
+        starts = accumulate(rows, initial=0)
+        return {file.path: start for file, start in zip(self.manifest.files, starts, strict=False)}
+
     @property
     def unknown_rows(self) -> str | None:
         """Why it is unknown, before the files are read, how many rows are delivered; None where it is known."""
-        if self.filter is not None:
-            return "only reading tells how many rows the filter leaves"
+        if self.filter is not None and self.stored_rows is None:
+            return FILTER_UNKNOWN
         return self.format.unknown_rows
 
     @cached_property
@@ -329,6 +345,30 @@ class OpenedFiles:
             if number not in selected
         ]
         return len(groups), sum(group.bytes for group in groups)
+
+    def for_filter_alone(self) -> OpenedFiles:
+        """Return the same files with the columns of the filter alone, before the rows that it keeps were counted."""
+        names = list(self.filter_columns)
+        needed = pa.schema([self.needed.field(name) for name in names])
+        places = [self.needed.get_field_index(name) for name in names]
+        projections = tuple(
+            projection.of(tuple(projection.sources[place] for place in places)) for projection in self.projections
+        )
+        groups = self.stored_rows or {}
+        files = tuple(
+            replace(
+                file,
+                row_groups=tuple(
+                    replace(group, rows=rows, expected=rows)
+                    for group, rows in zip(file.row_groups, groups[file.path], strict=True)
+                ),
+            )
+            if file.path in groups
+            else file
+            for file in self.manifest.files
+        )
+        manifest = replace(self.manifest, files=files)
+        return replace(self, schema=needed, needed=needed, projections=projections, manifest=manifest, stored_rows=None)
 
     def projection(self, path: str) -> Projection:
         """Return how a file's columns become the needed ones."""
