@@ -17,6 +17,9 @@ from torch_dataloader_utils.formats.base import Format, OpenedFiles
 from torch_dataloader_utils.formats.recognition import format_hint
 from torch_dataloader_utils.loader.arguments import parse_paths
 from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.plan import PlanOptions
+from torch_dataloader_utils.planning.planner import EpochPlanner
+from torch_dataloader_utils.planning.strategy import SplitStrategy
 from torch_dataloader_utils.storage.filesystem import StoredFile
 from torch_dataloader_utils.storage.listing import GLOB, list_files
 from torch_dataloader_utils.storage.redaction import is_http, without_query
@@ -33,6 +36,10 @@ class FileSet(ABC):
     @abstractmethod
     def open(self, request: Request) -> OpenedFiles:
         """List the files and read their footers."""
+
+    def planner(self, opened_files: OpenedFiles, options: PlanOptions, strategy: SplitStrategy | None) -> EpochPlanner:
+        """Return what plans the epochs of the opened files."""
+        return EpochPlanner(opened_files.manifest, options, opened_files.selection, strategy)
 
 
 @dataclass(frozen=True, slots=True)

@@ -233,9 +233,8 @@ class StructuredDataset(ExcludingDataset):
         check_columns(opened_files, read_options)
         epoch_state = EpochState(
             opened_files,
-            options.plan,
+            options.files.planner(opened_files, options.plan, options.strategy),
             read_options,
-            strategy=options.strategy,
             topology=options.topology,
             adopts_num_workers=options.adopts_num_workers,
             progress_interval_sec=options.progress_interval_sec,

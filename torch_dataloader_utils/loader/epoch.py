@@ -52,9 +52,8 @@ from torch_dataloader_utils.planning.excluded import (
     ExcludedRows,
 )
 from torch_dataloader_utils.planning.ledger import Removal, Segment
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, EpochPlanner, newest_algorithm
-from torch_dataloader_utils.planning.strategy import SplitStrategy
 from torch_dataloader_utils.planning.topology import Topology
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.cpus import usable_cpus
@@ -71,10 +70,9 @@ class EpochState(SkipsSteps):
     def __init__(
         self,
         opened_files: OpenedFiles,
-        plan_options: PlanOptions,
+        planner: EpochPlanner,
         read_options: ReadOptions,
         *,
-        strategy: SplitStrategy | None,
         topology: Topology,
         adopts_num_workers: bool,
         progress_interval_sec: float | None,
@@ -85,7 +83,7 @@ class EpochState(SkipsSteps):
         self.topology = topology
         self._opened_files = opened_files
         self._read_options = read_options
-        self._planner = EpochPlanner(opened_files.manifest, plan_options, opened_files.selection, strategy)
+        self._planner = planner
         self.owner = ProgressOwner()
         self.segments = Segments(self._planner, counts_rows=opened_files.unknown_rows is None)
         self._adopts_num_workers = adopts_num_workers
@@ -453,7 +451,7 @@ class EpochState(SkipsSteps):
     def _recorded(self, progress: Progress) -> EpochRecord:
         """Return what all states of the progress' epoch share."""
         if self._record is None or not self._record.is_of(progress):
-            self._record = EpochRecord(self._opened_files.manifest, progress)
+            self._record = EpochRecord(self._planner.manifest_of(self.epoch), progress)
         return self._record
 
     def run(self, epoch: int) -> Run:
@@ -461,7 +459,7 @@ class EpochState(SkipsSteps):
         worker = get_worker_info()
         topology = self.topology if worker is None else replace(self.topology, num_workers=worker.num_workers)
         return Run(
-            manifest=self._opened_files.manifest,
+            manifest=self._planner.manifest_of(epoch),
             options=self._planner.options,
             filter_digest=self._opened_files.filter_digest,
             filter_binding=self._opened_files.filter_binding,

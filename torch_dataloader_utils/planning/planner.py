@@ -39,6 +39,10 @@ class EpochPlanner:
         self._bundles: tuple[int, list[list[SizedSplit]], str] | None = None
         self._uneven_rows: tuple[Plan, Plan | None, dict[str, list[tuple[str, int]]]] | None = None
 
+    def manifest_of(self, epoch: int) -> Manifest:  # noqa: ARG002 - a mixture's depends on the epoch
+        """Return the files by which an epoch's plan, and its states, name rows."""
+        return self.manifest
+
     def with_options(self, options: PlanOptions) -> EpochPlanner:
         """Return a planner of its own, which may have other options, and knows the last plan if they are the same."""
         if options != self.options:
