@@ -55,9 +55,10 @@ def epoch_of(files: int, options: PlanOptions, ranks: int, workers: int) -> Epoc
         filter_digest=None,
         filter_binding=None,
         filter_bindings=None,
-        format=SimpleNamespace(name="parquet", options_digest=None),
+        format_name="parquet",
+        options_digest=None,
         pin={},
-        storage=SimpleNamespace(take_retries=tuple),
+        take_retries=tuple,
     )
     read_options: Any = SimpleNamespace(batch_size=1024, drop_last=False, fingerprint=False)
     return EpochState(

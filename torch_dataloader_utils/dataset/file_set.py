@@ -13,7 +13,7 @@ from typing import Any
 from torch_dataloader_utils.dataset.discovery import Request, open_files
 from torch_dataloader_utils.dataset.manifest_file import load_manifest
 from torch_dataloader_utils.dataset.partitions import Partitioning, is_hive, partition_columns, require_partitioning
-from torch_dataloader_utils.formats.base import Format, OpenedFiles
+from torch_dataloader_utils.formats.base import Format, Opened, OpenedFiles
 from torch_dataloader_utils.formats.recognition import format_hint
 from torch_dataloader_utils.loader.arguments import parse_paths
 from torch_dataloader_utils.planning.manifest import Manifest
@@ -34,12 +34,24 @@ class FileSet(ABC):
         return False
 
     @abstractmethod
-    def open(self, request: Request) -> OpenedFiles:
+    def open(self, request: Request) -> Opened:
         """List the files and read their footers."""
 
-    def planner(self, opened_files: OpenedFiles, options: PlanOptions, strategy: SplitStrategy | None) -> EpochPlanner:
+    @property
+    def sources(self) -> int:
+        """Number of sources of a mixture; 1 for a single dataset."""
+        return 1
+
+    def planner(
+        self,
+        opened: Opened,
+        options: PlanOptions,
+        strategy: SplitStrategy | None,
+        *,
+        drop_last: bool,  # noqa: ARG002
+    ) -> EpochPlanner:
         """Return what plans the epochs of the opened files."""
-        return EpochPlanner(opened_files.manifest, options, opened_files.selection, strategy)
+        return EpochPlanner(opened.manifest, options, opened.selection, strategy)
 
 
 @dataclass(frozen=True, slots=True)

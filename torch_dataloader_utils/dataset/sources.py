@@ -15,7 +15,7 @@ from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.kept_rows import with_kept_rows
 from torch_dataloader_utils.dataset.manifest_file import parse_kept_rows
 from torch_dataloader_utils.errors import ColumnError
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.base import OpenedFiles, files_of
 from torch_dataloader_utils.formats.schema import FileSchema, Projection, unified
 from torch_dataloader_utils.formats.text.footer import Cutting
 
@@ -92,7 +92,7 @@ def _opened(name: str, source: SourceDescription, request: Request, cutting: Cut
     """Open a source, or raise an error that names it."""
     try:
         own = replace(request, columns=source.columns, filters=source.filters)
-        files = source.file_set(cutting).open(own)
+        files = files_of(source.file_set(cutting).open(own), "a source")
     except ColumnError as error:
         raise ColumnError(f"source {name!r}: {error}") from None
     if files.filter is None:
@@ -137,7 +137,7 @@ def _with_schema(
     needed = pa.schema([*schema, *(files.needed.field(name) for name in files.filter_columns if name not in own)])
     places = {column: files.needed.get_field_index(column) for column in needed.names if column in files.needed.names}
     projections = tuple(map(partial(_rearranged, places=places, columns=needed.names), files.projections))
-    return replace(files, schema=schema, needed=needed, projections=projections, announced_nulls=nulls)
+    return replace(files, schema=schema, needed=needed, projections=projections, announced_nulls=nulls, source=name)
 
 
 def _rearranged(projection: Projection, places: Mapping[str, int], columns: Collection[str]) -> Projection:

@@ -11,16 +11,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.formats.read_cache import FooterStore
+from torch_dataloader_utils.formats.read_cache import FooterStore, ReadCache
 from torch_dataloader_utils.formats.schema import AllColumns, Projection
-from torch_dataloader_utils.planning.manifest import DataFile, Manifest
+from torch_dataloader_utils.planning.manifest import DataFile, Manifest, Split
+from torch_dataloader_utils.planning.plan import ShardSlice
+from torch_dataloader_utils.planning.source_paths import parse_source_path
+from torch_dataloader_utils.storage.attempts import Retry
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 from torch_dataloader_utils.storage.listing import Listing
 from torch_dataloader_utils.storage.local_file import LocalFile
@@ -248,6 +251,7 @@ class OpenedFiles:
         pin: What a table was pinned to: its ``snapshot_id`` or ``version``, which states record.
         stored_rows: The rows of each file's row groups before the filter, by path, if those that it keeps were counted.
             Then the manifest has the rows that it keeps. None where they were not.
+        source: The name of the source of a mixture that these files are; None for a single dataset.
     """
 
     storage: Storage
@@ -271,6 +275,17 @@ class OpenedFiles:
     expressions: Mapping[str, pc.Expression] = field(default_factory=dict)
     pin: Mapping[str, int] = field(default_factory=dict)
     stored_rows: Mapping[str, tuple[int, ...]] | None = field(default=None, repr=False)
+    source: str | None = None
+
+    @property
+    def format_name(self) -> str:
+        """What users call the format."""
+        return self.format.name
+
+    @property
+    def options_digest(self) -> str | None:
+        """Digest of the format's options."""
+        return self.format.options_digest
 
     @cached_property
     def filter_digest(self) -> str | None:
@@ -374,6 +389,116 @@ class OpenedFiles:
         """Return how a file's columns become the needed ones."""
         return self.projections[self.projected.get(path, 0)]
 
+    def new_cache(self) -> ReadCache:
+        """Return what readers share of which nothing was read but the footers."""
+        return ReadCache.of_opened(self.footers)
+
+    def take_retries(self) -> tuple[Retry, ...]:
+        """Return the failed attempts of the storage since the last call."""
+        return self.storage.take_retries()
+
+    def without_footers(self) -> OpenedFiles:
+        """Return the same for a process that gets footers with its assignments."""
+        return replace(self, footers={}, metadata_file=None, all_columns=None)
+
+    def path_of(self, split: Split) -> str:
+        """Return the path of a split's file. In a mixture a split names source and pass, too."""
+        return split.path if self.source is None else parse_source_path(split.path).path
+
     def constants_of(self, path: str) -> dict[str, Any]:
         """Return the values that columns have in all rows of a file."""
         return dict(zip(self.constant_columns, self.constants.get(path, ()), strict=False))
+
+
+@dataclass(frozen=True)
+class OpenedSources:
+    """The opened sources of a mixture, by name, in order. All deliver the same columns, and know their rows.
+
+    What it says of itself is what `OpenedFiles` does; a mixture has no filter, and its sources have one each.
+    """
+
+    sources: Mapping[str, OpenedFiles]
+    unknown_rows: ClassVar[None] = None
+    filter: ClassVar[None] = None
+    filter_columns: ClassVar[tuple[str, ...]] = ()
+    filter_digest: ClassVar[None] = None
+    filter_binding: ClassVar[None] = None
+    filter_bindings: ClassVar[None] = None
+    selection: ClassVar[None] = None
+    pin: ClassVar[Mapping[str, int]] = {}
+    footers: ClassVar[Mapping[str, bytes]] = {}
+    expressions: ClassVar[Mapping[str, pc.Expression]] = {}
+    format_name: ClassVar[str] = "mixed"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that all sources deliver."""
+        return next(iter(self.sources.values())).schema
+
+    @property
+    def announced_nulls(self) -> str | None:
+        """The message about nulls that cannot be delivered, of the first source that announces any."""
+        named = ((name, files.announced_nulls) for name, files in self.sources.items())
+        return next((f"source {name!r}: {nulls}" for name, nulls in named if nulls is not None), None)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The files of all sources, each once, under the name of its source."""
+        files = (
+            replace(file, path=f"{name}/{file.path}")
+            for name, opened in self.sources.items()
+            for file in opened.manifest.files
+        )
+        return Manifest("", tuple(sorted(files, key=lambda file: file.path)))
+
+    @property
+    def pruned(self) -> tuple[int, int]:
+        """How many row groups filters ruled out before anything was read, and their uncompressed bytes."""
+        groups, sizes = zip(*(files.pruned for files in self.sources.values()), strict=True)
+        return sum(groups), sum(sizes)
+
+    @cached_property
+    def options_digest(self) -> str:
+        """Digest of all that decides which rows the sources have, beside their files."""
+        parts = [
+            (
+                name,
+                files.filter_digest,
+                files.filter_binding,
+                files.format_name,
+                files.options_digest,
+                *files.pin.items(),
+            )
+            for name, files in self.sources.items()
+        ]
+        return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+    def of_slices(self, slices: Sequence[ShardSlice]) -> OpenedFiles:
+        """Return the source that slices are of; any for none."""
+        if not slices:
+            return next(iter(self.sources.values()))
+        return self.sources[parse_source_path(slices[0].shard.splits[0].path).source]
+
+    def new_cache(self) -> ReadCache:
+        """Return what readers share of which nothing was read but the footers: each source's own."""
+        caches = {name: files.new_cache() for name, files in self.sources.items()}
+        return replace(ReadCache.of_opened({}), of_sources=caches)
+
+    def take_retries(self) -> tuple[Retry, ...]:
+        """Return the failed attempts of the storages since the last call."""
+        return tuple(retry for files in self.sources.values() for retry in files.take_retries())
+
+    def without_footers(self) -> OpenedSources:
+        """Return the same: the footers of sources travel with them."""
+        return self
+
+
+Opened: TypeAlias = OpenedFiles | OpenedSources
+"""What a dataset has opened: files, or the files of several sources."""
+
+
+def files_of(opened: Opened, what: str) -> OpenedFiles:
+    """Return the files of a single dataset, or raise a ValueError that says what a mixture cannot do."""
+    if isinstance(opened, OpenedSources):
+        raise ValueError(f"{what} is not possible with a mixture of sources")  # noqa: TRY004 - not a type that users gave
+    return opened

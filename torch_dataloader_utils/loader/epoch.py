@@ -22,13 +22,14 @@ from torch_dataloader_utils.checkpoint.restore_skips import with_carried
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.run_segments import Began, Loaded
 from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.base import Opened
 from torch_dataloader_utils.loader.advice import advise
 from torch_dataloader_utils.loader.events import Hooks
 from torch_dataloader_utils.loader.exclusions import loaded_exclusions
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.logged_segments import LoggedSegments
 from torch_dataloader_utils.loader.metrics import Metrics, MetricsReading
+from torch_dataloader_utils.loader.mixture import mixture_of, placed
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
 from torch_dataloader_utils.loader.reports import Reports
@@ -69,7 +70,7 @@ class EpochState(SkipsSteps):
 
     def __init__(
         self,
-        opened_files: OpenedFiles,
+        opened_files: Opened,
         planner: EpochPlanner,
         read_options: ReadOptions,
         *,
@@ -153,7 +154,7 @@ class EpochState(SkipsSteps):
         """Digest of all that determines which rows each rank delivers. Their batches may have different sizes."""
         files = self._opened_files
         versions = files.manifest.fingerprint, files.manifest.versions_digest, *sorted(files.pin.items())
-        contents = *versions, files.filter_digest, files.filter_binding, files.format.options_digest
+        contents = *versions, files.filter_digest, files.filter_binding, files.options_digest
         algorithm = self._plan_algorithm or newest_algorithm()
         fixed = algorithm, self.topology.num_ranks
         excluded = () if self._exclusions.digest is None else (self._exclusions.digest,)
@@ -237,7 +238,8 @@ class EpochState(SkipsSteps):
         progress = self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded)
         counts = self.pass_progress()
         self._log_segment(progress)
-        iteration = self.owner.begin(progress, self.topology.processes, self.excluded_in(self.epoch))
+        quotas = self._planner.quotas(self.topology, progress.baseline)
+        iteration = self.owner.begin(progress, self.topology.processes, self.excluded_in(self.epoch), quotas)
         self._loaded = None
         if self._run_log is not None:
             self._run_log.follow(iteration)
@@ -253,7 +255,7 @@ class EpochState(SkipsSteps):
 
     def _report_begin(self, iteration: Iteration) -> None:
         """Let an iteration tell the hooks of events, if there are any, and report that it begins."""
-        retries = self._opened_files.storage.take_retries()
+        retries = self._opened_files.take_retries()
         if self._hooks:
             counts, workers = self._opened_files.unknown_rows is None, self.topology.num_workers
             reports = Reports(iteration.epoch, self._hooks, iteration.metrics, workers=workers, counts_rows=counts)
@@ -264,6 +266,7 @@ class EpochState(SkipsSteps):
         """Begin an epoch. Changes nothing if it is the current one and no batch of it was delivered since it began."""
         if epoch == self.epoch and self.owner.is_untouched:
             return
+        self._planner.require_epoch(epoch, self.topology)
         if epoch != self.epoch:
             self._skips = SkipRequests()  # steps are counted in an epoch
         self.owner.take_over("set_epoch", epoch)
@@ -276,7 +279,7 @@ class EpochState(SkipsSteps):
         self._exclusions = self._exclusions.with_rows(rows, self.epoch)
         self.owner.copies.publish_exclusion()
 
-    def exclude_by(self, opened_files: OpenedFiles, digest: str) -> None:
+    def exclude_by(self, opened_files: Opened, digest: str) -> None:
         """Exclude rows from the next iteration on by an expression of opened files, given by its digest.
 
         Raises:
@@ -299,6 +302,15 @@ class EpochState(SkipsSteps):
     def load_state_dict(self, states: Any, *, strict: bool, on_changed_files: OnChangedFiles) -> None:
         """Load a state, or those of all ranks. If this raises, nothing has changed."""
         saved = parse_states(states)
+        planner = self._planner
+        self._planner = placed(planner, saved[0])
+        try:
+            self._load(saved, strict=strict, on_changed_files=on_changed_files)
+        except BaseException:
+            self._planner = planner
+            raise
+
+    def _load(self, saved: Sequence[SavedState], *, strict: bool, on_changed_files: OnChangedFiles) -> None:
         epoch = saved[0].epoch
         run = self.run(epoch)
         algorithm = saved[0].settings["plan_algorithm"]
@@ -372,7 +384,7 @@ class EpochState(SkipsSteps):
 
     # Copies ----------------------------------------------------------------------------------------------------------
 
-    def without_footers(self, opened_files: OpenedFiles) -> EpochState:
+    def without_footers(self, opened_files: Opened) -> EpochState:
         """Return a copy for a worker. These opened files have no footers: the worker's assignments contain them."""
         copied = copy.copy(self)
         copied._opened_files, copied.owner.loaded = opened_files, None  # noqa: SLF001 - of this class
@@ -451,7 +463,7 @@ class EpochState(SkipsSteps):
     def _recorded(self, progress: Progress) -> EpochRecord:
         """Return what all states of the progress' epoch share."""
         if self._record is None or not self._record.is_of(progress):
-            self._record = EpochRecord(self._planner.manifest_of(self.epoch), progress)
+            self._record = EpochRecord(self._planner.manifest_of(self.epoch, self.topology), progress)
         return self._record
 
     def run(self, epoch: int) -> Run:
@@ -459,20 +471,21 @@ class EpochState(SkipsSteps):
         worker = get_worker_info()
         topology = self.topology if worker is None else replace(self.topology, num_workers=worker.num_workers)
         return Run(
-            manifest=self._planner.manifest_of(epoch),
+            manifest=self._planner.manifest_of(epoch, topology),
             options=self._planner.options,
             filter_digest=self._opened_files.filter_digest,
             filter_binding=self._opened_files.filter_binding,
             filter_bindings=self._opened_files.filter_bindings if lists_files(self._opened_files.manifest) else None,
             topology=topology,
-            format=self._opened_files.format.name,
-            format_options=self._opened_files.format.options_digest,
+            format=self._opened_files.format_name,
+            format_options=self._opened_files.options_digest,
             **self._opened_files.pin,
             split_strategy=self._planner.strategy_digest(epoch),
             plan_algorithm=self._plan_algorithm or newest_algorithm(),
             exclusions=self._exclusions,
             batch_size=self._read_options.batch_size,
             drop_last=self._read_options.drop_last,
+            mixture=mixture_of(self._opened_files, self._planner, epoch, topology),
         )
 
     def _batches(self, progress: Progress) -> int:

@@ -130,11 +130,11 @@ class RowGroupReader:
 
     def expect(self, splits: Iterable[Split]) -> None:
         """Begin to read what has to be known of files before any of their row groups can be requested."""
-        self._codec.expect(split.path for split in splits)
+        self._codec.expect(self._files.path_of(split) for split in splits)
 
     def row_groups(self, split: Split) -> list[FileRowGroup]:
         """Return the row groups that make up a split, in order; those without rows are left out."""
-        groups = self._groups(split.path)
+        groups = self._groups(self._files.path_of(split))
         start = bisect_left(groups, split.row_offset, key=attrgetter("first_row"))
         stop = bisect_left(groups, split.row_offset + split.row_length, key=attrgetter("first_row"))
         return [group for group in groups[start:stop] if group.rows]
