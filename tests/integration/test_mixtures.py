@@ -182,6 +182,63 @@ def test_the_losses_of_a_grid_are_the_same_on_one_and_two_ranks(root):
     assert [first + second for first, second in zip(*parts, strict=True)] == whole
 
 
+NEW_WEIGHTS = {"web": 0.2, "code": 0.3, "math": 0.5}
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, NEW_WEIGHTS], ids=["same weights", "new weights"])
+@pytest.mark.parametrize("begun", [0, 2])
+def test_no_row_is_lost_or_repeated_by_elastic_loads(root, begun, weights):
+    """Two ranks with two workers, one with one, three in process, then two epochs to their ends."""
+    sequences = passes_of(root)
+    taken = Counter()
+    before, _ = open_mixture(root)
+    for epoch in range(begun):
+        before.set_epoch(epoch)
+        taken.update(row for batch in before for row in rows_of(batch))
+
+    loaders = [open_mixture(root, num_workers=2, num_ranks=2, rank=rank, batch_size=8)[0] for rank in range(2)]
+    states = [json.loads(json.dumps(before.state_dict()))] if begun else None
+    if states:
+        for loader in loaders:
+            loader.load_state_dict(states, strict=False)
+            loader.set_epoch(begun)
+    states = stop_after(loaders, 5, taken, WEIGHTS)
+    loaders = [open_mixture(root, weights, num_workers=1)[0]]
+    for loader in loaders:
+        loader.load_state_dict(states, strict=False)
+    states = stop_after(loaders, 4, taken, weights)
+    loaders = [open_mixture(root, weights, num_ranks=3, rank=rank, batch_size=4)[0] for rank in range(3)]
+    for loader in loaders:
+        loader.load_state_dict(states, strict=False)
+    stop_after(loaders, None, taken, weights)
+    for epoch in range(begun + 1, begun + 4):
+        for loader in loaders:
+            loader.set_epoch(epoch)
+        stop_after(loaders, None, taken, weights)
+    for source, sequence in sequences.items():
+        rows = Counter({row: count for (of, row), count in taken.items() if of == source})
+        ahead = 0 if weights is WEIGHTS else None
+        whole = Counter(sequence[: rows.total()])
+        if rows.total() <= len(sequence):
+            assert rows == whole or ahead is None
+        assert max(rows.values()) - min(rows.get(row, 0) for row in range(list(ROWS.values())[source])) <= 1
+
+
+def stop_after(loaders, steps, taken, weights):
+    """Deliver some steps of each rank, or all that are left, and return the states of the ranks."""
+    states = []
+    for loader in loaders:
+        batches = []
+        for batch in loader:
+            batches.append(rows_of(batch))
+            if len(batches) == steps:
+                break
+        require_quota(batches, weights)
+        taken.update(row for batch in batches for row in batch)
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    return states
+
+
 def test_a_filter_and_text_mix_once_their_rows_are_counted(root, tmp_path):
     lines = [json.dumps({"x": number}) for number in range(120)]
     (tmp_path / "lines.jsonl").write_text("\n".join(lines))

@@ -54,7 +54,7 @@ def compare_settings(saved: SavedState, run: Run, may_differ: Collection[str], f
 def _compare_mixtures(saved: SavedMixture, run: MixtureRun, may_differ: Collection[str]) -> Iterator[Difference]:
     """Yield how the sources of a mixture differ. Those that are in one of both alone are seen in the names."""
     before, now = [source.name for source in saved.sources], [source.name for source in run.sources]
-    if before != now and "sources" not in may_differ:
+    if before != now and ("weights" not in may_differ or not {*before} <= {*now}):
         yield Difference("sources", before, now)
     if saved.rows_per_epoch != run.rows_per_epoch and "weights" not in may_differ:
         yield Difference("rows_per_epoch", saved.rows_per_epoch, run.rows_per_epoch)

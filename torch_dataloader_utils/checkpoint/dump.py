@@ -82,7 +82,15 @@ def _dump_files(run: Run) -> dict[str, Any]:
     """Return the files, each once: a mixture's by source."""
     listed = lists_files(run.manifest)
     if run.mixture is not None:
-        return {"files": None, "mixture": run.mixture.dump(lists_files=listed)}
+        carried = run.mixture.carried
+        by_number = _is_long(run.manifest, [partial.shard for partial in carried.partial])
+        dumped = {
+            "completed_rows": merged_row_numbers(run.manifest, carried.done),
+            "in_progress": [
+                _dump_partial(run.manifest, part.shard, part.windows, by_number) for part in carried.partial
+            ],
+        }
+        return {"files": None, "mixture": run.mixture.dump(lists_files=listed) | {"carried": dumped}}
     return {"files": [entry.copy() for entry in run.manifest.entries] if listed else None}
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
 from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.plan import DeliveredBaseline
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +89,13 @@ class MixtureRun:
         sources: The sources, in order.
         rows_per_epoch: Rows of an epoch, of all ranks.
         rows_before: Planned rows of the whole run before the epoch, of all ranks.
+        carried: Rows that epochs before it have taken out of their turn: an elastic load had left them behind.
     """
 
     sources: tuple[SourceRun, ...]
     rows_per_epoch: int
     rows_before: int
+    carried: DeliveredBaseline
 
     def dump(self, *, lists_files: bool) -> dict[str, Any]:
         """Return what a state records of the mixture."""

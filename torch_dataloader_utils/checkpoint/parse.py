@@ -106,7 +106,7 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         hashes=None if state["delivered_hash"].missing else _hashes(state["delivered_hash"]),
         batch_size=None if state["batch_size"].missing else state["batch_size"].optional_integer(1),
         drop_last=None if state["drop_last"].missing or state["drop_last"].is_null else state["drop_last"].boolean(),
-        mixture=None if state["mixture"].missing else _mixture(state["mixture"]),
+        mixture=None if state["mixture"].missing else _mixture(state["mixture"], tree, settings["rows"]),
     )
     _require_checksum(state)  # last: an error that names a wrong value says more
     return saved
@@ -222,11 +222,13 @@ def _filter_bindings(bindings: JsonValue, files: tuple[SavedFile, ...] | None) -
     return bindings.string()
 
 
-def _mixture(mixture: JsonValue) -> SavedMixture:
+def _mixture(mixture: JsonValue, tree: _Tree, dataset_rows: int) -> SavedMixture:
     sources = tuple(map(_source, mixture["sources"].items()))
     if not sources or len({source.name for source in sources}) < len(sources):
         raise mixture["sources"].fail("sources, each name once")
-    return SavedMixture(sources, mixture["rows_per_epoch"].integer(), mixture["rows_before"].integer())
+    completed = _rising_numbers(mixture["carried"]["completed_rows"], dataset_rows)
+    carried = SavedRows((), completed, _partial_shards(mixture["carried"]["in_progress"], tree, dataset_rows))
+    return SavedMixture(sources, mixture["rows_per_epoch"].integer(), mixture["rows_before"].integer(), carried)
 
 
 def _source(source: JsonValue) -> SavedSource:

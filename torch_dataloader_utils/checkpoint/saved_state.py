@@ -141,11 +141,15 @@ class SavedSource:
 
 @dataclass(frozen=True, slots=True)
 class SavedMixture:
-    """What a state of a mixture records: its sources in order, the rows of an epoch, and those planned before it."""
+    """What a state of a mixture records: its sources in order, the rows of an epoch, and those planned before it.
+
+    The carried rows are those that epochs before it have taken out of their turn: see `MixtureRun`.
+    """
 
     sources: tuple[SavedSource, ...]
     rows_per_epoch: int
     rows_before: int
+    carried: SavedRows
 
 
 @dataclass(frozen=True, slots=True)

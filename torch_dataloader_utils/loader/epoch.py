@@ -267,6 +267,8 @@ class EpochState(SkipsSteps):
         if epoch == self.epoch and self.owner.is_untouched:
             return
         self._planner.require_epoch(epoch, self.topology)
+        baseline = None if self.owner.progress is None else self.owner.progress.baseline
+        self._planner = self._planner.moved_to(epoch, self.topology, self.epoch, baseline)
         if epoch != self.epoch:
             self._skips = SkipRequests()  # steps are counted in an epoch
         self.owner.take_over("set_epoch", epoch)
@@ -303,7 +305,7 @@ class EpochState(SkipsSteps):
         """Load a state, or those of all ranks. If this raises, nothing has changed."""
         saved = parse_states(states)
         planner = self._planner
-        self._planner = placed(planner, saved[0])
+        self._planner = placed(planner, saved[0], self.topology)
         try:
             self._load(saved, strict=strict, on_changed_files=on_changed_files)
         except BaseException:
@@ -363,6 +365,7 @@ class EpochState(SkipsSteps):
         """Return the progress of a run that plans again what other ranks and workers have not delivered."""
         epoch, baseline = states[0].epoch, merged.baseline
         plan = self._plan_for(run, epoch, baseline)
+        self._planner = self._planner.reaching(plan)
         warn_of_touched_files(states[0], run.manifest)
         warn_of_lost_rows(merged.lost_rows, counts_rows=run.manifest.counts_rows)
         progress = Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)

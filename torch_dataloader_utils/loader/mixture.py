@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun, SourcePosition, SourceRun
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.formats.base import Opened, OpenedSources
-from torch_dataloader_utils.planning.mixture_planner import MixturePlanner, Start
+from torch_dataloader_utils.planning.mixture_planner import Base, MixturePlanner, Start
+from torch_dataloader_utils.planning.plan import DeliveredBaseline
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.topology import Topology
 
@@ -22,7 +25,9 @@ def mixture_of(opened: Opened, planner: EpochPlanner, epoch: int, topology: Topo
             manifest=files.manifest,
             weight=planner.weights[number],
             position=SourcePosition(
-                starts[number].number, starts[number].row, (planner.buffer_of(number),) * len(passes[number])
+                starts[number].number,
+                starts[number].row,
+                tuple(planner.buffer_of(number, reached) for reached in passes[number]),
             ),
             filter_digest=files.filter_digest,
             filter_binding=files.filter_binding,
@@ -33,15 +38,28 @@ def mixture_of(opened: Opened, planner: EpochPlanner, epoch: int, topology: Topo
         )
         for number, (name, files) in enumerate(opened.sources.items())
     )
-    return MixtureRun(sources, planner.rows_per_epoch, planner.rows_before(epoch, topology))
+    return MixtureRun(sources, planner.rows_per_epoch, planner.rows_before(epoch, topology), planner.carried_in(epoch))
 
 
-def placed(planner: EpochPlanner, saved: SavedState) -> EpochPlanner:
+def placed(planner: EpochPlanner, saved: SavedState, topology: Topology) -> EpochPlanner:
     """Return the planner of a run that continues a state: its sources stand where the state's do."""
     if not isinstance(planner, MixturePlanner) or saved.mixture is None:
         return planner
     known = {source.name: source.position for source in saved.mixture.sources}
-    positions = [known.get(source.name, SourcePosition(0, 0, (None,))) for source in planner.sources]
-    starts = [Start(position.number, position.row) for position in positions]
-    least = [position.number + len(position.buffers) for position in positions]
-    return planner.begun_at(saved.epoch, starts, least, saved.mixture.rows_before)
+    none = SourcePosition(0, 0, ())
+    positions = [known.get(source.name, none) for source in planner.sources]
+    base = Base(
+        saved.epoch,
+        tuple(Start(position.number, position.row) for position in positions),
+        saved.mixture.rows_before,
+        tuple(position.number + len(position.buffers) for position in positions),
+        {
+            (source, position.number + later): rows
+            for source, position in enumerate(positions)
+            for later, rows in enumerate(position.buffers)
+        },
+    )
+    files = planner.begun_at(base).manifest_of(saved.epoch, topology).rows_by_file
+    carried = saved.mixture.carried
+    partial = tuple(shard.partial(files) for shard in carried.in_progress)
+    return planner.begun_at(replace(base, carried=DeliveredBaseline(tuple(carried.whole(files)), partial, (), 0)))

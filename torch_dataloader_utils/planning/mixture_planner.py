@@ -6,8 +6,9 @@ A source is an endless sequence of passes, each of which has every row of the so
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import count
 from typing import Any
@@ -15,12 +16,23 @@ from typing import Any
 from torch_dataloader_utils.planning.balance import deal
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, SizedSplit, Split
-from torch_dataloader_utils.planning.plan import BalancedStreams, DeliveredBaseline, Plan, PlanOptions, ShardSlice
+from torch_dataloader_utils.planning.plan import (
+    BalancedStreams,
+    DeliveredBaseline,
+    PartialShard,
+    Plan,
+    PlanOptions,
+    ShardSlice,
+)
 from torch_dataloader_utils.planning.planner import EpochPlanner, Selection, newest_algorithm
 from torch_dataloader_utils.planning.quotas import Quotas
+from torch_dataloader_utils.planning.row_ranges import Coverage, Windows, gaps, merged, merged_splits, size_of
 from torch_dataloader_utils.planning.shards import make_shards
-from torch_dataloader_utils.planning.source_paths import source_path
+from torch_dataloader_utils.planning.source_paths import parse_source_path, source_path
 from torch_dataloader_utils.planning.topology import Topology
+
+LEAST_SHARE = 4
+"""A source has at least this part (a quarter) of what it would have of the shuffle buffer if all weights were equal."""
 
 SHARDS_OF_A_PASS = 16
 """A pass has at least so many shards, if it has so many row groups: it does not know how many streams share it."""
@@ -59,24 +71,35 @@ class PlannedSource:
 
 
 @dataclass(frozen=True, slots=True)
-class _Base:
-    """The epoch from which on others are counted, where it begins, and the planned rows before it.
-
-    `least` has for each source the pass before which the epoch's files do not end.
-    """
-
-    epoch: int
-    starts: tuple[Start, ...]
-    least: tuple[int, ...]
-    rows_before: int
-
-
-@dataclass(frozen=True, slots=True)
 class Start:
     """Where an epoch begins in a source: a pass, and how many rows of it were planned before."""
 
     number: int = 0
     row: int = 0
+
+
+NONE_CARRIED = DeliveredBaseline((), (), (), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The epoch from which on others are counted, and where it begins.
+
+    Attributes:
+        epoch: The epoch.
+        starts: Where it begins in each source.
+        rows_before: Planned rows of the whole run before it, of all ranks.
+        ends: For each source the pass before which the epoch's files end; None where its plan says so.
+        buffers: The rows of the shuffle buffer in passes that had begun before, by source and pass.
+        carried: Rows after the starts that earlier epochs have taken.
+    """
+
+    epoch: int
+    starts: tuple[Start, ...]
+    rows_before: int = 0
+    ends: tuple[int, ...] | None = None
+    buffers: Mapping[tuple[int, int], int | None] = field(default_factory=dict)
+    carried: DeliveredBaseline = NONE_CARRIED
 
 
 class MixturePlanner(EpochPlanner):
@@ -105,22 +128,26 @@ class MixturePlanner(EpochPlanner):
         self.rows_per_epoch = rows_per_epoch
         self._drop_last = drop_last
         self._rows = [source.rows() for source in sources]
-        self._base = _Base(0, (Start(),) * len(self.sources), (0,) * len(self.sources), 0)
+        self._base = Base(0, (Start(),) * len(self.sources))
         self._manifests: dict[Any, Manifest] = {}
 
     # What an epoch takes ---------------------------------------------------------------------------------------------
 
-    def rows_of_rank(self, topology: Topology) -> int:
-        """Return the rows of each planned rank in an epoch."""
+    def _rows_of_rank(self, topology: Topology, baseline: DeliveredBaseline | None = None) -> int:
+        """Return the rows of each planned rank in an epoch, or in the rest that a baseline leaves of it."""
         assert self.options.batch_size is not None  # noqa: S101 - a mixture's ranks are always balanced
+        left = self.rows_per_epoch - (0 if baseline is None else rows_of(baseline))
         short = topology.planned_ranks - 1 if self.options.uneven_ranks == "pad" else 0
-        rows = (self.rows_per_epoch + short) // topology.planned_ranks
+        rows = (max(0, left) + short) // topology.planned_ranks
         return rows - rows % self.options.batch_size if self._drop_last else rows
 
-    def quotas(self, topology: Topology, baseline: DeliveredBaseline | None = None) -> Quotas:  # noqa: ARG002
-        """Return the rows of each source in the steps of a planned rank, from the first one that is planned."""
+    def quotas(self, topology: Topology, baseline: DeliveredBaseline | None = None) -> Quotas:
+        """Return the rows of each source in the steps of a planned rank.
+
+        With a baseline they are those of the rest of the epoch, counted from its first step on.
+        """
         assert self.options.batch_size is not None  # noqa: S101 - a mixture's ranks are always balanced
-        return Quotas(self.weights, self.rows_of_rank(topology), self.options.batch_size)
+        return Quotas(self.weights, self._rows_of_rank(topology, baseline), self.options.batch_size)
 
     def starts(self, epoch: int, topology: Topology) -> tuple[Start, ...]:
         """Return where an epoch begins in each source.
@@ -145,36 +172,120 @@ class MixturePlanner(EpochPlanner):
     def rows_before(self, epoch: int, topology: Topology) -> int:
         """Return the planned rows of the whole run before an epoch, of all ranks."""
         epochs = epoch - self._base.epoch
-        return self._base.rows_before + epochs * self.rows_of_rank(topology) * topology.planned_ranks
+        return self._base.rows_before + epochs * self._rows_of_rank(topology) * topology.planned_ranks
 
-    def begun_at(self, epoch: int, starts: Sequence[Start], least: Sequence[int], rows_before: int) -> MixturePlanner:
-        """Return the planner of the same mixture in which an epoch begins elsewhere.
+    def carried_in(self, epoch: int) -> DeliveredBaseline:
+        """Return the rows that epochs before one have taken out of their turn."""
+        return self._base.carried if epoch == self._base.epoch else NONE_CARRIED
 
-        `least` has for each source the pass before which the epoch's files do not end.
-        """
+    @property
+    def carried(self) -> DeliveredBaseline:
+        """The rows after the beginning of the epoch, from which on others are counted, that earlier ones have taken."""
+        return self._base.carried
+
+    def begun_at(self, base: Base) -> MixturePlanner:
+        """Return the planner of the same mixture in which epochs are counted from elsewhere on."""
         planner = copy.copy(self)
-        planner._base = _Base(epoch, tuple(starts), tuple(least), rows_before)  # noqa: SLF001 - of this class
-        planner._plan = None  # noqa: SLF001
+        planner._base, planner._plan, planner._manifests = base, None, {}  # noqa: SLF001 - of this class
         return planner
+
+    def reaching(self, plan: Plan) -> MixturePlanner:
+        """Return the planner in which the files of the epoch have the passes of a plan of its rest, too."""
+        assert self._base.ends is not None  # noqa: S101 - the rest of an epoch is planned where a state tells its files
+        ends = list(self._base.ends)
+        numbers = {source.name: number for number, source in enumerate(self.sources)}
+        for part in plan.slices:
+            for split in part.shard.splits:
+                found = parse_source_path(split.path)
+                ends[numbers[found.source]] = max(ends[numbers[found.source]], found.number + 1)
+        return self.begun_at(replace(self._base, ends=tuple(ends)))
+
+    def moved_to(
+        self, epoch: int, topology: Topology, current: int, baseline: DeliveredBaseline | None
+    ) -> MixturePlanner:
+        """Return the planner for an epoch after the current one, of which a baseline says what an elastic load left.
+
+        Rows that were delivered ahead of their turn make a later epoch begin where no arithmetic tells.
+        """
+        moved = self
+        if epoch > current and baseline is not None:
+            moved = self._after(topology, baseline)
+        while moved.carried != NONE_CARRIED and moved._base.epoch < epoch:  # noqa: SLF001 - of this class
+            moved = moved._after(topology, NONE_CARRIED)  # noqa: SLF001
+        return moved
+
+    def _after(self, topology: Topology, baseline: DeliveredBaseline) -> MixturePlanner:
+        """Return the planner that counts from the next epoch on."""
+        epoch = self._base.epoch
+        plan = self.plan(epoch, topology, baseline if baseline != NONE_CARRIED else None)
+        taken = _Taken(self._base.carried, baseline)
+        taken.add(plan.slices)
+        buffers = {
+            (source, number): self.buffer_of(source, number)
+            for source, reached in enumerate(self.passes(epoch, topology))
+            for number in reached
+        }
+        rows = self.rows_before(epoch, topology) + rows_of(baseline) + sum(part.rows for part in plan.slices)
+        starts, done, partial = [], list[Split](), list[PartialShard]()
+        for source, (start, reached) in enumerate(zip(self._base.starts, self.passes(epoch, topology), strict=True)):
+            first, later = self._first_left(source, start, taken, reached.stop)
+            starts.append(first)
+            for part, windows in later:
+                if gaps(windows, part.rows):
+                    partial.append(PartialShard(part.shard, windows))
+                else:
+                    done += part.shard.splits
+        carried = DeliveredBaseline(tuple(merged_splits(done)), tuple(partial), (), 0)
+        return self.begun_at(Base(epoch + 1, tuple(starts), rows, None, buffers, carried))
+
+    def _first_left(
+        self, source: int, start: Start, taken: _Taken, stop: int
+    ) -> tuple[Start, list[tuple[ShardSlice, Windows]]]:
+        """Return the first row that is not taken, and which rows of later shards are, before a pass."""
+        first: Start | None = None
+        later: list[tuple[ShardSlice, Windows]] = []
+        for number in range(start.number, stop):
+            before = 0
+            for part in self._shards(source, number):
+                windows = taken.windows(part)
+                if number == start.number:  # the rows before the start were taken by earlier epochs
+                    windows = merged([*windows, (0, min(part.rows, max(0, start.row - before)))])
+                    windows = tuple(window for window in windows if window[0] < window[1])
+                left = gaps(windows, part.rows)
+                if first is None and left:
+                    first = Start(number, before + left[0][0])
+                    windows = tuple(window for window in windows if window[0] >= left[0][0])
+                if first is not None and windows:
+                    later.append((part, windows))
+                before += part.rows
+        return first or Start(stop, 0), later
 
     def passes(self, epoch: int, topology: Topology) -> list[range]:
         """Return the passes of each source that an epoch reaches."""
         starts = self.starts(epoch, topology)
         taken = self.quotas(topology).of_worker(0, 1)
-        least = self._base.least if epoch == self._base.epoch else (0,) * len(starts)
+        if epoch == self._base.epoch and self._base.ends is not None:
+            return [range(start.number, end) for start, end in zip(starts, self._base.ends, strict=True)]
         ends = (
             _moved(start, topology.planned_ranks * rows, size).number + 1
             for start, rows, size in zip(starts, taken, self._rows, strict=True)
         )
-        return [range(start.number, max(end, known)) for start, end, known in zip(starts, ends, least, strict=True)]
+        known = [_end_of_passes(self.carried_in(epoch), source.name) for source in self.sources]
+        return [range(start.number, max(both)) for start, *both in zip(starts, ends, known, strict=True)]
 
-    def buffer_of(self, source: int) -> int | None:
-        """Return the rows of the shuffle buffer that a source has."""
+    def buffer_of(self, source: int, number: int) -> int | None:
+        """Return the rows of the shuffle buffer that a source has in a pass: its share when the pass begins.
+
+        A small share has a floor, so that its rows still mix.
+        """
         whole = self.options.shuffle_buffer_size
         if whole is None:
             return None
-        least = whole // (4 * len(self.sources))
-        return max(1, least, int(whole * self.weights[source]))
+        least = max(1, whole // (LEAST_SHARE * len(self.sources)))
+        return self._base.buffers.get((source, number), max(least, int(whole * self.weights[source])))
+
+    def _shards(self, source: int, number: int) -> Iterator[ShardSlice]:
+        return self.sources[source].slices(number, self.options, self.buffer_of(source, number))
 
     def manifest_of(self, epoch: int, topology: Topology) -> Manifest:
         """Return the files of each pass that an epoch reaches."""
@@ -209,35 +320,70 @@ class MixturePlanner(EpochPlanner):
 
     def _mixed(self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None) -> Plan:
         ranks, workers = topology.planned_ranks, topology.planned_workers
-        quotas = self.quotas(topology)
-        if baseline is not None:
-            raise ValueError("an elastic load of a mixture is not possible yet")
-        wanted = list(
-            zip(*(quotas.of_worker(worker, max(1, workers)) for worker in range(max(1, workers))), strict=True)
-        )
+        quotas = self.quotas(topology, baseline)
+        streams_of_rank = max(1, workers)
+        of_workers = [quotas.of_worker(worker, streams_of_rank) for worker in range(streams_of_rank)]
+        wanted = list(zip(*of_workers, strict=True))
+        taken = _Taken(*([self._base.carried] if epoch == self._base.epoch else []), *([baseline] if baseline else []))
         dealt = []
         slices: list[ShardSlice] = []
         for index, start in enumerate(self.starts(epoch, topology)):
-            taken = list(self._window(index, start, ranks * sum(wanted[index])))
-            slices += taken
-            dealt.append(deal(taken, ranks, wanted[index]))
+            window = list(self._window(index, start, ranks * sum(wanted[index]), taken))
+            slices += window
+            dealt.append(deal(window, ranks, wanted[index]))
         streams = tuple(of_source[rank] for rank in range(ranks) for of_source in dealt)
         balanced = BalancedStreams(streams, (), ())
         return Plan(epoch, ranks * len(self.sources), workers, tuple(slices), balanced)
 
-    def _window(self, source: int, start: Start, rows: int) -> Iterator[ShardSlice]:
-        """Yield so many rows of a source from a start on."""
+    def _window(self, source: int, start: Start, rows: int, taken: _Taken) -> Iterator[ShardSlice]:
+        """Yield so many rows of a source that are not taken, from a start on."""
         before = start.row
         for number in count(start.number):
-            for part in self.sources[source].slices(number, self.options, self.buffer_of(source)):
+            for part in self._shards(source, number):
                 if not rows:
                     return
                 skip = min(before, part.rows)
                 before -= skip
-                stop = min(part.stop, skip + rows)
-                if skip < stop:
-                    rows -= stop - skip
-                    yield replace(part, start=skip, stop=stop)
+                for first, stop in gaps(taken.windows(part), part.rows):
+                    begin = max(first, skip)
+                    end = min(stop, begin + rows)
+                    if begin < end:
+                        rows -= end - begin
+                        yield replace(part, start=begin, stop=end)
+
+
+class _Taken:
+    """Rows that epochs, or the current one, have taken of shards."""
+
+    def __init__(self, *baselines: DeliveredBaseline) -> None:
+        self._whole = Coverage(split for baseline in baselines for split in baseline.done)
+        self._windows: defaultdict[tuple[Split, ...], list[tuple[int, int]]] = defaultdict(list)
+        for partial in (partial for baseline in baselines for partial in baseline.partial):
+            self._windows[partial.shard.splits] += partial.windows
+
+    def add(self, slices: Iterable[ShardSlice]) -> None:
+        """Add slices."""
+        for part in slices:
+            self._windows[part.shard.splits].append((part.start, part.stop))
+
+    def windows(self, part: ShardSlice) -> Windows:
+        """Return the rows that are taken of a shard."""
+        if all(map(self._whole.covers, part.shard.splits)):
+            return ((0, part.rows),)
+        return merged(self._windows.get(part.shard.splits, ()))
+
+
+def rows_of(baseline: DeliveredBaseline) -> int:
+    """Return the rows of a baseline."""
+    whole = sum(split.row_length for split in baseline.done)
+    return whole + sum(size_of(partial.windows) for partial in baseline.partial)
+
+
+def _end_of_passes(baseline: DeliveredBaseline, source: str) -> int:
+    """Return the number after the last pass of a source that a baseline has rows of; 0 if it has none."""
+    splits = (*baseline.done, *(split for partial in baseline.partial for split in partial.shard.splits))
+    found = map(parse_source_path, {split.path for split in splits})
+    return max((path.number + 1 for path in found if path.source == source), default=0)
 
 
 def _moved(start: Start, rows: int, size: int) -> Start:

@@ -51,6 +51,20 @@ class EpochPlanner:
     def require_epoch(self, epoch: int, topology: Topology) -> None:
         """Raise a ValueError if an epoch cannot be planned, because it is before those of which a state tells."""
 
+    def moved_to(
+        self,
+        epoch: int,  # noqa: ARG002 - a mixture counts from epochs
+        topology: Topology,  # noqa: ARG002
+        current: int,  # noqa: ARG002
+        baseline: DeliveredBaseline | None,  # noqa: ARG002
+    ) -> EpochPlanner:
+        """Return the planner for another epoch than the current one."""
+        return self
+
+    def reaching(self, plan: Plan) -> EpochPlanner:  # noqa: ARG002 - a mixture's files are those of its plan
+        """Return the planner of an epoch that a plan continues."""
+        return self
+
     def with_options(self, options: PlanOptions) -> EpochPlanner:
         """Return a planner of its own, which may have other options, and knows the last plan if they are the same."""
         if options != self.options:
