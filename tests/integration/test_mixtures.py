@@ -263,6 +263,98 @@ def stop_after(loaders, steps, taken, weights):
     return states
 
 
+def test_weights_change_at_the_beginning_of_an_epoch(root):
+    sequences = passes_of(root)
+    loader, dataset = open_mixture(root)
+    taken = Counter(row for batch in loader for row in rows_of(batch))
+    dataset.set_weights({"web": 0, "code": 3, "math": 1})
+    loader.set_epoch(1)
+    batches = []
+    states = [loader.state_dict()]
+    for batch in loader:
+        batches.append(rows_of(batch))
+        states.append(loader.state_dict())
+    require_quota(batches, {"web": 0, "code": 3, "math": 1})
+    taken.update(row for batch in batches for row in batch)
+    for source, sequence in sequences.items():
+        rows = Counter({row: count for (of, row), count in taken.items() if of == source})
+        size = list(ROWS.values())[source]
+        whole = min(rows.total(), size)  # the pass that was open goes on with its share of the buffer
+        assert all(rows[row] for row in sequence[:whole])
+        assert max(rows.values()) - min(rows[row] for row in sequence[:whole]) <= 1
+
+    resumed, other = open_mixture(root)
+    with pytest.raises(CheckpointMismatchError, match=r"weights\['web'\]"):
+        other.load_state_dict(states[7])
+    other.set_weights({"web": 0, "code": 3, "math": 1})
+    other.load_state_dict(states[7])
+    assert [rows_of(batch) for batch in resumed] == batches[7:]
+
+
+def test_weights_change_by_a_schedule_from_the_first_step_that_begins_there(root):
+    schedule = [(0, {"web": 1, "code": 0, "math": 0}), (100, {"web": 0, "code": 1, "math": 1}), (400, WEIGHTS)]
+    loader, dataset = open_mixture(root, schedule)
+    with pytest.raises(ValueError, match="schedule"):
+        dataset.set_weights(WEIGHTS)
+    whole = [rows_of(batch) for batch in loader]
+    first = 7  # 7 steps of 16 rows begin before row 100
+    assert {source for batch in whole[:first] for source, _ in batch} == {0}
+    assert {source for batch in whole[first:] for source, _ in batch} == {1, 2}
+    require_quota(whole[first:], {"web": 0, "code": 1, "math": 1})
+    loader.set_epoch(1)
+    state = None
+    second = []
+    for batch in loader:
+        second.append(rows_of(batch))
+        if len(second) == 5:
+            state = loader.state_dict()
+    require_quota(second[:7], {"web": 0, "code": 1, "math": 1})
+    require_quota(second[7:])
+    resumed, _ = open_mixture(root, schedule)
+    resumed.load_state_dict(state)
+    assert [rows_of(batch) for batch in resumed] == second[5:]
+    fresh, _ = open_mixture(root, schedule)
+    fresh.set_epoch(1)
+    assert [rows_of(batch) for batch in fresh] == second
+
+
+def test_metrics_tell_the_rows_and_the_shares_of_each_source(root):
+    loader, dataset = open_mixture(root)
+    loader.set_epoch(2)  # rows 420 to 630 of the 400 that a pass of `web` has
+    batches = iter(loader)
+    for _ in range(10):
+        next(batches)
+    metrics = dataset.get_metrics()["sources"]
+    assert {name: of["rows"] for name, of in metrics.items()} == {"web": 112, "code": 32, "math": 16}
+    assert {name: of["pass"] for name, of in metrics.items()} == {"web": 1, "code": 0, "math": 1}
+    assert metrics["web"]["share_asked"] == metrics["web"]["share_delivered"] == 0.7
+
+
+def test_rows_of_a_short_last_step_that_is_left_out_come_first_in_the_next_epoch(root):
+    sequences = passes_of(root)
+    loader, _ = open_mixture(root, drop_last=True)
+    taken = []
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        batches = [rows_of(batch) for batch in loader]
+        assert list(map(len, batches)) == [16] * 18
+        assert len(loader) == 18
+        taken += [row for batch in batches for row in batch]
+    for source, sequence in sequences.items():
+        rows = [row for of, row in taken if of == source]
+        assert rows == sequence[: len(rows)]
+
+
+def test_what_a_mixture_cannot_do_is_refused(root):
+    loader, dataset = open_mixture(root)
+    with pytest.raises(ValueError, match="skip_steps"):
+        loader.skip_steps(0, 1)
+    with pytest.raises(ValueError, match="exclude"):
+        loader.exclude([("web/part-0.parquet", 0)])
+    with pytest.raises(ValueError, match="mixture"):
+        dataset.rows_at(0)
+
+
 def test_a_filter_and_text_mix_once_their_rows_are_counted(root, tmp_path):
     lines = [json.dumps({"x": number}) for number in range(120)]
     (tmp_path / "lines.jsonl").write_text("\n".join(lines))

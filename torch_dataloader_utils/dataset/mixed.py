@@ -12,7 +12,7 @@ from torch_dataloader_utils.dataset.kept_rows import kept_rows
 from torch_dataloader_utils.dataset.manifest_file import dump_manifest
 from torch_dataloader_utils.dataset.sources import SourceDescription, open_sources, require_sources
 from torch_dataloader_utils.dataset.structured import StructuredDataset
-from torch_dataloader_utils.dataset.weights import ExactSchedule, Weights, WeightSchedule, parse_weights
+from torch_dataloader_utils.dataset.weights import ExactSchedule, Weights, WeightSchedule, exact_shares, parse_weights
 from torch_dataloader_utils.formats.base import KnownFooters, Opened, OpenedFiles, OpenedSources
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader.arguments import optional_count, parse_bytes
@@ -83,6 +83,8 @@ class MixedDataset(StructuredDataset):
         described = require_sources(sources)
         schedule = parse_weights(weights, list(described))
         refuse_options(options)
+        if len(schedule) > 1 and rows_per_epoch is None:
+            raise ValueError("rows_per_epoch: give it together with a schedule of weights, under which it would change")
         require_column_name(source_column)
         files = MixedFiles(
             described,
@@ -96,6 +98,44 @@ class MixedDataset(StructuredDataset):
         )
         loader, dataset = super().create_dataloader(files, **{"uneven_ranks": "drop", **options})
         return loader, cast("MixedDataset", dataset)
+
+    def set_weights(self, weights: Weights) -> None:
+        """Change the weights from the next epoch on: call it before `set_epoch`. All ranks make the same call.
+
+        Before `load_state_dict` they are those that the loaded epoch goes on with; a strict load needs the state's.
+
+        Args:
+            weights: The share of each source, by name, as in `create_dataloader`.
+
+        Raises:
+            TypeError: If a weight is no number.
+            ValueError: If a source has no weight, a weight makes no sense or its source has no row; or if the loader
+                was made with a schedule.
+        """
+        opened = cast("OpenedSources", self._opened_files).sources
+        shares = exact_shares(weights, list(opened))
+        for (name, files), share in zip(opened.items(), shares, strict=True):
+            if share and not files.manifest.rows:
+                raise ValueError(f"source {name!r} has a weight, and no row")
+        self._epoch_state.set_weights(shares)
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Return what `StructuredDataset.get_metrics` does, and what was delivered of each source.
+
+        Returns:
+            Under ``sources``, by name, a dictionary of this rank's ``rows`` of the source in this epoch, since the last
+            elastic load if there was one; ``pass``, the newest pass of the source that they reach; ``share_asked``, its
+            weight; and ``share_delivered``, its share of this rank's rows.
+        """
+        return super().get_metrics() | {"sources": self._epoch_state.source_metrics()}
+
+    def skip_steps(self, start: int, stop: int) -> None:
+        """Raise: steps of a mixture cannot be skipped.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(f"skip_steps({start}, {stop}): steps of a mixture cannot be skipped")
 
     def dump_manifest(self, source: str) -> bytes:  # type: ignore[override] # each source has its own
         """Return the files and footers of a source, and what was counted of it, for the `manifest` of a `Source`.
@@ -156,14 +196,11 @@ class MixedFiles(FileSet):
         """
         assert isinstance(opened, OpenedSources)  # noqa: S101 - `open` returned it
         sources = [PlannedSource(name, files.manifest, files.selection) for name, files in opened.sources.items()]
-        weights = self.schedule[0][1]
-        for source, weight in zip(sources, weights, strict=True):
-            if weight and not source.rows():
-                raise ValueError(f"source {source.name!r} has a weight, and no row")
-        rows = self.rows_per_epoch
-        if rows is None:
-            rows = min(int(source.rows() / weight) for source, weight in zip(sources, weights, strict=True) if weight)
-        return MixturePlanner(sources, options, weights, rows, drop_last=drop_last)
+        for _, weights in self.schedule:
+            for source, weight in zip(sources, weights, strict=True):
+                if weight and not source.rows():
+                    raise ValueError(f"source {source.name!r} has a weight, and no row")
+        return MixturePlanner(sources, options, self.schedule, self.rows_per_epoch, drop_last=drop_last)
 
 
 def require_column_name(name: object) -> None:

@@ -53,8 +53,10 @@ def _parse_step(step: object, names: Sequence[str]) -> tuple[int, tuple[Fraction
             raise TypeError(f"weights holds {step!r:.80}: expected (row, mapping from sources to numbers)")
 
 
-def exact_shares(weights: Mapping[Any, Any], names: Sequence[str]) -> tuple[Fraction, ...]:
+def exact_shares(weights: Any, names: Sequence[str]) -> tuple[Fraction, ...]:
     """Return the share of each source, as the exact fraction of the decimals that were given."""
+    if not isinstance(weights, Mapping):
+        raise TypeError(f"weights={weights!r:.80}: expected a mapping from sources to numbers")
     for name in weights:
         if name not in names:
             raise ValueError(f"weights has {name!r}, which is no source{nearest(str(name), sorted(names))}")

@@ -82,7 +82,7 @@ class PartsOfPass:
         """Return the rows of each step of each stream, where the streams of a turn give unequal numbers of rows."""
         if self._quotas is None:
             return [None] * streams
-        turns, sources = streams // self._streams_per_turn, len(self._quotas.weights)
+        turns, sources = streams // self._streams_per_turn, self._quotas.sources
         baseline = self._begun.baseline
         done = self._begun.batches_delivered - (0 if baseline is None else baseline.batches)
         steps = list(self._quotas.steps())

@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, Literal
 
 from torch.utils.data import get_worker_info
@@ -29,7 +30,7 @@ from torch_dataloader_utils.loader.exclusions import loaded_exclusions
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.logged_segments import LoggedSegments
 from torch_dataloader_utils.loader.metrics import Metrics, MetricsReading
-from torch_dataloader_utils.loader.mixture import mixture_of, placed
+from torch_dataloader_utils.loader.mixture import mixture_of, placed, require_no_schedule, reweighted, source_metrics
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
 from torch_dataloader_utils.loader.reports import Reports
@@ -100,6 +101,7 @@ class EpochState(SkipsSteps):
         if run_log is not None:
             self.segments.run_log = LoggedSegments(run_log, opened_files)
         self._skips = SkipRequests()
+        self._weights: tuple[Fraction, ...] | None = None  # those that the next epoch begins with, if they change
         self._check_epoch()
 
     # What is known of the epoch --------------------------------------------------------------------------------------
@@ -238,7 +240,7 @@ class EpochState(SkipsSteps):
         progress = self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded)
         counts = self.pass_progress()
         self._log_segment(progress)
-        quotas = self._planner.quotas(self.topology, progress.baseline)
+        quotas = self._planner.quotas(self.epoch, self.topology, progress.baseline)
         iteration = self.owner.begin(progress, self.topology.processes, self.excluded_in(self.epoch), quotas)
         self._loaded = None
         if self._run_log is not None:
@@ -264,11 +266,14 @@ class EpochState(SkipsSteps):
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. Changes nothing if it is the current one and no batch of it was delivered since it began."""
-        if epoch == self.epoch and self.owner.is_untouched:
+        if epoch == self.epoch and self.owner.is_untouched and (self._weights is None or self.owner.loaded is not None):
             return
         self._planner.require_epoch(epoch, self.topology)
         baseline = None if self.owner.progress is None else self.owner.progress.baseline
         self._planner = self._planner.moved_to(epoch, self.topology, self.epoch, baseline)
+        if self._weights is not None:
+            self._planner = reweighted(self._planner, self._weights, epoch, self.topology, is_loaded=False)
+            self._weights = None
         if epoch != self.epoch:
             self._skips = SkipRequests()  # steps are counted in an epoch
         self.owner.take_over("set_epoch", epoch)
@@ -296,6 +301,19 @@ class EpochState(SkipsSteps):
         self._opened_files = opened_files
         self.owner.copies.publish_exclusion()
 
+    def set_weights(self, weights: tuple[Fraction, ...]) -> None:
+        """Let the next epoch that begins, or the next state that is loaded, have other weights.
+
+        Raises:
+            ValueError: If the weights change by a schedule.
+        """
+        require_no_schedule(self._planner)
+        self._weights = weights
+
+    def source_metrics(self) -> dict[str, dict[str, Any]]:
+        """Return what was delivered of each source of a mixture in this epoch."""
+        return source_metrics(self._planner, self.progress, self.epoch, self.topology)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
         progress = self.progress
@@ -306,11 +324,14 @@ class EpochState(SkipsSteps):
         saved = parse_states(states)
         planner = self._planner
         self._planner = placed(planner, saved[0], self.topology)
+        if self._weights is not None:
+            self._planner = reweighted(self._planner, self._weights, saved[0].epoch, self.topology, is_loaded=True)
         try:
             self._load(saved, strict=strict, on_changed_files=on_changed_files)
         except BaseException:
             self._planner = planner
             raise
+        self._weights = None
 
     def _load(self, saved: Sequence[SavedState], *, strict: bool, on_changed_files: OnChangedFiles) -> None:
         epoch = saved[0].epoch

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 from torch_dataloader_utils.planning.balance import deal
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
@@ -33,6 +33,9 @@ from torch_dataloader_utils.planning.topology import Topology
 
 LEAST_SHARE = 4
 """A source has at least this part (a quarter) of what it would have of the shuffle buffer if all weights were equal."""
+
+Schedule: TypeAlias = tuple[tuple[int, tuple[Fraction, ...]], ...]
+"""From which row on which shares of the sources hold, from 0 on."""
 
 SHARDS_OF_A_PASS = 16
 """A pass has at least so many shards, if it has so many row groups: it does not know how many streams share it."""
@@ -108,8 +111,8 @@ class MixturePlanner(EpochPlanner):
     Args:
         sources: The sources, in order.
         options: What plans depend on. The shuffle buffer is that of all sources together.
-        weights: The share of each source.
-        rows_per_epoch: Rows of an epoch, of all ranks.
+        schedule: From which planned row of the whole run on which shares of the sources hold, from 0 on.
+        rows_per_epoch: Rows of an epoch, of all ranks; None for those until the first source has been through once.
         drop_last: Whether a short last step is left out. Its rows come first in the next epoch.
     """
 
@@ -117,19 +120,63 @@ class MixturePlanner(EpochPlanner):
         self,
         sources: Sequence[PlannedSource],
         options: PlanOptions,
-        weights: tuple[Fraction, ...],
-        rows_per_epoch: int,
+        schedule: Schedule,
+        rows_per_epoch: int | None,
         *,
         drop_last: bool,
     ) -> None:
         super().__init__(Manifest("", ()), options, None, None)
         self.sources = tuple(sources)
-        self.weights = weights
-        self.rows_per_epoch = rows_per_epoch
+        self._schedule = schedule
+        self._rows_given = rows_per_epoch
         self._drop_last = drop_last
         self._rows = [source.rows() for source in sources]
         self._base = Base(0, (Start(),) * len(self.sources))
         self._manifests: dict[Any, Manifest] = {}
+        self._totals: tuple[Quotas, tuple[int, ...]] | None = None
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """Rows of an epoch, of all ranks."""
+        if self._rows_given is not None:
+            return self._rows_given
+        shares = zip(self._rows, self._schedule[0][1], strict=True)
+        return min(int(rows / weight) for rows, weight in shares if weight)
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the weights change by a schedule."""
+        return len(self._schedule) > 1
+
+    def weights_in(self, epoch: int, topology: Topology) -> tuple[Fraction, ...]:
+        """Return the share of each source at the beginning of an epoch."""
+        return self._sections(self.rows_before(epoch, topology), 1)[0][1]
+
+    def _sections(self, rows_before: int, ranks: int) -> Schedule:
+        """Return the sections of a rank's rows, which begin after so many planned rows of all ranks."""
+        begun = max(number for number, (row, _) in enumerate(self._schedule) if row <= rows_before)
+        later = ((-((rows_before - row) // ranks), weights) for row, weights in self._schedule[begun + 1 :])
+        return (0, self._schedule[begun][1]), *later
+
+    def with_weights(
+        self, weights: tuple[Fraction, ...], epoch: int, topology: Topology, *, is_loaded: bool
+    ) -> MixturePlanner:
+        """Return the planner of the same mixture with other weights from an epoch on.
+
+        `is_loaded` says that a state of the epoch is loaded, so that its files are those of the state.
+        """
+        starts = self.starts(epoch, topology)
+        open_passes = {
+            (source, start.number): self.buffer_of(source, start.number)
+            for source, start in enumerate(starts)
+            if start.row
+        }
+        buffers = {**self._base.buffers, **open_passes}
+        rows = self.rows_before(epoch, topology)
+        ends = self._base.ends if is_loaded else None
+        changed = self.begun_at(Base(epoch, starts, rows, ends, buffers, self.carried_in(epoch)))
+        changed._schedule = ((0, weights),)  # noqa: SLF001 - of this class
+        return changed
 
     # What an epoch takes ---------------------------------------------------------------------------------------------
 
@@ -141,13 +188,15 @@ class MixturePlanner(EpochPlanner):
         rows = (max(0, left) + short) // topology.planned_ranks
         return rows - rows % self.options.batch_size if self._drop_last else rows
 
-    def quotas(self, topology: Topology, baseline: DeliveredBaseline | None = None) -> Quotas:
+    def quotas(self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None = None) -> Quotas:
         """Return the rows of each source in the steps of a planned rank.
 
         With a baseline they are those of the rest of the epoch, counted from its first step on.
         """
         assert self.options.batch_size is not None  # noqa: S101 - a mixture's ranks are always balanced
-        return Quotas(self.weights, self._rows_of_rank(topology, baseline), self.options.batch_size)
+        before = self.rows_before(epoch, topology) + (0 if baseline is None else rows_of(baseline))
+        sections = self._sections(before, topology.planned_ranks)
+        return Quotas(sections, self._rows_of_rank(topology, baseline), self.options.batch_size)
 
     def starts(self, epoch: int, topology: Topology) -> tuple[Start, ...]:
         """Return where an epoch begins in each source.
@@ -159,11 +208,24 @@ class MixturePlanner(EpochPlanner):
         if epoch < first:
             msg = f"epoch {epoch} is before epoch {first}, from which on it is known where the sources stand"
             raise ValueError(msg)
-        taken = self.quotas(topology).of_worker(0, 1) if epoch > first else (0,) * len(self.sources)
-        return tuple(
-            _moved(start, (epoch - first) * topology.planned_ranks * rows, size)
-            for start, rows, size in zip(starts, taken, self._rows, strict=True)
-        )
+        for reached in range(first, epoch):
+            taken = self._taken_in(reached, topology)
+            is_last = self.rows_before(reached, topology) >= self._schedule[-1][0]  # all later epochs take as much
+            times = epoch - reached if is_last else 1
+            starts = tuple(
+                _moved(start, times * topology.planned_ranks * rows, size)
+                for start, rows, size in zip(starts, taken, self._rows, strict=True)
+            )
+            if is_last:
+                break
+        return starts
+
+    def _taken_in(self, epoch: int, topology: Topology) -> tuple[int, ...]:
+        """Return the rows of each source that a planned rank takes in an epoch."""
+        key = self.quotas(epoch, topology)
+        if self._totals is None or self._totals[0] != key:
+            self._totals = key, key.of_worker(0, 1)
+        return self._totals[1]
 
     def require_epoch(self, epoch: int, topology: Topology) -> None:
         """Raise a ValueError if an epoch is before those of which it is known."""
@@ -263,7 +325,7 @@ class MixturePlanner(EpochPlanner):
     def passes(self, epoch: int, topology: Topology) -> list[range]:
         """Return the passes of each source that an epoch reaches."""
         starts = self.starts(epoch, topology)
-        taken = self.quotas(topology).of_worker(0, 1)
+        taken = self._taken_in(epoch, topology)
         if epoch == self._base.epoch and self._base.ends is not None:
             return [range(start.number, end) for start, end in zip(starts, self._base.ends, strict=True)]
         ends = (
@@ -282,7 +344,7 @@ class MixturePlanner(EpochPlanner):
         if whole is None:
             return None
         least = max(1, whole // (LEAST_SHARE * len(self.sources)))
-        return self._base.buffers.get((source, number), max(least, int(whole * self.weights[source])))
+        return self._base.buffers.get((source, number), max(least, int(whole * self._schedule[0][1][source])))
 
     def _shards(self, source: int, number: int) -> Iterator[ShardSlice]:
         return self.sources[source].slices(number, self.options, self.buffer_of(source, number))
@@ -313,14 +375,14 @@ class MixturePlanner(EpochPlanner):
         """Return the plan of an epoch, or of the rows of it that a baseline does not contain."""
         algorithm = newest_algorithm() if algorithm is None else algorithm
         ranks, workers = topology.planned_ranks, topology.planned_workers
-        key = (algorithm, epoch, ranks, workers, baseline, self.weights, self._base)
+        key = (algorithm, epoch, ranks, workers, baseline, self._schedule, self._base.epoch)
         if self._plan is None or self._plan[0] != key:
             self._plan = key, self._mixed(epoch, topology, baseline)
         return self._plan[1]
 
     def _mixed(self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None) -> Plan:
         ranks, workers = topology.planned_ranks, topology.planned_workers
-        quotas = self.quotas(topology, baseline)
+        quotas = self.quotas(epoch, topology, baseline)
         streams_of_rank = max(1, workers)
         of_workers = [quotas.of_worker(worker, streams_of_rank) for worker in range(streams_of_rank)]
         wanted = list(zip(*of_workers, strict=True))

@@ -44,7 +44,12 @@ class EpochPlanner:
         """Return the files by which an epoch's plan, and its states, name rows."""
         return self.manifest
 
-    def quotas(self, topology: Topology, baseline: DeliveredBaseline | None) -> Quotas | None:  # noqa: ARG002
+    def quotas(
+        self,
+        epoch: int,  # noqa: ARG002 - only a mixture has quotas
+        topology: Topology,  # noqa: ARG002
+        baseline: DeliveredBaseline | None,  # noqa: ARG002
+    ) -> Quotas | None:
         """Return the rows of each source of a mixture in the steps of a planned rank; None for a single dataset."""
         return None
 
