@@ -57,6 +57,8 @@ def require_sources(sources: object) -> dict[str, SourceDescription]:
     for name, source in sources.items():
         if not isinstance(name, str) or not name:
             raise TypeError(f"sources has the name {name!r}, expected a string that is not empty")
+        if "/" in name:
+            raise ValueError(f"sources has the name {name!r}: a slash divides it from the paths of its files")
         if not isinstance(source, SourceDescription):
             raise TypeError(f"source {name!r} is {type(source).__name__}, expected a Source")
         if source.unknown_rows is not None:
