@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.checkpoint.run_segments import RunSegment as RunSegment
     from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Padded
     from torch_dataloader_utils.columns.ragged import PackedBytes
+    from torch_dataloader_utils.dataset.mixed import MixedDataset
     from torch_dataloader_utils.dataset.structured import StructuredDataset
     from torch_dataloader_utils.distributed.audit import audit as audit
     from torch_dataloader_utils.distributed.store import CheckpointStore as CheckpointStore
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.planning.strategy import SplitStrategy
     from torch_dataloader_utils.tables.delta import DeltaDataset as DeltaDataset
     from torch_dataloader_utils.tables.iceberg import IcebergDataset as IcebergDataset
+    from torch_dataloader_utils.tables.source import Source
 
 __all__ = [
     "Audit",
@@ -67,6 +69,7 @@ __all__ = [
     "LostRowsWarning",
     "Manifest",
     "MetadataFileWarning",
+    "MixedDataset",
     "PackedBytes",
     "Padded",
     "ProgressUnknownError",
@@ -79,6 +82,7 @@ __all__ = [
     "Shard",
     "SilentWorkerWarning",
     "SlowTransportWarning",
+    "Source",
     "Split",
     "SplitStrategy",
     "StorageRetryWarning",
@@ -102,6 +106,7 @@ _LAZY = {
     "Hook": "loader.events",
     "IcebergDataset": "tables.iceberg",
     "Manifest": "planning.manifest",
+    "MixedDataset": "dataset.mixed",
     "PackedBytes": "columns.ragged",
     "Padded": "columns.options",
     "RowGroup": "planning.manifest",
@@ -110,6 +115,7 @@ _LAZY = {
     "RunLog": "loader.run_log",
     "RunSegment": "checkpoint.run_segments",
     "Shard": "planning.plan",
+    "Source": "tables.source",
     "Split": "planning.manifest",
     "SplitStrategy": "planning.strategy",
     "StoredCheckpoint": "distributed.store_files",

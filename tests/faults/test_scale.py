@@ -21,6 +21,7 @@ from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.events import Hooks
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup
 from torch_dataloader_utils.planning.plan import PlanOptions
+from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.topology import Topology
 
 FAULT = "100,000 files, 1,000,000 splits, 10,000 columns, 100 epochs, rows of 1 MB, ten times the memory budget"
@@ -54,16 +55,16 @@ def epoch_of(files: int, options: PlanOptions, ranks: int, workers: int) -> Epoc
         filter_digest=None,
         filter_binding=None,
         filter_bindings=None,
-        format=SimpleNamespace(name="parquet", options_digest=None),
+        format_name="parquet",
+        options_digest=None,
         pin={},
-        storage=SimpleNamespace(take_retries=tuple),
+        take_retries=tuple,
     )
     read_options: Any = SimpleNamespace(batch_size=1024, drop_last=False, fingerprint=False)
     return EpochState(
         opened,  # type: ignore[arg-type] # what an epoch asks of the opened files
-        options,
+        EpochPlanner(opened.manifest, options, selection=None, strategy=None),
         read_options,
-        strategy=None,
         topology=Topology(ranks, 0, workers),
         adopts_num_workers=False,
         progress_interval_sec=None,

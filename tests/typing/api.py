@@ -24,12 +24,14 @@ from torch_dataloader_utils import (
     FileAudit,
     Hook,
     IcebergDataset,
+    MixedDataset,
     PackedBytes,
     Padded,
     Rows,
     RowStep,
     RunLog,
     RunSegment,
+    Source,
     StoredCheckpoint,
     StructuredDataLoader,
     StructuredDataset,
@@ -58,6 +60,24 @@ def open_tables(path: Path) -> None:
     loader, version = DeltaDataset.create_dataloader(path, version=3, batch_size=4)
     assert_type(version, DeltaDataset)
     table: StructuredDataset = version
+
+
+def mix_sources(path: Path) -> None:
+    sources = {
+        "web": Source(path, columns=["x"], filters=[("x", ">", 3)], count_rows=True),
+        "code": Source("data/code", "jsonl", count_rows=True),
+        "math": Source.iceberg("db.math", catalog_config={"type": "sql"}),
+        "more": Source.delta(path, version=3),
+    }
+    assert_type(sources, dict[str, Source])
+    weights = {"web": 0.7, "code": 0.2, "math": 0.1, "more": 0}
+    loader, dataset = MixedDataset.create_dataloader(sources, weights, rows_per_epoch=100, source_column="source")
+    assert_type(loader, StructuredDataLoader)
+    assert_type(dataset, MixedDataset)
+    MixedDataset.create_dataloader(sources, [(0, weights), (5_000, weights)], rows_per_epoch=100, batch_size=4)
+    dataset.set_weights(weights)
+    assert_type(dataset.dump_manifest("web"), bytes)
+    assert_type(dataset.get_metrics(), dict[str, Any])
 
 
 def use_the_loader(path: Path) -> None:

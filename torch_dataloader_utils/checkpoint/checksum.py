@@ -23,6 +23,7 @@ KEYS = (
     "excluded",
     "files",
     "in_progress",
+    "mixture",
     "next_worker",
     "num_ranks",
     "_num_workers",

@@ -7,10 +7,11 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from operator import attrgetter
-from typing import Any
+from typing import Any, Protocol
 
+from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun
 from torch_dataloader_utils.checkpoint.run import Run
-from torch_dataloader_utils.checkpoint.saved_state import BINDING, SavedFile, SavedState, dump_splits
+from torch_dataloader_utils.checkpoint.saved_state import BINDING, SavedFile, SavedMixture, SavedState, dump_splits
 from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, RankMismatchError, cut, shown
 from torch_dataloader_utils.planning.excluded import ExcludedExpression
 from torch_dataloader_utils.planning.manifest import DESCRIBED, TEXT, DataFile, Manifest, Split
@@ -40,11 +41,33 @@ def compare_settings(saved: SavedState, run: Run, may_differ: Collection[str], f
     settings = run.settings()
     if saved.settings["filters"] != settings["filters"] or (files and not files.rebound):
         may_differ = (*may_differ, "filter_binding")
-    return [
+    differences = [
         Difference(name, value, settings[name])
         for name, value in saved.settings.items()
         if value != settings[name] and name not in may_differ
     ]
+    if saved.mixture is None or run.mixture is None:
+        return differences  # only one is a mixture: their formats differ
+    return [*differences, *_compare_mixtures(saved.mixture, run.mixture, may_differ)]
+
+
+def _compare_mixtures(saved: SavedMixture, run: MixtureRun, may_differ: Collection[str]) -> Iterator[Difference]:
+    """Yield how the sources of a mixture differ. Those that are in one of both alone are seen in the names."""
+    before, now = [source.name for source in saved.sources], [source.name for source in run.sources]
+    if before != now and ("weights" not in may_differ or not {*before} <= {*now}):
+        yield Difference("sources", before, now)
+    if saved.rows_per_epoch != run.rows_per_epoch and "weights" not in may_differ:
+        yield Difference("rows_per_epoch", saved.rows_per_epoch, run.rows_per_epoch)
+    own = {source.name: source for source in run.sources}
+    for source in saved.sources:
+        if source.name not in own:
+            continue
+        current = own[source.name]
+        if source.weight != current.weight and "weights" not in may_differ:
+            yield Difference(f"weights[{source.name!r}]", str(source.weight), str(current.weight))
+        for name, value in current.settings().items():
+            if source.settings[name] != value and name not in may_differ:
+                yield Difference(f"{name} of source {source.name!r}", source.settings[name], value)
 
 
 # Files -------------------------------------------------------------------------------------------------------------
@@ -71,12 +94,52 @@ class FileChanges:
 
 
 def compare_files(saved: SavedState, run: Run) -> FileChanges:
-    """Return how the files differ from those of a state, and in which of them the filter's columns are others."""
+    """Return how the files differ from those of a state, and in which of them the filter's columns are others.
+
+    Those of a mixture have the name of their source before their path.
+    """
+    if saved.mixture is not None and run.mixture is not None:
+        return _compare_files_of_sources(saved.mixture, run.mixture)
     changes = compare_manifests(saved, run.manifest)
     return replace(changes, rebound=tuple(_rebound(saved, run, {*changes.changed})))
 
 
-def compare_manifests(saved: SavedState, manifest: Manifest) -> FileChanges:
+def _compare_files_of_sources(saved: SavedMixture, run: MixtureRun) -> FileChanges:
+    own = {source.name: source for source in run.sources}
+    changes = {
+        source.name: compare_manifests(source, own[source.name].manifest)
+        for source in saved.sources
+        if source.name in own
+    }
+    different = [(name, change.fingerprints) for name, change in changes.items() if change.fingerprints is not None]
+    before, after = ("; ".join(f"{name}: {pair[side]}" for name, pair in different) for side in (0, 1))
+    described = [change.described for change in changes.values()]
+
+    def prefixed(kind: str) -> tuple[str, ...]:
+        return tuple(f"{name}/{path}" for name, change in changes.items() for path in getattr(change, kind))
+
+    return FileChanges(
+        added=prefixed("added"),
+        removed=prefixed("removed"),
+        changed=prefixed("changed"),
+        fingerprints=(before, after) if different else None,
+        described=(any(then for then, _ in described), any(now for _, now in described)),
+    )
+
+
+class ListedFiles(Protocol):
+    """A state, or a source in a state: the files that it lists, or None, and their fingerprint."""
+
+    @property
+    def files(self) -> tuple[SavedFile, ...] | None:
+        """The files."""
+
+    @property
+    def fingerprint(self) -> str:
+        """The fingerprint of the manifest."""
+
+
+def compare_manifests(saved: ListedFiles, manifest: Manifest) -> FileChanges:
     """Return how files differ from those of a state."""
     fingerprints = None if saved.fingerprint == manifest.fingerprint else (saved.fingerprint, manifest.fingerprint)
     if saved.files is None:

@@ -63,7 +63,7 @@ def dump_state(
         "rank": run.topology.rank,
         "plan": run.plan(),
         "plan_digest": plan_digest,
-        "files": [entry.copy() for entry in manifest.entries] if lists_files(manifest) else None,
+        **_dump_files(run),
         **rows,
         **_dump_skips(manifest, progress, record),
         "excluded": dump_exclusions(manifest, run.exclusions),
@@ -76,6 +76,22 @@ def dump_state(
     if state["base"] is not None:
         known["base"] = baseline_digest(state["base"], record.baseline_digest)
     return state | {"checksum": checksum_of(state, known)}
+
+
+def _dump_files(run: Run) -> dict[str, Any]:
+    """Return the files, each once: a mixture's by source."""
+    listed = lists_files(run.manifest)
+    if run.mixture is not None:
+        carried = run.mixture.carried
+        by_number = _is_long(run.manifest, [partial.shard for partial in carried.partial])
+        dumped = {
+            "completed_rows": merged_row_numbers(run.manifest, carried.done),
+            "in_progress": [
+                _dump_partial(run.manifest, part.shard, part.windows, by_number) for part in carried.partial
+            ],
+        }
+        return {"files": None, "mixture": run.mixture.dump(lists_files=listed) | {"carried": dumped}}
+    return {"files": [entry.copy() for entry in run.manifest.entries] if listed else None}
 
 
 def _refused_by_dcp() -> dict[str, Any]:

@@ -44,6 +44,7 @@ ALIKE: dict[str, Callable[[SavedState], Any]] = {
     "datasets": lambda state: (state.fingerprint, state.settings["rows"]),
     "settings": lambda state: {key: value for key, value in state.settings.items() if key != "rank"},
     "earlier progress": lambda state: state.baseline,
+    "mixtures": lambda state: state.mixture,
 }
 """What the states of all ranks have in common, apart from the epoch."""
 
@@ -93,7 +94,7 @@ def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: On
 def _require_equal(saved: SavedState, run: Run, on_changed_files: OnChangedFiles) -> FileChanges:
     """Return how files differ. Raise if a setting differs that an elastic load may not change."""
     files = compare_files(saved, run)
-    may_differ: tuple[str, ...] = TOPOLOGY
+    may_differ: tuple[str, ...] = (*TOPOLOGY, "weights")  # and with them the rows of an epoch
     if files and on_changed_files == "continue":
         may_differ = (*TOPOLOGY, "rows", "split_strategy")  # a strategy's digest covers the shards, and so the files
     differences = compare_settings(saved, run, may_differ, files)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torch_dataloader_utils.checkpoint.checksum import checksum_of
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
+from torch_dataloader_utils.checkpoint.mixture_run import SourcePosition, parse_fraction
 from torch_dataloader_utils.checkpoint.parse_skips import parse_skips, parse_steps
 from torch_dataloader_utils.checkpoint.saved_exclusions import parse_exclusions
 from torch_dataloader_utils.checkpoint.saved_state import (
@@ -20,8 +21,10 @@ from torch_dataloader_utils.checkpoint.saved_state import (
     STATE_VERSION,
     SavedBaseline,
     SavedFile,
+    SavedMixture,
     SavedRows,
     SavedShard,
+    SavedSource,
     SavedState,
 )
 from torch_dataloader_utils.errors import cut, shown
@@ -103,6 +106,7 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         hashes=None if state["delivered_hash"].missing else _hashes(state["delivered_hash"]),
         batch_size=None if state["batch_size"].missing else state["batch_size"].optional_integer(1),
         drop_last=None if state["drop_last"].missing or state["drop_last"].is_null else state["drop_last"].boolean(),
+        mixture=None if state["mixture"].missing else _mixture(state["mixture"], tree, settings["rows"]),
     )
     _require_checksum(state)  # last: an error that names a wrong value says more
     return saved
@@ -216,6 +220,41 @@ def _filter_bindings(bindings: JsonValue, files: tuple[SavedFile, ...] | None) -
     if len(bindings.string()) != BINDING * len(files or ()):
         raise bindings.fail(f"{BINDING} characters for each of the files")
     return bindings.string()
+
+
+def _mixture(mixture: JsonValue, tree: _Tree, dataset_rows: int) -> SavedMixture:
+    sources = tuple(map(_source, mixture["sources"].items()))
+    if not sources or len({source.name for source in sources}) < len(sources):
+        raise mixture["sources"].fail("sources, each name once")
+    completed = _rising_numbers(mixture["carried"]["completed_rows"], dataset_rows)
+    carried = SavedRows((), completed, _partial_shards(mixture["carried"]["in_progress"], tree, dataset_rows))
+    return SavedMixture(sources, mixture["rows_per_epoch"].integer(), mixture["rows_before"].integer(), carried)
+
+
+def _source(source: JsonValue) -> SavedSource:
+    files = None if source["files"].is_null else _files(source["files"])
+    position = source["position"].items()
+    buffers = tuple(rows.optional_integer(1) for rows in source["buffers"].items())
+    if len(position) != len(("pass", "row")) or not buffers:
+        raise source["position"].fail("a pass and a row of it, with the buffer of each pass in buffers")
+    return SavedSource(
+        name=source["name"].string(),
+        settings={
+            "format": source["format"].string(),
+            "format_options": source["format_options"].optional_string(),
+            "snapshot_id": source["snapshot_id"].optional_integer(),
+            "version": source["version"].optional_integer(),
+            "filters": source["filters"].optional_string(),
+            "filter_binding": source["filter_binding"].optional_string(),
+            "rows": source["rows"].integer(),
+        },
+        weight=parse_fraction(source["weight"]),
+        position=SourcePosition(position[0].integer(), position[1].integer(), buffers),
+        fingerprint=source["fingerprint"].string(),
+        root=source["root"].string(),
+        files=files,
+        filter_bindings=_filter_bindings(source["filter_bindings"], files),
+    )
 
 
 def _files(table: JsonValue) -> tuple[SavedFile, ...]:

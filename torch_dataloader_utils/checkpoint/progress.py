@@ -324,10 +324,10 @@ class Progress:
         return handed_over + left
 
     def _batches_of(self, streams: Sequence[tuple[ShardSlice, ...]], batch_size: int, *, drop_last: bool) -> int:
-        size = batch_size // self.streams_per_turn
-        short = 0 if drop_last else size - 1
-        firsts = streams[:: self.streams_per_turn]  # all streams of a turn have equally many rows
-        return sum((rows_in([slices]) + short) // size for slices in firsts)
+        short = 0 if drop_last else batch_size - 1
+        together = self.streams_per_turn
+        turns = (streams[first : first + together] for first in range(0, len(streams), together))
+        return sum((rows_in(turn) + short) // batch_size for turn in turns)
 
 
 def turns_from(first: int, count: int) -> tuple[int, ...]:

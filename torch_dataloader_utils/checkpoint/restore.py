@@ -139,7 +139,7 @@ def place_states(checked: CheckedStates, plan: Plan, skipped_plan: Plan | None =
         ValueError: If a state records a shard twice, or what no run can have delivered.
     """
     topology, manifest = checked.run.topology, checked.run.manifest
-    ranks = range(topology.planned_ranks) if checked.of_all_ranks else topology.own_ranks
+    ranks = range(plan.num_ranks) if checked.of_all_ranks else topology.own_ranks
     streams = {(rank, worker): plan.stream(rank, worker) for worker in range(plan.streams) for rank in ranks}
     recorded = _Recorded(checked.states, manifest, checked.run.exclusions.in_epoch(checked.epoch).left_out)
     lost = recorded.first_unplaced(streams.values())

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun
 from torch_dataloader_utils.planning.excluded import NO_EXCLUSIONS, Exclusions
 from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.plan import PlanOptions
@@ -20,7 +21,8 @@ class Run:
     determine the rows of a file; of the split strategy its name and a digest. `filter_bindings` has what the filter's
     columns are in each single file, where states list the files. Iceberg tables have a snapshot, Delta Lake tables a
     version. The batch size and `drop_last` are recorded, so that earlier steps are known, and not compared. Nor is what
-    is excluded, which a state brings along.
+    is excluded, which a state brings along. A mixture's manifest has the files of each pass that the epoch reaches, and
+    its sources what else there is of files.
     """
 
     manifest: Manifest
@@ -38,6 +40,7 @@ class Run:
     exclusions: Exclusions = NO_EXCLUSIONS
     batch_size: int | None = None
     drop_last: bool | None = None
+    mixture: MixtureRun | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return what must be equal to load a state, by the names that users know. Files are compared separately."""

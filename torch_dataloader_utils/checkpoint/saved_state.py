@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
+from torch_dataloader_utils.checkpoint.mixture_run import SourcePosition
 from torch_dataloader_utils.checkpoint.saved_exclusions import NO_SAVED_EXCLUSIONS, SavedExclusions
 from torch_dataloader_utils.checkpoint.skipped_steps import Place, SkippedSteps
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
@@ -124,6 +126,33 @@ class SavedBaseline:
 
 
 @dataclass(frozen=True, slots=True)
+class SavedSource:
+    """A source of a mixture as a state records it: see `SourceRun`. Its settings must be equal in the loading run."""
+
+    name: str
+    settings: dict[str, Any]
+    weight: Fraction
+    position: SourcePosition
+    fingerprint: str
+    root: str
+    files: tuple[SavedFile, ...] | None
+    filter_bindings: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SavedMixture:
+    """What a state of a mixture records: its sources in order, the rows of an epoch, and those planned before it.
+
+    The carried rows are those that epochs before it have taken out of their turn: see `MixtureRun`.
+    """
+
+    sources: tuple[SavedSource, ...]
+    rows_per_epoch: int
+    rows_before: int
+    carried: SavedRows
+
+
+@dataclass(frozen=True, slots=True)
 class SavedState:
     """A state whose every value has the right type and range.
 
@@ -134,7 +163,7 @@ class SavedState:
     delivered before the rest of the epoch was planned again. The plan's digest is None in states of one rank, and of
     releases that did not record it; so are the batch size and `drop_last`, which may differ in the run that loads it.
     The skips are None where no steps are skipped. The hashes are those of the rows that its planned ranks have
-    delivered, or None.
+    delivered, or None. The mixture is None for a single dataset.
     """
 
     settings: dict[str, Any]
@@ -155,6 +184,7 @@ class SavedState:
     hashes: RankHashes | None = None
     batch_size: int | None = None
     drop_last: bool | None = None
+    mixture: SavedMixture | None = None
 
     def done(self, files: Sequence[FileRows]) -> list[Split]:
         """Return the ranges of files that are done. `files` are those to which row numbers refer."""

@@ -16,7 +16,7 @@ from torch_dataloader_utils.dataset.discovery import check_columns
 from torch_dataloader_utils.dataset.manifest_file import dump_manifest
 from torch_dataloader_utils.dataset.options import LoaderOptions
 from torch_dataloader_utils.dataset.structured import StructuredDataset
-from torch_dataloader_utils.formats.base import KnownFooters, OpenedFiles
+from torch_dataloader_utils.formats.base import KnownFooters, OpenedFiles, files_of
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.planning.plan import Plan, ShardSlice
 from torch_dataloader_utils.planning.planner import EpochPlanner
@@ -170,7 +170,7 @@ def plan_epoch(parameters: Mapping[str, Any]) -> PlannedEpoch:
     defaults = {name: one.default for name, one in signature.items() if one.kind is not one.VAR_KEYWORD}
     given = {**defaults, "dataloader_kwargs": {}, **parameters}
     options = LoaderOptions.parse(given, signature)
-    opened = options.open_files()
+    opened = files_of(options.open_files(), "this")
     check_columns(opened, options.read_options(opened.schema))
     planner = EpochPlanner(opened.manifest, options.plan, opened.selection, None)
     return PlannedEpoch(opened, options, planner.plan(0, options.topology))

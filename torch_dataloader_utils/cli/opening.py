@@ -16,7 +16,7 @@ from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.options import LoaderOptions
 from torch_dataloader_utils.dataset.structured import StructuredDataset
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.base import OpenedFiles, files_of
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 
@@ -94,4 +94,4 @@ def open_dataset(path: Any, **arguments: Any) -> OpenedDataset:
     parameters = inspect.signature(StructuredDataset.create_dataloader).parameters
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     options = LoaderOptions.parse({**defaults, "dataloader_kwargs": {}, **arguments}, parameters)
-    return OpenedDataset(options.open_files(), options, arguments)
+    return OpenedDataset(files_of(options.open_files(), "this"), options, arguments)

@@ -14,8 +14,8 @@ from typing import Any, Literal
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_dataloader_utils.checkpoint.run import Run
-from torch_dataloader_utils.formats.base import OpenedFiles
-from torch_dataloader_utils.formats.read_cache import CurrentReads, ReadCache
+from torch_dataloader_utils.formats.base import Opened
+from torch_dataloader_utils.formats.read_cache import CurrentReads
 from torch_dataloader_utils.loader.contents import read_here
 from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration
@@ -38,7 +38,7 @@ class BatchDataset(IterableDataset[Any]):
 
     def __init__(
         self,
-        opened_files: OpenedFiles,
+        opened_files: Opened,
         epoch_state: EpochState,
         read_options: ReadOptions,
         collate_fn: Callable[[Any], Any] | None,
@@ -51,7 +51,7 @@ class BatchDataset(IterableDataset[Any]):
         self._opened_files = opened_files
         self._epoch_state = epoch_state
         self._schema = read_options.transform.schema
-        cache = ReadCache.of_opened(opened_files.footers)
+        cache = opened_files.new_cache()
         self._stream = Stream(opened_files, cache, read_options, collate_fn, seed, epoch_state.topology.rank)
         self._channel: WorkerChannel | None = None
         self._leaves_footers_out = False
@@ -116,10 +116,10 @@ class BatchDataset(IterableDataset[Any]):
         """Read one stream in this process."""
         return self._stream.batches(assignment, pin=pin)
 
-    def use_files(self, opened_files: OpenedFiles) -> None:
+    def use_files(self, opened_files: Opened) -> None:
         """Read the same files in another way from the next iteration on. Workers that have been started cannot."""
         self._opened_files = opened_files
-        cache = ReadCache.of_opened(opened_files.footers)
+        cache = opened_files.new_cache()
         self._stream = replace(self._stream, opened_files=opened_files, read_cache=cache)
         self._has_new_files = True
 
@@ -131,7 +131,7 @@ class BatchDataset(IterableDataset[Any]):
     def attach_channel(self, channel: WorkerChannel) -> None:
         """Make this copy, in a worker, answer the assignments that arrive by channel."""
         self._channel = channel
-        self._opened_files.storage.take_retries()  # those of the training process, which it reports itself
+        self._opened_files.take_retries()  # those of the training process, which it reports itself
         if channel.page is not None:
             reads = CurrentReads(channel.page.write_text)
             self._stream = replace(self._stream, read_cache=replace(self._stream.read_cache, reads=reads))

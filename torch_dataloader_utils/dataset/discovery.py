@@ -23,6 +23,7 @@ from torch_dataloader_utils.formats.base import (
     Footer,
     Format,
     KnownFooters,
+    Opened,
     OpenedFiles,
     expression_digest,
 )
@@ -362,7 +363,7 @@ def _home(files: OpenedFiles, footers: Sequence[Footer], column: str) -> str | N
     return None if home is None else files.manifest.full_path(home)
 
 
-def check_columns(opened_files: OpenedFiles, options: ReadOptions) -> None:
+def check_columns(opened_files: Opened, options: ReadOptions) -> None:
     """Raise now what would otherwise be raised in the middle of an epoch.
 
     Raises:
@@ -382,7 +383,7 @@ def _refuse_row_id_column(options: ReadOptions, names: Collection[str]) -> None:
         raise ColumnError(msg)
 
 
-def require_selectable(files: OpenedFiles) -> None:
+def require_selectable(files: Opened) -> None:
     """Raise a ColumnError if rows of a delivered column cannot be left out or shuffled."""
     for column in files.schema:
         _require_selectable(column)

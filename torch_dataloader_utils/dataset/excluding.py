@@ -14,7 +14,7 @@ from torch_dataloader_utils.dataset.discovery import require_selectable, with_ex
 from torch_dataloader_utils.dataset.ledger import LedgerDataset
 from torch_dataloader_utils.dataset.options import Filters, parse_filters
 from torch_dataloader_utils.errors import cut, nearest, shown
-from torch_dataloader_utils.formats.base import OpenedFiles, expression_digest
+from torch_dataloader_utils.formats.base import OpenedFiles, expression_digest, files_of
 from torch_dataloader_utils.loader.arguments import PathLike
 from torch_dataloader_utils.planning.excluded import NO_BOUNDS, Bounds, ExcludedRows, bounds_of
 
@@ -50,12 +50,13 @@ class ExcludingDataset(LedgerDataset):
                 balanced (`uneven_ranks`) and `rows` is an expression.
             ColumnError: If the expression does not fit the columns, or rows of a column cannot be left out.
         """
-        require_selectable(self._opened_files)
+        files = files_of(self._opened_files, "exclude")
+        require_selectable(files)
         if not is_expression(rows):
-            self._epoch_state.exclude(parse_rows(rows, self._opened_files))
+            self._epoch_state.exclude(parse_rows(rows, files))
             return
         expression = parse_filters(rows)
-        opened_files = with_expression(self._opened_files, expression, self._stream.options)
+        opened_files = with_expression(files, expression, self._stream.options)
         self._epoch_state.exclude_by(opened_files, expression_digest(expression))
         self.use_files(opened_files)
 

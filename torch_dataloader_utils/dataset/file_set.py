@@ -13,10 +13,13 @@ from typing import Any
 from torch_dataloader_utils.dataset.discovery import Request, open_files
 from torch_dataloader_utils.dataset.manifest_file import load_manifest
 from torch_dataloader_utils.dataset.partitions import Partitioning, is_hive, partition_columns, require_partitioning
-from torch_dataloader_utils.formats.base import Format, OpenedFiles
+from torch_dataloader_utils.formats.base import Format, Opened, OpenedFiles
 from torch_dataloader_utils.formats.recognition import format_hint
 from torch_dataloader_utils.loader.arguments import parse_paths
 from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.plan import PlanOptions
+from torch_dataloader_utils.planning.planner import EpochPlanner
+from torch_dataloader_utils.planning.strategy import SplitStrategy
 from torch_dataloader_utils.storage.filesystem import StoredFile
 from torch_dataloader_utils.storage.listing import GLOB, list_files
 from torch_dataloader_utils.storage.redaction import is_http, without_query
@@ -31,8 +34,24 @@ class FileSet(ABC):
         return False
 
     @abstractmethod
-    def open(self, request: Request) -> OpenedFiles:
+    def open(self, request: Request) -> Opened:
         """List the files and read their footers."""
+
+    @property
+    def sources(self) -> int:
+        """Number of sources of a mixture; 1 for a single dataset."""
+        return 1
+
+    def planner(
+        self,
+        opened: Opened,
+        options: PlanOptions,
+        strategy: SplitStrategy | None,
+        *,
+        drop_last: bool,  # noqa: ARG002
+    ) -> EpochPlanner:
+        """Return what plans the epochs of the opened files."""
+        return EpochPlanner(opened.manifest, options, opened.selection, strategy)
 
 
 @dataclass(frozen=True, slots=True)

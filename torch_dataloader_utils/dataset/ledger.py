@@ -8,6 +8,7 @@ from typing import Any
 from torch_dataloader_utils.checkpoint.parse import MOST_EPOCHS
 from torch_dataloader_utils.dataset.base import BatchDataset
 from torch_dataloader_utils.dataset.discovery import with_filters
+from torch_dataloader_utils.formats.base import files_of
 from torch_dataloader_utils.loader.arguments import require_count, require_flag
 from torch_dataloader_utils.loader.ledger import Ledger
 from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment
@@ -104,5 +105,5 @@ class LedgerDataset(BatchDataset):
         state = self._epoch_state
         progress = state.owner.progress
         current = None if progress is None else (state.epoch, progress)
-        files = with_filters(self._opened_files, state.excluded_in(epoch).left_out_by)
+        files = with_filters(files_of(self._opened_files, "the ledger of steps"), state.excluded_in(epoch).left_out_by)
         return Ledger(files, self._stream.options, state.segments, current, scan=scan)

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pyarrow as pa
 
+from torch_dataloader_utils.dataset.kept_rows import KeptRows
 from torch_dataloader_utils.errors import cut
 from torch_dataloader_utils.formats.base import KnownFooters
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
@@ -26,6 +27,7 @@ MAGIC = b"TDUM"
 DIGEST_SIZE = 16
 KEY = b"torch_dataloader_utils"
 METADATA_FILE_KEY = b"torch_dataloader_utils:_metadata"
+KEPT_ROWS_KEY = b"torch_dataloader_utils:kept_rows"
 SCHEMA = pa.schema(
     {
         "path": pa.string(),
@@ -38,8 +40,12 @@ SCHEMA = pa.schema(
 )
 
 
-def dump_manifest(root: str, files: Sequence[StoredFile], known: KnownFooters, storage: Storage) -> bytes:
+def dump_manifest(
+    root: str, files: Sequence[StoredFile], known: KnownFooters, storage: Storage, kept: KeptRows | None = None
+) -> bytes:
     """Return files and their footers as an Arrow IPC stream, compressed, after a digest of it.
+
+    `kept` are the rows that a filter keeps, if they were counted.
 
     Raises:
         ValueError: If a URL has a query or a user name that may be secret: the file cannot be found without it.
@@ -54,6 +60,9 @@ def dump_manifest(root: str, files: Sequence[StoredFile], known: KnownFooters, s
     about = {KEY: json.dumps({"version": VERSION, "root": root}).encode()}
     if known.metadata_file:
         about[METADATA_FILE_KEY] = known.metadata_file
+    if kept is not None:
+        counts = {"filter": kept.filter_digest, "binding": kept.filter_binding, "rows": kept.rows}
+        about[KEPT_ROWS_KEY] = json.dumps(counts).encode()
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_stream(sink, SCHEMA.with_metadata(about), options=options) as stream:
@@ -99,6 +108,17 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
             shown = cut(" and ".join(map(storage.display, locations)))
             raise ValueError(f"the manifest holds {cut(storage.display(file.location))}, which is not at {shown}")
     return listing, known
+
+
+def parse_kept_rows(content: bytes) -> KeptRows | None:
+    """Return the rows that a filter keeps, if a manifest holds them. `parse_manifest` has to have accepted it."""
+    with pa.ipc.open_stream(pa.py_buffer(_unsealed(content)[1])) as stream:
+        counts = (stream.schema.metadata or {}).get(KEPT_ROWS_KEY)
+    if counts is None:
+        return None
+    held = json.loads(counts)
+    rows = {path: tuple(of_file) for path, of_file in held["rows"].items()}
+    return KeptRows(held["filter"], held["binding"], rows)
 
 
 def parse_manifest(content: bytes) -> tuple[Listing, KnownFooters]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -21,7 +21,7 @@ from torch_dataloader_utils.columns.transform import ColumnTransform, refuses_an
 from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet, PathSet
 from torch_dataloader_utils.dataset.mesh import MeshRanks
-from torch_dataloader_utils.formats.base import Format, OpenedFiles
+from torch_dataloader_utils.formats.base import Format, Opened
 from torch_dataloader_utils.formats.registry import FORMATS, choose_format, require_known_rows
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader import arguments
@@ -128,7 +128,7 @@ class LoaderOptions:
                 *(given[name] for name in ("column_formats", "fill_nulls", "mask_nulls")),
             ),
             filters=filters,
-            topology=topology,
+            topology=replace(topology, sources=files.sources),
             process_group=ranks.process_group,
             adopts_num_workers=given["num_workers"] is None,
             plan=plan,
@@ -147,7 +147,7 @@ class LoaderOptions:
             torch_options=torch_options,
         )
 
-    def open_files(self) -> OpenedFiles:
+    def open_files(self) -> Opened:
         """List the files and read their footers."""
         refuses_nulls = partial(refuses_announced_nulls, options=self.column_options)
         request = Request(self.columns, self.filters, refuses_nulls, self.storage_timeout, self.memory_map)

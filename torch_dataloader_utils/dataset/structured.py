@@ -23,7 +23,7 @@ from torch_dataloader_utils.dataset.mesh import Mesh
 from torch_dataloader_utils.dataset.options import Filters, LoaderOptions
 from torch_dataloader_utils.dataset.partitions import Partitioning
 from torch_dataloader_utils.errors import ProgressUnknownError
-from torch_dataloader_utils.formats.base import KnownFooters
+from torch_dataloader_utils.formats.base import KnownFooters, files_of
 from torch_dataloader_utils.formats.registry import FormatName
 from torch_dataloader_utils.loader.arguments import PathLike, require_choice, require_count, require_flag
 from torch_dataloader_utils.loader.data_loader import DIVIDED_AGAIN, StructuredDataLoader
@@ -233,9 +233,8 @@ class StructuredDataset(ExcludingDataset):
         check_columns(opened_files, read_options)
         epoch_state = EpochState(
             opened_files,
-            options.plan,
+            options.files.planner(opened_files, options.plan, options.strategy, drop_last=options.drop_last),
             read_options,
-            strategy=options.strategy,
             topology=options.topology,
             adopts_num_workers=options.adopts_num_workers,
             progress_interval_sec=options.progress_interval_sec,
@@ -404,7 +403,7 @@ class StructuredDataset(ExcludingDataset):
             ValueError: If a file's URL has a query or a user name, which may be secret and without which the file
                 would not be found; or if the dataset is a table, whose metadata a manifest does not hold.
         """
-        opened_files = self._opened_files
+        opened_files = files_of(self._opened_files, "one manifest")
         if opened_files.pin:
             pinned = ", ".join(f"{name}={value}" for name, value in opened_files.pin.items())
             raise ValueError(f"a manifest cannot describe a table: open the table with {pinned} instead")
@@ -458,7 +457,7 @@ class StructuredDataset(ExcludingDataset):
             rows += "" if opened_files.filter is None else " before the filter"
         parts = [
             repr(opened_files.manifest.root),
-            opened_files.format.name,
+            opened_files.format_name,
             *(f"{name} {value}" for name, value in opened_files.pin.items()),
             _counted(len(files), "file"),
             rows,

@@ -8,18 +8,22 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, ClassVar
+from itertools import accumulate
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.formats.read_cache import FooterStore
+from torch_dataloader_utils.formats.read_cache import FooterStore, ReadCache
 from torch_dataloader_utils.formats.schema import AllColumns, Projection
-from torch_dataloader_utils.planning.manifest import DataFile, Manifest
+from torch_dataloader_utils.planning.manifest import DataFile, Manifest, Split
+from torch_dataloader_utils.planning.plan import ShardSlice
+from torch_dataloader_utils.planning.source_paths import parse_source_path
+from torch_dataloader_utils.storage.attempts import Retry
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 from torch_dataloader_utils.storage.listing import Listing
 from torch_dataloader_utils.storage.local_file import LocalFile
@@ -213,6 +217,9 @@ class Format(ABC):
         """Return what opens files for one reader. Footers that it reads are added to the known ones."""
 
 
+FILTER_UNKNOWN = "only reading tells how many rows the filter leaves"
+
+
 def expression_digest(expression: pc.Expression) -> str:
     """Return the digest of a serialised expression, 16 hexadecimal characters: its text leaves too much out."""
     return hashlib.blake2b(bytes(expression.__reduce__()[1][0]), digest_size=8).hexdigest()
@@ -243,6 +250,9 @@ class OpenedFiles:
         all_columns: The columns of all files; None in copies that are sent to workers.
         expressions: The expressions by which rows are excluded, by their digest.
         pin: What a table was pinned to: its ``snapshot_id`` or ``version``, which states record.
+        stored_rows: The rows of each file's row groups before the filter, by path, if those that it keeps were counted.
+            Then the manifest has the rows that it keeps. None where they were not.
+        source: The name of the source of a mixture that these files are; None for a single dataset.
     """
 
     storage: Storage
@@ -266,6 +276,18 @@ class OpenedFiles:
     expressions: Mapping[str, pc.Expression] = field(default_factory=dict)
     filter_name: str = "the filter"
     pin: Mapping[str, int] = field(default_factory=dict)
+    stored_rows: Mapping[str, tuple[int, ...]] | None = field(default=None, repr=False)
+    source: str | None = None
+
+    @property
+    def format_name(self) -> str:
+        """What users call the format."""
+        return self.format.name
+
+    @property
+    def options_digest(self) -> str | None:
+        """Digest of the format's options."""
+        return self.format.options_digest
 
     @cached_property
     def filter_digest(self) -> str | None:
@@ -312,10 +334,19 @@ class OpenedFiles:
         """Return a row group's name for messages."""
         return f"row group {number} of {self.manifest.full_path(path)}"
 
+    @cached_property
+    def first_unfiltered(self) -> Mapping[str, int]:
+        """Number of each file's first row among all rows, those that a filter drops included, by path."""
+        if self.stored_rows is None:
+            return self.manifest.first_rows
+        rows = [sum(self.stored_rows[file.path]) for file in self.manifest.files]
+        starts = accumulate(rows, initial=0)
+        return {file.path: start for file, start in zip(self.manifest.files, starts, strict=False)}
+
     @property
     def unknown_rows(self) -> str | None:
         """Why it is unknown, before the files are read, how many rows are delivered; None where it is known."""
-        if self.filter is not None:
+        if self.filter is not None and self.stored_rows is None:
             return f"only reading tells how many rows {self.filter_name} leaves"
         return self.format.unknown_rows
 
@@ -332,10 +363,144 @@ class OpenedFiles:
         ]
         return len(groups), sum(group.bytes for group in groups)
 
+    def for_filter_alone(self) -> OpenedFiles:
+        """Return the same files with the columns of the filter alone, before the rows that it keeps were counted."""
+        names = list(self.filter_columns)
+        needed = pa.schema([self.needed.field(name) for name in names])
+        places = [self.needed.get_field_index(name) for name in names]
+        projections = tuple(
+            projection.of(tuple(projection.sources[place] for place in places)) for projection in self.projections
+        )
+        groups = self.stored_rows or {}
+        files = tuple(
+            replace(
+                file,
+                row_groups=tuple(
+                    replace(group, rows=rows, expected=rows)
+                    for group, rows in zip(file.row_groups, groups[file.path], strict=True)
+                ),
+            )
+            if file.path in groups
+            else file
+            for file in self.manifest.files
+        )
+        manifest = replace(self.manifest, files=files)
+        return replace(self, schema=needed, needed=needed, projections=projections, manifest=manifest, stored_rows=None)
+
     def projection(self, path: str) -> Projection:
         """Return how a file's columns become the needed ones."""
         return self.projections[self.projected.get(path, 0)]
 
+    def new_cache(self) -> ReadCache:
+        """Return what readers share of which nothing was read but the footers."""
+        return ReadCache.of_opened(self.footers)
+
+    def take_retries(self) -> tuple[Retry, ...]:
+        """Return the failed attempts of the storage since the last call."""
+        return self.storage.take_retries()
+
+    def without_footers(self) -> OpenedFiles:
+        """Return the same for a process that gets footers with its assignments."""
+        return replace(self, footers={}, metadata_file=None, all_columns=None)
+
+    def path_of(self, split: Split) -> str:
+        """Return the path of a split's file. In a mixture a split names source and pass, too."""
+        return split.path if self.source is None else parse_source_path(split.path).path
+
     def constants_of(self, path: str) -> dict[str, Any]:
         """Return the values that columns have in all rows of a file."""
         return dict(zip(self.constant_columns, self.constants.get(path, ()), strict=False))
+
+
+@dataclass(frozen=True)
+class OpenedSources:
+    """The opened sources of a mixture, by name, in order. All deliver the same columns, and know their rows.
+
+    What it says of itself is what `OpenedFiles` does; a mixture has no filter, and its sources have one each.
+    """
+
+    sources: Mapping[str, OpenedFiles]
+    unknown_rows: ClassVar[None] = None
+    filter: ClassVar[None] = None
+    filter_columns: ClassVar[tuple[str, ...]] = ()
+    filter_digest: ClassVar[None] = None
+    filter_binding: ClassVar[None] = None
+    filter_bindings: ClassVar[None] = None
+    selection: ClassVar[None] = None
+    pin: ClassVar[Mapping[str, int]] = {}
+    footers: ClassVar[Mapping[str, bytes]] = {}
+    expressions: ClassVar[Mapping[str, pc.Expression]] = {}
+    format_name: ClassVar[str] = "mixed"
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that all sources deliver."""
+        return next(iter(self.sources.values())).schema
+
+    @property
+    def announced_nulls(self) -> str | None:
+        """The message about nulls that cannot be delivered, of the first source that announces any."""
+        named = ((name, files.announced_nulls) for name, files in self.sources.items())
+        return next((f"source {name!r}: {nulls}" for name, nulls in named if nulls is not None), None)
+
+    @cached_property
+    def manifest(self) -> Manifest:
+        """The files of all sources, each once, under the name of its source."""
+        files = (
+            replace(file, path=f"{name}/{file.path}")
+            for name, opened in self.sources.items()
+            for file in opened.manifest.files
+        )
+        return Manifest("", tuple(sorted(files, key=lambda file: file.path)))
+
+    @property
+    def pruned(self) -> tuple[int, int]:
+        """How many row groups filters ruled out before anything was read, and their uncompressed bytes."""
+        groups, sizes = zip(*(files.pruned for files in self.sources.values()), strict=True)
+        return sum(groups), sum(sizes)
+
+    @cached_property
+    def options_digest(self) -> str:
+        """Digest of all that decides which rows the sources have, beside their files."""
+        parts = [
+            (
+                name,
+                files.filter_digest,
+                files.filter_binding,
+                files.format_name,
+                files.options_digest,
+                *files.pin.items(),
+            )
+            for name, files in self.sources.items()
+        ]
+        return hashlib.blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+
+    def of_slices(self, slices: Sequence[ShardSlice]) -> OpenedFiles:
+        """Return the source that slices are of; any for none."""
+        if not slices:
+            return next(iter(self.sources.values()))
+        return self.sources[parse_source_path(slices[0].shard.splits[0].path).source]
+
+    def new_cache(self) -> ReadCache:
+        """Return what readers share of which nothing was read but the footers: each source's own."""
+        caches = {name: files.new_cache() for name, files in self.sources.items()}
+        return replace(ReadCache.of_opened({}), of_sources=caches)
+
+    def take_retries(self) -> tuple[Retry, ...]:
+        """Return the failed attempts of the storages since the last call."""
+        return tuple(retry for files in self.sources.values() for retry in files.take_retries())
+
+    def without_footers(self) -> OpenedSources:
+        """Return the same: the footers of sources travel with them."""
+        return self
+
+
+Opened: TypeAlias = OpenedFiles | OpenedSources
+"""What a dataset has opened: files, or the files of several sources."""
+
+
+def files_of(opened: Opened, what: str) -> OpenedFiles:
+    """Return the files of a single dataset, or raise a ValueError that says what a mixture cannot do."""
+    if isinstance(opened, OpenedSources):
+        raise ValueError(f"{what} is not possible with a mixture of sources")  # noqa: TRY004 - not a type that users gave
+    return opened

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -85,11 +85,19 @@ class CurrentReads:
 
 @dataclass(frozen=True, slots=True)
 class ReadCache:
-    """What the readers of one dataset share in a process. A worker has current reads, for the training process."""
+    """What the readers of one dataset share in a process. A worker has current reads, for the training process.
+
+    The sources of a mixture have caches of their own.
+    """
 
     footers: FooterStore
     sizes: SizeEstimates
     reads: CurrentReads | None = None
+    of_sources: Mapping[str, ReadCache] = field(default_factory=dict)
+
+    def of_source(self, source: str | None) -> ReadCache:
+        """Return the cache of a source of a mixture; this one for a single dataset."""
+        return self if source is None else replace(self.of_sources[source], reads=self.reads)
 
     @classmethod
     def of_opened(cls, footers: Mapping[str, bytes]) -> ReadCache:
@@ -98,4 +106,6 @@ class ReadCache:
 
     def without_footers(self) -> ReadCache:
         """Return the cache for a process that gets footers with its assignments."""
+        if self.of_sources:  # footers of sources travel with them
+            return replace(self, reads=None)
         return ReadCache(FooterStore({}), self.sizes)

@@ -37,6 +37,11 @@ class Projection:
     stored: pa.Schema
     sources: tuple[str | None, ...]
 
+    def of(self, sources: tuple[str | None, ...]) -> Projection:
+        """Return the projection to other needed columns, which some of the same stored columns become."""
+        stored = dict.fromkeys(source for source in sources if source is not None)
+        return Projection(pa.schema([self.stored.field(source) for source in stored]), sources)
+
     def apply(self, table: pa.Table, needed: pa.Schema, constants: Mapping[str, Any]) -> pa.Table:
         """Return the needed columns, in the dataset's types, of a table of the stored ones.
 

@@ -12,6 +12,7 @@ from torch_dataloader_utils.checkpoint.parts import Part, own_parts, restored_pa
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
 from torch_dataloader_utils.planning.excluded import EpochExclusions
+from torch_dataloader_utils.planning.quotas import Quotas
 from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.work import Work
 
@@ -45,8 +46,16 @@ class PartsOfPass:
     """
 
     def __init__(
-        self, iteration: int, epoch: int, progress: Progress, processes: int, excluded: EpochExclusions
+        self,
+        iteration: int,
+        epoch: int,
+        progress: Progress,
+        processes: int,
+        excluded: EpochExclusions,
+        *,
+        quotas: Quotas | None = None,
     ) -> None:
+        self._quotas = quotas
         self._excluded = excluded
         self._iteration = iteration
         self._epoch = epoch
@@ -61,12 +70,27 @@ class PartsOfPass:
         assigned: dict[int, list[Assignment]] = defaultdict(list)
         for part in parts:
             together = self._streams_per_turn
-            streams = [StreamAssignment(index, slices) for index, slices in enumerate(part.slices)]
+            sizes = self._sizes(len(part.slices))
+            streams = [StreamAssignment(index, slices, sizes[index]) for index, slices in enumerate(part.slices)]
             turns = [tuple(streams[turn * together :][:together]) for turn in part.turns(together)]
             for number, process in enumerate(self._order(part)):
                 own = tuple(turns[number :: self._processes])
                 assigned[process].append(Assignment(self._iteration, process, self._epoch, own, self._excluded))
         return dict(assigned)
+
+    def _sizes(self, streams: int) -> list[tuple[int, ...] | None]:
+        """Return the rows of each step of each stream, where the streams of a turn give unequal numbers of rows."""
+        if self._quotas is None:
+            return [None] * streams
+        turns, sources = streams // self._streams_per_turn, self._quotas.sources
+        baseline = self._begun.baseline
+        done = self._begun.batches_delivered - (0 if baseline is None else baseline.batches)
+        steps = list(self._quotas.steps())
+        of_turns = [steps[done + (turn - done) % turns :: turns] for turn in range(turns)]
+        return [
+            tuple(step[stream % sources] for step in of_turns[stream // self._streams_per_turn])
+            for stream in range(streams)
+        ]
 
     def contents(self, read: Read, restores: Callable[[], bool]) -> Iterator[Content]:
         """Let the processes read, and return what they make.

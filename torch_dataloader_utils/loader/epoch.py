@@ -7,6 +7,7 @@ import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any, Literal
 
 from torch.utils.data import get_worker_info
@@ -22,13 +23,14 @@ from torch_dataloader_utils.checkpoint.restore_skips import with_carried
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.run_segments import Began, Loaded
 from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.base import Opened
 from torch_dataloader_utils.loader.advice import advise
 from torch_dataloader_utils.loader.events import Hooks
 from torch_dataloader_utils.loader.exclusions import loaded_exclusions
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.logged_segments import LoggedSegments
 from torch_dataloader_utils.loader.metrics import Metrics, MetricsReading
+from torch_dataloader_utils.loader.mixture import mixture_of, placed, require_no_schedule, reweighted, source_metrics
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
 from torch_dataloader_utils.loader.reports import Reports
@@ -52,9 +54,8 @@ from torch_dataloader_utils.planning.excluded import (
     ExcludedRows,
 )
 from torch_dataloader_utils.planning.ledger import Removal, Segment
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, EpochPlanner, newest_algorithm
-from torch_dataloader_utils.planning.strategy import SplitStrategy
 from torch_dataloader_utils.planning.topology import Topology
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.cpus import usable_cpus
@@ -70,11 +71,10 @@ class EpochState(SkipsSteps):
 
     def __init__(
         self,
-        opened_files: OpenedFiles,
-        plan_options: PlanOptions,
+        opened_files: Opened,
+        planner: EpochPlanner,
         read_options: ReadOptions,
         *,
-        strategy: SplitStrategy | None,
         topology: Topology,
         adopts_num_workers: bool,
         progress_interval_sec: float | None,
@@ -85,7 +85,7 @@ class EpochState(SkipsSteps):
         self.topology = topology
         self._opened_files = opened_files
         self._read_options = read_options
-        self._planner = EpochPlanner(opened_files.manifest, plan_options, opened_files.selection, strategy)
+        self._planner = planner
         self.owner = ProgressOwner()
         self.segments = Segments(self._planner, counts_rows=opened_files.unknown_rows is None)
         self._adopts_num_workers = adopts_num_workers
@@ -101,6 +101,7 @@ class EpochState(SkipsSteps):
         if run_log is not None:
             self.segments.run_log = LoggedSegments(run_log, opened_files)
         self._skips = SkipRequests()
+        self._weights: tuple[Fraction, ...] | None = None  # those that the next epoch begins with, if they change
         self._check_epoch()
 
     # What is known of the epoch --------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ class EpochState(SkipsSteps):
         """Digest of all that determines which rows each rank delivers. Their batches may have different sizes."""
         files = self._opened_files
         versions = files.manifest.fingerprint, files.manifest.versions_digest, *sorted(files.pin.items())
-        contents = *versions, files.filter_digest, files.filter_binding, files.format.options_digest
+        contents = *versions, files.filter_digest, files.filter_binding, files.options_digest
         algorithm = self._plan_algorithm or newest_algorithm()
         fixed = algorithm, self.topology.num_ranks
         excluded = () if self._exclusions.digest is None else (self._exclusions.digest,)
@@ -239,7 +240,8 @@ class EpochState(SkipsSteps):
         progress = self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded)
         counts = self.pass_progress()
         self._log_segment(progress)
-        iteration = self.owner.begin(progress, self.topology.processes, self.excluded_in(self.epoch))
+        quotas = self._planner.quotas(self.epoch, self.topology, progress.baseline)
+        iteration = self.owner.begin(progress, self.topology.processes, self.excluded_in(self.epoch), quotas)
         self._loaded = None
         if self._run_log is not None:
             self._run_log.follow(iteration)
@@ -255,7 +257,7 @@ class EpochState(SkipsSteps):
 
     def _report_begin(self, iteration: Iteration) -> None:
         """Let an iteration tell the hooks of events, if there are any, and report that it begins."""
-        retries = self._opened_files.storage.take_retries()
+        retries = self._opened_files.take_retries()
         if self._hooks:
             counts, workers = self._opened_files.unknown_rows is None, self.topology.num_workers
             reports = Reports(iteration.epoch, self._hooks, iteration.metrics, workers=workers, counts_rows=counts)
@@ -264,8 +266,14 @@ class EpochState(SkipsSteps):
 
     def set_epoch(self, epoch: int) -> None:
         """Begin an epoch. Changes nothing if it is the current one and no batch of it was delivered since it began."""
-        if epoch == self.epoch and self.owner.is_untouched:
+        if epoch == self.epoch and self.owner.is_untouched and (self._weights is None or self.owner.loaded is not None):
             return
+        self._planner.require_epoch(epoch, self.topology)
+        baseline = None if self.owner.progress is None else self.owner.progress.baseline
+        self._planner = self._planner.moved_to(epoch, self.topology, self.epoch, baseline)
+        if self._weights is not None:
+            self._planner = reweighted(self._planner, self._weights, epoch, self.topology, is_loaded=False)
+            self._weights = None
         if epoch != self.epoch:
             self._skips = SkipRequests()  # steps are counted in an epoch
         self.owner.take_over("set_epoch", epoch)
@@ -278,7 +286,7 @@ class EpochState(SkipsSteps):
         self._exclusions = self._exclusions.with_rows(rows, self.epoch)
         self.owner.copies.publish_exclusion()
 
-    def exclude_by(self, opened_files: OpenedFiles, digest: str) -> None:
+    def exclude_by(self, opened_files: Opened, digest: str) -> None:
         """Exclude rows from the next iteration on by an expression of opened files, given by its digest.
 
         Raises:
@@ -293,6 +301,19 @@ class EpochState(SkipsSteps):
         self._opened_files = opened_files
         self.owner.copies.publish_exclusion()
 
+    def set_weights(self, weights: tuple[Fraction, ...]) -> None:
+        """Let the next epoch that begins, or the next state that is loaded, have other weights.
+
+        Raises:
+            ValueError: If the weights change by a schedule.
+        """
+        require_no_schedule(self._planner)
+        self._weights = weights
+
+    def source_metrics(self) -> dict[str, dict[str, Any]]:
+        """Return what was delivered of each source of a mixture in this epoch."""
+        return source_metrics(self._planner, self.progress, self.epoch, self.topology)
+
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
         progress = self.progress
@@ -301,6 +322,18 @@ class EpochState(SkipsSteps):
     def load_state_dict(self, states: Any, *, strict: bool, on_changed_files: OnChangedFiles) -> None:
         """Load a state, or those of all ranks. If this raises, nothing has changed."""
         saved = parse_states(states)
+        planner = self._planner
+        self._planner = placed(planner, saved[0], self.topology)
+        if self._weights is not None:
+            self._planner = reweighted(self._planner, self._weights, saved[0].epoch, self.topology, is_loaded=True)
+        try:
+            self._load(saved, strict=strict, on_changed_files=on_changed_files)
+        except BaseException:
+            self._planner = planner
+            raise
+        self._weights = None
+
+    def _load(self, saved: Sequence[SavedState], *, strict: bool, on_changed_files: OnChangedFiles) -> None:
         epoch = saved[0].epoch
         run = self.run(epoch)
         algorithm = saved[0].settings["plan_algorithm"]
@@ -353,6 +386,7 @@ class EpochState(SkipsSteps):
         """Return the progress of a run that plans again what other ranks and workers have not delivered."""
         epoch, baseline = states[0].epoch, merged.baseline
         plan = self._plan_for(run, epoch, baseline)
+        self._planner = self._planner.reaching(plan)
         warn_of_touched_files(states[0], run.manifest)
         warn_of_lost_rows(merged.lost_rows, counts_rows=run.manifest.counts_rows)
         progress = Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
@@ -374,7 +408,7 @@ class EpochState(SkipsSteps):
 
     # Copies ----------------------------------------------------------------------------------------------------------
 
-    def without_footers(self, opened_files: OpenedFiles) -> EpochState:
+    def without_footers(self, opened_files: Opened) -> EpochState:
         """Return a copy for a worker. These opened files have no footers: the worker's assignments contain them."""
         copied = copy.copy(self)
         copied._opened_files, copied.owner.loaded = opened_files, None  # noqa: SLF001 - of this class
@@ -453,7 +487,7 @@ class EpochState(SkipsSteps):
     def _recorded(self, progress: Progress) -> EpochRecord:
         """Return what all states of the progress' epoch share."""
         if self._record is None or not self._record.is_of(progress):
-            self._record = EpochRecord(self._opened_files.manifest, progress)
+            self._record = EpochRecord(self._planner.manifest_of(self.epoch, self.topology), progress)
         return self._record
 
     def run(self, epoch: int) -> Run:
@@ -461,20 +495,21 @@ class EpochState(SkipsSteps):
         worker = get_worker_info()
         topology = self.topology if worker is None else replace(self.topology, num_workers=worker.num_workers)
         return Run(
-            manifest=self._opened_files.manifest,
+            manifest=self._planner.manifest_of(epoch, topology),
             options=self._planner.options,
             filter_digest=self._opened_files.filter_digest,
             filter_binding=self._opened_files.filter_binding,
             filter_bindings=self._opened_files.filter_bindings if lists_files(self._opened_files.manifest) else None,
             topology=topology,
-            format=self._opened_files.format.name,
-            format_options=self._opened_files.format.options_digest,
+            format=self._opened_files.format_name,
+            format_options=self._opened_files.options_digest,
             **self._opened_files.pin,
             split_strategy=self._planner.strategy_digest(epoch),
             plan_algorithm=self._plan_algorithm or newest_algorithm(),
             exclusions=self._exclusions,
             batch_size=self._read_options.batch_size,
             drop_last=self._read_options.drop_last,
+            mixture=mixture_of(self._opened_files, self._planner, epoch, topology),
         )
 
     def _batches(self, progress: Progress) -> int:

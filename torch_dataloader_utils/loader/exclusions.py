@@ -7,12 +7,12 @@ from collections.abc import Collection, Sequence
 from torch_dataloader_utils.checkpoint.compare import unknown_expression
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.base import Opened
 from torch_dataloader_utils.planning.excluded import Exclusions
 
 
 def loaded_exclusions(
-    states: Sequence[SavedState], run: Run, opened_files: OpenedFiles, changed: Collection[str] = ()
+    states: Sequence[SavedState], run: Run, opened_files: Opened, changed: Collection[str] = ()
 ) -> Exclusions:
     """Return what states of an epoch exclude and, from that epoch on, what the run excludes as well.
 

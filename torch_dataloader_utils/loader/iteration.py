@@ -20,6 +20,7 @@ from torch_dataloader_utils.loader.progress_bar import ProgressBar
 from torch_dataloader_utils.loader.reports import STALL_SEC, Reports
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.excluded import EpochExclusions
+from torch_dataloader_utils.planning.quotas import Quotas
 from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
 
 
@@ -27,7 +28,8 @@ class Iteration:
     """An iteration, in the training process. Every batch goes through `deliver`, which counts it.
 
     It begins at some progress, has a number that no other iteration of the dataset has, and is read by so many
-    processes: the workers, or this one. What is excluded in its epoch does not change while it runs.
+    processes: the workers, or this one. What is excluded in its epoch does not change while it runs. The quotas say how
+    many rows each source of a mixture gives to each step.
 
     Attributes:
         metrics: Counts what is delivered, and what that takes.
@@ -35,11 +37,20 @@ class Iteration:
         bar: Shows how many batches were delivered, if there is one.
     """
 
-    def __init__(self, number: int, epoch: int, progress: Progress, processes: int, excluded: EpochExclusions) -> None:
+    def __init__(
+        self,
+        number: int,
+        epoch: int,
+        progress: Progress,
+        processes: int,
+        excluded: EpochExclusions,
+        *,
+        quotas: Quotas | None = None,
+    ) -> None:
         self.number = number
         self.epoch = epoch
         self.progress = progress.rebased()
-        self.parts = PartsOfPass(number, epoch, self.progress, processes, excluded)
+        self.parts = PartsOfPass(number, epoch, self.progress, processes, excluded, quotas=quotas)
         self.metrics = Metrics(processes, progress.streams_per_turn)
         self.reports: Reports | None = None
         self.failed = False

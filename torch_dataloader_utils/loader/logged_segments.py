@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch_dataloader_utils.checkpoint.restore import load_baseline
 from torch_dataloader_utils.checkpoint.run_segments import RunSegment
 from torch_dataloader_utils.errors import LedgerUnknownError, shown
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.base import Opened
 from torch_dataloader_utils.loader.run_log import RunLogFiles
 from torch_dataloader_utils.loader.segments import Segments, have_one_plan, removals_from
 from torch_dataloader_utils.planning.ledger import RankStart, Removal, Segment
@@ -24,7 +24,7 @@ class LoggedSegments:
     """
 
     files: RunLogFiles
-    opened_files: OpenedFiles = field(repr=False)
+    opened_files: Opened = field(repr=False)
     _known: tuple[RunSegment, ...] | None = None
 
     def forget(self) -> None:
@@ -61,8 +61,8 @@ class LoggedSegments:
             "files": files.manifest.fingerprint,
             "filters": files.filter_digest,
             "filter_binding": files.filter_binding,
-            "format": files.format.name,
-            "format_options": files.format.options_digest,
+            "format": files.format_name,
+            "format_options": files.options_digest,
             "split_strategy": segments.strategy_digest(segment.epoch),
         }
         then = {**saved.settings, "files": saved.fingerprint}

@@ -11,6 +11,7 @@ from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.plain_loader import Copies
 from torch_dataloader_utils.planning.excluded import EpochExclusions
+from torch_dataloader_utils.planning.quotas import Quotas
 
 
 class ProgressOwner:
@@ -54,11 +55,13 @@ class ProgressOwner:
         is_over = self.iteration.failed or self.iteration.finished()
         return self.iteration.metrics.batches_delivered == 0 and not is_over
 
-    def begin(self, progress: Progress, processes: int, excluded: EpochExclusions) -> Iteration:
+    def begin(
+        self, progress: Progress, processes: int, excluded: EpochExclusions, quotas: Quotas | None = None
+    ) -> Iteration:
         """Begin an iteration that is read by some processes. It begins at this progress, and owns it from now on."""
         self.take_over("iter", self.epoch)
         self._iterations += 1
-        self.iteration = Iteration(self._iterations, self.epoch, progress, processes, excluded)
+        self.iteration = Iteration(self._iterations, self.epoch, progress, processes, excluded, quotas=quotas)
         return self.iteration
 
     def prepare(self) -> None:

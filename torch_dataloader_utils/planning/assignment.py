@@ -48,10 +48,17 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True)
 class StreamAssignment:
-    """A stream and the slices of it that this iteration delivers, in order."""
+    """A stream and the slices of it that this iteration delivers, in order.
+
+    Attributes:
+        stream: Index of the stream among those of its rank.
+        slices: The slices.
+        sizes: The rows of each of its steps, where the streams of a turn give unequal numbers of rows; else None.
+    """
 
     stream: int
     slices: tuple[ShardSlice, ...]
+    sizes: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

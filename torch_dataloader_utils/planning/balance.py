@@ -6,8 +6,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import cycle, islice
+from typing import TypeAlias
 
 from torch_dataloader_utils.planning.plan import BalancedStreams, ShardSlice
+
+Streams: TypeAlias = tuple[tuple[ShardSlice, ...], ...]
+"""The slices of each worker of a rank."""
 
 
 def balance(ranks: Sequence[Sequence[Sequence[ShardSlice]]], batch_size: int, *, pad: bool) -> BalancedStreams:
@@ -36,6 +40,24 @@ def balance(ranks: Sequence[Sequence[Sequence[ShardSlice]]], batch_size: int, *,
                 stream.extend(_take(source, count - _rows(stream)))
     balanced = tuple(tuple(map(tuple, streams)) for streams in kept)
     return BalancedStreams(balanced, dropped=tuple(surplus), repeated=repeated)
+
+
+def deal(slices: Sequence[ShardSlice], num_ranks: int, wanted: Sequence[int]) -> tuple[Streams, ...]:
+    """Deal slices to the workers of all ranks, each of which wants so many rows on every rank; all rows are wanted.
+
+    Slice i goes to rank i modulo ranks, and there to the next worker. A stream keeps its first rows; what it has beyond
+    its number goes to streams that lack rows.
+    """
+    surplus: deque[ShardSlice] = deque()
+    step = num_ranks * len(wanted)
+    kept = [
+        [_keep(slices[rank + num_ranks * worker :: step], rows, surplus) for worker, rows in enumerate(wanted)]
+        for rank in range(num_ranks)
+    ]
+    for streams in kept:
+        for stream, count in zip(streams, wanted, strict=True):
+            stream.extend(_take(surplus, count - _rows(stream)))
+    return tuple(tuple(map(tuple, streams)) for streams in kept)
 
 
 def _rows(slices: Iterable[ShardSlice]) -> int:

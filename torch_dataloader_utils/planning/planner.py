@@ -14,6 +14,7 @@ from torch_dataloader_utils.planning.balance import balance
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Manifest, SizedSplit
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice, SkippedRows
+from torch_dataloader_utils.planning.quotas import Quotas
 from torch_dataloader_utils.planning.row_ranges import Coverage, gaps
 from torch_dataloader_utils.planning.shards import balanced_shards, given_shards, make_shards
 from torch_dataloader_utils.planning.shuffle import delivered_rows
@@ -38,6 +39,36 @@ class EpochPlanner:
         self._skipped: tuple[tuple[Any, ...], Plan] | None = None
         self._bundles: tuple[int, list[list[SizedSplit]], str] | None = None
         self._uneven_rows: tuple[Plan, Plan | None, dict[str, list[tuple[str, int]]]] | None = None
+
+    def manifest_of(self, epoch: int, topology: Topology) -> Manifest:  # noqa: ARG002 - a mixture's depends on both
+        """Return the files by which an epoch's plan, and its states, name rows."""
+        return self.manifest
+
+    def quotas(
+        self,
+        epoch: int,  # noqa: ARG002 - only a mixture has quotas
+        topology: Topology,  # noqa: ARG002
+        baseline: DeliveredBaseline | None,  # noqa: ARG002
+    ) -> Quotas | None:
+        """Return the rows of each source of a mixture in the steps of a planned rank; None for a single dataset."""
+        return None
+
+    def require_epoch(self, epoch: int, topology: Topology) -> None:
+        """Raise a ValueError if an epoch cannot be planned, because it is before those of which a state tells."""
+
+    def moved_to(
+        self,
+        epoch: int,  # noqa: ARG002 - a mixture counts from epochs
+        topology: Topology,  # noqa: ARG002
+        current: int,  # noqa: ARG002
+        baseline: DeliveredBaseline | None,  # noqa: ARG002
+    ) -> EpochPlanner:
+        """Return the planner for another epoch than the current one."""
+        return self
+
+    def reaching(self, plan: Plan) -> EpochPlanner:  # noqa: ARG002 - a mixture's files are those of its plan
+        """Return the planner of an epoch that a plan continues."""
+        return self
 
     def with_options(self, options: PlanOptions) -> EpochPlanner:
         """Return a planner of its own, which may have other options, and knows the last plan if they are the same."""

@@ -20,6 +20,7 @@ class Topology:
         num_workers: Number of worker processes of this rank; 0 means its own process.
         virtual_ranks: Number of virtual ranks, a multiple of the ranks; or None.
         virtual_workers: Number of virtual workers of each virtual rank, a multiple of the workers; or None.
+        sources: Number of sources of a mixture, each of which is planned as a rank of its own; else 1.
     """
 
     num_ranks: int
@@ -27,6 +28,7 @@ class Topology:
     num_workers: int
     virtual_ranks: int | None = None
     virtual_workers: int | None = None
+    sources: int = 1
 
     @property
     def planned_ranks(self) -> int:
@@ -45,12 +47,12 @@ class Topology:
 
     @property
     def streams_per_turn(self) -> int:
-        """Number of planned ranks that this rank delivers."""
-        return self.planned_ranks // self.num_ranks
+        """Number of streams that give the rows of a batch: each source of each planned rank that this rank delivers."""
+        return self.planned_ranks // self.num_ranks * self.sources
 
     @property
     def own_ranks(self) -> range:
-        """The planned ranks that this rank delivers."""
+        """The planned ranks that this rank delivers; with several sources each of them stands for one of a rank."""
         first = self.rank * self.streams_per_turn
         return range(first, first + self.streams_per_turn)
 

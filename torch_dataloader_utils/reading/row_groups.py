@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -41,6 +41,9 @@ MARKS_COLUMN = "\ufdd0row marks"
 REMOVED_COLUMN = "\ufdd0removed"
 """The name of the column that flags the rows which batches lose after they are cut."""
 
+ROW_NUMBERS_COLUMN = "\ufdd0row numbers"
+"""The name of the column of row numbers where the rows that a filter keeps are looked up."""
+
 MOST_DECODERS = 4
 """Row groups that are decoded at once, if the machine has the processors: a row group of few columns keeps few busy."""
 
@@ -52,14 +55,18 @@ class FileRowGroup:
     Attributes:
         path: The file, relative to the root.
         number: Number of the row group in its file.
-        first_row: The file's rows before it, deleted ones not counted.
-        rows: Its rows, deleted ones not counted; where rows are not counted at all, more than it can have.
+        first_row: The file's rows before it, deleted ones not counted, nor those that a counted filter drops.
+        rows: Its rows, counted in the same way; where rows are not counted at all, more than it can have.
+        first_unfiltered: The file's rows before it, deleted ones not counted.
+        unfiltered: Its rows, deleted ones not counted.
     """
 
     path: str
     number: int
     first_row: int
     rows: int
+    first_unfiltered: int
+    unfiltered: int
 
 
 class RowGroupReader:
@@ -90,9 +97,13 @@ class RowGroupReader:
         flags = [pa.field(REMOVED_COLUMN, pa.bool_())] if flags_removed else []
         self._schema = pa.schema([*files.schema, *(pa.field(name, pa.int64()) for name in added), *flags])
         self._added_bytes_of_row = ADDED_BYTES * len(added) + len(flags)
-        self._first_rows = files.manifest.first_rows
+        self._first_rows = files.first_unfiltered
         by_path = {file.path: file for file in files.manifest.files}
-        self._groups = cache(lambda path: _row_groups(by_path[path]))
+        stored = files.stored_rows or {}
+        self._groups = cache(lambda path: _row_groups(by_path[path], stored.get(path)))
+        self._read_cache = read_cache
+        self._filter_reader: RowGroupReader | None = None
+        self._kept = cache(self._read_kept)
         self._file_key = cache(lambda path: file_key(by_path[path]))
 
         codec = self._codec = files.format.codec(files, read_cache.footers)
@@ -119,11 +130,11 @@ class RowGroupReader:
 
     def expect(self, splits: Iterable[Split]) -> None:
         """Begin to read what has to be known of files before any of their row groups can be requested."""
-        self._codec.expect(split.path for split in splits)
+        self._codec.expect(self._files.path_of(split) for split in splits)
 
     def row_groups(self, split: Split) -> list[FileRowGroup]:
         """Return the row groups that make up a split, in order; those without rows are left out."""
-        groups = self._groups(split.path)
+        groups = self._groups(self._files.path_of(split))
         start = bisect_left(groups, split.row_offset, key=attrgetter("first_row"))
         stop = bisect_left(groups, split.row_offset + split.row_length, key=attrgetter("first_row"))
         return [group for group in groups[start:stop] if group.rows]
@@ -159,7 +170,7 @@ class RowGroupReader:
     def expected_rows(self, group: FileRowGroup) -> int:
         """Return the rows of a row group; an estimate where they are not counted."""
         expected = self._measures(group.path).rows
-        return group.rows if expected is None else expected[group.number]
+        return group.unfiltered if expected is None else expected[group.number]
 
     def decoded_bytes(self, group: FileRowGroup) -> int:
         """Return how large a row group will be in memory: exact for numbers, for other types by what was decoded.
@@ -250,8 +261,10 @@ class RowGroupReader:
         Deleted rows that follow the last of them count only if these are all rows of the row group.
         """
         deleted = self._deleted(group)
-        if rows == group.rows or not len(deleted):
-            return rows + (len(deleted) if rows == group.rows else 0)
+        if rows == group.rows:
+            return group.unfiltered + len(deleted)
+        if self._files.stored_rows is not None and group.rows < group.unfiltered:
+            rows = 0 if not rows else int(self._kept(group)[rows - 1]) + 1
         before = deleted - np.arange(len(deleted))  # rows that are not deleted before each deleted one
         return rows + int(np.searchsorted(before, rows, side="left"))
 
@@ -280,6 +293,8 @@ class RowGroupReader:
 
     def close(self) -> None:
         """Close the open files; wait for what is being fetched and decoded."""
+        if self._filter_reader is not None:
+            self._filter_reader.close()
         self._fetcher.close()
         for decoder in self._decoders:
             decoder.close()
@@ -300,7 +315,7 @@ class RowGroupReader:
         return self._files.format.unknown_rows is None
 
     def _require_all(self, group: FileRowGroup, rows: int) -> None:
-        expected = group.rows + len(self._deleted(group))
+        expected = group.unfiltered + len(self._deleted(group))
         if rows != expected and self._counts:
             raise UnreadableFileError(f"{self.name(group)} has {rows} rows, not {expected}")
 
@@ -308,6 +323,21 @@ class RowGroupReader:
         """Return the deleted rows of a row group, counted from its first row."""
         deletes = self._files.deletes.get(group.path)
         return NONE_DELETED if deletes is None else deletes.within(group.number)
+
+    def _read_kept(self, group: FileRowGroup) -> npt.NDArray[np.int64]:
+        """Return the rows that a counted filter keeps of a row group, counted from its first row, deleted ones not."""
+        if self._filter_reader is None:
+            files = self._files.for_filter_alone()
+            self._filter_reader = RowGroupReader(files, self._read_cache, ROW_NUMBERS_COLUMN)
+        unfiltered = self._filter_reader.group(group.path, group.number)
+        self._filter_reader.request(unfiltered, whole=True)
+        numbers = self._filter_reader.read(unfiltered)[ROW_NUMBERS_COLUMN].to_numpy()
+        kept: npt.NDArray[np.int64] = numbers - self._first_rows[group.path] - group.first_unfiltered
+        return kept
+
+    def group(self, path: str, number: int) -> FileRowGroup:
+        """Return a row group of a file."""
+        return self._groups(path)[number]
 
     def _finished(self, group: FileRowGroup, table: pa.Table, first: int) -> tuple[pa.Table, int]:
         """Return the rows to deliver of a row group's stored rows from `first` on, and how many are not deleted."""
@@ -323,7 +353,7 @@ class RowGroupReader:
             kept[deleted[begin:end] - first] = False
             table = table.filter(pa.array(kept))
         count = rows - int(end - begin)
-        first_row = group.first_row + first - int(begin)  # in the file, deleted rows not counted
+        first_row = group.first_unfiltered + first - int(begin)  # in the file, deleted rows not counted
         if self._row_id_column is not None:
             first_id = self._first_rows[group.path] + first_row
             row_ids = np.arange(first_id, first_id + count, dtype=np.int64)
@@ -397,10 +427,13 @@ class Cursor:
         self._decoder.close()
 
 
-def _row_groups(file: DataFile) -> tuple[FileRowGroup, ...]:
+def _row_groups(file: DataFile, stored: Sequence[int] | None) -> tuple[FileRowGroup, ...]:
+    """Return the row groups of a file. `stored` are their rows before a counted filter; None without one."""
     rows = [group.rows for group in file.row_groups]
     firsts = accumulate(rows, initial=0)
-    return tuple(map(FileRowGroup, repeat(file.path), range(len(rows)), firsts, rows))
+    stored = rows if stored is None else stored
+    before = accumulate(stored, initial=0)
+    return tuple(map(FileRowGroup, repeat(file.path), range(len(rows)), firsts, rows, before, stored))
 
 
 def _mask(table: pa.Table, filters: pc.Expression) -> pa.ChunkedArray:

@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import replace
 
 from torch_dataloader_utils.columns.convert import interleave, size_of
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.base import Opened, OpenedSources
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
 from torch_dataloader_utils.reading.batching import Batcher, Batches, EmptyStep, StreamEnd
@@ -20,9 +20,12 @@ from torch_dataloader_utils.reading.sequential import SequentialScan
 from torch_dataloader_utils.reading.shuffled import ShuffledScan
 from torch_dataloader_utils.reading.work import Work
 
+MIXTURE_KEY = 0
+"""Stands for the epoch in the keys of a mixture's permutations: the paths of its shards name the pass."""
+
 
 def read_assignment(
-    files: OpenedFiles, read_cache: ReadCache, assignment: Assignment, options: ReadOptions, budget: MemoryBudget
+    files: Opened, read_cache: ReadCache, assignment: Assignment, options: ReadOptions, budget: MemoryBudget
 ) -> Iterator[Batches | EmptyStep | StreamEnd]:
     """Read what a process is assigned and yield its batches, then its end.
 
@@ -50,7 +53,7 @@ def _loses_rows(assignment: Assignment) -> bool:
 
 
 def _read_streams(
-    files: OpenedFiles,
+    files: Opened,
     read_cache: ReadCache,
     assignment: Assignment,
     options: ReadOptions,
@@ -60,10 +63,13 @@ def _read_streams(
 ) -> Iterator[Batches | StreamEnd]:
     """Read the streams of an assignment and yield their batches, which are still to lose rows, then the end."""
 
-    def new_reader() -> RowGroupReader:
+    def new_reader(stream: StreamAssignment) -> RowGroupReader:
+        own = files
+        if isinstance(own, OpenedSources):
+            own = own.of_slices(stream.slices)
         return RowGroupReader(
-            files,
-            read_cache,
+            own,
+            read_cache.of_source(own.source),
             options.row_id_column,
             assignment.excluded,
             adds_marks=options.fingerprint,
@@ -71,8 +77,9 @@ def _read_streams(
         )
 
     streams = assignment.stream_assignments
+    epoch = MIXTURE_KEY if isinstance(files, OpenedSources) else assignment.epoch
     if len(streams) == 1:
-        yield from _read_stream(new_reader(), streams[0], assignment.epoch, options, budget=budget)
+        yield from _read_stream(new_reader(streams[0]), streams[0], epoch, options, budget=budget)
         return
     part = replace(options, batch_size=options.batch_size // len(assignment.turns[0]))
     # Half of the budget is for the streams, in equal shares: one that shared with others could wait for their memory,
@@ -82,11 +89,15 @@ def _read_streams(
     readers: dict[int, _StreamReader] = {}
     for stream in streams:
         share = MemoryBudget(max(1, reserved.size // len(streams)))
-        batches = _read_stream(new_reader(), stream, assignment.epoch, part, budget=share)
+        batches = _read_stream(new_reader(stream), stream, epoch, part, budget=share)
         readers[stream.stream] = _StreamReader(batches, part.batch_size, share)
     try:
         turns = [[readers[stream.stream] for stream in turn] for turn in assignment.turns]
-        yield from _put_together(turns, budget)
+        if all(stream.sizes is None for stream in streams):
+            yield from _put_together(turns, budget)
+        else:
+            sizes = [list(zip(*(stream.sizes or () for stream in turn), strict=True)) for turn in assignment.turns]
+            yield from _put_unequal_together(turns, sizes, budget)
     finally:
         for reader in readers.values():
             reader.close()
@@ -116,7 +127,7 @@ def _read_stream(
 
 def _batches(scan: Scan, stream: StreamAssignment, options: ReadOptions) -> Iterator[Batches | StreamEnd]:
     """Cut chunks into batches that span row groups, shards and files."""
-    batcher = Batcher(stream.stream, options.batch_size)
+    batcher = Batcher(stream.stream, options.batch_size, stream.sizes)
     for chunk in scan.chunks():
         batcher.add(chunk)
         del chunk  # it must be gone before the next one is read
@@ -156,6 +167,25 @@ def _put_together(turns: list[list[_StreamReader]], budget: MemoryBudget) -> Ite
             cycle, count = turn, 1
         yield _next_batches(cycle, count, width, budget)
     yield StreamEnd(_joined([end.receipt for end in ends]), _sum(ends))
+
+
+def _put_unequal_together(
+    turns: list[list[_StreamReader]], sizes: list[list[tuple[int, ...]]], budget: MemoryBudget
+) -> Iterator[Batches | StreamEnd]:
+    """Yield the batches of each worker turn's streams as one, which give unequal numbers of rows to each step.
+
+    `sizes` has for each turn the rows of each of its streams in each of its steps.
+    """
+    for number in range(max(map(len, sizes), default=0)):
+        for turn, steps in zip(turns, sizes, strict=True):
+            if number < len(steps):
+                given = [reader for reader, rows in zip(turn, steps[number], strict=True) if rows]
+                yield _next_batches(given, 1, len(given), budget)
+    ends = [reader.end for turn in turns for reader in turn]
+    if not all(ends):
+        raise RuntimeError("streams of a mixture have more rows than its steps take")
+    found = [end for end in ends if end is not None]
+    yield StreamEnd(_joined([end.receipt for end in found]), _sum(found))
 
 
 def _next_batches(cycle: list[_StreamReader], count: int, width: int, budget: MemoryBudget) -> Batches:

@@ -105,10 +105,7 @@ class DeltaDataset(StructuredDataset):
             ColumnError: If a column does not exist, or cannot be delivered as it is stored.
         """
         refuse_path_options(options, "the table")
-        require_options(delta_options, "delta_options")
-        if version is not None:
-            version = require_count(version, "version", least=0)
-        files = VersionFiles(os.fspath(table), version, storage_options, delta_options)
+        files = VersionFiles.parse(table, version, storage_options, delta_options)
         loader, dataset = super().create_dataloader(files, storage_options=storage_options, **options)
         return loader, cast("DeltaDataset", dataset)
 
@@ -121,6 +118,20 @@ class VersionFiles(FileSet):
     version: int | None
     storage_options: Mapping[str, Any] | None = field(repr=False)
     delta_options: Mapping[str, str] | None = field(repr=False)
+
+    @classmethod
+    def parse(
+        cls,
+        table: PathLike,
+        version: int | None,
+        storage_options: Mapping[str, Any] | None,
+        delta_options: Mapping[str, str] | None,
+    ) -> VersionFiles:
+        """Check the arguments that say which table to open."""
+        require_options(delta_options, "delta_options")
+        if version is not None:
+            version = require_count(version, "version", least=0)
+        return cls(os.fspath(table), version, storage_options, delta_options)
 
     def open(self, request: Request) -> OpenedFiles:
         """Read the log, and the footers of its files."""

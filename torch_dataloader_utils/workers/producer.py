@@ -11,7 +11,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from torch_dataloader_utils.columns.convert import with_lists, with_offsets
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.base import Opened
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd
@@ -39,7 +39,7 @@ class Stream:
     the seed and the rank.
     """
 
-    opened_files: OpenedFiles
+    opened_files: Opened
     read_cache: ReadCache
     options: ReadOptions
     collate_fn: Callable[[Any], Any] | None
@@ -48,7 +48,7 @@ class Stream:
 
     def without_footers(self) -> Stream:
         """Return the same for a process that gets footers with its assignments."""
-        files = replace(self.opened_files, footers={}, metadata_file=None, all_columns=None)
+        files = self.opened_files.without_footers()
         return replace(self, opened_files=files, read_cache=self.read_cache.without_footers())
 
     def batches(
@@ -206,7 +206,7 @@ class _Report:
     """
 
     def __init__(self, stream: Stream) -> None:
-        self._storage = stream.opened_files.storage
+        self._opened = stream.opened_files
         self.due = 0.0
         self.watch = Stopwatch()
 
@@ -222,7 +222,7 @@ class _Report:
         self.due = time.perf_counter() + REPORT_SEC
         work = content.work or Work()
         work.counters.add(self.watch.take())
-        work.retries = self._storage.take_retries()
+        work.retries = self._opened.take_retries()
         return content if content.work is work else replace(content, work=work)
 
 

@@ -98,12 +98,7 @@ class IcebergDataset(StructuredDataset):
             ColumnError: If a column does not exist, or cannot be delivered as it is stored.
         """
         refuse_path_options(options, "the table")
-        _require_config(catalog_config)
-        if snapshot_id is not None:
-            snapshot_id = require_count(snapshot_id, "snapshot_id", least=None)
-        if scan_filter is not None:
-            _parse_scan_filter(scan_filter)
-        files = CatalogTable(table, catalog_config, snapshot_id, scan_filter, storage_options)
+        files = CatalogTable.parse(table, catalog_config, snapshot_id, scan_filter, storage_options)
         loader, dataset = super().create_dataloader(files, filters=filters, storage_options=storage_options, **options)
         return loader, cast("IcebergDataset", dataset)
 
@@ -138,6 +133,23 @@ class CatalogTable(FileSet):
     snapshot_id: int | None
     scan_filter: str | BooleanExpression | None
     storage_options: Mapping[str, Any] | None = field(repr=False)
+
+    @classmethod
+    def parse(
+        cls,
+        table: str,
+        catalog_config: Mapping[str, Any],
+        snapshot_id: int | None,
+        scan_filter: str | BooleanExpression | None,
+        storage_options: Mapping[str, Any] | None,
+    ) -> CatalogTable:
+        """Check the arguments that say which table to open."""
+        _require_config(catalog_config)
+        if snapshot_id is not None:
+            snapshot_id = require_count(snapshot_id, "snapshot_id", least=None)
+        if scan_filter is not None:
+            _parse_scan_filter(scan_filter)
+        return cls(table, catalog_config, snapshot_id, scan_filter, storage_options)
 
     @property
     def is_filtered(self) -> bool:

@@ -1,0 +1,120 @@
+"""The sources of a mixture as runs have them and as states record them. Pure.
+
+A state lists each source's files once. Which passes of a source an epoch reaches are numbers; its rows are named by
+paths that tell source and pass: see `planning.source_paths`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from torch_dataloader_utils.checkpoint.json_value import JsonValue
+from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.plan import DeliveredBaseline
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePosition:
+    """Where an epoch begins in the endless sequence of a source's passes.
+
+    Attributes:
+        number: The first pass of which not all rows were planned before the epoch.
+        row: How many of its rows were.
+        buffers: The rows of the shuffle buffer in this pass, and in each that follows it in the epoch; None for each
+            without row-level shuffle.
+    """
+
+    number: int
+    row: int
+    buffers: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRun:
+    """A source of a run: see `Run`, and where the epoch begins in it.
+
+    Attributes:
+        name: Its name.
+        manifest: Its files, each once.
+        weight: Its share from the beginning of the epoch, or the last elastic load, on.
+        position: Where the epoch begins in it.
+    """
+
+    name: str
+    manifest: Manifest
+    weight: Fraction
+    position: SourcePosition
+    filter_digest: str | None
+    filter_binding: str | None
+    filter_bindings: str | None
+    format: str
+    format_options: str | None
+    snapshot_id: int | None = None
+    version: int | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """Return what must be equal to load a state, by the names that users know. Files are compared separately."""
+        return {
+            "format": self.format,
+            "format_options": self.format_options,
+            "snapshot_id": self.snapshot_id,
+            "version": self.version,
+            "filters": self.filter_digest,
+            "filter_binding": self.filter_binding,
+            "rows": self.manifest.rows,
+        }
+
+    def dump(self, *, lists_files: bool) -> dict[str, Any]:
+        """Return what a state records of the source."""
+        return {
+            "name": self.name,
+            "weight": dump_fraction(self.weight),
+            "position": [self.position.number, self.position.row],
+            "buffers": list(self.position.buffers),
+            **self.settings(),
+            "filter_bindings": self.filter_bindings,
+            "fingerprint": self.manifest.fingerprint,
+            "root": self.manifest.root,
+            "files": [entry.copy() for entry in self.manifest.entries] if lists_files else None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class MixtureRun:
+    """What a run of a mixture has in addition to a single dataset's.
+
+    Attributes:
+        sources: The sources, in order.
+        rows_per_epoch: Rows of an epoch, of all ranks.
+        rows_before: Planned rows of the whole run before the epoch, of all ranks.
+        carried: Rows that epochs before it have taken out of their turn: an elastic load had left them behind.
+    """
+
+    sources: tuple[SourceRun, ...]
+    rows_per_epoch: int
+    rows_before: int
+    carried: DeliveredBaseline
+
+    def dump(self, *, lists_files: bool) -> dict[str, Any]:
+        """Return what a state records of the mixture."""
+        return {
+            "rows_per_epoch": self.rows_per_epoch,
+            "rows_before": self.rows_before,
+            "sources": [source.dump(lists_files=lists_files) for source in self.sources],
+        }
+
+
+def dump_fraction(value: Fraction) -> str:
+    """Return a fraction as a state records it, such as ``"7/10"``."""
+    return f"{value.numerator}/{value.denominator}"
+
+
+def parse_fraction(value: JsonValue) -> Fraction:
+    """Return a fraction that a state records, or raise a ValueError."""
+    numerator, slash, denominator = value.string().partition("/")
+    digits = all(part.isascii() and part.isdigit() for part in (numerator, denominator))
+    if not slash or not digits or not int(denominator):
+        raise value.fail("a fraction such as '7/10'")
+    return Fraction(int(numerator), int(denominator))

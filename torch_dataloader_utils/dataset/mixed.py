@@ -1,0 +1,230 @@
+"""`MixedDataset`: how users make a dataset of several sources, and its loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from torch_dataloader_utils.dataset.discovery import Request
+from torch_dataloader_utils.dataset.file_set import FileSet
+from torch_dataloader_utils.dataset.kept_rows import kept_rows
+from torch_dataloader_utils.dataset.manifest_file import dump_manifest
+from torch_dataloader_utils.dataset.sources import SourceDescription, open_sources, require_sources
+from torch_dataloader_utils.dataset.structured import StructuredDataset
+from torch_dataloader_utils.dataset.weights import ExactSchedule, Weights, WeightSchedule, exact_shares, parse_weights
+from torch_dataloader_utils.formats.base import KnownFooters, Opened, OpenedFiles, OpenedSources
+from torch_dataloader_utils.formats.text.footer import Cutting
+from torch_dataloader_utils.loader.arguments import optional_count, parse_bytes
+from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
+from torch_dataloader_utils.planning.mixture_planner import MixturePlanner, PlannedSource
+from torch_dataloader_utils.planning.plan import PlanOptions
+from torch_dataloader_utils.planning.planner import EpochPlanner
+from torch_dataloader_utils.planning.strategy import SplitStrategy
+
+OF_A_SOURCE = (
+    "path",
+    "format",
+    "format_options",
+    "count_rows",
+    "columns",
+    "filters",
+    "partitioning",
+    "manifest",
+)
+"""Parameters of one dataset that each source of a mixture has for itself."""
+
+
+class MixedDataset(StructuredDataset):
+    """Batches of the rows of several sources in given shares, for one rank; otherwise like `StructuredDataset`."""
+
+    @classmethod
+    def create_dataloader(  # type: ignore[override] # sources replace the path
+        cls,
+        sources: Mapping[str, SourceDescription],
+        weights: Weights | WeightSchedule,
+        *,
+        rows_per_epoch: int | None = None,
+        source_column: str | None = None,
+        **options: Any,
+    ) -> tuple[StructuredDataLoader, MixedDataset]:
+        """Open several sources and make the loader of this rank's batches.
+
+        A source is an endless sequence of passes, each of which has every row of the source once. An epoch takes of
+        each source the rows after those that the epoch before has taken. After every batch each source has delivered
+        its share of this rank's rows since the epoch began, less than one row off.
+
+        Args:
+            sources: The sources by name, each a `Source`.
+            weights: The share of each source in the delivered rows, by name: numbers of at least 0, of which only the
+                ratios matter. 0 rests a source. Or a schedule: a list of pairs of a row and such a mapping, which holds
+                from that planned row of the whole run on, over all ranks.
+            rows_per_epoch: Rows of an epoch, of all ranks together. None for as many as there are before the first
+                source has been through once: the least, over the sources with a weight above 0, of its rows divided by
+                its share.
+            source_column: Name of an int64 column to add: the place of the row's source among `sources`, from 0.
+            **options: The parameters of `StructuredDataset.create_dataloader`, except those that say which rows there
+                are, which each `Source` has for itself, and `split_strategy`. `shuffle_buffer_size` and
+                `read_ahead_bytes` are those of the whole mixture. `uneven_ranks` is ``"drop"`` unless it is ``"pad"``:
+                all ranks make equally many steps. `storage_options` are those of the run log.
+
+        Returns:
+            The loader and the dataset. Both have `state_dict` and `load_state_dict`.
+
+        Raises:
+            TypeError: If there is no such parameter, or an argument has the wrong type.
+            ValueError: If an argument's value makes no sense, or the number of a source's rows is not known; the
+                message names the source.
+            FileNotFoundError: If the path of a source matches no file.
+            UnreadableFileError: If a file cannot be read.
+            ColumnError: If the columns of sources cannot be unified, or one does not fit what was chosen for it; the
+                message names the sources and the column.
+        """
+        described = require_sources(sources)
+        schedule = parse_weights(weights, list(described))
+        refuse_options(options)
+        if len(schedule) > 1 and rows_per_epoch is None:
+            raise ValueError("rows_per_epoch: give it together with a schedule of weights, under which it would change")
+        require_column_name(source_column)
+        files = MixedFiles(
+            described,
+            schedule,
+            optional_count(rows_per_epoch, "rows_per_epoch"),
+            source_column,
+            Cutting(
+                parse_bytes(options.get("split_bytes", "128MiB"), "split_bytes"),
+                optional_count(options.get("shuffle_buffer_size"), "shuffle_buffer_size"),
+            ),
+        )
+        loader, dataset = super().create_dataloader(files, **{"uneven_ranks": "drop", **options})
+        return loader, cast("MixedDataset", dataset)
+
+    def set_weights(self, weights: Weights) -> None:
+        """Change the weights from the next epoch on: call it before `set_epoch`. All ranks make the same call.
+
+        Before `load_state_dict` they are those that the loaded epoch goes on with; a strict load needs the state's.
+
+        Args:
+            weights: The share of each source, by name, as in `create_dataloader`.
+
+        Raises:
+            TypeError: If a weight is no number.
+            ValueError: If a source has no weight, a weight makes no sense or its source has no row; or if the loader
+                was made with a schedule.
+        """
+        opened = cast("OpenedSources", self._opened_files).sources
+        shares = exact_shares(weights, list(opened))
+        for (name, files), share in zip(opened.items(), shares, strict=True):
+            if share and not files.manifest.rows:
+                raise ValueError(f"source {name!r} has a weight, and no row")
+        self._epoch_state.set_weights(shares)
+
+    def get_metrics(self) -> dict[str, Any]:
+        """Return what `StructuredDataset.get_metrics` does, and what was delivered of each source.
+
+        Returns:
+            Under ``sources``, by name, a dictionary of this rank's ``rows`` of the source in this epoch, since the last
+            elastic load if there was one; ``pass``, the newest pass of the source that they reach; ``share_asked``, its
+            weight; and ``share_delivered``, its share of this rank's rows.
+        """
+        return super().get_metrics() | {"sources": self._epoch_state.source_metrics()}
+
+    def skip_steps(self, start: int, stop: int) -> None:
+        """Raise: steps of a mixture cannot be skipped.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(f"skip_steps({start}, {stop}): steps of a mixture cannot be skipped")
+
+    def dump_manifest(self, source: str) -> bytes:  # type: ignore[override] # each source has its own
+        """Return the files and footers of a source, and what was counted of it, for the `manifest` of a `Source`.
+
+        Args:
+            source: The name of the source.
+
+        Returns:
+            Bytes to keep in a file or to send. They hold no credentials.
+
+        Raises:
+            ValueError: As in `StructuredDataset.dump_manifest`, or if there is no such source.
+        """
+        opened = cast("OpenedSources", self._opened_files)
+        return manifest_of(source, opened.sources)
+
+    def __repr__(self) -> str:
+        """Describe the dataset in one line, without secrets."""
+        topology = self._epoch_state.topology
+        sources = ", ".join(cast("OpenedSources", self._opened_files).sources)
+        return (
+            f"{type(self).__name__}({sources}; rank {topology.rank} of {topology.num_ranks}, "
+            f"{topology.num_workers} workers, epoch {self.epoch})"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MixedFiles(FileSet):
+    """The files of all sources of a mixture, and in which shares their rows are delivered."""
+
+    described: Mapping[str, SourceDescription]
+    schedule: ExactSchedule
+    rows_per_epoch: int | None
+    source_column: str | None
+    cutting: Cutting
+
+    @property
+    def sources(self) -> int:
+        """Number of sources."""
+        return len(self.described)
+
+    def open(self, request: Request) -> OpenedSources:
+        """Open every source once."""
+        return OpenedSources(open_sources(self.described, request, self.cutting, self.source_column))
+
+    def planner(
+        self,
+        opened: Opened,
+        options: PlanOptions,
+        strategy: SplitStrategy | None,  # noqa: ARG002 - a mixture is refused one
+        *,
+        drop_last: bool,
+    ) -> EpochPlanner:
+        """Return what plans the epochs of the mixture.
+
+        Raises:
+            ValueError: If a source with a weight has no row.
+        """
+        assert isinstance(opened, OpenedSources)  # noqa: S101 - `open` returned it
+        sources = [PlannedSource(name, files.manifest, files.selection) for name, files in opened.sources.items()]
+        for _, weights in self.schedule:
+            for source, weight in zip(sources, weights, strict=True):
+                if weight and not source.rows():
+                    raise ValueError(f"source {source.name!r} has a weight, and no row")
+        return MixturePlanner(sources, options, self.schedule, self.rows_per_epoch, drop_last=drop_last)
+
+
+def require_column_name(name: object) -> None:
+    """Raise unless the value is the name of the source column, or None."""
+    if name is not None and (not isinstance(name, str) or not name):
+        raise TypeError(f"source_column={name!r}: expected the name of the column to add")
+
+
+def refuse_options(options: Mapping[str, Any]) -> None:
+    """Raise if options of a mixture are those of a source, or cannot be had with several sources."""
+    wrong = [name for name in OF_A_SOURCE if name in options]
+    if wrong:
+        raise TypeError(f"{' and '.join(wrong)}: which rows there are is said by each Source")
+    if options.get("split_strategy") is not None:
+        raise ValueError("split_strategy: the shards of a mixture are those of its sources' passes")
+    if options.get("uneven_ranks") == "allow":
+        msg = "uneven_ranks='allow': the ranks of a mixture always make equally many steps; choose 'drop' or 'pad'"
+        raise ValueError(msg)
+
+
+def manifest_of(source: str, opened: Mapping[str, OpenedFiles]) -> bytes:
+    """Return a source's manifest."""
+    if source not in opened:
+        raise ValueError(f"there is no source {source!r}: there are {', '.join(map(repr, opened))}")
+    files = opened[source]
+    known = KnownFooters(files.footers, files.metadata_file)
+    return dump_manifest(files.manifest.root, tuple(files.files.values()), known, files.storage, kept_rows(files))

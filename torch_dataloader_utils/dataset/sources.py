@@ -1,0 +1,158 @@
+"""The sources of a mixture: described, opened, and their columns put into one schema."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from torch_dataloader_utils.columns.transform import null_message
+from torch_dataloader_utils.dataset.discovery import Request
+from torch_dataloader_utils.dataset.file_set import FileSet
+from torch_dataloader_utils.dataset.kept_rows import with_kept_rows
+from torch_dataloader_utils.dataset.manifest_file import parse_kept_rows
+from torch_dataloader_utils.errors import ColumnError
+from torch_dataloader_utils.formats.base import OpenedFiles, files_of
+from torch_dataloader_utils.formats.schema import FileSchema, Projection, unified
+from torch_dataloader_utils.formats.text.footer import Cutting
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDescription:
+    """Which rows a source of a mixture has. Nothing is accessed before the mixture is made.
+
+    Attributes:
+        text: What the user gave, for messages: the path, or the table's name.
+        file_set: Returns the files, given how finely text is cut.
+        columns: The columns to deliver, in this order; None for all.
+        filters: Which rows to deliver; None for all.
+        count_rows: Whether rows that only reading tells are counted when the source is opened.
+        unknown_rows: Why the number of rows is unknown, if they are not counted; None where it is known.
+        manifest: The result of `dump_manifest` that the files are taken from, or None.
+    """
+
+    text: str
+    file_set: Callable[[Cutting], FileSet] = field(repr=False)
+    columns: list[str] | None
+    filters: pc.Expression | None
+    count_rows: bool
+    unknown_rows: str | None
+    manifest: bytes | None = field(default=None, repr=False)
+
+
+def require_sources(sources: object) -> dict[str, SourceDescription]:
+    """Return the sources by name, in their order.
+
+    Raises:
+        TypeError: If it is no mapping from names to sources.
+        ValueError: If there is none, or the rows of one are not known.
+    """
+    if not isinstance(sources, Mapping):
+        raise TypeError(f"sources is {type(sources).__name__}, expected a mapping from names to Source")
+    if not sources:
+        raise ValueError("sources is empty: name at least one")
+    for name, source in sources.items():
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"sources has the name {name!r}, expected a string that is not empty")
+        if "/" in name:
+            raise ValueError(f"sources has the name {name!r}: a slash divides it from the paths of its files")
+        if not isinstance(source, SourceDescription):
+            raise TypeError(f"source {name!r} is {type(source).__name__}, expected a Source")
+        if source.unknown_rows is not None:
+            msg = f"source {name!r} ({source.text}): a mixture has to know how many rows each source has, and "
+            raise ValueError(f"{msg}{source.unknown_rows}: make it with count_rows=True, which counts them once")
+    return dict(sources)
+
+
+def open_sources(
+    sources: Mapping[str, SourceDescription], request: Request, cutting: Cutting, source_column: str | None
+) -> dict[str, OpenedFiles]:
+    """Open every source once, and give all of them the same columns.
+
+    Raises:
+        ColumnError: If a source's columns do not fit, or those of several sources cannot be unified; the message names
+            the sources and the column.
+    """
+    opened = {name: _opened(name, source, request, cutting) for name, source in sources.items()}
+    schema = _common_schema(opened)
+    if source_column is not None:
+        homes = [name for name, files in opened.items() if source_column in (*files.schema.names, *files.needed.names)]
+        if homes:
+            msg = f"source_column={source_column!r} is the name of a column of source {homes[0]!r}: choose another"
+            raise ColumnError(msg)
+        schema = schema.append(pa.field(source_column, pa.int64()))
+    return {
+        name: _numbered(_with_schema(name, files, schema, opened, request.refuses_nulls), source_column, number)
+        for number, (name, files) in enumerate(opened.items())
+    }
+
+
+def _opened(name: str, source: SourceDescription, request: Request, cutting: Cutting) -> OpenedFiles:
+    """Open a source, or raise an error that names it."""
+    try:
+        own = replace(request, columns=source.columns, filters=source.filters)
+        files = files_of(source.file_set(cutting).open(own), "a source")
+    except ColumnError as error:
+        raise ColumnError(f"source {name!r}: {error}") from None
+    if files.filter is None:
+        return files
+    return with_kept_rows(files, None if source.manifest is None else parse_kept_rows(source.manifest))
+
+
+def _common_schema(opened: Mapping[str, OpenedFiles]) -> pa.Schema:
+    """Return the columns of all sources: the first one's, then those that only others have."""
+    whole = unified(FileSchema(f"source {name!r}", files.schema) for name, files in opened.items())
+    for column, problem in whole.problems.items():
+        raise ColumnError(f"column {column!r} {problem}")
+    return whole.schema
+
+
+def _with_schema(
+    name: str,
+    files: OpenedFiles,
+    schema: pa.Schema,
+    opened: Mapping[str, OpenedFiles],
+    refuses_nulls: Callable[[pa.Field], bool],
+) -> OpenedFiles:
+    """Return a source that delivers the columns of all sources. Those that it lacks are null."""
+    own = files.schema.names
+    for filtering in files.filter_columns:
+        if filtering not in own and filtering in schema.names:
+            home = next(other for other in opened if filtering in opened[other].schema.names)
+            msg = (
+                f"source {name!r} filters by column {filtering!r} and does not deliver it, which source {home!r} does: "
+            )
+            raise ColumnError(f"{msg}name it in the columns of {name!r} too, or in those of neither")
+    nulls = files.announced_nulls
+    rows = files.manifest.rows
+    for column in schema:
+        if column.name not in own and rows and refuses_nulls(column) and nulls is None:
+            homes = [other for other in opened if column.name in opened[other].schema.names]
+            if homes:
+                nulls = (
+                    f"column {column.name!r} is in source {homes[0]!r} but not in source {name!r}, where it is null: "
+                )
+                nulls += null_message(column.name, rows)
+    needed = pa.schema([*schema, *(files.needed.field(name) for name in files.filter_columns if name not in own)])
+    places = {column: files.needed.get_field_index(column) for column in needed.names if column in files.needed.names}
+    projections = tuple(map(partial(_rearranged, places=places, columns=needed.names), files.projections))
+    return replace(files, schema=schema, needed=needed, projections=projections, announced_nulls=nulls, source=name)
+
+
+def _rearranged(projection: Projection, places: Mapping[str, int], columns: Collection[str]) -> Projection:
+    """Return how the same files become other columns: some of those of a projection, and columns that they lack."""
+    sources = tuple(projection.sources[places[name]] if name in places else None for name in columns)
+    return projection.of(sources)
+
+
+def _numbered(files: OpenedFiles, column: str | None, number: int) -> OpenedFiles:
+    """Return a source with its place among the sources as a column."""
+    if column is None:
+        return files
+    columns = files.constant_columns
+    before = {path: (*values, *(None for _ in columns[len(values) :])) for path, values in files.constants.items()}
+    constants = {file.path: (*before.get(file.path, (None,) * len(columns)), number) for file in files.manifest.files}
+    return replace(files, constants=constants, constant_columns=(*columns, column))

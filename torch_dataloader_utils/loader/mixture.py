@@ -1,0 +1,111 @@
+"""A mixture's part of runs and states: where its sources stand in an epoch."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun, SourcePosition, SourceRun
+from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.checkpoint.saved_state import SavedState
+from torch_dataloader_utils.formats.base import Opened, OpenedSources
+from torch_dataloader_utils.planning.mixture_planner import Base, MixturePlanner, Start
+from torch_dataloader_utils.planning.plan import DeliveredBaseline
+from torch_dataloader_utils.planning.planner import EpochPlanner
+from torch_dataloader_utils.planning.source_paths import parse_source_path
+from torch_dataloader_utils.planning.topology import Topology
+
+
+def mixture_of(opened: Opened, planner: EpochPlanner, epoch: int, topology: Topology) -> MixtureRun | None:
+    """Return what a run of a mixture has in addition to a single dataset's; None for a single dataset."""
+    if not isinstance(planner, MixturePlanner) or not isinstance(opened, OpenedSources):
+        return None
+    starts = planner.starts(epoch, topology)
+    passes = planner.passes(epoch, topology)
+    weights = planner.weights_in(epoch, topology)
+    sources = tuple(
+        SourceRun(
+            name=name,
+            manifest=files.manifest,
+            weight=weights[number],
+            position=SourcePosition(
+                starts[number].number,
+                starts[number].row,
+                tuple(planner.buffer_of(number, reached) for reached in passes[number]),
+            ),
+            filter_digest=files.filter_digest,
+            filter_binding=files.filter_binding,
+            filter_bindings=files.filter_bindings,
+            format=files.format_name,
+            format_options=files.options_digest,
+            **files.pin,
+        )
+        for number, (name, files) in enumerate(opened.sources.items())
+    )
+    return MixtureRun(sources, planner.rows_per_epoch, planner.rows_before(epoch, topology), planner.carried_in(epoch))
+
+
+def placed(planner: EpochPlanner, saved: SavedState, topology: Topology) -> EpochPlanner:
+    """Return the planner of a run that continues a state: its sources stand where the state's do."""
+    if not isinstance(planner, MixturePlanner) or saved.mixture is None:
+        return planner
+    known = {source.name: source.position for source in saved.mixture.sources}
+    none = SourcePosition(0, 0, ())
+    positions = [known.get(source.name, none) for source in planner.sources]
+    base = Base(
+        saved.epoch,
+        tuple(Start(position.number, position.row) for position in positions),
+        saved.mixture.rows_before,
+        tuple(position.number + len(position.buffers) for position in positions),
+        {
+            (source, position.number + later): rows
+            for source, position in enumerate(positions)
+            for later, rows in enumerate(position.buffers)
+        },
+    )
+    files = planner.begun_at(base).manifest_of(saved.epoch, topology).rows_by_file
+    carried = saved.mixture.carried
+    partial = tuple(shard.partial(files) for shard in carried.in_progress)
+    return planner.begun_at(replace(base, carried=DeliveredBaseline(tuple(carried.whole(files)), partial, (), 0)))
+
+
+def require_no_schedule(planner: EpochPlanner) -> None:
+    """Raise a ValueError if the weights of a mixture change by a schedule."""
+    if isinstance(planner, MixturePlanner) and planner.has_schedule:
+        raise ValueError("set_weights: the weights change by a schedule, which the loader was made with")
+
+
+def reweighted(
+    planner: EpochPlanner, weights: tuple[Fraction, ...], epoch: int, topology: Topology, *, is_loaded: bool
+) -> EpochPlanner:
+    """Return the planner of the same mixture with other weights from an epoch on: see `MixturePlanner.with_weights`."""
+    if not isinstance(planner, MixturePlanner):
+        return planner
+    return planner.with_weights(weights, epoch, topology, is_loaded=is_loaded)
+
+
+def source_metrics(
+    planner: EpochPlanner, progress: Progress, epoch: int, topology: Topology
+) -> dict[str, dict[str, Any]]:
+    """Return for each source of a mixture what this rank has delivered of it, by the names of `get_metrics`."""
+    if not isinstance(planner, MixturePlanner):
+        return {}
+    weights, starts = planner.weights_in(epoch, topology), planner.starts(epoch, topology)
+    sources = len(planner.sources)
+    rows = [0] * sources
+    passes = [start.number for start in starts]
+    for number, stream in enumerate(progress.streams):
+        rows[number % sources] += sum(part.rows for part in stream.done)
+        reached = [parse_source_path(part.shard.splits[0].path).number for part in stream.done[-1:]]
+        passes[number % sources] = max([passes[number % sources], *reached])
+    total = sum(rows)
+    return {
+        source.name: {
+            "rows": rows[number],
+            "pass": passes[number],
+            "share_asked": float(weights[number]),
+            "share_delivered": rows[number] / total if total else 0.0,
+        }
+        for number, source in enumerate(planner.sources)
+    }

@@ -1,0 +1,456 @@
+"""From the sources of a mixture, their weights and an epoch to its plan. Pure.
+
+A source is an endless sequence of passes, each of which has every row of the source once. Epochs take windows of it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from itertools import count
+from typing import Any, TypeAlias
+
+from torch_dataloader_utils.planning.balance import deal
+from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
+from torch_dataloader_utils.planning.manifest import DataFile, Manifest, SizedSplit, Split
+from torch_dataloader_utils.planning.plan import (
+    BalancedStreams,
+    DeliveredBaseline,
+    PartialShard,
+    Plan,
+    PlanOptions,
+    ShardSlice,
+)
+from torch_dataloader_utils.planning.planner import EpochPlanner, Selection, newest_algorithm
+from torch_dataloader_utils.planning.quotas import Quotas
+from torch_dataloader_utils.planning.row_ranges import Coverage, Windows, gaps, merged, merged_splits, size_of
+from torch_dataloader_utils.planning.shards import make_shards
+from torch_dataloader_utils.planning.source_paths import parse_source_path, source_path
+from torch_dataloader_utils.planning.topology import Topology
+
+LEAST_SHARE = 4
+"""A source has at least this part (a quarter) of what it would have of the shuffle buffer if all weights were equal."""
+
+Schedule: TypeAlias = tuple[tuple[int, tuple[Fraction, ...]], ...]
+"""From which row on which shares of the sources hold, from 0 on."""
+
+SHARDS_OF_A_PASS = 16
+"""A pass has at least so many shards, if it has so many row groups: it does not know how many streams share it."""
+
+
+@dataclass(frozen=True)
+class PlannedSource:
+    """A source as plans see it: its name, its files, and the row groups that its filter leaves."""
+
+    name: str
+    manifest: Manifest
+    selection: Selection = None
+
+    def rows(self) -> int:
+        """Return the rows of a pass."""
+        return sum(group.rows for group in self._groups())
+
+    def _groups(self) -> Iterator[SizedSplit]:
+        for number, groups in enumerate(self.manifest.row_group_splits):
+            selected = groups if self.selection is None else [groups[index] for index in self.selection[number]]
+            yield from (group for group in selected if group.split.row_length)
+
+    def slices(self, number: int, options: PlanOptions, buffer_rows: int | None) -> Iterator[ShardSlice]:
+        """Yield the shards of a pass, in its order."""
+        groups = [replace(group, split=self._in_pass(group.split, number)) for group in self._groups()]
+        options = replace(options, shuffle_buffer_size=buffer_rows)
+        yield from map(ShardSlice, make_shards(groups, options, number, SHARDS_OF_A_PASS // 4))
+
+    def _in_pass(self, split: Split, number: int) -> Split:
+        return replace(split, path=source_path(self.name, number, split.path))
+
+    def files(self, number: int) -> Iterator[DataFile]:
+        """Yield the files of a pass."""
+        for file in self.manifest.files:
+            yield replace(file, path=source_path(self.name, number, file.path))
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where an epoch begins in a source: a pass, and how many rows of it were planned before."""
+
+    number: int = 0
+    row: int = 0
+
+
+NONE_CARRIED = DeliveredBaseline((), (), (), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The epoch from which on others are counted, and where it begins.
+
+    Attributes:
+        epoch: The epoch.
+        starts: Where it begins in each source.
+        rows_before: Planned rows of the whole run before it, of all ranks.
+        ends: For each source the pass before which the epoch's files end; None where its plan says so.
+        buffers: The rows of the shuffle buffer in passes that had begun before, by source and pass.
+        carried: Rows after the starts that earlier epochs have taken.
+    """
+
+    epoch: int
+    starts: tuple[Start, ...]
+    rows_before: int = 0
+    ends: tuple[int, ...] | None = None
+    buffers: Mapping[tuple[int, int], int | None] = field(default_factory=dict)
+    carried: DeliveredBaseline = NONE_CARRIED
+
+
+class MixturePlanner(EpochPlanner):
+    """Makes the plans of a mixture's epochs.
+
+    Args:
+        sources: The sources, in order.
+        options: What plans depend on. The shuffle buffer is that of all sources together.
+        schedule: From which planned row of the whole run on which shares of the sources hold, from 0 on.
+        rows_per_epoch: Rows of an epoch, of all ranks; None for those until the first source has been through once.
+        drop_last: Whether a short last step is left out. Its rows come first in the next epoch.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[PlannedSource],
+        options: PlanOptions,
+        schedule: Schedule,
+        rows_per_epoch: int | None,
+        *,
+        drop_last: bool,
+    ) -> None:
+        super().__init__(Manifest("", ()), options, None, None)
+        self.sources = tuple(sources)
+        self._schedule = schedule
+        self._rows_given = rows_per_epoch
+        self._drop_last = drop_last
+        self._rows = [source.rows() for source in sources]
+        self._base = Base(0, (Start(),) * len(self.sources))
+        self._manifests: dict[Any, Manifest] = {}
+        self._totals: tuple[Quotas, tuple[int, ...]] | None = None
+
+    @property
+    def rows_per_epoch(self) -> int:
+        """Rows of an epoch, of all ranks."""
+        if self._rows_given is not None:
+            return self._rows_given
+        shares = zip(self._rows, self._schedule[0][1], strict=True)
+        return min(int(rows / weight) for rows, weight in shares if weight)
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the weights change by a schedule."""
+        return len(self._schedule) > 1
+
+    def weights_in(self, epoch: int, topology: Topology) -> tuple[Fraction, ...]:
+        """Return the share of each source at the beginning of an epoch."""
+        return self._sections(self.rows_before(epoch, topology), 1)[0][1]
+
+    def _sections(self, rows_before: int, ranks: int) -> Schedule:
+        """Return the sections of a rank's rows, which begin after so many planned rows of all ranks."""
+        begun = max(number for number, (row, _) in enumerate(self._schedule) if row <= rows_before)
+        later = ((-((rows_before - row) // ranks), weights) for row, weights in self._schedule[begun + 1 :])
+        return (0, self._schedule[begun][1]), *later
+
+    def with_weights(
+        self, weights: tuple[Fraction, ...], epoch: int, topology: Topology, *, is_loaded: bool
+    ) -> MixturePlanner:
+        """Return the planner of the same mixture with other weights from an epoch on.
+
+        `is_loaded` says that a state of the epoch is loaded, so that its files are those of the state.
+        """
+        starts = self.starts(epoch, topology)
+        open_passes = {
+            (source, start.number): self.buffer_of(source, start.number)
+            for source, start in enumerate(starts)
+            if start.row
+        }
+        buffers = {**self._base.buffers, **open_passes}
+        rows = self.rows_before(epoch, topology)
+        ends = self._base.ends if is_loaded else None
+        changed = self.begun_at(Base(epoch, starts, rows, ends, buffers, self.carried_in(epoch)))
+        changed._schedule = ((0, weights),)  # noqa: SLF001 - of this class
+        return changed
+
+    # What an epoch takes ---------------------------------------------------------------------------------------------
+
+    def _rows_of_rank(self, topology: Topology, baseline: DeliveredBaseline | None = None) -> int:
+        """Return the rows of each planned rank in an epoch, or in the rest that a baseline leaves of it."""
+        assert self.options.batch_size is not None  # noqa: S101 - a mixture's ranks are always balanced
+        left = self.rows_per_epoch - (0 if baseline is None else rows_of(baseline))
+        short = topology.planned_ranks - 1 if self.options.uneven_ranks == "pad" else 0
+        rows = (max(0, left) + short) // topology.planned_ranks
+        return rows - rows % self.options.batch_size if self._drop_last else rows
+
+    def quotas(self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None = None) -> Quotas:
+        """Return the rows of each source in the steps of a planned rank.
+
+        With a baseline they are those of the rest of the epoch, counted from its first step on.
+        """
+        assert self.options.batch_size is not None  # noqa: S101 - a mixture's ranks are always balanced
+        before = self.rows_before(epoch, topology) + (0 if baseline is None else rows_of(baseline))
+        sections = self._sections(before, topology.planned_ranks)
+        return Quotas(sections, self._rows_of_rank(topology, baseline), self.options.batch_size)
+
+    def starts(self, epoch: int, topology: Topology) -> tuple[Start, ...]:
+        """Return where an epoch begins in each source.
+
+        Raises:
+            ValueError: If the epoch is before those of which it is known.
+        """
+        first, starts = self._base.epoch, self._base.starts
+        if epoch < first:
+            msg = f"epoch {epoch} is before epoch {first}, from which on it is known where the sources stand"
+            raise ValueError(msg)
+        for reached in range(first, epoch):
+            taken = self._taken_in(reached, topology)
+            is_last = self.rows_before(reached, topology) >= self._schedule[-1][0]  # all later epochs take as much
+            times = epoch - reached if is_last else 1
+            starts = tuple(
+                _moved(start, times * topology.planned_ranks * rows, size)
+                for start, rows, size in zip(starts, taken, self._rows, strict=True)
+            )
+            if is_last:
+                break
+        return starts
+
+    def _taken_in(self, epoch: int, topology: Topology) -> tuple[int, ...]:
+        """Return the rows of each source that a planned rank takes in an epoch."""
+        key = self.quotas(epoch, topology)
+        if self._totals is None or self._totals[0] != key:
+            self._totals = key, key.of_worker(0, 1)
+        return self._totals[1]
+
+    def require_epoch(self, epoch: int, topology: Topology) -> None:
+        """Raise a ValueError if an epoch is before those of which it is known."""
+        self.starts(epoch, topology)
+
+    def rows_before(self, epoch: int, topology: Topology) -> int:
+        """Return the planned rows of the whole run before an epoch, of all ranks."""
+        epochs = epoch - self._base.epoch
+        return self._base.rows_before + epochs * self._rows_of_rank(topology) * topology.planned_ranks
+
+    def carried_in(self, epoch: int) -> DeliveredBaseline:
+        """Return the rows that epochs before one have taken out of their turn."""
+        return self._base.carried if epoch == self._base.epoch else NONE_CARRIED
+
+    @property
+    def carried(self) -> DeliveredBaseline:
+        """The rows after the beginning of the epoch, from which on others are counted, that earlier ones have taken."""
+        return self._base.carried
+
+    def begun_at(self, base: Base) -> MixturePlanner:
+        """Return the planner of the same mixture in which epochs are counted from elsewhere on."""
+        planner = copy.copy(self)
+        planner._base, planner._plan, planner._manifests = base, None, {}  # noqa: SLF001 - of this class
+        return planner
+
+    def reaching(self, plan: Plan) -> MixturePlanner:
+        """Return the planner in which the files of the epoch have the passes of a plan of its rest, too."""
+        assert self._base.ends is not None  # noqa: S101 - the rest of an epoch is planned where a state tells its files
+        ends = list(self._base.ends)
+        numbers = {source.name: number for number, source in enumerate(self.sources)}
+        for part in plan.slices:
+            for split in part.shard.splits:
+                found = parse_source_path(split.path)
+                ends[numbers[found.source]] = max(ends[numbers[found.source]], found.number + 1)
+        return self.begun_at(replace(self._base, ends=tuple(ends)))
+
+    def moved_to(
+        self, epoch: int, topology: Topology, current: int, baseline: DeliveredBaseline | None
+    ) -> MixturePlanner:
+        """Return the planner for an epoch after the current one, of which a baseline says what an elastic load left.
+
+        Rows that were delivered ahead of their turn make a later epoch begin where no arithmetic tells.
+        """
+        moved = self
+        if epoch > current and baseline is not None:
+            moved = self._after(topology, baseline)
+        while moved.carried != NONE_CARRIED and moved._base.epoch < epoch:  # noqa: SLF001 - of this class
+            moved = moved._after(topology, NONE_CARRIED)  # noqa: SLF001
+        return moved
+
+    def _after(self, topology: Topology, baseline: DeliveredBaseline) -> MixturePlanner:
+        """Return the planner that counts from the next epoch on."""
+        epoch = self._base.epoch
+        plan = self.plan(epoch, topology, baseline if baseline != NONE_CARRIED else None)
+        taken = _Taken(self._base.carried, baseline)
+        taken.add(plan.slices)
+        buffers = {
+            (source, number): self.buffer_of(source, number)
+            for source, reached in enumerate(self.passes(epoch, topology))
+            for number in reached
+        }
+        rows = self.rows_before(epoch, topology) + rows_of(baseline) + sum(part.rows for part in plan.slices)
+        starts, done, partial = [], list[Split](), list[PartialShard]()
+        for source, (start, reached) in enumerate(zip(self._base.starts, self.passes(epoch, topology), strict=True)):
+            first, later = self._first_left(source, start, taken, reached.stop)
+            starts.append(first)
+            for part, windows in later:
+                if gaps(windows, part.rows):
+                    partial.append(PartialShard(part.shard, windows))
+                else:
+                    done += part.shard.splits
+        carried = DeliveredBaseline(tuple(merged_splits(done)), tuple(partial), (), 0)
+        return self.begun_at(Base(epoch + 1, tuple(starts), rows, None, buffers, carried))
+
+    def _first_left(
+        self, source: int, start: Start, taken: _Taken, stop: int
+    ) -> tuple[Start, list[tuple[ShardSlice, Windows]]]:
+        """Return the first row that is not taken, and which rows of later shards are, before a pass."""
+        first: Start | None = None
+        later: list[tuple[ShardSlice, Windows]] = []
+        for number in range(start.number, stop):
+            before = 0
+            for part in self._shards(source, number):
+                windows = taken.windows(part)
+                if number == start.number:  # the rows before the start were taken by earlier epochs
+                    windows = merged([*windows, (0, min(part.rows, max(0, start.row - before)))])
+                    windows = tuple(window for window in windows if window[0] < window[1])
+                left = gaps(windows, part.rows)
+                if first is None and left:
+                    first = Start(number, before + left[0][0])
+                    windows = tuple(window for window in windows if window[0] >= left[0][0])
+                if first is not None and windows:
+                    later.append((part, windows))
+                before += part.rows
+        return first or Start(stop, 0), later
+
+    def passes(self, epoch: int, topology: Topology) -> list[range]:
+        """Return the passes of each source that an epoch reaches."""
+        starts = self.starts(epoch, topology)
+        taken = self._taken_in(epoch, topology)
+        if epoch == self._base.epoch and self._base.ends is not None:
+            return [range(start.number, end) for start, end in zip(starts, self._base.ends, strict=True)]
+        ends = (
+            _moved(start, topology.planned_ranks * rows, size).number + 1
+            for start, rows, size in zip(starts, taken, self._rows, strict=True)
+        )
+        known = [_end_of_passes(self.carried_in(epoch), source.name) for source in self.sources]
+        return [range(start.number, max(both)) for start, *both in zip(starts, ends, known, strict=True)]
+
+    def buffer_of(self, source: int, number: int) -> int | None:
+        """Return the rows of the shuffle buffer that a source has in a pass: its share when the pass begins.
+
+        A small share has a floor, so that its rows still mix.
+        """
+        whole = self.options.shuffle_buffer_size
+        if whole is None:
+            return None
+        least = max(1, whole // (LEAST_SHARE * len(self.sources)))
+        return self._base.buffers.get((source, number), max(least, int(whole * self._schedule[0][1][source])))
+
+    def _shards(self, source: int, number: int) -> Iterator[ShardSlice]:
+        return self.sources[source].slices(number, self.options, self.buffer_of(source, number))
+
+    def manifest_of(self, epoch: int, topology: Topology) -> Manifest:
+        """Return the files of each pass that an epoch reaches."""
+        key = tuple((reached.start, reached.stop) for reached in self.passes(epoch, topology))
+        if key not in self._manifests:
+            files = [
+                file
+                for source, reached in zip(self.sources, key, strict=True)
+                for number in range(*reached)
+                for file in source.files(number)
+            ]
+            self._manifests = {key: Manifest("", tuple(sorted(files, key=lambda file: file.path)))}
+        return self._manifests[key]
+
+    # The plan --------------------------------------------------------------------------------------------------------
+
+    def plan(
+        self,
+        epoch: int,
+        topology: Topology,
+        baseline: DeliveredBaseline | None = None,
+        algorithm: int | None = None,
+        left_out: ExcludedRows = NONE_EXCLUDED,  # noqa: ARG002 - a mixture's rows cannot be excluded
+    ) -> Plan:
+        """Return the plan of an epoch, or of the rows of it that a baseline does not contain."""
+        algorithm = newest_algorithm() if algorithm is None else algorithm
+        ranks, workers = topology.planned_ranks, topology.planned_workers
+        key = (algorithm, epoch, ranks, workers, baseline, self._schedule, self._base.epoch)
+        if self._plan is None or self._plan[0] != key:
+            self._plan = key, self._mixed(epoch, topology, baseline)
+        return self._plan[1]
+
+    def _mixed(self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None) -> Plan:
+        ranks, workers = topology.planned_ranks, topology.planned_workers
+        quotas = self.quotas(epoch, topology, baseline)
+        streams_of_rank = max(1, workers)
+        of_workers = [quotas.of_worker(worker, streams_of_rank) for worker in range(streams_of_rank)]
+        wanted = list(zip(*of_workers, strict=True))
+        taken = _Taken(*([self._base.carried] if epoch == self._base.epoch else []), *([baseline] if baseline else []))
+        dealt = []
+        slices: list[ShardSlice] = []
+        for index, start in enumerate(self.starts(epoch, topology)):
+            window = list(self._window(index, start, ranks * sum(wanted[index]), taken))
+            slices += window
+            dealt.append(deal(window, ranks, wanted[index]))
+        streams = tuple(of_source[rank] for rank in range(ranks) for of_source in dealt)
+        balanced = BalancedStreams(streams, (), ())
+        return Plan(epoch, ranks * len(self.sources), workers, tuple(slices), balanced)
+
+    def _window(self, source: int, start: Start, rows: int, taken: _Taken) -> Iterator[ShardSlice]:
+        """Yield so many rows of a source that are not taken, from a start on."""
+        before = start.row
+        for number in count(start.number):
+            for part in self._shards(source, number):
+                if not rows:
+                    return
+                skip = min(before, part.rows)
+                before -= skip
+                for first, stop in gaps(taken.windows(part), part.rows):
+                    begin = max(first, skip)
+                    end = min(stop, begin + rows)
+                    if begin < end:
+                        rows -= end - begin
+                        yield replace(part, start=begin, stop=end)
+
+
+class _Taken:
+    """Rows that epochs, or the current one, have taken of shards."""
+
+    def __init__(self, *baselines: DeliveredBaseline) -> None:
+        self._whole = Coverage(split for baseline in baselines for split in baseline.done)
+        self._windows: defaultdict[tuple[Split, ...], list[tuple[int, int]]] = defaultdict(list)
+        for partial in (partial for baseline in baselines for partial in baseline.partial):
+            self._windows[partial.shard.splits] += partial.windows
+
+    def add(self, slices: Iterable[ShardSlice]) -> None:
+        """Add slices."""
+        for part in slices:
+            self._windows[part.shard.splits].append((part.start, part.stop))
+
+    def windows(self, part: ShardSlice) -> Windows:
+        """Return the rows that are taken of a shard."""
+        if all(map(self._whole.covers, part.shard.splits)):
+            return ((0, part.rows),)
+        return merged(self._windows.get(part.shard.splits, ()))
+
+
+def rows_of(baseline: DeliveredBaseline) -> int:
+    """Return the rows of a baseline."""
+    whole = sum(split.row_length for split in baseline.done)
+    return whole + sum(size_of(partial.windows) for partial in baseline.partial)
+
+
+def _end_of_passes(baseline: DeliveredBaseline, source: str) -> int:
+    """Return the number after the last pass of a source that a baseline has rows of; 0 if it has none."""
+    splits = (*baseline.done, *(split for partial in baseline.partial for split in partial.shard.splits))
+    found = map(parse_source_path, {split.path for split in splits})
+    return max((path.number + 1 for path in found if path.source == source), default=0)
+
+
+def _moved(start: Start, rows: int, size: int) -> Start:
+    """Return a place so many rows of a sequence of equal passes later."""
+    if not rows:
+        return start
+    passes, row = divmod(start.row + rows, size)
+    return Start(start.number + passes, row)
