@@ -386,7 +386,7 @@ class EpochState(SkipsSteps):
         """Return the progress of a run that plans again what other ranks and workers have not delivered."""
         epoch, baseline = states[0].epoch, merged.baseline
         plan = self._plan_for(run, epoch, baseline)
-        self._planner = self._planner.reaching(plan)
+        self._planner = self._planner.reaching(plan, run.topology)
         warn_of_touched_files(states[0], run.manifest)
         warn_of_lost_rows(merged.lost_rows, counts_rows=run.manifest.counts_rows)
         progress = Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)

@@ -251,10 +251,10 @@ class MixturePlanner(EpochPlanner):
         planner._base, planner._plan, planner._manifests = base, None, {}  # noqa: SLF001 - of this class
         return planner
 
-    def reaching(self, plan: Plan) -> MixturePlanner:
+    def reaching(self, plan: Plan, topology: Topology) -> MixturePlanner:
         """Return the planner in which the files of the epoch have the passes of a plan of its rest, too."""
         assert self._base.ends is not None  # noqa: S101 - the rest of an epoch is planned where a state tells its files
-        ends = list(self._base.ends)
+        ends = list(map(max, self._base.ends, self._ends_of_whole(self._base.epoch, topology)))
         numbers = {source.name: number for number, source in enumerate(self.sources)}
         for part in plan.slices:
             for split in part.shard.splits:
@@ -325,15 +325,24 @@ class MixturePlanner(EpochPlanner):
     def passes(self, epoch: int, topology: Topology) -> list[range]:
         """Return the passes of each source that an epoch reaches."""
         starts = self.starts(epoch, topology)
-        taken = self._taken_in(epoch, topology)
-        if epoch == self._base.epoch and self._base.ends is not None:
-            return [range(start.number, end) for start, end in zip(starts, self._base.ends, strict=True)]
-        ends = (
-            _moved(start, topology.planned_ranks * rows, size).number + 1
-            for start, rows, size in zip(starts, taken, self._rows, strict=True)
+        ends = self._base.ends if epoch == self._base.epoch else None
+        if ends is None:
+            ends = self._ends_of_whole(epoch, topology)
+        return [range(start.number, end) for start, end in zip(starts, ends, strict=True)]
+
+    def _ends_of_whole(self, epoch: int, topology: Topology) -> tuple[int, ...]:
+        """Return for each source the number after the last pass that an epoch reaches, planned from its beginning."""
+        carried = self.carried_in(epoch)
+        of_sources = zip(
+            self.sources, self.starts(epoch, topology), self._taken_in(epoch, topology), self._rows, strict=True
         )
-        known = [_end_of_passes(self.carried_in(epoch), source.name) for source in self.sources]
-        return [range(start.number, max(both)) for start, *both in zip(starts, ends, known, strict=True)]
+        return tuple(
+            max(
+                _moved(start, topology.planned_ranks * rows + rows_of(carried, source.name), size).number + 1,
+                _end_of_passes(carried, source.name),
+            )
+            for source, start, rows, size in of_sources
+        )
 
     def buffer_of(self, source: int, number: int) -> int | None:
         """Return the rows of the shuffle buffer that a source has in a pass: its share when the pass begins.
@@ -435,10 +444,14 @@ class _Taken:
         return merged(self._windows.get(part.shard.splits, ()))
 
 
-def rows_of(baseline: DeliveredBaseline) -> int:
-    """Return the rows of a baseline."""
-    whole = sum(split.row_length for split in baseline.done)
-    return whole + sum(size_of(partial.windows) for partial in baseline.partial)
+def rows_of(baseline: DeliveredBaseline, source: str | None = None) -> int:
+    """Return the rows of a baseline, or those of one source."""
+
+    def counts(split: Split) -> bool:
+        return source is None or parse_source_path(split.path).source == source
+
+    whole = sum(split.row_length for split in baseline.done if counts(split))
+    return whole + sum(size_of(partial.windows) for partial in baseline.partial if counts(partial.shard.splits[0]))
 
 
 def _end_of_passes(baseline: DeliveredBaseline, source: str) -> int:

@@ -66,7 +66,7 @@ class EpochPlanner:
         """Return the planner for another epoch than the current one."""
         return self
 
-    def reaching(self, plan: Plan) -> EpochPlanner:  # noqa: ARG002 - a mixture's files are those of its plan
+    def reaching(self, plan: Plan, topology: Topology) -> EpochPlanner:  # noqa: ARG002 - only a mixture's files change
         """Return the planner of an epoch that a plan continues."""
         return self
 
