@@ -9,10 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +19,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import torch_dataloader_utils
-from benchmarks.contenders.mixtures.job import SOURCES, Job
+from benchmarks.contenders.mixtures.job import Job
+from benchmarks.measure.delivered import Rows, compare, passes, share, uninterrupted
 from benchmarks.measure.environments import Environment, packages_of
 from benchmarks.measure.frameworks import end, free_port
 from benchmarks.measure.machine import code, machine
 from benchmarks.measure.rounds import timestamp
 from benchmarks.paths import CONTENDERS, ROOT
 
-__all__ = ["CASES", "RANKS", "ROWS", "WAYS", "WEIGHTS", "Case", "Way", "compare", "deviation", "passes", "run"]
+__all__ = ["CASES", "WAYS", "Case", "Way", "run"]
 
 BUILD = ROOT / "build" / "mixtures"
 ROWS = {"web": 7_000, "code": 3_000}
@@ -44,8 +43,6 @@ DEADLINE_S = 180
 NAMED = ("torch", "pyarrow", "numpy")
 
 Results = dict[str, Any]
-Rows = list[np.ndarray[Any, Any]]
-"""For each rank, a line (step, source, row) for each row that it delivered, in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,68 +149,6 @@ def run(path: Path, names: Iterable[str]) -> Results:
     return results
 
 
-def deviation(rows: Rows, weights: Sequence[float]) -> dict[str, float]:
-    """Return how far the rows of a source were from the share that was asked, at most after any batch.
-
-    Args:
-        rows: What each rank delivered.
-        weights: The share of each source.
-
-    Returns:
-        Rows: of one ``rank``, and of ``all`` ranks together, that have delivered as many batches each.
-    """
-    return {"rank": max(_deviation([own], weights) for own in rows), "all": _deviation(rows, weights)}
-
-
-def compare(expected: Rows, delivered: Rows) -> list[dict[str, int]]:
-    """Compare what ranks delivered with what they deliver without an interruption, source by source.
-
-    Returns:
-        For each source, rows ``lost`` and ``repeated`` against the uninterrupted run, and ``out_of_order``: rows that
-        follow another row of the source than there.
-    """
-    found = []
-    for source in range(len(SOURCES)):
-        wanted, got = _ids(expected, source), _ids(delivered, source)
-        all_wanted, all_got = _count(wanted), _count(got)
-        moved = sum(
-            len(set(pairwise([None, *own])) - set(pairwise([None, *meant])))
-            for own, meant in zip(got, wanted, strict=True)
-        )
-        counts = {"lost": (all_wanted - all_got).total(), "repeated": (all_got - all_wanted).total()}
-        found.append(counts | {"out_of_order": moved})
-    return found
-
-
-def passes(
-    whole: Rows, delivered: Rows, sizes: Sequence[int], ends: str, *, same_weights: bool = False
-) -> list[dict[str, int]]:
-    """Compare what was delivered with passes that have each row once, source by source.
-
-    Args:
-        whole: What ranks deliver without an interruption.
-        delivered: What each rank delivered.
-        sizes: Rows of each source.
-        ends: What ends an epoch, see `Way`.
-        same_weights: Whether the weights are those of ``whole``: then all of its sources come to their end.
-
-    Returns:
-        For each source, ``rows`` delivered; those ``repeated``: more often than the passes that so many rows begin; and
-        those ``lost``, which an epoch without an interruption has: of a source that came to its end, never delivered.
-    """
-    ids = [_count(_ids(delivered, source)) for source in range(len(sizes))]
-    missing = [size - len(counts) for counts, size in zip(ids, sizes, strict=True)]
-    found = []
-    for source, (counts, size) in enumerate(zip(ids, sizes, strict=True)):
-        rows = counts.total()
-        ended = {"all": True, "first": same_weights or missing[source] == min(missing), "cycles": rows >= size}[ends]
-        begun = -(-rows // size) if ends == "cycles" else 1
-        lost = len(set(_count(_ids(whole, source))) - set(counts)) if ended else 0
-        repeated = sum(max(0, count - begun) for count in counts.values())
-        found.append({"rows": rows, "lost": lost, "repeated": repeated})
-    return found
-
-
 class RefusedError(Exception):
     """A job ended with an error; the message has its last line."""
 
@@ -237,12 +172,7 @@ def _run_way(way: Way) -> Results:
         _run_job(python, dataclasses.replace(job, die=DIES), RANKS, "killed")
     except RefusedError as error:
         return found | {"missing": str(error)}
-    delivered = [_count(_ids(whole, source)) for source in range(len(SOURCES))]
-    found["uninterrupted"] = {
-        "deviation": deviation(whole, WEIGHTS),
-        "rows": [counts.total() for counts in delivered],
-        "left_out": [size - len(counts) for counts, size in zip(delivered, ROWS.values(), strict=True)],
-    }
+    found["uninterrupted"] = uninterrupted(whole, WEIGHTS, list(ROWS.values()))
     found["cases"] = {name: _resume(python, job, way, case, whole) for name, case in CASES.items()}
     return found
 
@@ -264,7 +194,7 @@ def _resume(python: str, job: Job, way: Way, case: Case, whole: Rows) -> Results
     else:
         same = case.weights == WEIGHTS
         sources = passes(whole, [*saved, *rest], list(ROWS.values()), way.ends, same_weights=same)
-    return {"error": None, "sources": sources, "share": _share(rest)}
+    return {"error": None, "sources": sources, "share": share(rest)}
 
 
 def _way_of(job: Job, case: Case) -> str:
@@ -272,12 +202,6 @@ def _way_of(job: Job, case: Case) -> str:
     if job.module != "ours":
         return job.way
     return "strict" if case == CASES["same"] else "elastic"
-
-
-def _share(rows: Rows, steps: int = 20) -> float:
-    """Return the share of the first source in the first steps."""
-    begun = np.concatenate([own[own[:, 0] <= steps, 1] for own in rows])
-    return round(float((begun == 0).mean()), 4) if len(begun) else 0.0
 
 
 def _run_job(python: str, job: Job, ranks: int, name: str, *, states: Path | None = None) -> Rows:
@@ -367,25 +291,6 @@ def _write_data(directory: Path) -> Path:
             pq.write_table(table, unfinished / name / f"part-{number:03d}.parquet", row_group_size=GROUP_ROWS)
     unfinished.rename(directory)
     return directory
-
-
-def _deviation(rows: Rows, weights: Sequence[float]) -> float:
-    steps = min(int(own[-1, 0]) for own in rows)
-    counts = np.zeros((steps, len(weights)))
-    for own in rows:
-        own = own[own[:, 0] <= steps]  # noqa: PLW2901 - the same rows
-        np.add.at(counts, (own[:, 0] - 1, own[:, 1]), 1)
-    counts = counts.cumsum(axis=0)
-    asked = counts.sum(axis=1, keepdims=True) * np.array(weights)
-    return round(float(np.abs(counts - asked).max()), 1)
-
-
-def _ids(rows: Rows, source: int) -> list[list[int]]:
-    return [own[own[:, 1] == source, 2].tolist() for own in rows]
-
-
-def _count(ids: Iterable[Iterable[int]]) -> Counter[int]:
-    return Counter(row for own in ids for row in own)
 
 
 def _facts(python: str, way: Way) -> Results:

@@ -85,7 +85,7 @@ def page(results: Results) -> str:
     lines = [HEAD, "## The same ranks and weights", "", *_same(ran), "## Other ranks, other weights", "", *_other(ran)]
     lines += [*_errors(ran), READING]
     lines += [f"- {WAYS[name].title}: {USES[name]}" for name in ran if name in USES]
-    lines += ["", "## What ran", "", *(_origin(name, found) for name, found in ways.items())]
+    lines += ["", "## What ran", "", *_origins(ways)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -125,23 +125,34 @@ def _counts(case: Results, names: tuple[str, ...]) -> list[str]:
 
 
 def _errors(ran: Mapping[str, Results]) -> Iterator[str]:
-    errors = [
-        f"- {WAYS[name].title}, {CASES[case].title}: `{result['error']}`"
-        for name, found in ran.items()
-        for case, result in found["cases"].items()
-        if result["error"]
-    ]
-    yield from ("What was said:", "", *errors, "") if errors else ()
+    said: dict[str, list[str]] = {}
+    for name, found in ran.items():
+        for case, result in found["cases"].items():
+            if result["error"]:
+                said.setdefault(result["error"], []).append(f"{WAYS[name].title}, {CASES[case].title}")
+    if said:
+        yield from ("What was said:", "", *(f"- {'; '.join(where)}: `{error}`" for error, where in said.items()), "")
 
 
-def _origin(name: str, found: Results) -> str:
-    if "cases" not in found:
-        return f"- {WAYS[name].title}: not run: {found['missing']}"
-    machine, source = found["machine"], found["code"]
-    packages = ", ".join(f"{package} {version}" for package, version in source["packages"].items())
-    own = f"commit `{(source['commit'] or 'unknown')[:12]}`{' with changes' if source['changed'] else ''}"
-    version = f"{WAYS[name].package} {found['version']}" if WAYS[name].package else own
+def _origins(ways: Mapping[str, Results]) -> Iterator[str]:
+    """Tell the version of each library, then on what they ran, once for those that ran on the same."""
+    versions: dict[str, list[str]] = {}
+    for name, found in ways.items():
+        if "cases" not in found:
+            yield from (f"Not run: {WAYS[name].title}: {found['missing']}", "")
+            continue
+        source = found["code"]
+        own = f"commit `{(source['commit'] or 'unknown')[:12]}`{' with changes' if source['changed'] else ''}"
+        version = f"{WAYS[name].package} {found['version']}" if WAYS[name].package else own
+        versions.setdefault(_machine(found), []).append(version)
+    for where, what in versions.items():
+        yield from (f"{', '.join(dict.fromkeys(what))}: {where}", "")
+
+
+def _machine(found: Results) -> str:
+    machine = found["machine"]
+    packages = ", ".join(f"{package} {version}" for package, version in found["code"]["packages"].items())
     return (
-        f"- {WAYS[name].title}: {version}, {found['begun'][:10]}, {machine['cores']} cores ({machine['cpu']}), "
-        f"{machine['system']}, Python {machine['python']}; {packages}."
+        f"{found['begun'][:10]}, {machine['cores']} cores ({machine['cpu']}), {machine['system']}, Python "
+        f"{machine['python']}; {packages}."
     )

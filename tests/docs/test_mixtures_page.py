@@ -20,7 +20,7 @@ def _benchmarks(monkeypatch):
 
 
 def measure():
-    return importlib.import_module("benchmarks.measure.mixtures")
+    return importlib.import_module("benchmarks.measure.delivered")
 
 
 def rank(*steps: list[tuple[int, int]]):
@@ -71,9 +71,26 @@ def test_with_the_same_weights_all_sources_come_to_their_end():
     assert code == {"rows": 1, "lost": 0, "repeated": 0}
 
 
+def test_with_the_same_weights_no_source_begins_again():
+    whole = [rank([(WEB, 0), (WEB, 1), (CODE, 0)])]
+    delivered = [rank([(WEB, 0), (WEB, 1), (WEB, 0), (CODE, 0)])]
+    web, _ = measure().passes(whole, delivered, (2, 1), "cycles", same_weights=True)
+    assert web == {"rows": 3, "lost": 0, "repeated": 1}
+    web, _ = measure().passes(whole, delivered, (2, 1), "cycles")
+    assert web == {"rows": 3, "lost": 0, "repeated": 0}
+
+
 def test_a_row_that_never_came_in_a_pass_that_is_over_is_lost():
     whole = [rank([(WEB, 0), (WEB, 1), (CODE, 0)])]
     delivered = [rank([(WEB, 0), (WEB, 0), (WEB, 0), (CODE, 0)])]
     web, code = measure().passes(whole, delivered, (2, 1), "cycles")
     assert web == {"rows": 3, "lost": 1, "repeated": 1}
     assert code == {"rows": 1, "lost": 0, "repeated": 0}
+
+
+def test_what_an_uninterrupted_epoch_leaves_out_and_the_share_of_its_first_steps():
+    whole = [rank([(WEB, 0), (CODE, 0)], [(WEB, 2), (WEB, 3)]), rank([(WEB, 1), (CODE, 1)])]
+    found = measure().uninterrupted(whole, (0.5, 0.5), (5, 2))
+    assert found == {"deviation": {"rank": 1.0, "all": 0.0}, "rows": [4, 2], "left_out": [1, 0]}
+    assert measure().share(whole, 1) == 0.5
+    assert measure().share(whole, 2) == 0.6667
