@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -9,6 +10,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +42,7 @@ GROUP_ROWS = 100
 STEP_ROWS = 120
 SAVED, DIES = 40, 50
 DEADLINE_S = 180
+LEFT_S = 15
 NAMED = ("torch", "pyarrow", "numpy")
 
 Results = dict[str, Any]
@@ -174,6 +177,7 @@ def _run_way(way: Way) -> Results:
         return found | {"missing": str(error)}
     found["uninterrupted"] = uninterrupted(whole, WEIGHTS, list(ROWS.values()))
     found["cases"] = {name: _resume(python, job, way, case, whole) for name, case in CASES.items()}
+    _remove_shared_memory()
     return found
 
 
@@ -226,6 +230,8 @@ def _run_job(python: str, job: Job, ranks: int, name: str, *, states: Path | Non
             )
     try:
         status = _wait(processes, dies=job.die is not None)
+        if job.die is not None:
+            _wait_for_groups([process.pid for process in processes])
     finally:
         for process in processes:
             end(process)
@@ -246,6 +252,25 @@ def _wait(processes: list[subprocess.Popen[bytes]], *, dies: bool) -> int:
     except subprocess.TimeoutExpired:
         return 0 if dies else 124
     return next((status for status in statuses if status), 0)
+
+
+def _wait_for_groups(groups: list[int]) -> None:
+    """Let what a killed rank started end by itself: it takes away the shared memory that the rank left."""
+    deadline = time.monotonic() + LEFT_S
+    for group in groups:
+        with contextlib.suppress(ProcessLookupError):
+            while time.monotonic() < deadline:
+                os.killpg(group, 0)
+                time.sleep(0.1)
+
+
+def _remove_shared_memory() -> None:
+    """Take away what Streaming left of killed ranks: nothing else does, and it knows its files by their directory."""
+    for known in Path("/dev/shm").glob("*_locals"):  # noqa: S108 - where Linux has shared memory
+        with contextlib.suppress(FileNotFoundError, PermissionError):
+            if str(BUILD).encode() in known.read_bytes():
+                for path in known.parent.glob(known.name.replace("_locals", "_*")):
+                    path.unlink()
 
 
 def _said(logs: Iterable[Path]) -> str:

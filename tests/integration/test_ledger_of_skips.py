@@ -120,6 +120,39 @@ def test_a_strict_load_between_restored_steps_keeps_what_is_known_of_all_steps(d
     assert list(map(planned, left)) == [rows_of(batch) for batch in loader]
 
 
+@pytest.mark.parametrize("stop", [3, 7, 14], ids=["before the skips", "after them", "among restored ones"])
+def test_restored_steps_are_known_when_a_virtual_topology_has_other_real_ranks(data, stop):
+    grid = {
+        "virtual_ranks": 6,
+        "virtual_workers": 2,
+        "uneven_ranks": "drop",
+        "shuffle": True,
+        "shuffle_buffer_size": 60,
+    }
+
+    def opened(num_ranks: int) -> list[tuple[Any, Any]]:
+        size = {"batch_size": 36 // num_ranks, "num_ranks": num_ranks}
+        return [open_loader(data, **grid, **size, rank=rank) for rank in range(num_ranks)]
+
+    three = opened(3)
+    assert len(three[0][0]) == 13
+    for loader, _ in three:
+        loader.skip_steps(4, 6)
+        loader.restore_skipped()
+        for _ in itertools.islice(loader, stop - 2 * (stop > 4)):
+            pass
+    states = [loader.state_dict() for loader, _ in three]
+    for num_ranks in (2, 6):
+        ranks_now = opened(num_ranks)
+        for loader, _ in ranks_now:
+            loader.load_state_dict(states)
+        delivered = Delivered(ranks_now)
+        steps = [step for step in range(states[0]["batches_delivered"], 15) if step not in (4, 5)]
+        for rank, (loader, _) in enumerate(ranks_now):
+            for step, batch in zip(steps, loader, strict=True):
+                delivered.require(rank, step, batch)
+
+
 def test_restored_steps_that_go_on_with_another_batch_size_are_never_answered_wrongly(data):
     loader, _ = open_loader(data, batch_size=10)
     own_steps = len(loader)

@@ -263,12 +263,27 @@ class TestRunsInThisProcess:
                 rows[epoch, step, 0] = rows_of(batch)
         segments = RunLog.read(tmp_path / "log").segments
         assert [(one.epoch, one.stop, one.rolled_back) for one in segments] == [
-            (0, 56, False),
+            (0, None, False),
             (1, 5, False),
             (2, None, False),
         ]
         require_answers(training.open()[1], rows)
         require_answers(dataset, rows)
+
+    @pytest.mark.parametrize("breaks", [False, True], ids=["to its end", "to its last batch"])
+    def test_ranks_that_make_more_steps_than_the_first_have_all_of_theirs_in_an_ended_epoch(self, tmp_path, breaks):
+        write_dataset(tmp_path / "data", ((10, 10), (40, 40)))
+        options = {"batch_size": 5, "split_rows": 40, "run_log": str(tmp_path / "log")}
+        opened = [open_loader(tmp_path / "data", num_ranks=2, rank=rank, **options) for rank in range(2)]
+        rows: Steps = {}
+        for epoch in range(2):
+            for rank, (loader, _) in enumerate(opened):
+                loader.set_epoch(epoch)
+                steps = len(loader)
+                for step, batch in enumerate(itertools.islice(loader, steps) if breaks else loader):
+                    rows[epoch, step, rank] = rows_of(batch)
+        assert [len(loader) for loader, _ in opened] == [2, 8]
+        require_answers(open_loader(tmp_path / "data", **options)[1], rows)
 
     def test_a_state_loaded_in_the_same_process_rolls_back_too(self, tmp_path, data):
         training = Training(data, tmp_path / "log")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from torch_dataloader_utils.checkpoint.checksum import checksum_of
 from torch_dataloader_utils.checkpoint.dump import dump_state
@@ -30,8 +30,19 @@ Began: TypeAlias = Literal["epoch", "state", "elastic state"]
 
 BEGAN: tuple[str, ...] = get_args(Began)
 
-REACHED = ("segment", "step")
-"""What a segment records of the one before it: its number, and the step that it had reached."""
+
+class Reached(NamedTuple):
+    """What a segment records of the one before it.
+
+    Attributes:
+        segment: Its number.
+        step: The step that it had reached.
+        has_ended: Whether its process had made all its steps there. Other ranks may have more of them.
+    """
+
+    segment: int
+    step: int
+    has_ended: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,7 @@ class Beginning:
 
     began: Began
     loaded: Loaded | None = None
-    reached: tuple[int, int] | None = None
+    reached: Reached | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +205,7 @@ def dump_segment(
         "run": process,
         "began": beginning.began,
         "loaded": None if beginning.loaded is None else asdict(beginning.loaded),
-        "reached": None if beginning.reached is None else dict(zip(REACHED, beginning.reached, strict=True)),
+        "reached": None if beginning.reached is None else beginning.reached._asdict(),
         "weights": None,
         "skipped": [list(steps) for steps in progress.skip_requests],
         "restores": progress.restores,
@@ -211,7 +222,7 @@ class Recorded:
     """A segment as its file has it, and what it says of the one before it: its number, and the step it had reached."""
 
     segment: RunSegment
-    reached: tuple[int, int] | None
+    reached: Reached | None
 
 
 def parse_segment(raw: object, name: str) -> Recorded:
@@ -242,7 +253,10 @@ def parse_segment(raw: object, name: str) -> Recorded:
         skipped=tuple(_pair(steps) for steps in value["skipped"].items()),
         restores=value["restores"].boolean(),
     )
-    return Recorded(segment, None if reached.is_null else (reached["segment"].integer(), reached["step"].integer()))
+    if reached.is_null:
+        return Recorded(segment, None)
+    has_ended = reached["has_ended"].boolean()
+    return Recorded(segment, Reached(reached["segment"].integer(), reached["step"].integer(), has_ended))
 
 
 def _pair(steps: JsonValue) -> tuple[int, int]:
@@ -284,10 +298,11 @@ def in_order(recorded: Iterable[Recorded]) -> tuple[RunSegment, ...]:
 def _before(segment: RunSegment, after: Recorded) -> RunSegment:
     """Return a segment with the end that one after it gives it."""
     later = after.segment
-    if after.reached is not None and after.reached[0] == segment.number:
-        segment = replace(segment, reached=after.reached[1])
-        if segment.stop is None or segment.stop > after.reached[1]:
-            segment = replace(segment, stop=after.reached[1])
+    reached = after.reached
+    if reached is not None and reached.segment == segment.number:
+        segment = replace(segment, reached=reached.step)
+        if not reached.has_ended and (segment.stop is None or segment.stop > reached.step):
+            segment = replace(segment, stop=reached.step)
     if later.began == "epoch" and after.reached is not None:
         return segment  # the process went on to another epoch, or delivered one again
     start = later.epoch, later.first_step

@@ -13,6 +13,7 @@ from torch_dataloader_utils.loader.run_log import RunLogFiles
 from torch_dataloader_utils.loader.segments import Segments, have_one_plan, removals_from
 from torch_dataloader_utils.planning.ledger import RankStart, Removal, Segment
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS
+from torch_dataloader_utils.planning.rank_starts import regrouped
 
 
 @dataclass
@@ -117,23 +118,8 @@ class _Epoch:
         `steps` are those that they had made, by rank.
         """
         ledger = self._segments.ledger(replace(before, stops=None))
-        then, now = before.topology, own.topology
-        stands = [ledger.start_at(rank, step) for rank, step in enumerate(steps)]
-        turns = range(len(stands[0].streams) // then.streams_per_turn)
-        # Streams of a real rank are those of its planned ranks, turn by turn; a planned rank may be another one's now.
-        planned = {
-            (turn, first + number): stand.streams[turn * then.streams_per_turn + number]
-            for first, stand in zip(range(0, then.planned_ranks, then.streams_per_turn), stands, strict=True)
-            for turn in turns
-            for number in range(then.streams_per_turn)
-        }
-        starts = {}
-        for rank in range(now.num_ranks):
-            of_rank = replace(now, rank=rank).own_ranks
-            streams = tuple(planned[turn, number] for turn in turns for number in of_rank)
-            stood = of_rank.start // then.streams_per_turn
-            starts[rank] = RankStart(streams, stands[stood].next_turn, steps[stood])
-        return starts
+        stands = [replace(ledger.start_at(rank, step), step=step) for rank, step in enumerate(steps)]
+        return regrouped(stands, before.topology, own.topology)
 
 
 def _steps_before(segment: RunSegment, num_ranks: int) -> tuple[int, ...]:

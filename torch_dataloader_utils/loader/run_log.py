@@ -25,6 +25,7 @@ from torch_dataloader_utils.checkpoint.run_segments import (
     Began,
     Beginning,
     Loaded,
+    Reached,
     Recorded,
     RunSegment,
     dump_segment,
@@ -175,7 +176,9 @@ class RunLogWriter:
         Raises:
             OSError: If it cannot be written, or the directory cannot be listed; the message names it.
         """
-        reached = None if self._iteration is None else (self._number, self._iteration.progress.batches_delivered)
+        reached, before = None, self._iteration
+        if before is not None:
+            reached = Reached(self._number, before.progress.batches_delivered, not before.progress.rows_left)
         beginning = Beginning(began, loaded, reached)
 
         def dump(number: int) -> dict[str, Any]:

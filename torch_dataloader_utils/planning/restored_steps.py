@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from torch_dataloader_utils.planning.ledger import RankStart, Segment, SegmentLedger
 from torch_dataloader_utils.planning.plan import ShardSlice
+from torch_dataloader_utils.planning.rank_starts import regrouped
 
 
 def restored_segments(
@@ -24,11 +25,11 @@ def restored_segments(
     groups += [dict(group) for group in _skipped(ledgers, ranks)]
     segments = []
     for group in groups:
-        starts = {rank: replace(start, step=steps[rank]) for rank, start in group.items()}
+        starts = {rank: replace(start, step=steps[rank]) for rank, start in group.items() if rank in steps}
         segment = replace(newest.segment, first_step=max(steps.values()), starts=starts, skipped=(), restores=False)
         segments.append(segment)
         made = SegmentLedger(segment, newest.plan, newest.manifest)
-        steps = {rank: made.schedule(rank).steps.stop for rank in ranks}
+        steps = {rank: made.schedule(rank).steps.stop for rank in starts}
     return segments
 
 
@@ -36,6 +37,11 @@ def _skipped(ledgers: Sequence[SegmentLedger], ranks: Sequence[int]) -> Iterator
     """Yield for each range of skipped steps where its rows are, by rank."""
     for start, stop in ledgers[-1].segment.skipped:
         for ledger in ledgers:
-            of_ledger = [(rank, ledger.steps(rank)) for rank in ranks if ledger.segment.topology.num_ranks > rank]
-            if any(start < steps.stop and stop > steps.start for _, steps in of_ledger):
-                yield {rank: ledger.between(rank, max(start, steps.start), stop) for rank, steps in of_ledger}
+            topology, now = ledger.segment.topology, ledgers[-1].segment.topology
+            is_same = topology.num_ranks == now.num_ranks  # else a virtual topology that has other real ranks now
+            own = ranks if is_same else range(topology.num_ranks)
+            of_ledger = [(rank, ledger.steps(rank)) for rank in filter(ledger.knows, own)]
+            if not any(start < steps.stop and stop > steps.start for _, steps in of_ledger):
+                continue
+            group = {rank: ledger.between(rank, max(start, steps.start), stop) for rank, steps in of_ledger}
+            yield group if is_same else regrouped([group[rank] for rank in own], topology, now)

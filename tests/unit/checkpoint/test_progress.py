@@ -7,7 +7,7 @@ import io
 import pickle
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 from unittest.mock import patch
 
@@ -22,6 +22,8 @@ from torch_dataloader_utils import CheckpointMismatchError
 from torch_dataloader_utils.checkpoint import dump as state_module
 from torch_dataloader_utils.checkpoint import saved_state
 from torch_dataloader_utils.checkpoint.parse import parse_state
+from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
+from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.plan import Shard
 
@@ -106,6 +108,20 @@ def test_the_progress_of_a_rank_names_no_row_of_another(delivery, after):
 
 
 # Row numbers and unlisted files ------------------------------------------------------------------------------------
+
+
+def test_a_delivered_batch_changes_nothing_of_the_progress_but_its_place() -> None:
+    """`advanced` names every field, for speed: none may be forgotten."""
+    marks: dict[str, Any] = {field.name: object() for field in fields(Progress)}
+    before = Progress(
+        **marks
+        | {"streams": (StreamProgress((), ()),), "next_turn": 0, "batches_delivered": 4, "streams_per_turn": 1}
+        | {"restored": None, "hashes": None}
+    )
+    after = before.advanced(Receipt(0, 0, 3, 3))
+    changed = {name for name in marks if getattr(after, name) is not getattr(before, name)}
+    assert changed == {"streams", "batches_delivered"}
+    assert after.batches_delivered == 5
 
 
 def by_number() -> AbstractContextManager[Any]:

@@ -20,6 +20,7 @@ from torch_dataloader_utils.checkpoint.run_segments import (
     Began,
     Beginning,
     Loaded,
+    Reached,
     dump_segment,
     in_order,
     parse_segment,
@@ -53,7 +54,13 @@ def dumped(
     progress = Progress((), 0, step, 1, baseline)
     run, record = run_of(num_ranks), EpochRecord(FILES, progress)
     segment = dump_segment(
-        run, epoch, progress, Beginning(began, loaded, reached), record, number=number, process="0" * 16
+        run,
+        epoch,
+        progress,
+        Beginning(began, loaded, None if reached is None else Reached(*reached)),
+        record,
+        number=number,
+        process="0" * 16,
     )
     return json.loads(json.dumps(segment, allow_nan=False))
 
