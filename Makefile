@@ -26,7 +26,7 @@ MINUTES ?= 5
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick check format soak reliability floors bench bench-peers bench-check bench-compare bench-frameworks bench-report docs wheel clean
+.PHONY: help demo test quick check format soak reliability floors bench bench-peers bench-check bench-compare bench-frameworks bench-mixtures bench-report docs wheel clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ bench-compare: $(STAMP)  ## measure those ratios in turns with another checkout:
 
 bench-frameworks: $(STAMP)  ## kill and resume trainings under each framework; writes docs/frameworks.md
 	$(BIN)/python -m benchmarks frameworks
+
+bench-mixtures: $(STAMP)  ## kill and resume mixtures with this library and with others; writes docs/mixtures.md
+	$(BIN)/python -m benchmarks mixtures
 
 bench-report: $(STAMP)  ## write docs/benchmarks.md and its plots from the results
 	$(BIN)/python -m benchmarks report

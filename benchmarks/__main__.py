@@ -1,4 +1,4 @@
-"""The commands: ``python -m benchmarks run | peers | check | compare | reliability | frameworks | ledger | report``.
+"""The commands of ``python -m benchmarks``.
 
 Each has --help.
 """
@@ -12,6 +12,7 @@ from pathlib import Path
 
 from benchmarks.measure import frameworks as jobs
 from benchmarks.measure import ledger as answers
+from benchmarks.measure import mixtures as mixed
 from benchmarks.measure import reliability as kills
 from benchmarks.measure.environments import packages_of
 from benchmarks.measure.machine import commit
@@ -21,6 +22,7 @@ from benchmarks.measure.workloads import WORKLOADS, Settings
 from benchmarks.paths import RESULTS, ROOT
 from benchmarks.report import claims, comparison, page
 from benchmarks.report import frameworks as frameworks_page
+from benchmarks.report import mixtures as mixtures_page
 from benchmarks.report import reliability as reliability_page
 
 
@@ -106,6 +108,13 @@ def frameworks(options: argparse.Namespace) -> int:
     return 0
 
 
+def mixtures(options: argparse.Namespace) -> int:
+    """Kill and resume mixtures of two sources, with this library and with others, and write docs/mixtures.md."""
+    results = mixed.run(options.out, options.ways)
+    mixtures_page.write(results, options.page)
+    return 0
+
+
 def ledger(options: argparse.Namespace) -> int:  # noqa: ARG001 - it has none
     """Print how long the ledger takes to answer on 100,000,000 rows in 100,000 row groups."""
     print("\n".join(answers.table()))
@@ -115,7 +124,7 @@ def ledger(options: argparse.Namespace) -> int:  # noqa: ARG001 - it has none
 def write(options: argparse.Namespace) -> int:
     """Write the pages and their plots from the raw results."""
     results = [read(path) for path in sorted(options.results.glob("*.json"))]
-    others = {"reliability": reliability_page, "frameworks": frameworks_page}
+    others = {"reliability": reliability_page, "frameworks": frameworks_page, "mixtures": mixtures_page}
     page.write([found for found in results if found["kind"] not in others], options.page)
     for found in results:
         if found["kind"] in others:
@@ -130,6 +139,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "compare": compare,
     "reliability": reliability,
     "frameworks": frameworks,
+    "mixtures": mixtures,
     "ledger": ledger,
     "report": write,
 }
@@ -142,13 +152,8 @@ def _parser() -> argparse.ArgumentParser:
         summary, _, rest = (command.__doc__ or "").partition("\n\n")
         command_parser = commands.add_parser(name, help=summary, description=f"{summary} {rest}")
         command_parser.set_defaults(command=command)
-        if name == "reliability":
-            _add_reliability(command_parser)
-            continue
-        if name == "frameworks":
-            _add_frameworks(command_parser)
-            continue
-        if name == "ledger":
+        if name in OWN_OPTIONS:
+            OWN_OPTIONS[name](command_parser)
             continue
         if name == "report":
             command_parser.add_argument("--results", type=Path, default=RESULTS, help="directory of the raw results")
@@ -198,6 +203,25 @@ def _add_frameworks(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch-size", type=int, default=500, help="rows of a step, over all ranks")
     parser.add_argument("--out", type=Path, default=RESULTS / "frameworks.json", help="file for the raw results")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "frameworks.md", help="the page to write")
+
+
+def _add_mixtures(parser: argparse.ArgumentParser) -> None:
+    known = tuple(mixed.WAYS)
+    parser.add_argument("--ways", type=_Names(known), default=list(known), help=f"some of {','.join(known)}")
+    parser.add_argument("--out", type=Path, default=RESULTS / "mixtures.json", help="file for the raw results")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "mixtures.md", help="the page to write")
+
+
+def _add_none(_parser: argparse.ArgumentParser) -> None:
+    """Add no option."""
+
+
+OWN_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "reliability": _add_reliability,
+    "frameworks": _add_frameworks,
+    "mixtures": _add_mixtures,
+    "ledger": _add_none,
+}
 
 
 def _checkout(text: str) -> Path:

@@ -27,7 +27,7 @@ from benchmarks.measure.machine import code, machine
 from benchmarks.measure.rounds import timestamp
 from benchmarks.paths import CONTENDERS, ROOT
 
-__all__ = ["WAYS", "Case", "cases", "compare", "run"]
+__all__ = ["WAYS", "Case", "cases", "compare", "end", "free_port", "run"]
 
 BUILD = ROOT / "build" / "frameworks"
 FILES = 8
@@ -162,7 +162,7 @@ def _run_job(python: str, job: Job, ranks: int, *, dies: bool = False) -> None:
     """Run the ranks of a job until they end, and end all of them once one has failed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
     if ranks > 1:
-        environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        environment |= {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [python, "-m", "benchmarks.contenders.frameworks.job", json.dumps(dataclasses.asdict(job))]
     logs = [Path(job.directory, f"log-{rank}.txt") for rank in range(ranks)]
     processes = []
@@ -182,20 +182,21 @@ def _run_job(python: str, job: Job, ranks: int, *, dies: bool = False) -> None:
         status = 1
     finally:
         for process in processes:
-            _end(process)
+            end(process)
     if bool(status) != dies:
         said = [line for line in logs[0].read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         raise JobError(said[-1] if said else f"status {status}")
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Kill a rank and its workers."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return a port of the loopback interface that is free now."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         port: int = listening.getsockname()[1]

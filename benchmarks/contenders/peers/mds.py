@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.machinery
 import shutil
-import sys
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from batches import kind_of, rows_of, sum_of
 from harness import Job, deliver, read_job, report
-
-
-def stand_in_for_torchvision() -> None:
-    """Let streaming import torchvision, which only its image datasets need: PyPI's build needs a torch for CUDA."""
-    names = ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional")
-    for name in names:
-        module = types.ModuleType(name)
-        module.__spec__ = importlib.machinery.ModuleSpec(name, None)
-        module.__path__ = []
-        sys.modules[name] = module
-    sys.modules["torchvision.datasets"].VisionDataset = object  # type: ignore[attr-defined]
-    sys.modules["torchvision.transforms.functional"].to_tensor = None  # type: ignore[attr-defined]
-
+from torchvision_stand_in import stand_in_for_torchvision
 
 stand_in_for_torchvision()
 from streaming import MDSWriter, StreamingDataset  # noqa: E402
