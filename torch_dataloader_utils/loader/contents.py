@@ -85,11 +85,9 @@ class PartsOfPass:
         turns, sources = streams // self._streams_per_turn, self._quotas.sources
         baseline = self._begun.baseline
         done = self._begun.batches_delivered - (0 if baseline is None else baseline.batches)
-        steps = list(self._quotas.steps())
-        of_turns = [steps[done + (turn - done) % turns :: turns] for turn in range(turns)]
+        of_turns = [self._quotas.counts[done + (turn - done) % turns :: turns] for turn in range(turns)]
         return [
-            tuple(step[stream % sources] for step in of_turns[stream // self._streams_per_turn])
-            for stream in range(streams)
+            tuple(of_turns[stream // self._streams_per_turn][:, stream % sources].tolist()) for stream in range(streams)
         ]
 
     def contents(self, read: Read, restores: Callable[[], bool]) -> Iterator[Content]:
