@@ -93,7 +93,8 @@ def run_job(server: Server, job: Job, processes: int, *, dies: bool = False, res
     if dies and failed is None:
         raise JobError("no process was killed")
     if failed is not None and not dies:
-        raise JobError(message_of(failed.read_text(encoding="utf-8", errors="replace")))
+        message = message_of(failed.read_text(encoding="utf-8", errors="replace"))
+        raise JobError(message.replace(f"{job.directory}/", ""))
 
 
 def message_of(output: str) -> str:

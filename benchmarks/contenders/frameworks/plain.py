@@ -35,6 +35,10 @@ class Training:
     loader: Any
     is_ours: bool
 
+    def __post_init__(self) -> None:
+        """Make the optimizer, which imports what the first batch should not wait for."""
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-6)
+
     @property
     def epoch(self) -> int:
         """The epoch that begins or goes on."""
@@ -73,14 +77,13 @@ def joined(train: Callable[[Job, Recorder], None]) -> Callable[[Job, Recorder], 
 
 def run(job: Job, recorder: Recorder, training: Training, save: Callable[[int], None]) -> None:
     """Train the rest of an epoch, and those after it; `save` saves the checkpoint of a step, on all processes."""
-    optimizer = torch.optim.SGD(training.model.parameters(), lr=1e-6)
     for epoch in range(training.epoch, EPOCHS):
         training.loader.set_epoch(epoch)
         for batch in training.loader:
             recorder.train(epoch, batch["row"].tolist())
-            optimizer.zero_grad()
+            training.optimizer.zero_grad()
             loss_of(training.model, batch).backward()
-            optimizer.step()
+            training.optimizer.step()
             if recorder.step % job.every == 0:
                 recorder.save()
                 save(recorder.step)

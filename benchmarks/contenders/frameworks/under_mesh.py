@@ -40,6 +40,7 @@ def train(job: Job, recorder: Recorder) -> None:
         loader = stateful(job, num_ranks, rank)
         entry = ByRank(loader, num_ranks, rank)
 
+    training = plain.Training(model, model, loader, job.way == "ours")
     recorder.begin()
     found = newest(job.directory)
     if found is not None:
@@ -52,5 +53,4 @@ def train(job: Job, recorder: Recorder) -> None:
         state = {"model": get_model_state_dict(model), "loader": entry}
         dcp.save(state, checkpoint_id=Path(job.directory, f"step-{step}"))
 
-    training = plain.Training(model, model, loader, job.way == "ours")
     plain.run(job, recorder, training, save)
