@@ -23,7 +23,8 @@ __all__ = ["JobError", "Server", "end", "free_port", "message_of", "run_job"]
 DEADLINE_S = 600
 LEAVE_S = 30
 PACKAGE = "benchmarks.contenders.frameworks"
-ERROR = re.compile(r"^(?:\[rank\d+\]: ?)?([\w.]*(?:Error|Exception)\b.*)")
+ERROR = re.compile(r"^(?:\[rank\d+\]: ?)?([\w.]*(?<!ChildFailed)(?:Error|Exception)\b.*)")
+"""A line that names an error. torchrun's own, after that of a rank, says nothing."""
 
 
 class JobError(Exception):

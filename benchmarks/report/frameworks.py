@@ -29,7 +29,7 @@ rows of a checkpoint are written when the framework writes it, so only rows that
 - **Out of order**: rows that follow another row than in the uninterrupted one.
 - **Left out**, **extra**: rows that already the uninterrupted training leaves out, or trains more than once an epoch.
 - **First batch**: seconds from the call that begins training, or loads the checkpoint, to the first batch, at the
-  beginning and after the resume. Other work ran on the machine.
+  beginning and after the resume. Other work ran on the machine: compare the times only roughly.
 
 Each framework's own way is what its guide says. The files are read by Hugging Face datasets: streaming, or converted to
 Arrow files that stay on the disk, of which single rows can be looked up. `shuffle` is a buffer of 2,000 rows; with the
@@ -59,7 +59,11 @@ Skipping is exact as long as the loader delivers the same rows in the same order
 reads all rows of the epoch up to the checkpoint again: the time to the first batch grows with the epoch. With converted
 files only row numbers are skipped; if a dataset may be converted and its copy kept, this is a good way to resume.
 `StatefulDataLoader` saves where the dataset stands. The rows in a streaming dataset's shuffle buffer are lost then, as
-its documentation says.
+its documentation says. With converted files nothing is lost.
+
+On another number of ranks skipping goes on, too, if a step of all ranks keeps its number of rows and one order is
+divided among the ranks: as many steps are the same rows then. The states of `StatefulDataLoader` belong to ranks and
+workers: another number of ranks finds no state, or one that does not fit.
 """
 
 
@@ -148,6 +152,7 @@ def _origin(results: Results) -> Iterator[str]:
     yield (
         f"Commit {named}, {results['begun'][:10]}, {machine['cores']} cores "
         f"({machine['cpu']}), {machine['system']}, Python {machine['python']}; {packages}. "
+        f"Load average at the beginning: {machine['load_before']:.0f}. "
         f"6 columns in 8 Parquet files, {results['batch_size']} rows a step, one worker process a rank. Processes are "
         "forked from one that has imported the framework, except those of torchrun."
     )

@@ -80,6 +80,7 @@ def test_processes_that_trained_other_rows_than_their_peers_are_counted(counts):
     [
         pytest.param("Traceback\n[rank1]: RuntimeError: no\nW0101 closing\n", "RuntimeError: no", id="of a rank"),
         pytest.param("ValueError: a\nduring\npkg.errors.MismatchError: b\n", "pkg.errors.MismatchError: b", id="last"),
+        pytest.param("OSError: a\nerrors.ChildFailedError:\n=====\n", "OSError: a", id="under torchrun"),
         pytest.param("killed\n\n", "killed", id="no error"),
         pytest.param("", "it did not end, and said nothing", id="nothing"),
     ],
