@@ -350,7 +350,9 @@ class _Auditing:
             given = {state.rank for state in self._states}
             absent = list(islice((rank for rank in range(saved.num_ranks) if rank not in given), MOST_RANKS))
             yield f"the states of ranks {shown(absent)} are not given: what those ranks delivered is not known"
-        if self._layout is None:
+        if saved.mixture is not None:
+            yield "the rows of a mixture's sources are counted together, those of each pass anew"
+        elif self._layout is None:
             many = (
                 f"states do not list more than {MOST_FILES:,} files" if saved.files is None else "rows are not listed"
             )

@@ -71,6 +71,12 @@ def _opened(saved: SavedState, dataset: BatchDataset) -> Today:
 def _described(saved: SavedState, path: Any, storage_options: Mapping[str, Any] | None) -> Today:
     """Return the files of a path, by their footers."""
     settings = saved.settings
+    if saved.mixture is not None:
+        sources = ", ".join(source.name for source in saved.mixture.sources)
+        msg = (
+            f"the states are of a mixture of the sources {sources}, which a path does not describe: leave the path out"
+        )
+        raise ValueError(msg)
     for name, table in (("snapshot_id", "IcebergDataset"), ("version", "DeltaDataset")):
         if settings[name] is not None:
             msg = f"the states are of a table, which a path does not describe: open it with {table}.create_dataloader("
