@@ -129,6 +129,7 @@ CASES = {
     "more": Case("3 ranks", ranks=3),
     "fewer": Case("1 rank", ranks=1),
     "weights": Case("weights 0.5 and 0.5", weights=OTHER_WEIGHTS),
+    "both": Case("3 ranks and these weights", ranks=3, weights=OTHER_WEIGHTS),
 }
 
 
