@@ -41,9 +41,9 @@ OTHER = ("more", "fewer", "weights", "both")
 
 USES = {
     "ours": "`MixedDataset` of two `Source`, with `shuffle`, `shuffle_buffer_size=500` and `rows_per_epoch=10_000`. "
-    "Each rank saves and loads its own state; with other ranks or weights every rank loads all states with `strict=False`. "
-    "All ranks make equally many steps. So 3 ranks leave 1 of the 10,000 rows to the next epoch, which begins with "
-    "it. With the weights 0.5 and 0.5 `code` comes to its end in the epoch, and begins its next pass.",
+    "Each rank saves and loads its own state; with other ranks or weights every rank loads all states with "
+    "`strict=False`. All ranks make equally many steps. So 3 ranks leave 1 of the 10,000 rows to the next epoch, which "
+    "begins with it. With the weights 0.5 and 0.5 `code` comes to its end in the epoch, and begins its next pass.",
     "litdata": "two `StreamingDataset` over indexed Parquet files with `shuffle` and `drop_last`, `weights`, and "
     "`iterate_over_all=False`, without which it takes no weights. Each rank saves and loads the state of its "
     "`StreamingDataLoader`. Each worker ends when one of its sources is at its end.",
