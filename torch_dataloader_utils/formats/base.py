@@ -334,13 +334,15 @@ class OpenedFiles:
         """Return a row group's name for messages."""
         return f"row group {number} of {self.manifest.full_path(path)}"
 
-    @cached_property
+    @property
     def first_unfiltered(self) -> Mapping[str, int]:
         """Number of each file's first row among all rows, those that a filter drops included, by path."""
-        if self.stored_rows is None:
-            return self.manifest.first_rows
-        rows = [sum(self.stored_rows[file.path]) for file in self.manifest.files]
-        starts = accumulate(rows, initial=0)
+        return self.manifest.first_rows if self.stored_rows is None else self._first_stored
+
+    @cached_property
+    def _first_stored(self) -> Mapping[str, int]:
+        stored = self.stored_rows or {}
+        starts = accumulate((sum(stored[file.path]) for file in self.manifest.files), initial=0)
         return {file.path: start for file, start in zip(self.manifest.files, starts, strict=False)}
 
     @property
