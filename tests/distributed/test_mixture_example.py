@@ -14,10 +14,10 @@ from jobs.processes import inherited
 from jobs.ranks import run_ranks, running_ranks
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "mixture"
-SOURCES, ROWS, EPOCHS, ROWS_PER_EPOCH, STEP_ROWS = ("prose", "code"), 500, 2, 720, 60
-STARTS = ((2, 2, 7), (3, 1, 8), (1, 2, None))
-"""Ranks, workers, and the step after which the run is killed, of 24 in all. It saves every third."""
-SCHEDULE = ((8, 0.8), (16, 0.5), (24, 0.2))
+SOURCES, ROWS, EPOCHS, ROWS_PER_EPOCH, STEP_ROWS = ("prose", "code"), 250, 2, 360, 60
+STARTS = ((2, 2, 3), (3, 1, 5), (1, 2, None))
+"""Ranks, workers, and the step after which each run is killed. There are 12 in all, and every second is saved."""
+SCHEDULE = ((4, 0.8), (8, 0.5), (12, 0.2))
 """Up to which step which share of prose is asked."""
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -33,7 +33,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def train(data: Path, directory: Path) -> dict[str, Any]:
     """Train in three runs on different ranks, two of them killed, and return the last checkpoint."""
-    arguments = ["--data", str(data), "--run-dir", str(directory / "run"), "--checkpoint-every", "3", "--width", "8"]
+    arguments = ["--data", str(data), "--run-dir", str(directory / "run"), "--checkpoint-every", "2", "--width", "8"]
     arguments += ["--epochs", str(EPOCHS), "--rows-per-epoch", str(ROWS_PER_EPOCH)]
     for ranks, workers, die in STARTS:
         job = {"arguments": [*arguments, "--workers", str(workers)], "die": die}
@@ -48,16 +48,16 @@ def train(data: Path, directory: Path) -> dict[str, Any]:
 
 def test_a_training_killed_twice_goes_on_elsewhere_with_each_row_once_a_pass(data: Path, tmp_path: Path, monkeypatch):
     checkpoint = train(data, tmp_path)
-    assert [start["step"] for start in checkpoint["starts"]] == [0, 6, 12]
+    assert [start["step"] for start in checkpoint["starts"]] == [0, 2, 6]
     assert [(start["ranks"], start["workers"]) for start in checkpoint["starts"]] == [(2, 2), (3, 1), (1, 2)]
     trained = checkpoint["trained"].long()
     steps = Counter(trained[:, 0].tolist())
-    assert steps == dict.fromkeys(range(1, 25), STEP_ROWS)
+    assert steps == dict.fromkeys(range(1, 13), STEP_ROWS)
     rows = {source: Counter(trained[trained[:, 1] == source, 2].tolist()) for source in range(len(SOURCES))}
-    assert [counts.total() for counts in rows.values()] == [720, 720], "shares of 0.8, 0.5 and 0.2, of 480 rows each"
+    assert [counts.total() for counts in rows.values()] == [360, 360], "shares of 0.8, 0.5 and 0.2, of 240 rows each"
     for counts in rows.values():
         assert set(counts) == set(range(ROWS)), "a row of the first pass is lost"
-        assert Counter(counts.values()) == {1: 2 * ROWS - 720, 2: 720 - ROWS}, "a row came twice in a pass"
+        assert Counter(counts.values()) == {1: 2 * ROWS - 360, 2: 360 - ROWS}, "a row came twice in a pass"
     check_shares(trained)
     check_report(checkpoint, data, tmp_path, monkeypatch)
 
@@ -80,7 +80,7 @@ def check_report(checkpoint: dict[str, Any], data: Path, directory: Path, monkey
     import shares  # noqa: PLC0415 - only there now
 
     counts = shares.show(directory / "run", data, [(0, {"prose": 0.8, "code": 0.2})])
-    assert counts == [shares.Counted(720, ROWS, 0, 0)] * 2
+    assert counts == [shares.Counted(360, ROWS, 0, 0)] * 2
     picture = (directory / "run" / "shares.svg").read_text()
     assert picture.count("<polyline") == 4
     assert "3 ranks × 1 workers" in picture
@@ -89,7 +89,7 @@ def check_report(checkpoint: dict[str, Any], data: Path, directory: Path, monkey
     once, twice = rows_by_count(changed, 1), rows_by_count(changed, 2)
     changed[of_prose[changed[of_prose, 2] == once], 2] = float(twice)
     found = shares.count({"trained": changed}, [ROWS, ROWS])
-    assert found == [shares.Counted(720, ROWS, 1, 1), shares.Counted(720, ROWS, 0, 0)]
+    assert found == [shares.Counted(360, ROWS, 1, 1), shares.Counted(360, ROWS, 0, 0)]
     for name in ("train", "shares"):
         monkeypatch.delitem(sys.modules, name)
 
