@@ -98,3 +98,14 @@ def rows_by_count(trained: torch.Tensor, count: int) -> int:
     """Return a row of prose that came so many times."""
     times = Counter(trained[trained[:, 1] == 0, 2].tolist())
     return int(next(row for row, came in times.items() if came == count))
+
+
+@pytest.mark.soak
+def test_the_demonstration_kills_counts_and_draws(tmp_path: Path):
+    command = [sys.executable, str(EXAMPLE / "demo.py"), str(tmp_path), "--rows-per-epoch", "900", "--width", "8"]
+    command += ["--checkpoint-every", "2"]
+    done = subprocess.run(command, env=inherited(), check=False, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("with SIGKILL") == 2
+    assert done.stdout.count("0 lost, 0 repeated") == 2
+    assert (tmp_path / "run" / "shares.svg").exists()

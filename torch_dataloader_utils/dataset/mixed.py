@@ -124,7 +124,7 @@ class MixedDataset(StructuredDataset):
         Returns:
             Under ``sources``, by name, a dictionary of this rank's ``rows`` of the source in this epoch, since the last
             elastic load if there was one; ``pass``, the newest pass of the source that they reach; ``share_asked``, its
-            weight; and ``share_delivered``, its share of this rank's rows.
+            weight at the beginning of the epoch; and ``share_delivered``, its share of this rank's rows.
         """
         return super().get_metrics() | {"sources": self._epoch_state.source_metrics()}
 
