@@ -41,7 +41,7 @@ def run(folder: Path, epochs: int, rows_per_epoch: int, options: list[str]) -> N
     arguments = ["--data", str(folder / "corpora"), "--run-dir", str(run_dir), *options]
     arguments += ["--epochs", str(epochs), "--rows-per-epoch", str(rows_per_epoch)]
     for ranks, workers, part in STARTS:
-        print(f"{ranks} ranks with {workers} workers each, from step {last_step(run_dir)} on", flush=True)
+        print(f"ranks × workers: {ranks} × {workers}, from step {last_step(run_dir)} on", flush=True)
         with running(HERE / "train.py", [*arguments, "--workers", str(workers)], ranks, scratch=folder) as job:
             if part is None:
                 job.finish(TIME_LIMIT)

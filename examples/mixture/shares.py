@@ -125,7 +125,7 @@ def _asked(asked: Sequence[tuple[int, dict[str, float]]], name: str, steps: int)
 def _starts(checkpoint: dict[str, Any], bottom: float) -> Iterator[str]:
     for start in checkpoint["starts"]:
         x = _x(start["step"], checkpoint["step"])
-        words = f"{start['ranks']} ranks × {start['workers']} workers"
+        words = f"{start['ranks']} × {start['workers']}" + (" (ranks × workers)" if not start["step"] else "")
         yield f'<line x1="{x}" x2="{x}" y1="{TOP - 22}" y2="{bottom}" stroke="#59636e"/>'
         yield f'<text x="{x + 4}" y="{TOP - 26}" fill="#1f2328">{words}</text>'
 

@@ -83,7 +83,7 @@ def check_report(checkpoint: dict[str, Any], data: Path, directory: Path, monkey
     assert counts == [shares.Counted(360, ROWS, 0, 0)] * 2
     picture = (directory / "run" / "shares.svg").read_text()
     assert picture.count("<polyline") == 4
-    assert "3 ranks × 1 workers" in picture
+    assert ">3 × 1</text>" in picture
     changed = checkpoint["trained"].clone()
     of_prose = (changed[:, 1] == 0).nonzero().flatten()
     once, twice = rows_by_count(changed, 1), rows_by_count(changed, 2)

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from torch_dataloader_utils import ColumnError, MixedDataset, RunLog, Source
+from torch_dataloader_utils import ColumnError, MixedDataset, RunLog, Source, StructuredDataset
 
 
 @pytest.fixture(scope="module")
@@ -91,3 +91,8 @@ def test_storage_options_beside_the_sources_are_those_of_the_run_log_alone(root,
     loader, _ = open_with(root, Source(root / "code"), storage_options={}, run_log=tmp_path / "log")
     assert sum(len(batch["x"]) for batch in loader) == 142
     assert RunLog.read(tmp_path / "log") is not None
+
+
+def test_sources_given_to_a_single_dataset_are_sent_to_the_mixture(root):
+    with pytest.raises(TypeError, match="MixedDataset mixes sources"):
+        StructuredDataset.create_dataloader({"web": Source(root / "web")})
