@@ -38,9 +38,9 @@ def train(data: Path, directory: Path) -> dict[str, Any]:
     for ranks, workers, die in STARTS:
         job = {"arguments": [*arguments, "--workers", str(workers)], "die": die}
         if die is None:
-            run_ranks("mixture_job.py", ranks, job, directory)
+            run_ranks("mixture_example_job.py", ranks, job, directory)
             continue
-        with running_ranks("mixture_job.py", ranks, job, directory) as running:
+        with running_ranks("mixture_example_job.py", ranks, job, directory) as running:
             assert running.wait(120) == -9, running.output()
     checkpoint: dict[str, Any] = torch.load(directory / "run" / "checkpoint.pt", weights_only=True)
     return checkpoint
