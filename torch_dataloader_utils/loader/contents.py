@@ -12,7 +12,7 @@ from torch_dataloader_utils.checkpoint.parts import Part, own_parts, restored_pa
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
 from torch_dataloader_utils.planning.excluded import EpochExclusions
-from torch_dataloader_utils.planning.quotas import Quotas
+from torch_dataloader_utils.planning.quotas import Counts, Quotas
 from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.work import Work
 
@@ -78,7 +78,7 @@ class PartsOfPass:
                 assigned[process].append(Assignment(self._iteration, process, self._epoch, own, self._excluded))
         return dict(assigned)
 
-    def _sizes(self, streams: int) -> list[tuple[int, ...] | None]:
+    def _sizes(self, streams: int) -> list[Counts | None]:
         """Return the rows of each step of each stream, where the streams of a turn give unequal numbers of rows."""
         if self._quotas is None:
             return [None] * streams
@@ -86,9 +86,7 @@ class PartsOfPass:
         baseline = self._begun.baseline
         done = self._begun.batches_delivered - (0 if baseline is None else baseline.batches)
         of_turns = [self._quotas.counts[done + (turn - done) % turns :: turns] for turn in range(turns)]
-        return [
-            tuple(of_turns[stream // self._streams_per_turn][:, stream % sources].tolist()) for stream in range(streams)
-        ]
+        return [of_turns[stream // self._streams_per_turn][:, stream % sources] for stream in range(streams)]
 
     def contents(self, read: Read, restores: Callable[[], bool]) -> Iterator[Content]:
         """Let the processes read, and return what they make.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -88,11 +88,12 @@ class Scan(ABC):
         self._counters = Counters()
 
     @abstractmethod
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Generator[Chunk, None, None]:
         """Yield the rows of every slice. The last chunk of each slice says so, even if it holds no rows."""
 
-    def close(self) -> None:  # noqa: B027 - most scans need nothing
-        """Free what the scan needs apart from the reader."""
+    def close(self) -> None:
+        """Free what the scan needs, and close the reader."""
+        self.reader.close()
 
     def take_work(self) -> Work:
         """Return what was read, and waited for, since the last call."""
