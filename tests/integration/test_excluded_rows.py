@@ -497,6 +497,9 @@ HOSTILE: dict[str, Any] = {
     "beyond the end": {"rows": [{"epoch": 0, "rows": [0, ROWS + 1]}], "expressions": []},
     "a huge number": {"rows": [{"epoch": 0, "rows": [0, 10**30]}], "expressions": []},
     "no expressions": {"rows": []},
+    "delivered is no list": {"rows": [], "expressions": [], "delivered": 3},
+    "delivered but not excluded": {"rows": [{"epoch": 0, "rows": [0, 4]}], "expressions": [], "delivered": [3, 5]},
+    "delivered falls": {"rows": [{"epoch": 0, "rows": [0, 9]}], "expressions": [], "delivered": [5, 3]},
     "expression without digest": {"rows": [], "expressions": [{"epoch": 0, "text": "x"}]},
     "expression twice": {"rows": [], "expressions": [{"epoch": 0, "digest": "a", "text": "x"}] * 2},
 }

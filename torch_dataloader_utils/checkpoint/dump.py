@@ -66,7 +66,7 @@ def dump_state(
         **_dump_files(run),
         **rows,
         **_dump_skips(manifest, progress, record),
-        "excluded": dump_exclusions(manifest, run.exclusions),
+        "excluded": dump_exclusions(manifest, run.exclusions, progress.removed.delivered),
         **_dump_hashes(run, progress),
         "base": None if progress.baseline is None else _dump_baseline(manifest, progress.baseline, record),
         "refused_by_dcp": _refused_by_dcp(),

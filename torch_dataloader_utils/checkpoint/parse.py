@@ -15,7 +15,7 @@ from torch_dataloader_utils.checkpoint.checksum import checksum_of
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
 from torch_dataloader_utils.checkpoint.mixture_run import SourcePosition, parse_fraction
 from torch_dataloader_utils.checkpoint.parse_skips import parse_skips, parse_steps
-from torch_dataloader_utils.checkpoint.saved_exclusions import parse_exclusions
+from torch_dataloader_utils.checkpoint.saved_exclusions import parse_delivered, parse_exclusions
 from torch_dataloader_utils.checkpoint.saved_state import (
     BINDING,
     STATE_VERSION,
@@ -85,9 +85,11 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         files = None if state["files"].is_null else _files(state["files"])
     tree = _Tree(root, {file.path: file.rows for file in files or ()})
     rows = _rows(tree, settings["rows"], state)
+    epoch = _epoch(state["epoch"])
+    excluded = parse_exclusions(state["excluded"], settings["rows"])
     saved = SavedState(
         settings=settings,
-        epoch=_epoch(state["epoch"]),
+        epoch=epoch,
         batches_delivered=state["batches_delivered"].integer(),
         next_worker=next_worker,
         fingerprint=plan["fingerprint"].string(),
@@ -102,7 +104,8 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         skips=None
         if state["skipped"].missing
         else parse_skips(state["skipped"], partial(_rows, tree, settings["rows"])),
-        excluded=parse_exclusions(state["excluded"], settings["rows"]),
+        excluded=excluded,
+        excluded_delivered=parse_delivered(state["excluded"], excluded, epoch, settings["rows"]),
         hashes=None if state["delivered_hash"].missing else _hashes(state["delivered_hash"]),
         batch_size=None if state["batch_size"].missing else state["batch_size"].optional_integer(1),
         drop_last=None if state["drop_last"].missing or state["drop_last"].is_null else state["drop_last"].boolean(),

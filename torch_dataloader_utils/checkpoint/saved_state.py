@@ -162,8 +162,9 @@ class SavedState:
     or by `completed_rows`: row numbers of the whole manifest, start, stop, start, stop, ... The baseline is what was
     delivered before the rest of the epoch was planned again. The plan's digest is None in states of one rank, and of
     releases that did not record it; so are the batch size and `drop_last`, which may differ in the run that loads it.
-    The skips are None where no steps are skipped. The hashes are those of the rows that its planned ranks have
-    delivered, or None. The mixture is None for a single dataset.
+    The skips are None where no steps are skipped. Of the rows that were excluded in its epoch, `excluded_delivered`
+    are those that were delivered before, as the excluded rows are written; None where that is not known. The hashes
+    are those of the rows that its planned ranks have delivered, or None. The mixture is None for a single dataset.
     """
 
     settings: dict[str, Any]
@@ -181,6 +182,7 @@ class SavedState:
     filter_bindings: str | None = None
     skips: SavedSkips | None = None
     excluded: SavedExclusions = NO_SAVED_EXCLUSIONS
+    excluded_delivered: bytes | None = None
     hashes: RankHashes | None = None
     batch_size: int | None = None
     drop_last: bool | None = None

@@ -18,6 +18,7 @@ from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.merge import Merged, OnChangedFiles, merge_states
 from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.checkpoint.removed_rows import with_removed
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.restore_skips import with_carried
 from torch_dataloader_utils.checkpoint.run import Run
@@ -26,7 +27,7 @@ from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_file
 from torch_dataloader_utils.formats.base import Opened
 from torch_dataloader_utils.loader.advice import advise
 from torch_dataloader_utils.loader.events import Hooks
-from torch_dataloader_utils.loader.exclusions import loaded_exclusions
+from torch_dataloader_utils.loader.exclusions import loaded_exclusions, loaded_removed
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.logged_segments import LoggedSegments
 from torch_dataloader_utils.loader.metrics import Metrics, MetricsReading
@@ -120,7 +121,12 @@ class EpochState(SkipsSteps):
     def progress(self) -> Progress:
         """The progress: that of the newest iteration, else that of a loaded state, else none."""
         progress = self.owner.progress
-        return self._fresh() if progress is None else self._skipping(progress)
+        return self._removing(self._fresh() if progress is None else self._skipping(progress))
+
+    def _removing(self, progress: Progress) -> Progress:
+        """Return the progress with all rows that batches lose if an iteration begins with it."""
+        removed, seed = self.excluded_in(self.epoch).removed, self._planner.options.row_shuffle_seed
+        return with_removed(progress, removed, seed=seed, epoch=self.epoch, is_exact=self.unknown_rows is None)
 
     def excluded_in(self, epoch: int) -> EpochExclusions:
         """Return what is excluded in an epoch."""
@@ -237,7 +243,7 @@ class EpochState(SkipsSteps):
         if self.owner.loaded is None:
             self._plan_algorithm = None
             self.segments.begin(self.segment(self.epoch))
-        progress = self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded)
+        progress = self._removing(self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded))
         counts = self.pass_progress()
         self._log_segment(progress)
         quotas = self._planner.quotas(self.epoch, self.topology, progress.baseline)
@@ -340,9 +346,11 @@ class EpochState(SkipsSteps):
         if algorithm in PLAN_ALGORITHMS:  # else it will be a difference
             run = replace(run, plan_algorithm=algorithm)
         before, run = run, replace(run, exclusions=loaded_exclusions(saved, run, self._opened_files))
+        changed: frozenset[str] = frozenset()
         if not strict:
             merged = merge_states(saved, run, on_changed_files=on_changed_files)
-            run = replace(run, exclusions=loaded_exclusions(saved, before, self._opened_files, merged.changed))
+            changed = merged.changed
+            run = replace(run, exclusions=loaded_exclusions(saved, before, self._opened_files, changed))
             progress = self._planned_again(saved, run, merged)
         elif on_changed_files != "error":
             msg = f"on_changed_files={on_changed_files!r} needs strict=False: what is left has to be planned again"
@@ -353,6 +361,7 @@ class EpochState(SkipsSteps):
             if self._adopts_num_workers and run.topology.virtual_workers is None:
                 run = replace(run, topology=replace(run.topology, num_workers=saved[0].num_workers))
             progress = self._placed(saved, run)
+        progress = replace(progress, removed=loaded_removed(saved, run, strict=strict, changed=changed))
         self.topology = run.topology
         self._plan_algorithm = run.plan_algorithm
         self._exclusions = run.exclusions
