@@ -316,7 +316,7 @@ class TestSkippedAndExcludedRows:
 
     @pytest.mark.parametrize("options", [SHUFFLED, ROW_GROUPS], ids=["rows", "row groups"])
     def test_rows_that_are_excluded_before_they_are_reached_are_not_left(self, data, options):
-        loader, dataset = open_loader(data, **{**SHUFFLED, "shuffle_buffer_size": None, **options})
+        loader, _ = open_loader(data, **{**SHUFFLED, "shuffle_buffer_size": None, **options})
         seen = [row for batch in itertools.islice(loader, 20) for row in rows_of(batch)]
         state = loader.state_dict()
         loader, _ = open_loader(data, **{**SHUFFLED, "shuffle_buffer_size": None, **options})

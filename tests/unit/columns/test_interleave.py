@@ -65,7 +65,7 @@ def test_each_step_has_the_next_rows_of_each_source_one_source_after_the_other(o
             done = stop
     sizes = counts.sum(axis=1).tolist()
     expected = [
-        sum((of_source[begin[n] : begin[n] + step[n]] for n, of_source in enumerate(sources)), start=[])
+        [row for n, of_source in enumerate(sources) for row in of_source[begin[n] : begin[n] + step[n]]]
         for step, begin in zip(counts.tolist(), (counts.cumsum(axis=0) - counts).tolist(), strict=True)
     ]
     if not sum(sizes):
