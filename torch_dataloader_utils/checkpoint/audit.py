@@ -29,10 +29,10 @@ from torch_dataloader_utils.checkpoint.removed_rows import RowsWithin, passed_in
 from torch_dataloader_utils.checkpoint.row_counts import Axis, Integers, RowCounts, count_rows, ends_in, rows_recorded
 from torch_dataloader_utils.checkpoint.saved_state import MOST_FILES, SavedState
 from torch_dataloader_utils.errors import shown
-from torch_dataloader_utils.planning.excluded import EpochExclusions
+from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, EpochExclusions
 from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.planner import Selection
-from torch_dataloader_utils.planning.row_ranges import FileRows, size_of
+from torch_dataloader_utils.planning.row_ranges import FileRows, size_of, splits_of_rows
 
 COUNTED = " counted"
 """How the digest of a text format's options ends where rows are counted."""
@@ -213,7 +213,7 @@ class _Auditing:
         self._changes = _changes(self._saved, today)
         self._exclusions = self._saved.excluded.exclusions(known)
         self._removed_left = 0  # rows that are excluded in this epoch, and that their ranks have not come to
-        self._left_out_rows = 0  # rows that were excluded in earlier epochs
+        self._left_out_rows = NONE_EXCLUDED  # those that were excluded in earlier epochs
 
     def audit(self) -> Audit:
         """Return what was found."""
@@ -221,7 +221,7 @@ class _Auditing:
         excluded = EpochExclusions() if self._layout is None else self._exclusions.in_epoch(saved.epoch)
         is_filtered = saved.settings["filters"] is not None or bool(excluded.left_out_by)
         is_exact = self._unit == "rows" and not is_filtered
-        self._left_out_rows = excluded.left_out.rows
+        self._left_out_rows = excluded.left_out
         if excluded.removed:
             excluded = self._without_delivered(excluded, is_exact=is_exact)
         columns = self._columns(count_rows(self._states, self._axis, excluded, is_exact=is_exact))
@@ -279,7 +279,7 @@ class _Auditing:
         rest = rest - missing - changed
         ruled_out = np.minimum(rest, self._ruled_out())
         rest = rest - ruled_out
-        is_dropped = self._is_dropped(int(rest.sum()) + self._removed_left, int(rows.sum()) - self._left_out_rows)
+        is_dropped = self._is_dropped(int(rest.sum()) + self._removed_left, int(rows.sum()) - self._left_out_rows.rows)
         return {
             "rows": rows,
             "done": counts.done,
@@ -317,9 +317,13 @@ class _Auditing:
         if settings["uneven_ranks"] != "drop" or not self._is_complete or self._left_out or self._changes:
             return False
         if baseline is not None:
-            if self._exclusions:
-                return False  # its ranges hold rows that were left out
+            if self._layout is None and self._exclusions:
+                return False  # its ranges may hold rows that were left out
             rows -= sum(baseline.completed_rows[1::2]) - sum(baseline.completed_rows[::2])
+            if self._left_out_rows:
+                rows += sum(
+                    map(self._left_out_rows.within, splits_of_rows(self._layout or (), baseline.completed_rows))
+                )
             rows -= sum(size_of(shard.windows) for shard in baseline.in_progress)
         ranks = int(settings["virtual_ranks"] or settings["num_ranks"])
         return rest > 0 and rest == rows % ranks

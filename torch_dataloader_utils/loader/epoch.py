@@ -176,12 +176,16 @@ class EpochState(SkipsSteps):
 
     def pass_progress(self, uneven: Literal["drop", "pad"] | None = None) -> PassProgress:
         """Return how many batches were delivered before the next one, and how many there are: see the loader's."""
-        progress = self._fresh() if self.owner.upcoming is None else self._skipping(self.owner.upcoming)
+        is_going_on = self.owner.upcoming is not None and self.owner.iteration is not None
+        progress = self._fresh() if self.owner.upcoming is None else self.owner.upcoming
+        progress = progress if is_going_on else self._skipping(progress)
         total = None
         if self.unknown_rows is None:
             total = self._batches(progress)
             if uneven is not None and self._planner.options.uneven_ranks == "allow":
-                ranks = map(self._skipping, self._ranks(self._plan_of(progress.baseline), progress.baseline))
+                requests = SkipRequests(progress.skip_requests, restores=progress.restores)
+                fresh = self._ranks(self._plan_of(progress.baseline), progress.baseline)
+                ranks = (requests.applied(one, self._read_options, counts_rows=True) for one in fresh)
                 total = (min if uneven == "drop" else max)(map(self._batches, ranks))
         return {"initial": progress.batches_delivered - progress.steps_skipped, "total": total}
 
@@ -243,6 +247,8 @@ class EpochState(SkipsSteps):
         if self.owner.loaded is None:
             self._plan_algorithm = None
             self.segments.begin(self.segment(self.epoch))
+        else:
+            self._note_removals(self.owner.loaded.batches_delivered)
         progress = self._removing(self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded))
         counts = self.pass_progress()
         self._log_segment(progress)
@@ -290,7 +296,7 @@ class EpochState(SkipsSteps):
     def exclude(self, rows: ExcludedRows) -> None:
         """Exclude rows from the next iteration on."""
         self._exclusions = self._exclusions.with_rows(rows, self.epoch)
-        self.owner.copies.publish_exclusion()
+        self._note_exclusion()
 
     def exclude_by(self, opened_files: Opened, digest: str) -> None:
         """Exclude rows from the next iteration on by an expression of opened files, given by its digest.
@@ -305,7 +311,22 @@ class EpochState(SkipsSteps):
         expression = ExcludedExpression(digest, str(opened_files.expressions[digest]), self.epoch)
         self._exclusions = self._exclusions.with_expression(expression)
         self._opened_files = opened_files
+        self._note_exclusion()
+
+    def _note_exclusion(self) -> None:
+        """Let copies know that more rows are excluded, and the ledger, unless an iteration goes on without it."""
         self.owner.copies.publish_exclusion()
+        if self.owner.iteration is None and self.owner.loaded is not None:
+            self._note_removals(self.owner.loaded.batches_delivered)
+
+    def _note_removals(self, step: int) -> None:
+        """Let the ledger know which rows the batches lose of an iteration that continues what was loaded."""
+        self.segments.exclude(self.segment(self.epoch), step, own_alone=self._is_own_alone(step))
+
+    def _is_own_alone(self, step: int) -> bool:
+        """Whether it is not known at which step other ranks begin an iteration that continues what was loaded."""
+        began, loaded = self._loaded or (None, None)
+        return step > 0 if began is None else began == "state" and not (loaded and loaded.is_one_step)
 
     def set_weights(self, weights: tuple[Fraction, ...]) -> None:
         """Let the next epoch that begins, or the next state that is loaded, have other weights.
@@ -374,7 +395,8 @@ class EpochState(SkipsSteps):
         segment = replace(self.segment(epoch), baseline=progress.baseline)
         if strict:
             own = next((state for state in saved if state.rank == self.topology.rank), saved[0])
-            self.segments.load_strictly(segment, own, progress)
+            own_alone = self._is_own_alone(progress.batches_delivered)
+            self.segments.load_strictly(segment, own, progress, own_alone=own_alone)
         else:
             self.segments.load_elastically(segment, saved)
 
