@@ -14,16 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from torch_dataloader_utils.checkpoint.compare import (
-    MOST_RANKS,
-    NOT_COMPARED,
-    compare_manifests,
-    file_lines,
-    how_changed,
-    require_alike,
-    shorten,
-    touched_files,
-)
+from torch_dataloader_utils.checkpoint.compare import MOST_RANKS, file_lines, require_alike, shorten
+from torch_dataloader_utils.checkpoint.file_changes import NOT_COMPARED, compare_manifests, how_changed, touched_in
 from torch_dataloader_utils.checkpoint.merge import ALIKE
 from torch_dataloader_utils.checkpoint.row_counts import Axis, Integers, RowCounts, count_rows, ends_in, rows_recorded
 from torch_dataloader_utils.checkpoint.saved_state import MOST_FILES, SavedState
@@ -337,7 +329,7 @@ class _Auditing:
         lost = sorted(self._left_out - listed)
         if lost:
             yield f"files were removed during the epoch; how many of their rows are missing is unknown: {shorten(lost)}"
-        touched = [] if self._today is None else touched_files(saved, self._today.manifest)
+        touched = [] if self._today is None else touched_in(saved, self._today.manifest)
         if touched:
             yield f"files have a new modification time; their size and footer are the same: {shorten(touched)}"
 

@@ -17,7 +17,8 @@ from torch_dataloader_utils.formats.base import KnownFooters, Opened, OpenedFile
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader.arguments import optional_count, parse_bytes
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
-from torch_dataloader_utils.planning.mixture_planner import MixturePlanner, PlannedSource
+from torch_dataloader_utils.planning.mixture_planner import MixturePlanner
+from torch_dataloader_utils.planning.passes import PlannedSource
 from torch_dataloader_utils.planning.plan import PlanOptions
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.strategy import SplitStrategy

@@ -30,7 +30,14 @@ from torch_dataloader_utils.loader.exclusions import loaded_exclusions
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.logged_segments import LoggedSegments
 from torch_dataloader_utils.loader.metrics import Metrics, MetricsReading
-from torch_dataloader_utils.loader.mixture import mixture_of, placed, require_no_schedule, reweighted, source_metrics
+from torch_dataloader_utils.loader.mixture import (
+    mixture_of,
+    placed,
+    require_no_schedule,
+    reweighted,
+    source_metrics,
+    with_changed_passes,
+)
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
 from torch_dataloader_utils.loader.reports import Reports
@@ -379,16 +386,18 @@ class EpochState(SkipsSteps):
         )
         counts_rows = self._unknown_rows_of(run, checked.epoch) is None
         require_same_batches(progress, self._read_options, counts_rows=counts_rows)
-        warn_of_touched_files(states[0], run.manifest)
+        warn_of_touched_files(states[0], run)
         return progress
 
     def _planned_again(self, states: Sequence[SavedState], run: Run, merged: Merged) -> Progress:
         """Return the progress of a run that plans again what other ranks and workers have not delivered."""
         epoch, baseline = states[0].epoch, merged.baseline
+        self._planner = with_changed_passes(self._planner, merged)
         plan = self._plan_for(run, epoch, baseline)
         self._planner = self._planner.reaching(plan, run.topology)
-        warn_of_touched_files(states[0], run.manifest)
-        warn_of_lost_rows(merged.lost_rows, counts_rows=run.manifest.counts_rows)
+        warn_of_touched_files(states[0], run)
+        period = "epoch" if run.mixture is None else "pass"
+        warn_of_lost_rows(merged.lost_rows, period, counts_rows=run.manifest.counts_rows)
         progress = Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
         progress = with_carried(progress, run.topology, self._skipped_plan_for(run, epoch, baseline))
         if self._unknown_rows_of(run, epoch) is not None:
@@ -494,6 +503,7 @@ class EpochState(SkipsSteps):
         """Return what a state of an epoch is compared with."""
         worker = get_worker_info()
         topology = self.topology if worker is None else replace(self.topology, num_workers=worker.num_workers)
+        mixture = mixture_of(self._opened_files, self._planner, epoch, topology)
         return Run(
             manifest=self._planner.manifest_of(epoch, topology),
             options=self._planner.options,
@@ -502,14 +512,14 @@ class EpochState(SkipsSteps):
             filter_bindings=self._opened_files.filter_bindings if lists_files(self._opened_files.manifest) else None,
             topology=topology,
             format=self._opened_files.format_name,
-            format_options=self._opened_files.options_digest,
+            format_options=None if mixture is not None else self._opened_files.options_digest,
             **self._opened_files.pin,
             split_strategy=self._planner.strategy_digest(epoch),
             plan_algorithm=self._plan_algorithm or newest_algorithm(),
             exclusions=self._exclusions,
             batch_size=self._read_options.batch_size,
             drop_last=self._read_options.drop_last,
-            mixture=mixture_of(self._opened_files, self._planner, epoch, topology),
+            mixture=mixture,
         )
 
     def _batches(self, progress: Progress) -> int:

@@ -6,11 +6,13 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from torch_dataloader_utils.checkpoint.merge import Merged
 from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun, SourcePosition, SourceRun
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.formats.base import Opened, OpenedSources
-from torch_dataloader_utils.planning.mixture_planner import Base, MixturePlanner, Start
+from torch_dataloader_utils.planning.mixture_planner import MixturePlanner
+from torch_dataloader_utils.planning.passes import Base, Start
 from torch_dataloader_utils.planning.plan import DeliveredBaseline
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.source_paths import parse_source_path
@@ -23,7 +25,7 @@ def mixture_of(opened: Opened, planner: EpochPlanner, epoch: int, topology: Topo
         return None
     starts = planner.starts(epoch, topology)
     passes = planner.passes(epoch, topology)
-    weights = planner.weights_in(epoch, topology)
+    weights, changed = planner.weights_in(epoch, topology), planner.changed_in(epoch)
     sources = tuple(
         SourceRun(
             name=name,
@@ -33,6 +35,7 @@ def mixture_of(opened: Opened, planner: EpochPlanner, epoch: int, topology: Topo
                 starts[number].number,
                 starts[number].row,
                 tuple(planner.buffer_of(number, reached) for reached in passes[number]),
+                tuple((of, paths) for (source, of), paths in sorted(changed.items()) if source == number),
             ),
             filter_digest=files.filter_digest,
             filter_binding=files.filter_binding,
@@ -43,7 +46,8 @@ def mixture_of(opened: Opened, planner: EpochPlanner, epoch: int, topology: Topo
         )
         for number, (name, files) in enumerate(opened.sources.items())
     )
-    return MixtureRun(sources, planner.rows_per_epoch, planner.rows_before(epoch, topology), planner.carried_in(epoch))
+    rows_before, carried = planner.rows_before(epoch, topology), planner.carried_in(epoch)
+    return MixtureRun(sources, planner.rows_per_epoch, rows_before, carried, planner.earlier_in(epoch, topology))
 
 
 def placed(planner: EpochPlanner, saved: SavedState, topology: Topology) -> EpochPlanner:
@@ -57,17 +61,39 @@ def placed(planner: EpochPlanner, saved: SavedState, topology: Topology) -> Epoc
         saved.epoch,
         tuple(Start(position.number, position.row) for position in positions),
         saved.mixture.rows_before,
-        tuple(position.number + len(position.buffers) for position in positions),
+        tuple(position.passes.stop for position in positions),
         {
             (source, position.number + later): rows
             for source, position in enumerate(positions)
             for later, rows in enumerate(position.buffers)
         },
+        changed={
+            (source, number): paths for source, position in enumerate(positions) for number, paths in position.changed
+        },
     )
-    files = planner.begun_at(base).manifest_of(saved.epoch, topology).rows_by_file
+    # Row numbers refer to the files of the state, which may have changed since.
+    files = saved.mixture.layout or planner.begun_at(base).manifest_of(saved.epoch, topology).rows_by_file
     carried = saved.mixture.carried
     partial = tuple(shard.partial(files) for shard in carried.in_progress)
     return planner.begun_at(replace(base, carried=DeliveredBaseline(tuple(carried.whole(files)), partial, (), 0)))
+
+
+def with_changed_passes(planner: EpochPlanner, merged: Merged) -> EpochPlanner:
+    """Return the planner of a run whose files have changed since the state that it continues was saved."""
+    if not isinstance(planner, MixturePlanner) or merged.passes is None:
+        return planner
+    numbers = {source.name: number for number, source in enumerate(planner.sources)}
+    before = planner.base
+    changed = dict(before.changed)
+    for (name, number), paths in merged.passes.changed.items():
+        if name in numbers:
+            key = numbers[name], number
+            changed[key] = tuple(sorted({*changed.get(key, ()), *paths}))
+    starts = tuple(
+        Start(start.number) if source.name in merged.passes.sources else start
+        for source, start in zip(planner.sources, before.starts, strict=True)
+    )
+    return planner.begun_at(replace(before, starts=starts, carried=merged.passes.carried, changed=changed))
 
 
 def require_no_schedule(planner: EpochPlanner) -> None:
