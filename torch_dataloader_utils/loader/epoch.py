@@ -229,7 +229,16 @@ class EpochState(SkipsSteps):
             drop_last=self._read_options.drop_last,
             skipped=self._skips.steps if epoch == self.epoch else (),
             restores=self._skips.restores and epoch == self.epoch,
+            mixture=(self._planner if epoch == self.epoch else self._planner_of(epoch)).place,
         )
+
+    def _planner_of(self, epoch: int) -> EpochPlanner:
+        """Return the planner of an epoch that `set_epoch` begins."""
+        baseline = None if self.owner.progress is None else self.owner.progress.baseline
+        planner = self._planner.moved_to(epoch, self.topology, self.epoch, baseline)
+        if self._weights is None:
+            return planner
+        return reweighted(planner, self._weights, epoch, self.topology, is_loaded=False)
 
     # What changes it -------------------------------------------------------------------------------------------------
 
@@ -276,11 +285,8 @@ class EpochState(SkipsSteps):
         if epoch == self.epoch and self.owner.is_untouched and (self._weights is None or self.owner.loaded is not None):
             return
         self._planner.require_epoch(epoch, self.topology)
-        baseline = None if self.owner.progress is None else self.owner.progress.baseline
-        self._planner = self._planner.moved_to(epoch, self.topology, self.epoch, baseline)
-        if self._weights is not None:
-            self._planner = reweighted(self._planner, self._weights, epoch, self.topology, is_loaded=False)
-            self._weights = None
+        self._planner = self._planner_of(epoch)
+        self._weights = None
         if epoch != self.epoch:
             self._skips = SkipRequests()  # steps are counted in an epoch
         self.owner.take_over("set_epoch", epoch)

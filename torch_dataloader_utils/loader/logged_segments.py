@@ -130,7 +130,7 @@ def _steps_before(segment: RunSegment, num_ranks: int) -> tuple[int, ...]:
 
 def _of(segment: RunSegment, segments: Segments) -> Segment:
     """Return a segment of the log from the beginning of its plan."""
-    saved, stop, manifest = segment.state, segment.stop, segments.manifest
+    saved, stop, manifest = segment.state, segment.stop, segments.manifest_of_files
     excluded = saved.excluded.exclusions(manifest.rows_by_file).in_epoch(segment.epoch)
     removal = Removal(0, excluded.removed, excluded.removed_by)
     return Segment(

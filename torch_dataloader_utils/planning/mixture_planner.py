@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch_dataloader_utils.planning.balance import deal
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
@@ -18,7 +18,9 @@ from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.passes import (
     NONE_CARRIED,
     Base,
+    MixturePlace,
     PlannedSource,
+    Shares,
     Start,
     Taken,
     end_of_passes,
@@ -42,9 +44,6 @@ from torch_dataloader_utils.planning.topology import Topology
 LEAST_SHARE = 4
 """A source has at least this part (a quarter) of what it would have of the shuffle buffer if all weights were equal."""
 
-Schedule: TypeAlias = tuple[tuple[int, tuple[Fraction, ...]], ...]
-"""From which row on which shares of the sources hold, from 0 on."""
-
 
 class MixturePlanner(EpochPlanner):
     """Makes the plans of a mixture's epochs.
@@ -61,7 +60,7 @@ class MixturePlanner(EpochPlanner):
         self,
         sources: Sequence[PlannedSource],
         options: PlanOptions,
-        schedule: Schedule,
+        schedule: Shares,
         rows_per_epoch: int | None,
         *,
         drop_last: bool,
@@ -94,7 +93,7 @@ class MixturePlanner(EpochPlanner):
         """Return the share of each source at the beginning of an epoch."""
         return self._sections(self.rows_before(epoch, topology), 1)[0][1]
 
-    def _sections(self, rows_before: int, ranks: int) -> Schedule:
+    def _sections(self, rows_before: int, ranks: int) -> Shares:
         """Return the sections of a rank's rows, which begin after so many planned rows of all ranks."""
         begun = max(number for number, (row, _) in enumerate(self._schedule) if row <= rows_before)
         later = ((-((rows_before - row) // ranks), weights) for row, weights in self._schedule[begun + 1 :])
@@ -218,6 +217,27 @@ class MixturePlanner(EpochPlanner):
         planner = copy.copy(self)
         planner._base, planner._plan, planner._manifests = base, None, {}  # noqa: SLF001 - of this class
         planner._earlier = None  # noqa: SLF001
+        return planner
+
+    @property
+    def place(self) -> MixturePlace:
+        """Where the sources stand, and their weights."""
+        return MixturePlace(self._base, self._schedule)
+
+    def at(self, place: MixturePlace | None) -> MixturePlanner:
+        """Return the planner of the same mixture whose sources stand elsewhere."""
+        if place is None or place == self.place:
+            return self
+        planner = self.begun_at(place.base)
+        planner._schedule = place.schedule  # noqa: SLF001 - of this class
+        return planner
+
+    def with_options(self, options: PlanOptions) -> MixturePlanner:
+        """Return a planner of its own, which may have other options, and knows the last plan if they are the same."""
+        if options == self.options:
+            return copy.copy(self)
+        planner = self.begun_at(self._base)
+        planner.options = options
         return planner
 
     def reaching(self, plan: Plan, topology: Topology) -> MixturePlanner:

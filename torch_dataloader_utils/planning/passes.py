@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import TypeAlias
 
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, SizedSplit, Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PlanOptions, Shard, ShardSlice
@@ -15,6 +17,10 @@ from torch_dataloader_utils.planning.source_paths import parse_source_path, sour
 
 SHARDS_OF_A_PASS = 16
 """A pass has at least so many shards, if it has so many row groups: it does not know how many streams share it."""
+
+
+Shares: TypeAlias = tuple[tuple[int, tuple[Fraction, ...]], ...]
+"""From which row on which shares of the sources hold, from 0 on."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,19 @@ class Base:
     buffers: Mapping[tuple[int, int], int | None] = field(default_factory=dict)
     carried: DeliveredBaseline = NONE_CARRIED
     changed: Mapping[tuple[int, int], tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MixturePlace:
+    """What the plans of a mixture's epochs depend on in addition to files, options and topology.
+
+    Attributes:
+        base: From which epoch on others are counted, and where it begins.
+        schedule: From which planned row of the whole run on which shares of the sources hold.
+    """
+
+    base: Base
+    schedule: Shares
 
 
 class Taken:
