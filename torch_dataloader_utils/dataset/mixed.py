@@ -196,13 +196,17 @@ class MixedDataset(StructuredDataset):
             )
             raise LedgerUnknownError(f"{msg}they are; batch_at(step) reads a batch")
 
-    def skip_steps(self, start: int, stop: int) -> None:
-        """Raise: steps of a mixture cannot be skipped.
+    def restore_skipped(self) -> None:
+        """Raise: skipped steps of a mixture stay skipped.
 
         Raises:
-            ValueError: Always.
+            ValueError: Always. After an elastic load the rows that were skipped are no steps any more, so that they
+                would be delivered in other shares than the weights.
         """
-        raise ValueError(f"skip_steps({start}, {stop}): steps of a mixture cannot be skipped")
+        msg = (
+            "restore_skipped: skipped steps of a mixture stay skipped, since an elastic load would leave rows of them "
+        )
+        raise ValueError(f"{msg}in other shares than the weights; they come again with the next pass of their sources")
 
     def dump_manifest(self, source: str) -> bytes:  # type: ignore[override] # each source has its own
         """Return the files and footers of a source, and what was counted of it, for the `manifest` of a `Source`.

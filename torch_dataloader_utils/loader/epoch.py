@@ -63,6 +63,7 @@ from torch_dataloader_utils.planning.excluded import (
 from torch_dataloader_utils.planning.ledger import Removal, Segment
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, EpochPlanner, newest_algorithm
+from torch_dataloader_utils.planning.quotas import Quotas
 from torch_dataloader_utils.planning.topology import Topology
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.cpus import usable_cpus
@@ -256,7 +257,7 @@ class EpochState(SkipsSteps):
         progress = self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded)
         counts = self.pass_progress()
         self._log_segment(progress)
-        quotas = self._planner.quotas(self.epoch, self.topology, progress.baseline)
+        quotas = self._quotas_of(progress)
         iteration = self.owner.begin(progress, self.topology.processes, self.excluded_in(self.epoch), quotas)
         self._loaded = None
         if self._run_log is not None:
@@ -391,7 +392,8 @@ class EpochState(SkipsSteps):
             self._skipped_plan_for(run, checked.epoch, checked.baseline),
         )
         counts_rows = self._unknown_rows_of(run, checked.epoch) is None
-        require_same_batches(progress, self._read_options, counts_rows=counts_rows)
+        quotas = self._planner.quotas(checked.epoch, run.topology, progress.baseline)
+        require_same_batches(progress, self._read_options, quotas, counts_rows=counts_rows)
         warn_of_touched_files(states[0], run)
         return progress
 
@@ -473,6 +475,9 @@ class EpochState(SkipsSteps):
         progress = self.progress
         is_even = self._planner.options.uneven_ranks != "allow"
         return [progress, *([] if is_even else self._ranks(self._plan_of(progress.baseline), progress.baseline))]
+
+    def _quotas_of(self, progress: Progress) -> Quotas | None:
+        return self._planner.quotas(self.epoch, self.topology, progress.baseline)
 
     def _current_plan(self) -> Plan:
         """Return the plan of the epoch, or of the rows that an elastic load left of it."""

@@ -13,7 +13,7 @@ from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.formats.base import Opened, OpenedSources
 from torch_dataloader_utils.planning.mixture_planner import MixturePlanner
 from torch_dataloader_utils.planning.passes import Base, Start
-from torch_dataloader_utils.planning.plan import DeliveredBaseline
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, ShardSlice
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.source_paths import parse_source_path
 from torch_dataloader_utils.planning.topology import Topology
@@ -119,7 +119,7 @@ def source_metrics(
         return {}
     weights, starts = planner.weights_in(epoch, topology), planner.starts(epoch, topology)
     sources = len(planner.sources)
-    rows = [0] * sources
+    rows = [-sum(part.rows for part in skipped) for skipped in _skipped_of_sources(progress, sources)]
     passes = [start.number for start in starts]
     for number, stream in enumerate(progress.streams):
         rows[number % sources] += sum(part.rows for part in stream.done)
@@ -135,3 +135,12 @@ def source_metrics(
         }
         for number, source in enumerate(planner.sources)
     }
+
+
+def _skipped_of_sources(progress: Progress, sources: int) -> list[list[ShardSlice]]:
+    """Return for each source the slices of the steps that were skipped so far."""
+    found: list[list[ShardSlice]] = [[] for _ in range(sources)]
+    for skip in progress.skips[: len(progress.skips) - len(progress.skips_ahead)]:
+        for number, slices in enumerate(skip.slices(progress.planned)):
+            found[number % sources] += slices
+    return found

@@ -402,6 +402,17 @@ class MixturePlanner(EpochPlanner):
             self._plan = key, self._mixed(epoch, topology, baseline)
         return self._plan[1]
 
+    def plan_skipped(
+        self,
+        epoch: int,  # noqa: ARG002 - skipped rows of a mixture are never restored
+        topology: Topology,  # noqa: ARG002
+        baseline: DeliveredBaseline | None,  # noqa: ARG002
+        algorithm: int | None = None,  # noqa: ARG002
+        left_out: ExcludedRows = NONE_EXCLUDED,  # noqa: ARG002
+    ) -> None:
+        """Return None: rows that were skipped before a baseline stay skipped."""
+        return
+
     def _mixed(self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None) -> Plan:
         ranks, workers = topology.planned_ranks, topology.planned_workers
         quotas = self.quotas(epoch, topology, baseline)
