@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from torch_dataloader_utils import LedgerUnknownError, MixedDataset, Source
+from torch_dataloader_utils import LedgerUnknownError, MixedDataset, RunLog, Source, audit
 
 ROWS = {"web": (90, 70), "code": (50, 34), "math": (41,)}
 WEIGHTS = {"web": 0.6, "code": 0.25, "math": 0.15}
@@ -172,3 +172,115 @@ def test_a_path_that_is_no_file_is_named(root, path):
     [(_, dataset)] = open_mixture(root)
     with pytest.raises(ValueError, match=path):
         dataset.step_of(path, 0)
+
+
+# Run log, audit, fingerprint -----------------------------------------------------------------------------------------
+
+
+def test_a_run_log_knows_the_steps_before_elastic_loads_and_new_weights(root, tmp_path):
+    delivered = {}
+
+    def go_on(ranks, steps, states, weights=WEIGHTS, **options: Any):
+        """Deliver some steps of each rank with new loaders, as a new process would."""
+        opened = open_mixture(root, ranks, weights=weights, run_log=str(tmp_path), **options)
+        saved = []
+        for rank, (loader, dataset) in enumerate(opened):
+            if states:
+                loader.load_state_dict(states, strict=False)
+            first = loader.state_dict()["batches_delivered"]
+            for step, batch in enumerate(islice(loader, steps), start=first):
+                delivered[dataset.epoch, step, rank] = rows_of(batch)
+            saved.append(json.loads(json.dumps(loader.state_dict())))
+        return opened, saved
+
+    _, states = go_on(2, 3, None, num_workers=1)
+    second = {"web": 0.2, "code": 0.2, "math": 0.6}
+    [(loader, _)], _ = go_on(1, None, states, second)
+    loader.set_epoch(1)
+    for step, batch in enumerate(islice(loader, 4)):
+        delivered[1, step, 0] = rows_of(batch)
+    states = [json.loads(json.dumps(loader.state_dict()))]
+    go_on(3, 2, states, second, batch_size=4)
+    [(_, fresh)] = open_mixture(root, weights=WEIGHTS, run_log=str(tmp_path))
+    for (epoch, step, rank), rows in delivered.items():
+        found = fresh.rows_at(step, epoch, rank)
+        assert named(found) == rows, (epoch, step, rank)
+        path, row = next(iter(found))
+        at = fresh.step_of(path, row, epoch)
+        assert (at.step, at.rank, at.place) == (step, rank, 0)
+    log = RunLog.read(tmp_path)
+    assert [segment.weights for segment in log.segments] == [WEIGHTS, second, second, second]
+    other = {"web": Source(root / "web"), "code": Source(root / "code", filters=pc.field("x") > 9, count_rows=True)}
+    [(_, fresh)] = open_mixture(root, weights={"web": 1, "code": 1}, sources=other, run_log=str(tmp_path))
+    with pytest.raises(LedgerUnknownError, match="sources"):
+        fresh.rows_at(0, 0)
+    other["math"] = Source(root / "math")
+    [(_, fresh)] = open_mixture(root, sources=other, run_log=str(tmp_path))
+    with pytest.raises(LedgerUnknownError, match="filters of source code"):
+        fresh.rows_at(0, 0)
+
+
+def test_an_audit_counts_the_files_of_each_pass(root, tmp_path):
+    opened = open_mixture(root, 2)
+    delivered = {}
+    for epoch in range(3):
+        for loader, _ in opened:
+            loader.set_epoch(epoch)
+            for step, batch in enumerate(loader):
+                for pair in rows_of(batch):
+                    delivered[pair] = delivered.get(pair, 0) + 1
+                if epoch == 2 and step == 2:
+                    break
+    states = [json.loads(json.dumps(loader.state_dict())) for loader, _ in opened]
+    [(_, today)] = open_mixture(root)
+    for against in (None, today):
+        found = audit(states, against)
+        assert not found.problems
+        counted = {}
+        for file in found.files:
+            head, _, name = file.path.partition("/")
+            source, _, number = head.rpartition("@")
+            counted.setdefault((source, name), {})[int(number)] = file.done + file.under_way
+        for (source, name), passes in counted.items():
+            part = int(name[len("part-")])
+            first = sum(ROWS[source][:part])
+            rows = range(first, first + ROWS[source][part])
+            total = sum(delivered.get((list(ROWS).index(source), row), 0) for row in rows)
+            assert min(passes) * len(rows) + sum(passes.values()) == total
+    assert found.is_fine
+    assert found.files_match
+    with pytest.raises(ValueError, match="of a mixture"):
+        audit(states, root / "web")
+    table = pa.table({"x": np.arange(12)})
+    (tmp_path / "code").mkdir()
+    pq.write_table(table, tmp_path / "code" / "part-0.parquet")
+    sources = {name: Source((tmp_path if name == "code" else root) / name) for name in ROWS}
+    [(_, other)] = open_mixture(root, sources=sources)
+    found = audit(states, other)
+    assert not found.is_fine
+    changed = {file.path for file in found.files if file.change is not None}
+    assert changed
+    assert all(path.startswith("code@") for path in changed)
+
+
+def test_fingerprints_of_a_mixture_are_those_of_the_same_rows_in_the_same_order(root):
+    grid = {"virtual_ranks": 2, "virtual_workers": 2, "fingerprint": True}
+    [(one, dataset)] = open_mixture(root, 1, **grid)
+    list(one)
+    whole = dataset.get_metrics()["delivered_hash"]
+    assert [(entry["rank"], entry["source"]) for entry in whole] == [(rank, name) for rank in (0, 1) for name in ROWS]
+    assert sum(entry["rows"] for entry in whole) == 150
+    found = []
+    for rank in range(2):
+        loader, resumed = open_mixture(root, 2, **{**grid, "batch_size": 6, "num_workers": 1})[rank]
+        own, _ = open_mixture(root, 2, **{**grid, "batch_size": 6})[rank]
+        taken = iter(own)
+        for _ in range(5):
+            next(taken)
+        loader.load_state_dict(json.loads(json.dumps(own.state_dict())))
+        list(loader)
+        found += resumed.get_metrics()["delivered_hash"]
+    assert found == whole
+    [(other, dataset)] = open_mixture(root, 1, **grid, shuffle_seed=3)
+    list(other)
+    assert dataset.get_metrics()["delivered_hash"] != whole

@@ -37,6 +37,7 @@ from torch_dataloader_utils.loader.mixture import (
     reweighted,
     source_metrics,
     with_changed_passes,
+    with_sources,
 )
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
@@ -192,8 +193,10 @@ class EpochState(SkipsSteps):
         if not self._read_options.fingerprint:
             return {}
         hashes = self.progress.hashes
-        known = None if hashes is None else dump_hashes(zip(self.topology.own_ranks, hashes, strict=True))
-        return {"delivered_hash": known}
+        if hashes is None:
+            return {"delivered_hash": None}
+        known = dump_hashes(zip(self.topology.own_ranks, hashes, strict=True))
+        return {"delivered_hash": with_sources(self._planner, known)}
 
     def balanced_rows(self) -> dict[str, list[tuple[str, int]]]:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""

@@ -9,10 +9,10 @@ from typing import Any
 from torch_dataloader_utils.checkpoint.merge import Merged
 from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun, SourcePosition, SourceRun
 from torch_dataloader_utils.checkpoint.progress import Progress
-from torch_dataloader_utils.checkpoint.saved_state import SavedState
+from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedState
 from torch_dataloader_utils.formats.base import Opened, OpenedSources
 from torch_dataloader_utils.planning.mixture_planner import MixturePlanner
-from torch_dataloader_utils.planning.passes import Base, Start
+from torch_dataloader_utils.planning.passes import Base, MixturePlace, Start
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, ShardSlice
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.source_paths import parse_source_path
@@ -78,6 +78,38 @@ def placed(planner: EpochPlanner, saved: SavedState, topology: Topology) -> Epoc
     return planner.begun_at(replace(base, carried=DeliveredBaseline(tuple(carried.whole(files)), partial, (), 0)))
 
 
+def place_of(planner: EpochPlanner, saved: SavedState, topology: Topology, *, drop_last: bool) -> MixturePlace | None:
+    """Return where the sources stood when a state was saved, and their weights; None for a single dataset."""
+    there = placed(planner, saved, topology)
+    if not isinstance(there, MixturePlanner) or saved.mixture is None:
+        return None
+    weights = {source.name: source.weight for source in saved.mixture.sources}
+    schedule = ((0, tuple(weights.get(source.name, Fraction(0)) for source in there.sources)),)
+    own = there.place
+    return MixturePlace(
+        own.base, own.schedule if there.has_schedule else schedule, saved.mixture.rows_per_epoch, drop_last
+    )
+
+
+def different_sources(opened: OpenedSources, saved: SavedMixture) -> list[str]:
+    """Return in words how the sources that are open differ from those of a state."""
+    if list(opened.sources) != [source.name for source in saved.sources]:
+        return ["sources"]
+    different = []
+    for source in saved.sources:
+        files = opened.sources[source.name]
+        now: dict[str, Any] = {
+            "filters": files.filter_digest,
+            "filter_binding": files.filter_binding,
+            "format": files.format_name,
+        }
+        now |= {"format_options": files.options_digest, "rows": files.manifest.rows}
+        names = [name for name, value in now.items() if source.settings[name] != value]
+        names += ["files"] if source.fingerprint != files.manifest.fingerprint else []
+        different += [f"{name} of source {source.name}" for name in names]
+    return different
+
+
 def with_changed_passes(planner: EpochPlanner, merged: Merged) -> EpochPlanner:
     """Return the planner of a run whose files have changed since the state that it continues was saved."""
     if not isinstance(planner, MixturePlanner) or merged.passes is None:
@@ -109,6 +141,18 @@ def reweighted(
     if not isinstance(planner, MixturePlanner):
         return planner
     return planner.with_weights(weights, epoch, topology, is_loaded=is_loaded)
+
+
+def with_sources(planner: EpochPlanner, hashes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the hashes of delivered rows with the planned rank and the source of each, if they are of a mixture."""
+    if not isinstance(planner, MixturePlanner):
+        return hashes
+    names = [source.name for source in planner.sources]
+    return [
+        {"rank": of["rank"] // len(names), "source": names[of["rank"] % len(names)]}
+        | {name: of[name] for name in ("rows", "hash")}
+        for of in hashes
+    ]
 
 
 def source_metrics(

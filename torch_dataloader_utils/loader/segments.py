@@ -11,11 +11,14 @@ from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import load_baseline
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.errors import LedgerUnknownError
+from torch_dataloader_utils.loader.mixture import place_of
 from torch_dataloader_utils.planning.ledger import NO_REMOVAL, RankStart, Removal, Segment, SegmentLedger
 from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.passes import MixturePlace
 from torch_dataloader_utils.planning.plan import Plan
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.restored_steps import restored_segments
+from torch_dataloader_utils.planning.topology import Topology
 
 LEDGERS_KEPT = 4
 """How many segments' plans and indexes are kept: users ask about many steps of the same ones."""
@@ -90,10 +93,9 @@ class Segments:
         """Return the files by which a segment names rows."""
         return self._planner.at(segment.mixture).manifest_of(segment.epoch, segment.topology)
 
-    @property
-    def manifest_of_files(self) -> Manifest:
-        """The files of a single dataset."""
-        return self._planner.manifest
+    def place_of(self, saved: SavedState, topology: Topology, *, drop_last: bool) -> MixturePlace | None:
+        """Return where the sources of a mixture stood when a state was saved; None for a single dataset."""
+        return place_of(self._planner, saved, topology, drop_last=drop_last)
 
     def strategy_digest(self, epoch: int) -> str | None:
         """Return what is recorded of the split strategy in an epoch; None without one."""

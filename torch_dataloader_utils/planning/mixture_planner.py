@@ -222,14 +222,15 @@ class MixturePlanner(EpochPlanner):
     @property
     def place(self) -> MixturePlace:
         """Where the sources stand, and their weights."""
-        return MixturePlace(self._base, self._schedule)
+        return MixturePlace(self._base, self._schedule, self.rows_per_epoch, self._drop_last)
 
     def at(self, place: MixturePlace | None) -> MixturePlanner:
         """Return the planner of the same mixture whose sources stand elsewhere."""
         if place is None or place == self.place:
             return self
         planner = self.begun_at(place.base)
-        planner._schedule = place.schedule  # noqa: SLF001 - of this class
+        planner._schedule, planner._rows_given = place.schedule, place.rows_per_epoch  # noqa: SLF001 - of this class
+        planner._drop_last = place.drop_last  # noqa: SLF001
         return planner
 
     def with_options(self, options: PlanOptions) -> MixturePlanner:

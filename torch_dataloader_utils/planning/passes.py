@@ -112,10 +112,14 @@ class MixturePlace:
     Attributes:
         base: From which epoch on others are counted, and where it begins.
         schedule: From which planned row of the whole run on which shares of the sources hold.
+        rows_per_epoch: Rows of an epoch, of all ranks.
+        drop_last: Whether a short last step is left out.
     """
 
     base: Base
     schedule: Shares
+    rows_per_epoch: int
+    drop_last: bool
 
 
 class Taken:
