@@ -76,7 +76,28 @@ class Packing:
     separator: int | Mapping[str, int] | None = None
     pad_value: int | Mapping[str, int] = 0
     strategy: PackingStrategy = "concat"
-    outputs: tuple[PackedOutput, ...] = PACKED_OUTPUTS
+    outputs: Sequence[PackedOutput] = PACKED_OUTPUTS
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.column, str):
+            raise TypeError(f"Packing({self.column!r}): expected the name of a column")
+        if type(self.length) is not int or self.length < 1:
+            raise ValueError(f"Packing(length={self.length!r}): expected a number of tokens, at least 1")
+        if self.strategy not in PACKING_STRATEGIES:
+            raise ValueError(f"Packing(strategy={self.strategy!r}): expected one of {', '.join(PACKING_STRATEGIES)}")
+        if isinstance(self.outputs, str) or not set(self.outputs) <= set(PACKED_OUTPUTS):
+            msg = f"Packing(outputs={self.outputs!r}): expected a list of some of {', '.join(PACKED_OUTPUTS)}"
+            raise ValueError(msg)
+        object.__setattr__(self, "outputs", tuple(self.outputs))
+        for name, value in (("separator", self.separator), ("pad_value", self.pad_value)):
+            self._require_numbers(name, value)
+
+    def _require_numbers(self, name: str, value: Any) -> None:
+        if not isinstance(value, Mapping) and value is None and name == "separator":
+            return
+        for number in value.values() if isinstance(value, Mapping) else [value]:
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                raise TypeError(f"Packing({name}={value!r}): expected a number, or a dictionary of one for each column")
 
     def separator_of(self, name: str) -> int | None:
         """Return what is appended to each row of a column."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from torch_dataloader_utils.columns.dense import dense_array
 from torch_dataloader_utils.columns.options import Packing
 from torch_dataloader_utils.columns.ragged import Offsets, Ragged, Values, split_values
 
@@ -122,8 +123,7 @@ def _with_separators(values: npt.NDArray[Any], offsets: Offsets, separator: int)
 def _gathered(values: npt.NDArray[Any], starts: Numbers, lengths: Numbers) -> npt.NDArray[Any]:
     """Return runs of values, one after the other: Arrow copies each as a whole."""
     views = pa.LargeListViewArray.from_arrays(pa.array(starts), pa.array(lengths), pa.array(values))
-    gathered: npt.NDArray[Any] = views.flatten().to_numpy(zero_copy_only=False)
-    return gathered
+    return dense_array(views.flatten(), numpy_times=False)
 
 
 def _with_padding(lengths: Numbers, bounds: Numbers, missing: Numbers) -> tuple[Numbers, Numbers]:

@@ -12,6 +12,7 @@ from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
 from torch_dataloader_utils.reading.batching import Batcher, Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
+from torch_dataloader_utils.reading.packing import PackedScan, unpacked
 from torch_dataloader_utils.reading.removal import without_removed
 from torch_dataloader_utils.reading.row_groups import REMOVED_COLUMN, RowGroupReader
 from torch_dataloader_utils.reading.row_marks import with_hashes
@@ -113,11 +114,15 @@ def _read_stream(
     budget: MemoryBudget,
 ) -> Generator[Batches | StreamEnd, None, None]:
     """Read the slices of one stream and yield its batches, many together, then its end."""
-    scan: Scan
-    if options.row_shuffle_seed is None:
-        scan = SequentialScan(reader, stream.slices, options, budget)
+    seed, packing = options.row_shuffle_seed, options.packing
+    slices = stream.slices if packing is None else unpacked(stream.slices)
+    scan: Scan | PackedScan
+    if seed is None:
+        scan = SequentialScan(reader, slices, options, budget)
     else:
-        scan = ShuffledScan(reader, stream.slices, options, budget, epoch)
+        scan = ShuffledScan(reader, slices, options, budget, epoch)
+    if packing is not None:
+        scan = PackedScan(scan, stream.slices, packing, seed=seed, epoch=epoch)
     try:
         yield from _batches(scan, stream, options)
     finally:
@@ -125,7 +130,7 @@ def _read_stream(
         reader.close()
 
 
-def _batches(scan: Scan, stream: StreamAssignment, options: ReadOptions) -> Iterator[Batches | StreamEnd]:
+def _batches(scan: Scan | PackedScan, stream: StreamAssignment, options: ReadOptions) -> Iterator[Batches | StreamEnd]:
     """Cut chunks into batches that span row groups, shards and files."""
     batcher = Batcher(stream.stream, options.batch_size, stream.sizes)
     for chunk in scan.chunks():
@@ -141,7 +146,7 @@ def _batches(scan: Scan, stream: StreamAssignment, options: ReadOptions) -> Iter
     yield StreamEnd(end, scan.take_work())
 
 
-def _completed(batches: Batches, scan: Scan, options: ReadOptions) -> Batches:
+def _completed(batches: Batches, scan: Scan | PackedScan, options: ReadOptions) -> Batches:
     """Return batches with what was read for them and, if asked for, with the hash of each one's rows."""
     read = replace(batches, work=scan.take_work())
     return with_hashes(read) if options.fingerprint else read
