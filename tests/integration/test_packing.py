@@ -6,6 +6,7 @@ Each token tells its document and its place in it, so that whatever is delivered
 from __future__ import annotations
 
 from collections import Counter
+from itertools import islice
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from torch_dataloader_utils import CheckpointMismatchError, Packing, StructuredDataset
+from torch_dataloader_utils import CheckpointMismatchError, LedgerUnknownError, Packing, StructuredDataset, audit
 
 LENGTH, LONGEST = 32, 2_000
 PADDING = -7
@@ -166,3 +167,32 @@ def test_what_has_no_meaning_for_sequences_is_refused(dataset, given):
     (name,) = given
     with pytest.raises(ValueError, match=rf"{name}=.* beside packing: "):
         open_packed(dataset, **given)
+
+
+def test_rows_cannot_be_excluded_and_the_ledger_says_why_it_does_not_know(dataset):
+    loader = open_packed(dataset)
+    with pytest.raises(ValueError, match="exclude: .* beside packing"):
+        loader.exclude({"0.parquet": [1]})
+    for scan in (False, True):
+        with pytest.raises(LedgerUnknownError, match="a sequence has tokens of many rows"):
+            loader.batch_at(1, scan=scan)
+
+
+@pytest.mark.parametrize("order", ["in order", "rows shuffled"])
+def test_skipped_steps_are_left_out_and_all_others_are_the_same(dataset, order):
+    whole = sequences_of(open_packed(dataset, **ORDERS[order]))
+    loader = open_packed(dataset, **ORDERS[order])
+    loader.skip_steps(2, 5)
+    assert sequences_of(loader) == whole[:6] + whole[15:]
+
+
+def test_an_audit_of_packed_sequences_counts_rows_of_whole_shards_as_done(dataset):
+    loader = open_packed(dataset)
+    assert sum(1 for _ in loader)
+    found = audit(loader.state_dict(), dataset)
+    assert (found.total.done, found.total.missing, found.total.twice) == (len(document_lengths()), 0, 0)
+    loader = open_packed(dataset)
+    assert len(list(islice(loader, 40))) == 40
+    found = audit(loader.state_dict(), dataset).total
+    assert found.under_way + found.done + found.left == len(document_lengths())
+    assert found.under_way > 0
