@@ -243,7 +243,7 @@ class _Auditing:
         saved, today = self._saved, self._today
         excluded = EpochExclusions() if self._layout is None else self._exclusions.in_epoch(saved.epoch)
         is_filtered = saved.settings["filters"] is not None or bool(excluded.left_out_by)
-        is_exact = self._unit == "rows" and not is_filtered
+        is_exact = self._unit == "rows" and not is_filtered and saved.settings["packing"] is None
         self._left_out_rows = excluded.left_out
         if excluded.removed:
             excluded = self._without_delivered(excluded, is_exact=is_exact)

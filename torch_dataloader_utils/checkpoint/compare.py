@@ -141,6 +141,7 @@ ADVICE = {
     "plan_algorithm": "finish the epoch with the release that saved the checkpoint",
     "split_strategy": "use the split strategy that the checkpoint was saved with: it has to return the same shards",
     "format_options": "use the format_options and count_rows that the checkpoint was saved with",
+    "packing": "use the packing that the checkpoint was saved with: progress is counted in its sequences",
     "filters": "use the filter that the checkpoint was saved with (a new pyarrow may also write it differently)",
     "filter_binding": "the filter's columns are other ones now: open the table as it was then (a snapshot that is "
     "passed as snapshot_id has the columns of its time), or the partitions",

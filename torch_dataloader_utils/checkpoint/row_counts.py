@@ -176,7 +176,7 @@ class _Counting:
     def _collect(self, parts: Iterable[SavedShard], left_out: ExcludedRows, *, is_skipped: bool) -> None:
         for saved in parts:
             splits = saved.splits or tuple(self._axis.splits_of(saved.rows))
-            shard = Shard(splits, saved.rounds, saved.missing, left_out)
+            shard = Shard(splits, saved.rounds, saved.missing, left_out, saved.delivers)
             partial = self._shards.setdefault(splits, _Partial(shard))
             windows = partial.skipped if is_skipped else partial.repeated if saved.repeats else partial.windows
             windows += saved.windows

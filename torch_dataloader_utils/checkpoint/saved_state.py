@@ -50,6 +50,7 @@ class SavedShard:
         rounds: Number of rounds of its row-level shuffle.
         missing: Indices of the splits whose files had changed.
         repeats: Whether another slice delivers these rows as well, so that they count there.
+        delivers: What it delivers where that is not its rows: see `Shard`.
     """
 
     splits: tuple[Split, ...]
@@ -58,6 +59,7 @@ class SavedShard:
     rounds: int = 1
     missing: tuple[int, ...] = ()
     repeats: bool = False
+    delivers: int | None = None
 
     def partial(self, files: Sequence[FileRows], left_out: ExcludedRows = NONE_EXCLUDED) -> PartialShard:
         """Return the shard by ranges of files. `files` are those to which row numbers refer.
@@ -65,7 +67,7 @@ class SavedShard:
         `left_out` are the excluded rows that the plan of its epoch leaves out.
         """
         splits = self.splits or tuple(splits_of_rows(files, self.rows))
-        return PartialShard(Shard(splits, self.rounds, self.missing, left_out), self.windows)
+        return PartialShard(Shard(splits, self.rounds, self.missing, left_out, self.delivers), self.windows)
 
 
 @dataclass(frozen=True, slots=True)

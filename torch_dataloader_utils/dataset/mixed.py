@@ -287,6 +287,10 @@ def refuse_options(options: Mapping[str, Any]) -> None:
         raise TypeError(f"{msg}are for its run_log, and there is none")
     if options.get("split_strategy") is not None:
         raise ValueError("split_strategy: the shards of a mixture are those of its sources' passes")
+    if options.get("packing") is not None:
+        raise ValueError(
+            "packing: the shares of a mixture are counted ahead, and only reading tells how many sequences"
+        )
     if options.get("uneven_ranks") == "allow":
         msg = "uneven_ranks='allow': the ranks of a mixture always make equally many steps; choose 'drop' or 'pad'"
         raise ValueError(msg)

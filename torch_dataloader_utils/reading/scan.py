@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from torch_dataloader_utils.columns.options import Packing
 from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.planning.plan import ShardSlice
@@ -37,6 +38,7 @@ class ReadOptions:
         row_shuffle_seed: Seed of the permutation inside shards, or None where rows keep their order.
         read_ahead_bytes: Decoded bytes that a stream holds at most; with row-level shuffle a shard may have more.
         fingerprint: Whether each batch gets the hash of its rows: which rows of which files they are.
+        packing: How rows become sequences, which batches then count; None where they do not.
     """
 
     batch_size: int
@@ -46,6 +48,7 @@ class ReadOptions:
     row_shuffle_seed: int | None
     read_ahead_bytes: int
     fingerprint: bool
+    packing: Packing | None = None
 
 
 @dataclass(frozen=True, slots=True)

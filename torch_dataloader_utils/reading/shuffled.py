@@ -230,7 +230,7 @@ class ShuffledScan(Scan):
 
     def _blocks(self, shard: Shard, begin: int, groups: Sequence[FileRowGroup]) -> Iterator[tuple[range, int]]:
         """Yield the rounds to read together, from one round on, and the bytes to lease for them."""
-        row_bytes = sum(self.reader.decoded_bytes(group) for group in groups) // shard.rows + 1
+        row_bytes = sum(self.reader.decoded_bytes(group) for group in groups) // shard.input_rows + 1
         largest = sum(-(-group.rows // shard.rounds) for group in groups) * row_bytes
         together = 1 if not self.reader.knows_rows else max(1, self.budget.limit // (BLOCK_SHARE * largest))
         for number in range(begin, shard.rounds, together):

@@ -14,6 +14,7 @@ from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
 from torch_dataloader_utils.reading.batching import Batcher, Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.mixture import joined, read_mixture, total
+from torch_dataloader_utils.reading.packing import PackedScan, unpacked
 from torch_dataloader_utils.reading.removal import without_removed
 from torch_dataloader_utils.reading.row_groups import REMOVED_COLUMN, RowGroupReader
 from torch_dataloader_utils.reading.row_marks import with_hashes
@@ -105,9 +106,14 @@ def _read_streams(
 def _scan(
     reader: RowGroupReader, stream: StreamAssignment, epoch: int, options: ReadOptions, budget: MemoryBudget
 ) -> Scan:
-    if options.row_shuffle_seed is None:
-        return SequentialScan(reader, stream.slices, options, budget)
-    return ShuffledScan(reader, stream.slices, options, budget, epoch)
+    seed, packing = options.row_shuffle_seed, options.packing
+    slices = stream.slices if packing is None else unpacked(stream.slices)
+    scan: Scan
+    if seed is None:
+        scan = SequentialScan(reader, slices, options, budget)
+    else:
+        scan = ShuffledScan(reader, slices, options, budget, epoch)
+    return scan if packing is None else PackedScan(scan, stream.slices, packing, seed=seed, epoch=epoch)
 
 
 def _read_grid(
