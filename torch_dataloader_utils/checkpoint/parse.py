@@ -150,6 +150,7 @@ def _baseline(base: JsonValue, tree: _Tree, dataset_rows: int) -> SavedBaseline:
         left_out=tuple(path.string() for path in base["left_out"].items()),
         skipped=None if base["skipped"].missing else _skipped_rows(base["skipped"], tree, dataset_rows),
         hashes=tuple(_hashes(load) for load in base["delivered_hash"].optional_items()),
+        gone=0 if base["gone"].missing else base["gone"].integer(),
     )
 
 
@@ -229,9 +230,21 @@ def _mixture(mixture: JsonValue, tree: _Tree, dataset_rows: int) -> SavedMixture
     sources = tuple(map(_source, mixture["sources"].items()))
     if not sources or len({source.name for source in sources}) < len(sources):
         raise mixture["sources"].fail("sources, each name once")
-    completed = _rising_numbers(mixture["carried"]["completed_rows"], dataset_rows)
-    carried = SavedRows((), completed, _partial_shards(mixture["carried"]["in_progress"], tree, dataset_rows))
-    return SavedMixture(sources, mixture["rows_per_epoch"].integer(), mixture["rows_before"].integer(), carried)
+    carried, earlier = (_rows_by_number(mixture[name], tree, dataset_rows) for name in ("carried", "earlier"))
+    counts = mixture["rows_per_epoch"].integer(), mixture["rows_before"].integer()
+    return SavedMixture(sources, *counts, carried, earlier)
+
+
+def _rows_by_number(rows: JsonValue, tree: _Tree, dataset_rows: int) -> SavedRows:
+    completed = _rising_numbers(rows["completed_rows"], dataset_rows)
+    return SavedRows((), completed, _partial_shards(rows["in_progress"], tree, dataset_rows))
+
+
+def _changed_pass(entry: JsonValue) -> tuple[int, tuple[str, ...]]:
+    parts = entry.items()
+    if len(parts) != len(("pass", "files")):
+        raise entry.fail("a pass and the files that are left out of it")
+    return parts[0].integer(), tuple(path.string() for path in parts[1].items())
 
 
 def _source(source: JsonValue) -> SavedSource:
@@ -252,7 +265,9 @@ def _source(source: JsonValue) -> SavedSource:
             "rows": source["rows"].integer(),
         },
         weight=parse_fraction(source["weight"]),
-        position=SourcePosition(position[0].integer(), position[1].integer(), buffers),
+        position=SourcePosition(
+            position[0].integer(), position[1].integer(), buffers, tuple(map(_changed_pass, source["changed"].items()))
+        ),
         fingerprint=source["fingerprint"].string(),
         root=source["root"].string(),
         files=files,

@@ -14,7 +14,7 @@ from itertools import chain
 import numpy as np
 
 from torch_dataloader_utils.checkpoint.progress import Progress, RemovedRows
-from torch_dataloader_utils.checkpoint.saved_state import SavedState
+from torch_dataloader_utils.checkpoint.saved_state import SavedShard, SavedState
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows, bounds_of
 from torch_dataloader_utils.planning.manifest import Split
 from torch_dataloader_utils.planning.plan import PartialShard, ShardSlice
@@ -56,7 +56,7 @@ class RowsWithin:
         for path in {split.path for split in part.shard.present if self._rows.within(split)}:
             of_file = rows[files == path]
             bounds = bounds_of(of_file[self._rows.contains(path, of_file)]).reshape(-1, 2)
-            ranges[path] += map(tuple, bounds.tolist())
+            ranges[path] += [(start, stop) for start, stop in bounds.tolist()]
 
 
 def with_removed(progress: Progress, rows: ExcludedRows, *, seed: int | None, epoch: int, is_exact: bool) -> Progress:
@@ -116,7 +116,8 @@ def passed_in(
     states: Sequence[SavedState], within: RowsWithin, files: Sequence[FileRows], left_out: ExcludedRows
 ) -> ExcludedRows:
     """Return the rows that some ranks' states record as passed: delivered, skipped, or excluded before."""
-    whole, parts = [], []
+    whole: list[Split] = []
+    parts: list[SavedShard] = []
     if (baseline := states[0].baseline) is not None:
         whole += splits_of_rows(files, baseline.completed_rows)
         parts += baseline.in_progress

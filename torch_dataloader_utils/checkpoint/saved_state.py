@@ -15,6 +15,7 @@ from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import PartialShard, Shard
 from torch_dataloader_utils.planning.row_hash import RankHashes
 from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, splits_of_rows
+from torch_dataloader_utils.planning.source_paths import source_path
 
 STATE_VERSION = 1
 """Version of the layout of a state."""
@@ -123,6 +124,7 @@ class SavedBaseline:
     left_out: tuple[str, ...]
     skipped: tuple[SavedRows, Windows, bool] | None = None
     hashes: tuple[RankHashes, ...] = ()
+    gone: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +145,27 @@ class SavedSource:
 class SavedMixture:
     """What a state of a mixture records: its sources in order, the rows of an epoch, and those planned before it.
 
-    The carried rows are those that epochs before it have taken out of their turn: see `MixtureRun`.
+    The carried rows are those that epochs before it have taken out of their turn; the earlier ones are those before
+    the sources' positions: see `MixtureRun`.
     """
 
     sources: tuple[SavedSource, ...]
     rows_per_epoch: int
     rows_before: int
     carried: SavedRows
+    earlier: SavedRows
+
+    @property
+    def layout(self) -> list[FileRows] | None:
+        """Each file of each pass that the epoch reaches, to which row numbers refer; None if files are not listed."""
+        if any(source.files is None or any(file.rows is None for file in source.files) for source in self.sources):
+            return None
+        return sorted(
+            (source_path(source.name, number, file.path), file.rows or 0)
+            for source in self.sources
+            for number in source.position.passes
+            for file in source.files or ()
+        )
 
 
 @dataclass(frozen=True, slots=True)

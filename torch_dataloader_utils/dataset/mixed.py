@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
+
+import numpy as np
 
 from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet
@@ -13,13 +15,17 @@ from torch_dataloader_utils.dataset.manifest_file import dump_manifest
 from torch_dataloader_utils.dataset.sources import SourceDescription, open_sources, require_rows, require_sources
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.dataset.weights import ExactSchedule, Weights, WeightSchedule, exact_shares, parse_weights
+from torch_dataloader_utils.errors import LedgerUnknownError
 from torch_dataloader_utils.formats.base import KnownFooters, Opened, OpenedFiles, OpenedSources
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader.arguments import optional_count, parse_bytes
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
-from torch_dataloader_utils.planning.mixture_planner import MixturePlanner, PlannedSource
+from torch_dataloader_utils.planning.ledger import Rows, RowStep
+from torch_dataloader_utils.planning.mixture_planner import MixturePlanner
+from torch_dataloader_utils.planning.passes import PlannedSource
 from torch_dataloader_utils.planning.plan import PlanOptions
 from torch_dataloader_utils.planning.planner import EpochPlanner
+from torch_dataloader_utils.planning.source_paths import parse_source_path, source_path
 from torch_dataloader_utils.planning.strategy import SplitStrategy
 
 OF_A_SOURCE = (
@@ -112,7 +118,7 @@ class MixedDataset(StructuredDataset):
             ValueError: If a source has no weight, a weight makes no sense or its source has no row; or if the loader
                 was made with a schedule.
         """
-        opened = cast("OpenedSources", self._opened_files).sources
+        opened = self._sources
         shares = exact_shares(weights, list(opened))
         for (name, files), share in zip(opened.items(), shares, strict=True):
             require_rows(name, share, files.manifest.rows)
@@ -128,13 +134,78 @@ class MixedDataset(StructuredDataset):
         """
         return super().get_metrics() | {"sources": self._epoch_state.source_metrics()}
 
-    def skip_steps(self, start: int, stop: int) -> None:
-        """Raise: steps of a mixture cannot be skipped.
+    def rows_at(self, step: int, epoch: int | None = None, rank: int | None = None, *, scan: bool = False) -> Rows:
+        """Return the rows of a step of a rank, without reading data: see `StructuredDataset.rows_at`.
+
+        The file of a row is given as ``source@pass/path``.
 
         Raises:
-            ValueError: Always.
+            LedgerUnknownError: Also if rows of the step are of a source with a filter: of these the dataset knows the
+                number, and not which they are.
         """
-        raise ValueError(f"skip_steps({start}, {stop}): steps of a mixture cannot be skipped")
+        rows = super().rows_at(step, epoch, rank, scan=scan)
+        for path in np.unique(rows.files).tolist():
+            self._require_unfiltered(parse_source_path(path).source)
+        return rows
+
+    def step_of(self, path: str, row: int, epoch: int | None = None, *, scan: bool = False) -> RowStep | None:
+        """Return the step that has a row, without reading data: see `StructuredDataset.step_of`.
+
+        Args:
+            path: The row's file: ``source@pass/path``, as in `rows_at`, or ``source/path`` for any pass.
+            row: The row's number in the file, from 0.
+            epoch: The epoch; None for the current one.
+            scan: Has no meaning for a mixture, whose rows are counted.
+
+        Returns:
+            The step, and in `others` those that have the row in other passes; None if the epoch does not have it.
+
+        Raises:
+            LedgerUnknownError: As in `rows_at`.
+            ValueError: If there is no such file, or no such row in it.
+        """
+        source, _, rest = str(path).partition("/")
+        if source not in self._sources:
+            if source.rpartition("@")[0] in self._sources:
+                self._require_unfiltered(source.rpartition("@")[0])
+            return super().step_of(path, row, epoch, scan=scan)
+        self._require_unfiltered(source)
+        if rest not in self._sources[source].manifest.rows_of:
+            return super().step_of(path, row, epoch, scan=scan)  # it raises
+        heads = {parse_source_path(known).number for known in self._paths_of(epoch) if known.startswith(f"{source}@")}
+        paths = (source_path(source, number, rest) for number in sorted(heads))
+        found = [step for one in paths if (step := super(MixedDataset, self).step_of(one, row, epoch)) is not None]
+        steps = sorted((each for step in found for each in (step, *step.others)), key=lambda step: step.step)
+        return replace(steps[0], others=tuple(replace(step, others=()) for step in steps[1:])) if steps else None
+
+    @property
+    def _sources(self) -> Mapping[str, OpenedFiles]:
+        return cast("OpenedSources", self._opened_files).sources
+
+    def _paths_of(self, epoch: int | None) -> Iterable[str]:
+        """Return the paths of the files of each pass that an epoch reaches."""
+        segments = self._epoch_state.segments
+        return segments.manifest(segments.of(self._fresh(epoch))[-1]).rows_of
+
+    def _require_unfiltered(self, source: str) -> None:
+        """Raise if only reading tells which rows a source has."""
+        if self._sources[source].stored_rows is not None:
+            msg = (
+                f"source {source!r} has a filter: how many rows it keeps of each row group was counted, and not which "
+            )
+            raise LedgerUnknownError(f"{msg}they are; batch_at(step) reads a batch")
+
+    def restore_skipped(self) -> None:
+        """Raise: skipped steps of a mixture stay skipped.
+
+        Raises:
+            ValueError: Always. After an elastic load the rows that were skipped are no steps any more, so that they
+                would be delivered in other shares than the weights.
+        """
+        msg = (
+            "restore_skipped: skipped steps of a mixture stay skipped, since an elastic load would leave rows of them "
+        )
+        raise ValueError(f"{msg}in other shares than the weights; they come again with the next pass of their sources")
 
     def dump_manifest(self, source: str) -> bytes:  # type: ignore[override] # each source has its own
         """Return the files and footers of a source, and what was counted of it, for the `manifest` of a `Source`.
@@ -148,13 +219,12 @@ class MixedDataset(StructuredDataset):
         Raises:
             ValueError: As in `StructuredDataset.dump_manifest`, or if there is no such source.
         """
-        opened = cast("OpenedSources", self._opened_files)
-        return manifest_of(source, opened.sources)
+        return manifest_of(source, self._sources)
 
     def __repr__(self) -> str:
         """Describe the dataset in one line, without secrets."""
         topology = self._epoch_state.topology
-        sources = ", ".join(cast("OpenedSources", self._opened_files).sources)
+        sources = ", ".join(self._sources)
         return (
             f"{type(self).__name__}({sources}; rank {topology.rank} of {topology.num_ranks}, "
             f"{topology.num_workers} workers, epoch {self.epoch})"

@@ -126,9 +126,9 @@ class DeliveredBaseline:
             delivered in this epoch, even if they return.
         batches: Largest number of batches that a rank had delivered, skipped steps included.
         skipped: Which of these rows were skipped; None for none.
-        batches: Largest number of batches that a rank had delivered.
         hashes: For each elastic load, the hashes of the rows that each planned rank had delivered; none where the
             states had none.
+        gone: Rows of a mixture that were delivered of files that are left out: they still count as rows of the epoch.
     """
 
     done: tuple[Split, ...]
@@ -137,6 +137,7 @@ class DeliveredBaseline:
     batches: int
     skipped: SkippedRows | None = None
     hashes: tuple[RankHashes, ...] = ()
+    gone: int = 0
 
 
 @dataclass(frozen=True, slots=True)

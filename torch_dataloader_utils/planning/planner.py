@@ -66,6 +66,15 @@ class EpochPlanner:
         """Return the planner for another epoch than the current one."""
         return self
 
+    @property
+    def place(self) -> Any:
+        """What else the plans of a mixture depend on: a `MixturePlace`; None for a single dataset."""
+        return None
+
+    def at(self, place: Any) -> EpochPlanner:  # noqa: ARG002 - a mixture's sources stand somewhere
+        """Return the planner with this place."""
+        return self
+
     def reaching(self, plan: Plan, topology: Topology) -> EpochPlanner:  # noqa: ARG002 - only a mixture's files change
         """Return the planner of an epoch that a plan continues."""
         return self

@@ -10,6 +10,7 @@ from torch_dataloader_utils.columns.convert import interleave, size_of
 from torch_dataloader_utils.formats.base import Opened, OpenedSources
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
+from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
 from torch_dataloader_utils.reading.batching import Batcher, Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.mixture import joined, read_mixture, total
@@ -19,9 +20,6 @@ from torch_dataloader_utils.reading.row_marks import with_hashes
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 from torch_dataloader_utils.reading.sequential import SequentialScan
 from torch_dataloader_utils.reading.shuffled import ShuffledScan
-
-MIXTURE_KEY = 0
-"""Stands for the epoch in the keys of a mixture's permutations: the paths of its shards name the pass."""
 
 
 def read_assignment(
