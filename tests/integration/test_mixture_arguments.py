@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from torch_dataloader_utils import ColumnError, MixedDataset, RunLog, Source, StructuredDataset
+from torch_dataloader_utils import CheckpointMismatchError, ColumnError, MixedDataset, RunLog, Source, StructuredDataset
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +96,21 @@ def test_storage_options_beside_the_sources_are_those_of_the_run_log_alone(root,
 def test_sources_given_to_a_single_dataset_are_sent_to_the_mixture(root):
     with pytest.raises(TypeError, match="MixedDataset mixes sources"):
         StructuredDataset.create_dataloader({"web": Source(root / "web")})
+
+
+def test_a_state_of_other_files_of_a_source_is_continued_with_permission(root):
+    state = open_with(root, Source([root / "code" / "part.parquet", root / "web" / "part.parquet"]))[0].state_dict()
+    loader, _ = open_with(root, Source([root / "code" / "part.parquet"]))
+    with pytest.raises(CheckpointMismatchError, match="on_changed_files='continue'") as caught:
+        loader.load_state_dict(state)
+    advice = str(caught.value).partition("What to do")[2]
+    assert "rows of source" not in advice
+
+
+def test_states_of_a_mixture_and_of_a_single_dataset_are_told_apart(root):
+    loader, _ = open_with(root, Source(root / "code"))
+    single, _ = StructuredDataset.create_dataloader(root / "web", num_workers=0, num_ranks=1, rank=0)
+    for source, target in ((loader, single), (single, loader)):
+        with pytest.raises(CheckpointMismatchError, match="a state of a mixture into a MixedDataset") as caught:
+            target.load_state_dict(source.state_dict())
+        assert "create the loader" not in str(caught.value)
