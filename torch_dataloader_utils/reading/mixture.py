@@ -26,6 +26,10 @@ cache, enough that what a block costs by itself does not matter."""
 BLOCK_SHARE = 16
 """A block has at most this part of the budget, unless one step has more."""
 
+LEAST_LEASE = 4
+"""A block leases at least this part (a quarter) of the budget, half of which is the streams': so there are never more
+than two blocks, the one that is delivered and the one that is made meanwhile."""
+
 Counts: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -142,14 +146,16 @@ def _next_batches(
 ) -> Batches:
     """Return the batches of some cycles, of which each worker turn has `width` streams."""
     by_rows = zip(readers, block[0].tolist(), strict=True)
-    lease = budget.take(int(len(block) * sum(reader.row_bytes() * rows for reader, rows in by_rows if rows)))
+    size = int(len(block) * sum(reader.row_bytes() * rows for reader, rows in by_rows if rows))
+    least = budget.limit // LEAST_LEASE
+    lease = budget.take(max(size, least))
     interleaved = Interleaved(block)
     of_readers = []
     for source, (reader, sizes) in enumerate(zip(readers, block.T.tolist(), strict=True)):
         receipts = iter(reader.add_to(interleaved, source, [rows for rows in sizes if rows]))
         of_readers.append([next(receipts) if rows else None for rows in sizes])
     columns = interleaved.columns()
-    lease.resize(size_of(columns))
+    lease.resize(max(size_of(columns), least))
     by_stream = [
         [receipt for receipt in cycle[first : first + width] if receipt is not None]
         for cycle in zip(*of_readers, strict=True)

@@ -32,7 +32,7 @@ BLOCK_SHARE = 8
 has costs that do not depend on its size."""
 
 COLUMNS_OF_A_THREAD = 8
-"""A thread for each so many columns, the reading one included, permutes one column at a time, so that the copies that
+"""A thread for each so many columns, the reading one included, permutes one column at a time, so that the copies which
 are being made stay a small part of the shard."""
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -65,7 +67,11 @@ def test_each_step_has_the_next_rows_of_each_source_one_source_after_the_other(o
             done = stop
     sizes = counts.sum(axis=1).tolist()
     expected = [
-        [row for n, of_source in enumerate(sources) for row in of_source[begin[n] : begin[n] + step[n]]]
+        list(
+            chain.from_iterable(
+                ids[start : start + rows] for ids, start, rows in zip(sources, begin, step, strict=True)
+            )
+        )
         for step, begin in zip(counts.tolist(), (counts.cumsum(axis=0) - counts).tolist(), strict=True)
     ]
     if not sum(sizes):
