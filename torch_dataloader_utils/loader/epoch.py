@@ -18,6 +18,7 @@ from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.merge import Merged, OnChangedFiles, merge_states
 from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.checkpoint.removed_rows import with_removed
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.restore_skips import with_carried
 from torch_dataloader_utils.checkpoint.run import Run
@@ -26,11 +27,19 @@ from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_file
 from torch_dataloader_utils.formats.base import Opened
 from torch_dataloader_utils.loader.advice import advise
 from torch_dataloader_utils.loader.events import Hooks
-from torch_dataloader_utils.loader.exclusions import loaded_exclusions
+from torch_dataloader_utils.loader.exclusions import loaded_exclusions, loaded_removed
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.logged_segments import LoggedSegments
 from torch_dataloader_utils.loader.metrics import Metrics, MetricsReading
-from torch_dataloader_utils.loader.mixture import mixture_of, placed, require_no_schedule, reweighted, source_metrics
+from torch_dataloader_utils.loader.mixture import (
+    mixture_of,
+    placed,
+    require_no_schedule,
+    reweighted,
+    source_metrics,
+    with_changed_passes,
+    with_sources,
+)
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
 from torch_dataloader_utils.loader.reports import Reports
@@ -56,6 +65,7 @@ from torch_dataloader_utils.planning.excluded import (
 from torch_dataloader_utils.planning.ledger import Removal, Segment
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, EpochPlanner, newest_algorithm
+from torch_dataloader_utils.planning.quotas import Quotas
 from torch_dataloader_utils.planning.topology import Topology
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.cpus import usable_cpus
@@ -120,7 +130,12 @@ class EpochState(SkipsSteps):
     def progress(self) -> Progress:
         """The progress: that of the newest iteration, else that of a loaded state, else none."""
         progress = self.owner.progress
-        return self._fresh() if progress is None else self._skipping(progress)
+        return self._removing(self._fresh() if progress is None else self._skipping(progress))
+
+    def _removing(self, progress: Progress) -> Progress:
+        """Return the progress with all rows that batches lose if an iteration begins with it."""
+        removed, seed = self.excluded_in(self.epoch).removed, self._planner.options.row_shuffle_seed
+        return with_removed(progress, removed, seed=seed, epoch=self.epoch, is_exact=self.unknown_rows is None)
 
     def excluded_in(self, epoch: int) -> EpochExclusions:
         """Return what is excluded in an epoch."""
@@ -170,12 +185,17 @@ class EpochState(SkipsSteps):
 
     def pass_progress(self, uneven: Literal["drop", "pad"] | None = None) -> PassProgress:
         """Return how many batches were delivered before the next one, and how many there are: see the loader's."""
-        progress = self._fresh() if self.owner.upcoming is None else self._skipping(self.owner.upcoming)
+        is_going_on = self.owner.upcoming is not None and self.owner.iteration is not None
+        progress = self._fresh() if self.owner.upcoming is None else self.owner.upcoming
+        progress = progress if is_going_on else self._skipping(progress)
         total = None
         if self.unknown_rows is None:
             total = self._batches(progress)
             if uneven is not None and self._planner.options.uneven_ranks == "allow":
-                ranks = map(self._skipping, self._ranks(self._plan_of(progress.baseline), progress.baseline))
+                requests = SkipRequests(progress.skip_requests, restores=progress.restores)
+                fresh = self._ranks(self._plan_of(progress.baseline), progress.baseline)
+                # Only a mixture has quotas, and its ranks are always balanced.
+                ranks = (requests.applied(one, self._read_options, None, counts_rows=True) for one in fresh)
                 total = (min if uneven == "drop" else max)(map(self._batches, ranks))
         return {"initial": progress.batches_delivered - progress.steps_skipped, "total": total}
 
@@ -184,8 +204,10 @@ class EpochState(SkipsSteps):
         if not self._read_options.fingerprint:
             return {}
         hashes = self.progress.hashes
-        known = None if hashes is None else dump_hashes(zip(self.topology.own_ranks, hashes, strict=True))
-        return {"delivered_hash": known}
+        if hashes is None:
+            return {"delivered_hash": None}
+        known = dump_hashes(zip(self.topology.own_ranks, hashes, strict=True))
+        return {"delivered_hash": with_sources(self._planner, known)}
 
     def balanced_rows(self) -> dict[str, list[tuple[str, int]]]:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""
@@ -222,7 +244,16 @@ class EpochState(SkipsSteps):
             drop_last=self._read_options.drop_last,
             skipped=self._skips.steps if epoch == self.epoch else (),
             restores=self._skips.restores and epoch == self.epoch,
+            mixture=(self._planner if epoch == self.epoch else self._planner_of(epoch)).place,
         )
+
+    def _planner_of(self, epoch: int) -> EpochPlanner:
+        """Return the planner of an epoch that `set_epoch` begins."""
+        baseline = None if self.owner.progress is None else self.owner.progress.baseline
+        planner = self._planner.moved_to(epoch, self.topology, self.epoch, baseline)
+        if self._weights is None:
+            return planner
+        return reweighted(planner, self._weights, epoch, self.topology, is_loaded=False)
 
     # What changes it -------------------------------------------------------------------------------------------------
 
@@ -237,10 +268,12 @@ class EpochState(SkipsSteps):
         if self.owner.loaded is None:
             self._plan_algorithm = None
             self.segments.begin(self.segment(self.epoch))
-        progress = self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded)
+        else:
+            self._note_removals(self.owner.loaded.batches_delivered)
+        progress = self._removing(self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded))
         counts = self.pass_progress()
         self._log_segment(progress)
-        quotas = self._planner.quotas(self.epoch, self.topology, progress.baseline)
+        quotas = self._quotas_of(progress)
         iteration = self.owner.begin(progress, self.topology.processes, self.excluded_in(self.epoch), quotas)
         self._loaded = None
         if self._run_log is not None:
@@ -269,11 +302,8 @@ class EpochState(SkipsSteps):
         if epoch == self.epoch and self.owner.is_untouched and (self._weights is None or self.owner.loaded is not None):
             return
         self._planner.require_epoch(epoch, self.topology)
-        baseline = None if self.owner.progress is None else self.owner.progress.baseline
-        self._planner = self._planner.moved_to(epoch, self.topology, self.epoch, baseline)
-        if self._weights is not None:
-            self._planner = reweighted(self._planner, self._weights, epoch, self.topology, is_loaded=False)
-            self._weights = None
+        self._planner = self._planner_of(epoch)
+        self._weights = None
         if epoch != self.epoch:
             self._skips = SkipRequests()  # steps are counted in an epoch
         self.owner.take_over("set_epoch", epoch)
@@ -284,7 +314,7 @@ class EpochState(SkipsSteps):
     def exclude(self, rows: ExcludedRows) -> None:
         """Exclude rows from the next iteration on."""
         self._exclusions = self._exclusions.with_rows(rows, self.epoch)
-        self.owner.copies.publish_exclusion()
+        self._note_exclusion()
 
     def exclude_by(self, opened_files: Opened, digest: str) -> None:
         """Exclude rows from the next iteration on by an expression of opened files, given by its digest.
@@ -299,7 +329,22 @@ class EpochState(SkipsSteps):
         expression = ExcludedExpression(digest, str(opened_files.expressions[digest]), self.epoch)
         self._exclusions = self._exclusions.with_expression(expression)
         self._opened_files = opened_files
+        self._note_exclusion()
+
+    def _note_exclusion(self) -> None:
+        """Let copies know that more rows are excluded, and the ledger, unless an iteration goes on without it."""
         self.owner.copies.publish_exclusion()
+        if self.owner.iteration is None and self.owner.loaded is not None:
+            self._note_removals(self.owner.loaded.batches_delivered)
+
+    def _note_removals(self, step: int) -> None:
+        """Let the ledger know which rows the batches lose of an iteration that continues what was loaded."""
+        self.segments.exclude(self.segment(self.epoch), step, own_alone=self._is_own_alone(step))
+
+    def _is_own_alone(self, step: int) -> bool:
+        """Whether it is not known at which step other ranks begin an iteration that continues what was loaded."""
+        began, loaded = self._loaded or (None, None)
+        return step > 0 if began is None else began == "state" and not (loaded and loaded.is_one_step)
 
     def set_weights(self, weights: tuple[Fraction, ...]) -> None:
         """Let the next epoch that begins, or the next state that is loaded, have other weights.
@@ -340,9 +385,11 @@ class EpochState(SkipsSteps):
         if algorithm in PLAN_ALGORITHMS:  # else it will be a difference
             run = replace(run, plan_algorithm=algorithm)
         before, run = run, replace(run, exclusions=loaded_exclusions(saved, run, self._opened_files))
+        changed: frozenset[str] = frozenset()
         if not strict:
             merged = merge_states(saved, run, on_changed_files=on_changed_files)
-            run = replace(run, exclusions=loaded_exclusions(saved, before, self._opened_files, merged.changed))
+            changed = merged.changed
+            run = replace(run, exclusions=loaded_exclusions(saved, before, self._opened_files, changed))
             progress = self._planned_again(saved, run, merged)
         elif on_changed_files != "error":
             msg = f"on_changed_files={on_changed_files!r} needs strict=False: what is left has to be planned again"
@@ -353,6 +400,7 @@ class EpochState(SkipsSteps):
             if self._adopts_num_workers and run.topology.virtual_workers is None:
                 run = replace(run, topology=replace(run.topology, num_workers=saved[0].num_workers))
             progress = self._placed(saved, run)
+        progress = replace(progress, removed=loaded_removed(saved, run, strict=strict, changed=changed))
         self.topology = run.topology
         self._plan_algorithm = run.plan_algorithm
         self._exclusions = run.exclusions
@@ -365,7 +413,8 @@ class EpochState(SkipsSteps):
         segment = replace(self.segment(epoch), baseline=progress.baseline)
         if strict:
             own = next((state for state in saved if state.rank == self.topology.rank), saved[0])
-            self.segments.load_strictly(segment, own, progress)
+            own_alone = self._is_own_alone(progress.batches_delivered)
+            self.segments.load_strictly(segment, own, progress, own_alone=own_alone)
         else:
             self.segments.load_elastically(segment, saved)
 
@@ -378,17 +427,20 @@ class EpochState(SkipsSteps):
             self._skipped_plan_for(run, checked.epoch, checked.baseline),
         )
         counts_rows = self._unknown_rows_of(run, checked.epoch) is None
-        require_same_batches(progress, self._read_options, counts_rows=counts_rows)
-        warn_of_touched_files(states[0], run.manifest)
+        quotas = self._planner.quotas(checked.epoch, run.topology, progress.baseline)
+        require_same_batches(progress, self._read_options, quotas, counts_rows=counts_rows)
+        warn_of_touched_files(states[0], run)
         return progress
 
     def _planned_again(self, states: Sequence[SavedState], run: Run, merged: Merged) -> Progress:
         """Return the progress of a run that plans again what other ranks and workers have not delivered."""
         epoch, baseline = states[0].epoch, merged.baseline
+        self._planner = with_changed_passes(self._planner, merged)
         plan = self._plan_for(run, epoch, baseline)
         self._planner = self._planner.reaching(plan, run.topology)
-        warn_of_touched_files(states[0], run.manifest)
-        warn_of_lost_rows(merged.lost_rows, counts_rows=run.manifest.counts_rows)
+        warn_of_touched_files(states[0], run)
+        period = "epoch" if run.mixture is None else "pass"
+        warn_of_lost_rows(merged.lost_rows, period, counts_rows=run.manifest.counts_rows)
         progress = Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
         progress = with_carried(progress, run.topology, self._skipped_plan_for(run, epoch, baseline))
         if self._unknown_rows_of(run, epoch) is not None:
@@ -459,6 +511,9 @@ class EpochState(SkipsSteps):
         is_even = self._planner.options.uneven_ranks != "allow"
         return [progress, *([] if is_even else self._ranks(self._plan_of(progress.baseline), progress.baseline))]
 
+    def _quotas_of(self, progress: Progress) -> Quotas | None:
+        return self._planner.quotas(self.epoch, self.topology, progress.baseline)
+
     def _current_plan(self) -> Plan:
         """Return the plan of the epoch, or of the rows that an elastic load left of it."""
         progress = self.owner.progress
@@ -494,6 +549,7 @@ class EpochState(SkipsSteps):
         """Return what a state of an epoch is compared with."""
         worker = get_worker_info()
         topology = self.topology if worker is None else replace(self.topology, num_workers=worker.num_workers)
+        mixture = mixture_of(self._opened_files, self._planner, epoch, topology)
         return Run(
             manifest=self._planner.manifest_of(epoch, topology),
             options=self._planner.options,
@@ -502,14 +558,14 @@ class EpochState(SkipsSteps):
             filter_bindings=self._opened_files.filter_bindings if lists_files(self._opened_files.manifest) else None,
             topology=topology,
             format=self._opened_files.format_name,
-            format_options=self._opened_files.options_digest,
+            format_options=None if mixture is not None else self._opened_files.options_digest,
             **self._opened_files.pin,
             split_strategy=self._planner.strategy_digest(epoch),
             plan_algorithm=self._plan_algorithm or newest_algorithm(),
             exclusions=self._exclusions,
             batch_size=self._read_options.batch_size,
             drop_last=self._read_options.drop_last,
-            mixture=mixture_of(self._opened_files, self._planner, epoch, topology),
+            mixture=mixture,
         )
 
     def _batches(self, progress: Progress) -> int:
