@@ -339,7 +339,7 @@ def test_the_state_of_a_mixture_is_counted_and_has_no_rows_of_steps(tdu, tmp_pat
     next(iter(loader))
     (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
     assert tdu("verify", tmp_path / "state.json").code == 0
-    assert "of a mixture of the sources web, books" in tdu.fails("verify", tmp_path / "state.json", tmp_path / "data")
+    assert "the states are of a mixture" in tdu.fails("verify", tmp_path / "state.json", tmp_path / "data")
     for question in (["rows", tmp_path / "state.json", "0"], ["step", tmp_path / "state.json", "part-0.parquet", "0"]):
         assert "of a mixture of the sources web, books" in tdu.fails(*question)
 

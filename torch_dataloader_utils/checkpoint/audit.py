@@ -14,25 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from torch_dataloader_utils.checkpoint.compare import (
-    MOST_RANKS,
-    NOT_COMPARED,
-    compare_manifests,
-    file_lines,
-    how_changed,
-    require_alike,
-    shorten,
-    touched_files,
-)
+from torch_dataloader_utils.checkpoint.compare import MOST_RANKS, file_lines, require_alike, shorten
+from torch_dataloader_utils.checkpoint.file_changes import NOT_COMPARED, compare_manifests, how_changed, touched_in
 from torch_dataloader_utils.checkpoint.merge import ALIKE
+from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun
 from torch_dataloader_utils.checkpoint.removed_rows import RowsWithin, passed_in, saved_removed
 from torch_dataloader_utils.checkpoint.row_counts import Axis, Integers, RowCounts, count_rows, ends_in, rows_recorded
-from torch_dataloader_utils.checkpoint.saved_state import MOST_FILES, SavedState
+from torch_dataloader_utils.checkpoint.saved_state import MOST_FILES, SavedMixture, SavedState
 from torch_dataloader_utils.errors import shown
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, EpochExclusions
 from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.planner import Selection
 from torch_dataloader_utils.planning.row_ranges import FileRows, size_of, splits_of_rows
+from torch_dataloader_utils.planning.source_paths import source_path
 
 COUNTED = " counted"
 """How the digest of a text format's options ends where rows are counted."""
@@ -174,13 +168,42 @@ def unit_of(state: SavedState) -> str:
 def audit_states(states: Sequence[SavedState], today: Today | None = None) -> Audit:
     """Count what the states of one rank, or of several, record.
 
+    Those of a mixture are counted for each file of each pass that their epoch reaches: what earlier epochs have taken
+    is done, and what is left comes in this epoch or a later one.
+
     Raises:
         RankMismatchError: If the states are of several epochs, or of several lists of files.
     """
     datasets = {"files": lambda state: (state.fingerprint, state.settings["rows"])}
     require_alike(states, {"epochs": lambda state: state.epoch, **datasets})
+    states = list(map(_with_files_of_passes, states))
     first = states[0]
     return _Auditing(states, today, _layout(first, today)).audit()
+
+
+def _with_files_of_passes(state: SavedState) -> SavedState:
+    """Return the state of a mixture with the files of each pass that its epoch reaches; of a single dataset itself."""
+    if state.mixture is None or state.mixture.layout is None:
+        return state
+    files = (
+        replace(file, path=source_path(source.name, number, file.path))
+        for source in state.mixture.sources
+        for number in source.position.passes
+        for file in source.files or ()
+    )
+    return replace(state, files=tuple(sorted(files, key=lambda file: file.path)))
+
+
+def manifest_of_passes(mixture: SavedMixture, run: MixtureRun) -> Manifest:
+    """Return today's files of the passes that the epoch of a state reaches."""
+    passes = {source.name: source.position.passes for source in mixture.sources}
+    files = (
+        replace(file, path=source_path(source.name, number, file.path))
+        for source in run.sources
+        for number in passes.get(source.name, ())
+        for file in source.manifest.files
+    )
+    return Manifest("", tuple(sorted(files, key=lambda file: file.path)))
 
 
 def _layout(saved: SavedState, today: Today | None) -> list[FileRows] | None:
@@ -220,7 +243,7 @@ class _Auditing:
         saved, today = self._saved, self._today
         excluded = EpochExclusions() if self._layout is None else self._exclusions.in_epoch(saved.epoch)
         is_filtered = saved.settings["filters"] is not None or bool(excluded.left_out_by)
-        is_exact = self._unit == "rows" and not is_filtered
+        is_exact = self._unit == "rows" and not is_filtered and saved.settings["packing"] is None
         self._left_out_rows = excluded.left_out
         if excluded.removed:
             excluded = self._without_delivered(excluded, is_exact=is_exact)
@@ -316,6 +339,8 @@ class _Auditing:
         settings, baseline = self._saved.settings, self._saved.baseline
         if settings["uneven_ranks"] != "drop" or not self._is_complete or self._left_out or self._changes:
             return False
+        if self._saved.mixture is not None:
+            return False  # they come first in the next epoch
         if baseline is not None:
             if self._layout is None and self._exclusions:
                 return False  # its ranges may hold rows that were left out
@@ -350,9 +375,7 @@ class _Auditing:
             given = {state.rank for state in self._states}
             absent = list(islice((rank for rank in range(saved.num_ranks) if rank not in given), MOST_RANKS))
             yield f"the states of ranks {shown(absent)} are not given: what those ranks delivered is not known"
-        if saved.mixture is not None:
-            yield "the rows of a mixture's sources are counted together, those of each pass anew"
-        elif self._layout is None:
+        if self._layout is None:
             many = (
                 f"states do not list more than {MOST_FILES:,} files" if saved.files is None else "rows are not listed"
             )
@@ -368,7 +391,7 @@ class _Auditing:
         lost = sorted(self._left_out - listed)
         if lost:
             yield f"files were removed during the epoch; how many of their rows are missing is unknown: {shorten(lost)}"
-        touched = [] if self._today is None else touched_files(saved, self._today.manifest)
+        touched = [] if self._today is None else touched_in(saved, self._today.manifest)
         if touched:
             yield f"files have a new modification time; their size and footer are the same: {shorten(touched)}"
 

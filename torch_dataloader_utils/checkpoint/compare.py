@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate, islice
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Any
 
+from torch_dataloader_utils.checkpoint.file_changes import FileChanges
 from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun
 from torch_dataloader_utils.checkpoint.run import Run
-from torch_dataloader_utils.checkpoint.saved_state import BINDING, SavedFile, SavedMixture, SavedState, dump_splits
+from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedState, dump_splits
 from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, RankMismatchError, cut, shown
 from torch_dataloader_utils.planning.excluded import ExcludedExpression
-from torch_dataloader_utils.planning.manifest import DESCRIBED, TEXT, DataFile, Manifest, Split
+from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard
 
 SHOWN = 5
@@ -26,11 +26,17 @@ MOST_CHARACTERS = 3500
 MOST_RANKS = 100
 """How many missing ranks are looked for."""
 
-NOT_COMPARED = "cannot be compared: `_metadata` described it then or does now, and not at both times"
-"""How a file differs if its digest is one of a `_metadata` file's entries, and the other one that of its footer."""
-
 TOPOLOGY = ("num_workers", "num_ranks", "rank", "virtual_ranks", "virtual_workers", "uneven_ranks", "global_batch_size")
 """Settings that an elastic load may change."""
+
+OF_A_MIXTURE = ("sources", "rows_per_epoch", "weights[")
+"""Of a mixture it may also change what begins so. Sources may be new; those that are gone need permission."""
+
+OF_FILES = "rows of source "
+"""What differs with the files of a source begins so."""
+
+MIXED = "mixed"
+"""The format of a mixture, as a state records it."""
 
 
 def compare_settings(saved: SavedState, run: Run, may_differ: Collection[str], files: FileChanges) -> list[Difference]:
@@ -52,159 +58,26 @@ def compare_settings(saved: SavedState, run: Run, may_differ: Collection[str], f
 
 
 def _compare_mixtures(saved: SavedMixture, run: MixtureRun, may_differ: Collection[str]) -> Iterator[Difference]:
-    """Yield how the sources of a mixture differ. Those that are in one of both alone are seen in the names."""
-    before, now = [source.name for source in saved.sources], [source.name for source in run.sources]
-    if before != now and ("weights" not in may_differ or not {*before} <= {*now}):
+    """Yield how the sources of a mixture differ. Some may be there now that were not, if weights may differ."""
+    before, now = (tuple(source.name for source in sources) for sources in (saved.sources, run.sources))
+    shared, shared_now = tuple(name for name in before if name in now), tuple(name for name in now if name in before)
+    is_elastic = "weights" in may_differ
+    if shared != shared_now:
+        yield Difference("order of sources", shared, shared_now)
+    elif before != now and not (is_elastic and (shared == before or "sources" in may_differ)):
         yield Difference("sources", before, now)
-    if saved.rows_per_epoch != run.rows_per_epoch and "weights" not in may_differ:
+    if saved.rows_per_epoch != run.rows_per_epoch and not is_elastic:
         yield Difference("rows_per_epoch", saved.rows_per_epoch, run.rows_per_epoch)
     own = {source.name: source for source in run.sources}
     for source in saved.sources:
         if source.name not in own:
             continue
         current = own[source.name]
-        if source.weight != current.weight and "weights" not in may_differ:
+        if source.weight != current.weight and not is_elastic:
             yield Difference(f"weights[{source.name!r}]", str(source.weight), str(current.weight))
         for name, value in current.settings().items():
             if source.settings[name] != value and name not in may_differ:
                 yield Difference(f"{name} of source {source.name!r}", source.settings[name], value)
-
-
-# Files -------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class FileChanges:
-    """How the data files differ from those of a checkpoint, by relative path.
-
-    Changed files have another size, digest or etag. `fingerprints` are the manifest's in the checkpoint and now, where
-    they differ. `described` says whether a `_metadata` file described the files then, and whether one does now.
-    Rebound files are unchanged, but the filter's columns are other ones in them; this alone is no change of files.
-    """
-
-    added: tuple[str, ...] = ()
-    removed: tuple[str, ...] = ()
-    changed: tuple[str, ...] = ()
-    fingerprints: tuple[str, str] | None = None
-    described: tuple[bool, bool] = (False, False)
-    rebound: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.removed or self.changed or self.fingerprints)
-
-
-def compare_files(saved: SavedState, run: Run) -> FileChanges:
-    """Return how the files differ from those of a state, and in which of them the filter's columns are others.
-
-    Those of a mixture have the name of their source before their path.
-    """
-    if saved.mixture is not None and run.mixture is not None:
-        return _compare_files_of_sources(saved.mixture, run.mixture)
-    changes = compare_manifests(saved, run.manifest)
-    return replace(changes, rebound=tuple(_rebound(saved, run, {*changes.changed})))
-
-
-def _compare_files_of_sources(saved: SavedMixture, run: MixtureRun) -> FileChanges:
-    own = {source.name: source for source in run.sources}
-    changes = {
-        source.name: compare_manifests(source, own[source.name].manifest)
-        for source in saved.sources
-        if source.name in own
-    }
-    different = [(name, change.fingerprints) for name, change in changes.items() if change.fingerprints is not None]
-    before, after = ("; ".join(f"{name}: {pair[side]}" for name, pair in different) for side in (0, 1))
-    described = [change.described for change in changes.values()]
-
-    def prefixed(kind: str) -> tuple[str, ...]:
-        return tuple(f"{name}/{path}" for name, change in changes.items() for path in getattr(change, kind))
-
-    return FileChanges(
-        added=prefixed("added"),
-        removed=prefixed("removed"),
-        changed=prefixed("changed"),
-        fingerprints=(before, after) if different else None,
-        described=(any(then for then, _ in described), any(now for _, now in described)),
-    )
-
-
-class ListedFiles(Protocol):
-    """A state, or a source in a state: the files that it lists, or None, and their fingerprint."""
-
-    @property
-    def files(self) -> tuple[SavedFile, ...] | None:
-        """The files."""
-
-    @property
-    def fingerprint(self) -> str:
-        """The fingerprint of the manifest."""
-
-
-def compare_manifests(saved: ListedFiles, manifest: Manifest) -> FileChanges:
-    """Return how files differ from those of a state."""
-    fingerprints = None if saved.fingerprint == manifest.fingerprint else (saved.fingerprint, manifest.fingerprint)
-    if saved.files is None:
-        return FileChanges(fingerprints=fingerprints)
-    before = {file.path: file for file in saved.files}
-    now = {file.path: file for file in manifest.files}
-    changed = tuple(path for path in now if path in before and _differs(before[path], now[path]))
-    return FileChanges(
-        added=tuple(path for path in now if path not in before),
-        removed=tuple(path for path in before if path not in now),
-        changed=changed,
-        fingerprints=fingerprints,
-        described=(any(map(_is_described, saved.files)), any(map(_is_described, manifest.files))),
-    )
-
-
-def _rebound(saved: SavedState, run: Run, changed: Collection[str]) -> Iterator[str]:
-    """Yield the unchanged files in which the columns of the same filter are others, or have other values."""
-    same_filter = saved.settings["filters"] == run.filter_digest
-    if saved.filter_bindings is None or run.filter_bindings is None or not same_filter:
-        return
-    before = _bindings((file.path for file in saved.files or ()), saved.filter_bindings)
-    for path, binding in _bindings((file.path for file in run.manifest.files), run.filter_bindings).items():
-        if path not in changed and before.get(path, binding) != binding:
-            yield path
-
-
-def _bindings(paths: Iterable[str], bindings: str) -> dict[str, str]:
-    return {path: bindings[BINDING * number : BINDING * (number + 1)] for number, path in enumerate(paths)}
-
-
-def touched_files(saved: SavedState, manifest: Manifest) -> list[str]:
-    """Return the files of which only the modification time differs from the state's."""
-    before = {file.path: file for file in saved.files or ()}
-    both = [(before[file.path], file) for file in manifest.files if file.path in before]
-    return [now.path for then, now in both if _is_modified(then, now) and not _differs(then, now)]
-
-
-def _is_described(file: SavedFile | DataFile) -> bool:
-    return file.digest.startswith(DESCRIBED)
-
-
-def how_changed(before: SavedFile, now: SavedFile | DataFile) -> str | None:
-    """Return in words how a file differs from that of a state; None if it does not."""
-    if before.size != now.size:
-        return f"had {before.size:,} bytes, has {now.size:,}"
-    if before.digest != now.digest:
-        return NOT_COMPARED if _is_described(before) != _is_described(now) else "has the same size and other content"
-    if before.etag is not None and now.etag is not None and before.etag != now.etag:
-        return f"was etag {shown(before.etag)}, is {shown(now.etag)}"
-    # The digest of text covers its first and last bytes alone, so that a new modification time counts as a change.
-    if now.digest.startswith(TEXT) and _is_modified(before, now):
-        return "has the same size, and was written since"
-    return None
-
-
-def _differs(before: SavedFile, now: DataFile) -> bool:
-    return how_changed(before, now) is not None
-
-
-def _is_modified(before: SavedFile, now: SavedFile | DataFile) -> bool:
-    """Whether the modification times differ, as far as both are known, and no equal etags show the same version."""
-    same_version = now.etag is not None and before.etag == now.etag
-    times = before.modified is not None and now.modified is not None and before.modified != now.modified
-    return times and not same_version
 
 
 # What states must be -----------------------------------------------------------------------------------------------
@@ -274,9 +147,11 @@ ADVICE = {
     "plan_algorithm": "finish the epoch with the release that saved the checkpoint",
     "split_strategy": "use the split strategy that the checkpoint was saved with: it has to return the same shards",
     "format_options": "use the format_options and count_rows that the checkpoint was saved with",
+    "packing": "use the packing that the checkpoint was saved with: progress is counted in its sequences",
     "filters": "use the filter that the checkpoint was saved with (a new pyarrow may also write it differently)",
     "filter_binding": "the filter's columns are other ones now: open the table as it was then (a snapshot that is "
     "passed as snapshot_id has the columns of its time), or the partitions",
+    "order of sources": "give the sources in the order of the checkpoint",
     "global_batch_size": "use the batch_size that, times the number of ranks, gives the checkpoint's",
 }
 
@@ -343,17 +218,20 @@ def file_lines(files: FileChanges) -> Iterator[str]:
 
 
 def _advice(differences: Sequence[Difference], files: FileChanges) -> Iterator[str]:
-    settings = [difference for difference in differences if difference.name not in (*ADVICE, "rows")]
-    if settings:
+    settings = [one for one in differences if one.name not in (*ADVICE, "rows") and not one.name.startswith(OF_FILES)]
+    if any(one.name == "format" and MIXED in (one.checkpoint, one.current) for one in differences):
+        yield "load a state of a mixture into a MixedDataset, and a state of a single dataset into a single dataset"
+    elif settings:
         wanted = ", ".join(f"{difference.name}={shown(difference.checkpoint)}" for difference in settings)
         yield f"create the loader with {wanted}"
     yield from (ADVICE[difference.name] for difference in differences if difference.name in ADVICE)
     if files:
         yield "restore the files of the checkpoint"
     comparable = files.described[0] == files.described[1]
-    if files and comparable and all(difference.name in (*TOPOLOGY, "rows") for difference in differences):
+    known = (*TOPOLOGY, "rows", "sources")
+    if files and comparable and all(one.name in known or one.name.startswith(OF_FILES) for one in differences):
         yield "load_state_dict(states, strict=False, on_changed_files='continue') with the states of all ranks"
-    elif not files and any(difference.name in TOPOLOGY for difference in differences):
-        others = [difference for difference in differences if difference.name not in TOPOLOGY]
+    elif not files and any(difference.name.startswith((*TOPOLOGY, *OF_A_MIXTURE)) for difference in differences):
+        others = [one for one in differences if not one.name.startswith((*TOPOLOGY, *OF_A_MIXTURE))]
         under = "".join(f", {difference.name}={shown(difference.checkpoint)}" for difference in others)
         yield f"load_state_dict(states, strict=False) with the states of all ranks{under}: it plans the rest again"

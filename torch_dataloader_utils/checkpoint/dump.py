@@ -18,7 +18,7 @@ from torch_dataloader_utils.checkpoint.saved_exclusions import dump_exclusions
 from torch_dataloader_utils.checkpoint.saved_state import STATE_VERSION, dump_splits, lists_files
 from torch_dataloader_utils.checkpoint.skipped_steps import Mark
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, Shard, ShardSlice, SkippedRows
+from torch_dataloader_utils.planning.plan import TO_THE_END, DeliveredBaseline, Shard, ShardSlice, SkippedRows
 from torch_dataloader_utils.planning.row_hash import RowHash
 from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_row_numbers, row_numbers, size_of
 
@@ -82,16 +82,18 @@ def _dump_files(run: Run) -> dict[str, Any]:
     """Return the files, each once: a mixture's by source."""
     listed = lists_files(run.manifest)
     if run.mixture is not None:
-        carried = run.mixture.carried
-        by_number = _is_long(run.manifest, [partial.shard for partial in carried.partial])
-        dumped = {
-            "completed_rows": merged_row_numbers(run.manifest, carried.done),
-            "in_progress": [
-                _dump_partial(run.manifest, part.shard, part.windows, by_number) for part in carried.partial
-            ],
-        }
-        return {"files": None, "mixture": run.mixture.dump(lists_files=listed) | {"carried": dumped}}
+        rows = {"carried": run.mixture.carried, "earlier": run.mixture.earlier}
+        dumped = {name: _dump_taken(run.manifest, taken) for name, taken in rows.items()}
+        return {"files": None, "mixture": run.mixture.dump(lists_files=listed) | dumped}
     return {"files": [entry.copy() for entry in run.manifest.entries] if listed else None}
+
+
+def _dump_taken(manifest: Manifest, taken: DeliveredBaseline) -> dict[str, Any]:
+    by_number = _is_long(manifest, [partial.shard for partial in taken.partial])
+    return {
+        "completed_rows": merged_row_numbers(manifest, taken.done),
+        "in_progress": [_dump_partial(manifest, part.shard, part.windows, by_number) for part in taken.partial],
+    }
 
 
 def _refused_by_dcp() -> dict[str, Any]:
@@ -214,9 +216,9 @@ def _dump_partial(manifest: Manifest, shard: Shard, windows: Windows, by_number:
         entry["rows"] = row_numbers(manifest, shard.splits)
     else:
         entry["splits"] = dump_splits(manifest, shard.splits)
-    entry["rows_delivered"] = size_of(windows)
+    entry["rows_delivered"] = size_of(window for window in windows if window[1] != TO_THE_END)
     if windows != ((0, entry["rows_delivered"]),):
-        entry["windows"] = [list(window) for window in windows]
+        entry["windows"] = [[start, None if stop == TO_THE_END else stop] for start, stop in windows]
     if shard.rounds > 1:
         entry["rounds"] = shard.rounds
     if shard.missing:
@@ -228,9 +230,11 @@ def _dump_baseline(manifest: Manifest, baseline: DeliveredBaseline, record: Epoc
     by_number = _is_long(manifest, [partial.shard for partial in baseline.partial])
     skipped = {} if baseline.skipped is None else {"skipped": _dump_skipped_rows(manifest, baseline.skipped)}
     hashes = {"delivered_hash": list(map(dump_hashes, baseline.hashes))} if baseline.hashes else {}
+    gone = {"gone": baseline.gone} if baseline.gone else {}
     return (
         skipped
         | hashes
+        | gone
         | {
             "batches_delivered": baseline.batches,
             "completed_rows": record.baseline_rows.copy(),

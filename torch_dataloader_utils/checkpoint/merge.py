@@ -13,8 +13,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 from torch_dataloader_utils.checkpoint.claims import Claims
 from torch_dataloader_utils.checkpoint.compare import (
     TOPOLOGY,
-    FileChanges,
-    compare_files,
     compare_settings,
     mismatch,
     require_alike,
@@ -23,15 +21,19 @@ from torch_dataloader_utils.checkpoint.compare import (
     shorten,
 )
 from torch_dataloader_utils.checkpoint.delivered_hash import all_hashes, have_same_ranks
+from torch_dataloader_utils.checkpoint.file_changes import FileChanges, compare_files
 from torch_dataloader_utils.checkpoint.merge_skips import with_skipped
+from torch_dataloader_utils.checkpoint.merge_sources import ChangedPasses, begun_passes, changed_roots
 from torch_dataloader_utils.checkpoint.run import Run
-from torch_dataloader_utils.checkpoint.saved_state import SavedState
+from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedState
 from torch_dataloader_utils.errors import CheckpointMismatchError, shown
 from torch_dataloader_utils.planning.excluded import ExcludedRows
 from torch_dataloader_utils.planning.manifest import Split
+from torch_dataloader_utils.planning.passes import rows_of
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard
 from torch_dataloader_utils.planning.row_ranges import FileRows, merged, splits_of_rows
 from torch_dataloader_utils.planning.shuffle import rows_of_splits
+from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
 
 OnChangedFiles: TypeAlias = Literal["error", "continue"]
 
@@ -53,12 +55,14 @@ class Merged(NamedTuple):
     """What all ranks have delivered of an epoch.
 
     `lost_rows` has for each file that was removed or rewritten the number of rows that can no longer be delivered;
-    where rows are not counted, of bytes. `changed` are the paths of all of these files.
+    where rows are not counted, of bytes. `changed` are the paths of all of these files. The passes are those of a
+    mixture, if files have changed.
     """
 
     baseline: DeliveredBaseline
     lost_rows: dict[str, int]
     changed: frozenset[str]
+    passes: ChangedPasses | None = None
 
 
 def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: OnChangedFiles = "error") -> Merged:
@@ -82,10 +86,15 @@ def merge_states(states: Sequence[SavedState], run: Run, *, on_changed_files: On
         baseline = replace(baseline, hashes=(*baseline.hashes, *filter(None, [all_hashes(states)])))
     lost: dict[str, int] = {}
     changed = frozenset((*files.removed, *files.changed))
-    if files:
+    passes: ChangedPasses | None = None
+    if files and first.mixture is not None:
+        baseline, lost, passes = _without_changed_passes(
+            baseline, first, first.mixture, run, files=files, layout=layout
+        )
+    elif files:
         baseline, lost = _without_changed(baseline, first, run, changed, layout)
     require_row_groups(baseline, run.manifest)
-    return Merged(baseline, lost, changed)
+    return Merged(baseline, lost, changed, passes)
 
 
 # What must be equal ------------------------------------------------------------------------------------------------
@@ -96,15 +105,14 @@ def _require_equal(saved: SavedState, run: Run, on_changed_files: OnChangedFiles
     files = compare_files(saved, run)
     may_differ: tuple[str, ...] = (*TOPOLOGY, "weights")  # and with them the rows of an epoch
     if files and on_changed_files == "continue":
-        may_differ = (*TOPOLOGY, "rows", "split_strategy")  # a strategy's digest covers the shards, and so the files
+        # A strategy's digest covers the shards, and so the files.
+        may_differ = (*may_differ, "rows", "split_strategy", "sources")
     differences = compare_settings(saved, run, may_differ, files)
     if differences or (files and on_changed_files == "error"):
         raise mismatch(differences, files, None, run.manifest)
-    if files and saved.root != run.manifest.root:
-        msg = f"files have changed, and so has the directory that contains all of them: {shown(saved.root)} then, "
-        msg += (
-            f"{shown(run.manifest.root)} now. Their relative paths cannot be compared: open the same directory as then"
-        )
+    for before, now in changed_roots(saved, run) if files else ():
+        msg = f"files have changed, and so has the directory that contains all of them: {shown(before)} then, "
+        msg += f"{shown(now)} now. Their relative paths cannot be compared: open the same directory as then"
         raise CheckpointMismatchError(msg)
     if files.described[0] != files.described[1]:
         raise mismatch((), files, None, run.manifest)
@@ -115,6 +123,8 @@ def _layout(saved: SavedState, run: Run, files: FileChanges) -> list[FileRows]:
     """Return the files, each with its rows, to which the row numbers of a state refer."""
     if not files:
         return run.manifest.rows_by_file
+    if saved.mixture is not None and saved.mixture.layout is not None:
+        return saved.mixture.layout
     if saved.files is None or any(file.rows is None for file in saved.files):
         msg = "files have changed since the checkpoint, and it does not list them, so that the changed files cannot be "
         msg += "found; restore the files of the checkpoint, or start the epoch from its beginning, without a state"
@@ -146,7 +156,9 @@ def _delivered(states: Sequence[SavedState], layout: Sequence[FileRows], left_ou
     gone = () if saved is None else saved.left_out
     hashes = () if saved is None else saved.hashes
     batches = max(state.batches_delivered for state in states)
-    return with_skipped(DeliveredBaseline(done, partial, gone, batches, hashes=hashes), states, layout, left_out)
+    rows_gone = 0 if saved is None else saved.gone
+    baseline = DeliveredBaseline(done, partial, gone, batches, hashes=hashes, gone=rows_gone)
+    return with_skipped(baseline, states, layout, left_out)
 
 
 # Files that changed ------------------------------------------------------------------------------------------------
@@ -168,6 +180,26 @@ def _without_changed(
         lost = {path: rows - kept[path] for path, rows in lost.items()}  # skipped rows were not delivered
         skipped = replace(skipped, whole=whole, partial=tuple(part for part in parts if part.windows))
     return replace(baseline, done=done, partial=partial, left_out=left_out, skipped=skipped), lost
+
+
+def _without_changed_passes(
+    baseline: DeliveredBaseline,
+    saved: SavedState,
+    mixture: SavedMixture,
+    run: Run,
+    *,
+    files: FileChanges,
+    layout: Sequence[FileRows],
+) -> tuple[DeliveredBaseline, dict[str, int], ChangedPasses]:
+    """Return the same for a mixture, and what is left of the passes that had begun and whose files have changed."""
+    taken = begun_passes(mixture, baseline, files, layout)
+    changed = frozenset(path for paths in taken.changed.values() for path in paths)
+    left, lost = _without_changed(baseline, saved, run, changed, layout)
+    left = replace(left, gone=baseline.gone + rows_of(baseline) - rows_of(left))
+    changes = _Changes(saved, run, changed, _left_out(saved, layout))
+    done, partial = changes.without(taken.carried.done, taken.carried.partial, lost)
+    carried = DeliveredBaseline(done, partial, (), 0)
+    return left, {path: rows for path, rows in lost.items() if rows}, replace(taken, carried=carried)
 
 
 class _Changes(NamedTuple):
@@ -193,7 +225,8 @@ class _Changes(NamedTuple):
                 continue
             _require_known_rows(part, missing, self.run, self.saved.epoch)
             _require_possible_rows(part, self.run)
-            kept = _without_splits(part, missing, self.run, self.saved.epoch, lost)
+            epoch = self.saved.epoch if self.saved.mixture is None else MIXTURE_KEY
+            kept = _without_splits(part, missing, self.run, epoch, lost)
             if kept is not None:
                 left.append(kept)
         return tuple(split for split in done if split.path not in self.changed), tuple(left)
@@ -203,7 +236,7 @@ def _require_known_rows(partial: PartialShard, missing: set[int], run: Run, epoc
     """Raise unless it is known which delivered rows of a partial shard are of which file."""
     excluded = any(partial.shard.excluded.within(partial.shard.splits[index]) for index in missing)
     excluded |= run.exclusions.in_epoch(epoch).unknown_rows is not None
-    if run.filter_digest is None and run.manifest.counts_rows and not excluded:
+    if run.filter_digest is None and run.manifest.counts_rows and not excluded and run.options.delivers is None:
         return
     # Windows count the rows that the filter left. Only the changed files would show which rows these were.
     why = (
@@ -211,6 +244,8 @@ def _require_known_rows(partial: PartialShard, missing: set[int], run: Run, epoc
         if run.filter_digest is not None
         else "without excluded rows"
         if excluded
+        else "packed into sequences"
+        if run.options.delivers is not None
         else "and not counted"
     )
     paths = sorted({partial.shard.splits[index].path for index in missing})

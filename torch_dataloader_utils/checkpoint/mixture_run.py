@@ -24,11 +24,19 @@ class SourcePosition:
         row: How many of its rows were.
         buffers: The rows of the shuffle buffer in this pass, and in each that follows it in the epoch; None for each
             without row-level shuffle.
+        changed: The passes whose files have changed since they began, each with the paths of files that are left out
+            of it, as a mixture names them.
     """
 
     number: int
     row: int
     buffers: tuple[int | None, ...]
+    changed: tuple[tuple[int, tuple[str, ...]], ...] = ()
+
+    @property
+    def passes(self) -> range:
+        """The passes that the epoch reaches."""
+        return range(self.number, self.number + len(self.buffers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +81,7 @@ class SourceRun:
             "weight": dump_fraction(self.weight),
             "position": [self.position.number, self.position.row],
             "buffers": list(self.position.buffers),
+            "changed": [[number, list(paths)] for number, paths in self.position.changed],
             **self.settings(),
             "filter_bindings": self.filter_bindings,
             "fingerprint": self.manifest.fingerprint,
@@ -90,12 +99,15 @@ class MixtureRun:
         rows_per_epoch: Rows of an epoch, of all ranks.
         rows_before: Planned rows of the whole run before the epoch, of all ranks.
         carried: Rows that epochs before it have taken out of their turn: an elastic load had left them behind.
+        earlier: Rows before the position of each source, of the pass that the epoch continues. They follow from the
+            position, unless files change.
     """
 
     sources: tuple[SourceRun, ...]
     rows_per_epoch: int
     rows_before: int
     carried: DeliveredBaseline
+    earlier: DeliveredBaseline
 
     def dump(self, *, lists_files: bool) -> dict[str, Any]:
         """Return what a state records of the mixture."""

@@ -29,7 +29,7 @@ from torch_dataloader_utils.checkpoint.saved_state import (
 )
 from torch_dataloader_utils.errors import cut, shown
 from torch_dataloader_utils.planning.manifest import Split, root_prefix
-from torch_dataloader_utils.planning.plan import UNEVEN_RANKS
+from torch_dataloader_utils.planning.plan import TO_THE_END, UNEVEN_RANKS
 from torch_dataloader_utils.planning.row_hash import RankHashes, RowHash
 from torch_dataloader_utils.planning.row_ranges import RowRange, Windows, first_overlap, size_of
 
@@ -83,7 +83,8 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         files = known[1].files
     else:
         files = None if state["files"].is_null else _files(state["files"])
-    tree = _Tree(root, {file.path: file.rows for file in files or ()})
+    delivers = None if settings["packing"] is None else TO_THE_END
+    tree = _Tree(root, {file.path: file.rows for file in files or ()}, delivers)
     rows = _rows(tree, settings["rows"], state)
     epoch = _epoch(state["epoch"])
     excluded = parse_exclusions(state["excluded"], settings["rows"])
@@ -150,6 +151,7 @@ def _baseline(base: JsonValue, tree: _Tree, dataset_rows: int) -> SavedBaseline:
         left_out=tuple(path.string() for path in base["left_out"].items()),
         skipped=None if base["skipped"].missing else _skipped_rows(base["skipped"], tree, dataset_rows),
         hashes=tuple(_hashes(load) for load in base["delivered_hash"].optional_items()),
+        gone=0 if base["gone"].missing else base["gone"].integer(),
     )
 
 
@@ -209,6 +211,7 @@ def _settings(state: JsonValue, plan: JsonValue) -> dict[str, Any]:
         "snapshot_id": plan["snapshot_id"].optional_integer(),
         "version": plan["version"].optional_integer(),
         "split_strategy": plan["split_strategy"].optional_string(),
+        "packing": None if plan["packing"].missing else plan["packing"].optional_string(),
         "filters": plan["filter"].optional_string(),
         "plan_algorithm": state["plan_algorithm"].integer(),
     }
@@ -229,9 +232,21 @@ def _mixture(mixture: JsonValue, tree: _Tree, dataset_rows: int) -> SavedMixture
     sources = tuple(map(_source, mixture["sources"].items()))
     if not sources or len({source.name for source in sources}) < len(sources):
         raise mixture["sources"].fail("sources, each name once")
-    completed = _rising_numbers(mixture["carried"]["completed_rows"], dataset_rows)
-    carried = SavedRows((), completed, _partial_shards(mixture["carried"]["in_progress"], tree, dataset_rows))
-    return SavedMixture(sources, mixture["rows_per_epoch"].integer(), mixture["rows_before"].integer(), carried)
+    carried, earlier = (_rows_by_number(mixture[name], tree, dataset_rows) for name in ("carried", "earlier"))
+    counts = mixture["rows_per_epoch"].integer(), mixture["rows_before"].integer()
+    return SavedMixture(sources, *counts, carried, earlier)
+
+
+def _rows_by_number(rows: JsonValue, tree: _Tree, dataset_rows: int) -> SavedRows:
+    completed = _rising_numbers(rows["completed_rows"], dataset_rows)
+    return SavedRows((), completed, _partial_shards(rows["in_progress"], tree, dataset_rows))
+
+
+def _changed_pass(entry: JsonValue) -> tuple[int, tuple[str, ...]]:
+    parts = entry.items()
+    if len(parts) != len(("pass", "files")):
+        raise entry.fail("a pass and the files that are left out of it")
+    return parts[0].integer(), tuple(path.string() for path in parts[1].items())
 
 
 def _source(source: JsonValue) -> SavedSource:
@@ -252,7 +267,9 @@ def _source(source: JsonValue) -> SavedSource:
             "rows": source["rows"].integer(),
         },
         weight=parse_fraction(source["weight"]),
-        position=SourcePosition(position[0].integer(), position[1].integer(), buffers),
+        position=SourcePosition(
+            position[0].integer(), position[1].integer(), buffers, tuple(map(_changed_pass, source["changed"].items()))
+        ),
         fingerprint=source["fingerprint"].string(),
         root=source["root"].string(),
         files=files,
@@ -277,10 +294,11 @@ def _files(table: JsonValue) -> tuple[SavedFile, ...]:
 
 
 class _Tree(NamedTuple):
-    """The root directory of a state's files, and the rows of each listed file by relative path."""
+    """The root directory of a state's files, the rows of each listed file by relative path, and what shards deliver."""
 
     root: str
     rows: Mapping[str, int | None]
+    delivers: int | None
 
 
 def _splits(shard: JsonValue, tree: _Tree) -> tuple[Split, ...]:
@@ -336,7 +354,10 @@ def _partial_shard(shard: JsonValue, tree: _Tree, dataset_rows: int) -> SavedSha
     return SavedShard(
         splits=splits,
         rows=rows,
-        windows=_windows(shard, most - sum(splits[index].row_length for index in missing)),
+        windows=_windows(
+            shard, most - sum(splits[index].row_length for index in missing) if tree.delivers is None else tree.delivers
+        ),
+        delivers=tree.delivers,
         rounds=rounds,
         missing=missing,
         repeats=not shard["repeats"].missing and shard["repeats"].boolean(),
@@ -346,20 +367,22 @@ def _partial_shard(shard: JsonValue, tree: _Tree, dataset_rows: int) -> SavedSha
 def _windows(shard: JsonValue, most: int) -> Windows:
     """Return the delivered windows of a shard of at most so many rows; without `windows` its first rows."""
     delivered = shard["rows_delivered"].integer()
-    windows = tuple(_window(window) for window in shard["windows"].optional_items())
+    windows = tuple(_window(window, most) for window in shard["windows"].optional_items())
     if shard["windows"].missing:
         windows = ((0, delivered),) if delivered else ()
     if any(stop >= start for (_, stop), (start, _) in pairwise(windows)):
         raise shard["windows"].fail("rising windows of which no two touch")
-    if size_of(windows) != delivered:
+    if size_of(window for window in windows if window[1] != TO_THE_END) != delivered:
         raise shard["rows_delivered"].fail("the number of rows in the windows")
     if windows and windows[-1][1] > most:
         raise shard["rows_delivered"].fail("no more rows than the shard has")
     return windows
 
 
-def _window(window: JsonValue) -> tuple[int, int]:
-    bounds = [bound.integer() for bound in window.items()]
+def _window(window: JsonValue, most: int) -> tuple[int, int]:
+    """Return a window. Its stop is None where it reaches to the end of a shard that has no number of rows."""
+    is_open = most == TO_THE_END
+    bounds = [TO_THE_END if is_open and bound.is_null else bound.integer() for bound in window.items()]
     if len(bounds) != len(("start", "stop")) or bounds[0] >= bounds[1]:
         raise window.fail("start and stop of a window")
     return bounds[0], bounds[1]

@@ -13,8 +13,9 @@ from torch_dataloader_utils.checkpoint.progress import Progress, Restored, Strea
 from torch_dataloader_utils.checkpoint.skipped_steps import Mark, Place, SkippedSteps, between, ends_of, place_after
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.plan import ShardSlice
+from torch_dataloader_utils.planning.quotas import Quotas
 from torch_dataloader_utils.planning.row_ranges import Windows
-from torch_dataloader_utils.planning.schedule import StepSchedule
+from torch_dataloader_utils.planning.schedule import MixedSchedule, Schedule, StepSchedule
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,7 @@ class Part:
         begin: The beginning of its first step. In a restored group the step has no meaning.
         end: How far each stream has come at its end.
         group: Number of the group of restored rows; None for the epoch's own steps.
+        steps: Number of the epoch's own steps; None for all that are left, and for restored rows.
         is_last: Whether no other part follows, of the epoch's own steps or of the restored ones.
     """
 
@@ -34,6 +36,7 @@ class Part:
     end: tuple[Place, ...]
     group: int | None = None
     is_last: bool = True
+    steps: int | None = None
     slices: tuple[tuple[ShardSlice, ...], ...] = field(init=False)
     _bounds: tuple[tuple[int, Place], ...] = field(init=False, repr=False)
     _is_whole: bool = field(init=False, repr=False)
@@ -76,7 +79,8 @@ def own_parts(progress: Progress) -> list[Part]:
     """Return the parts of the epoch's own steps that an iteration delivers which begins at a progress."""
     parts, begin = [], progress.mark
     for skip in progress.skips_ahead:
-        parts.append(Part(progress.streams, begin, skip.begin.places, is_last=False))
+        steps = skip.begin.step - begin.step
+        parts.append(Part(progress.streams, begin, skip.begin.places, is_last=False, steps=steps))
         begin = skip.end
     return [*parts, Part(progress.streams, begin, ends_of(progress.planned))]
 
@@ -96,15 +100,24 @@ def restored_parts(progress: Progress) -> list[Part]:
     return [*parts[:-1], replace(parts[-1], is_last=True)] if parts else []
 
 
-def schedule_of(progress: Progress, batch_size: int, *, drop_last: bool) -> StepSchedule:
-    """Return the steps of the epoch that are left, skipped ones included, where no filter drops rows."""
+def schedule_of(progress: Progress, batch_size: int, quotas: Quotas | None = None, *, drop_last: bool) -> Schedule:
+    """Return the steps of the epoch that are left, skipped ones included, where no filter drops rows.
+
+    The quotas are those of a mixture's plan.
+    """
+    if quotas is not None:
+        counts = quotas.counts[progress.steps_of_plan :]
+        turns, together = progress.count_of_turns, progress.streams_per_turn
+        first, turn = progress.batches_delivered, progress.next_turn
+        return MixedSchedule(counts, turns, together, next_turn=turn, first_step=first)
     size = batch_size // progress.streams_per_turn
     rows = [stream.rows_left for stream in progress.streams[:: progress.streams_per_turn]]
     first, turn = progress.batches_delivered, progress.next_turn
-    return StepSchedule(rows, size, drop_last=drop_last, next_turn=turn, first_step=first)
+    together = progress.streams_per_turn
+    return StepSchedule(rows, size, drop_last=drop_last, next_turn=turn, first_step=first, streams_per_turn=together)
 
 
-def with_skips(progress: Progress, requests: Windows, schedule: StepSchedule | None) -> Progress:
+def with_skips(progress: Progress, requests: Windows, schedule: Schedule | None) -> Progress:
     """Return the progress with these steps skipped, as far as they are not behind it.
 
     The schedule has the steps that are left; None where only reading tells which rows a step has.
@@ -120,12 +133,9 @@ def with_skips(progress: Progress, requests: Windows, schedule: StepSchedule | N
     return replace(progress, skip_requests=requests, skips=tuple(skips))
 
 
-def _mark_at(progress: Progress, schedule: StepSchedule, step: int) -> Mark:
+def _mark_at(progress: Progress, schedule: Schedule, step: int) -> Mark:
     """Return the beginning of a step that is left."""
-    rows = schedule.rows_before(step)
-    places = [
-        place_after(stream.planned, stream.place, rows[number // progress.streams_per_turn])
-        for number, stream in enumerate(progress.streams)
-    ]
-    turn = schedule.at(step).turn if step in schedule.steps else schedule.next_turn
+    streams = zip(progress.streams, schedule.rows_of_streams(step), strict=True)
+    places = [place_after(stream.planned, stream.place, rows) for stream, rows in streams]
+    turn = schedule.windows(step).turn if step in schedule.steps else schedule.next_turn
     return Mark(step, turn, tuple(places))

@@ -206,8 +206,7 @@ class Progress:
         StatefulDataLoader does: it loads states in its workers, and begins with the worker that it remembers.
         `processes` is the number of its workers.
         """
-        before = 0 if self.baseline is None else self.baseline.batches
-        return replace(self, next_turn=(self.batches_delivered - before) * processes % self.count_of_turns)
+        return replace(self, next_turn=self.steps_of_plan * processes % self.count_of_turns)
 
     def _turn_after(self, receipt: Receipt) -> int:
         return (receipt.stream // self.streams_per_turn + 1) % self.count_of_turns
@@ -220,6 +219,11 @@ class Progress:
             if part.row_hash is not None:
                 hashes[part.stream % self.streams_per_turn] += part.row_hash
         return tuple(hashes)
+
+    @property
+    def steps_of_plan(self) -> int:
+        """How many steps of its plan the rank has made: those since the last elastic load."""
+        return self.batches_delivered - (0 if self.baseline is None else self.baseline.batches)
 
     @property
     def count_of_turns(self) -> int:

@@ -13,14 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch_dataloader_utils.checkpoint.compare import (
-    FileChanges,
-    compare_files,
     compare_settings,
     mismatch,
     require_each_rank,
     require_possible_windows,
     require_row_groups,
 )
+from torch_dataloader_utils.checkpoint.file_changes import FileChanges, compare_files
 from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
 from torch_dataloader_utils.checkpoint.restore_skips import place_skips, with_carried
 from torch_dataloader_utils.checkpoint.run import Run
@@ -118,7 +117,9 @@ def load_baseline(saved: SavedBaseline, manifest: Manifest, left_out: ExcludedRo
     """Return a saved baseline by ranges of files."""
     done = tuple(splits_of_rows(manifest.rows_by_file, saved.completed_rows))
     partial = tuple(shard.partial(manifest.rows_by_file, left_out) for shard in saved.in_progress)
-    baseline = DeliveredBaseline(done, partial, saved.left_out, saved.batches_delivered, hashes=saved.hashes)
+    baseline = DeliveredBaseline(
+        done, partial, saved.left_out, saved.batches_delivered, hashes=saved.hashes, gone=saved.gone
+    )
     if saved.skipped is None:
         return baseline
     rows, steps, restores = saved.skipped
@@ -203,7 +204,7 @@ class _Recorded:
         """Raise if more is recorded than these streams have delivered."""
         matched = Counter[tuple[Split, ...]]()
         for part in (part for stream in placed for part in stream.done if not part.repeats):
-            matched[part.shard.splits] += part.rows
+            matched[part.shard.splits] += part.shard.input_rows if part.is_whole else part.rows
         if matched.total() == self._rows:
             return
         partial = {splits: size_of(windows) for splits, windows in self._partial.items()}

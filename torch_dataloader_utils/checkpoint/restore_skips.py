@@ -68,7 +68,7 @@ def _own_places(
     """Return the places of this rank's streams, given those of each saved state's streams."""
     turns, known = progress.count_of_turns, {}
     for (state, _), own in zip(saved, places, strict=True):
-        together, rest = divmod(topology.planned_ranks, state.num_ranks)
+        together, rest = divmod(topology.planned_ranks * topology.sources, state.num_ranks)
         if rest or len(own) != turns * together:
             raise _wrong(f"there are places of {len(own)} streams of rank {state.rank}")
         for index, place in enumerate(own):

@@ -22,6 +22,7 @@ from torch_dataloader_utils.planning.plan import Shard
 from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, merged, size_of
 from torch_dataloader_utils.planning.shard_order import ShardOrders
 from torch_dataloader_utils.planning.shuffle import rows_of_splits
+from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
 
 Integers = npt.NDArray[np.int64]
 
@@ -148,7 +149,8 @@ class _Counting:
     """
 
     def __init__(self, states: Sequence[SavedState], axis: Axis, excluded: EpochExclusions, *, is_exact: bool) -> None:
-        settings, self._epoch, self._is_exact = states[0].settings, states[0].epoch, is_exact
+        settings, self._is_exact, mixture = states[0].settings, is_exact, states[0].mixture
+        self._epoch = states[0].epoch if mixture is None else MIXTURE_KEY
         self._seed = settings["shuffle_seed"] if settings["shuffle_buffer_size"] is not None else None
         self._axis, self._removed, self._orders = axis, excluded.removed, ShardOrders(self._seed, self._epoch)
         baselines: list[SavedBaseline] = []
@@ -157,6 +159,7 @@ class _Counting:
                 baselines.append(baseline)
         passed = [SavedRows(one.completed, one.completed_rows, one.in_progress) for one in states]
         passed += [SavedRows((), one.completed_rows, one.in_progress) for one in baselines]
+        passed += [] if mixture is None else [mixture.earlier, mixture.carried]
         skips = [state.skips for state in states if state.skips is not None]
         skipped = [one.rows for one in skips]
         if not any(one.restores for one in skips):  # else each rank records what it has left of them
@@ -173,7 +176,7 @@ class _Counting:
     def _collect(self, parts: Iterable[SavedShard], left_out: ExcludedRows, *, is_skipped: bool) -> None:
         for saved in parts:
             splits = saved.splits or tuple(self._axis.splits_of(saved.rows))
-            shard = Shard(splits, saved.rounds, saved.missing, left_out)
+            shard = Shard(splits, saved.rounds, saved.missing, left_out, saved.delivers)
             partial = self._shards.setdefault(splits, _Partial(shard))
             windows = partial.skipped if is_skipped else partial.repeated if saved.repeats else partial.windows
             windows += saved.windows

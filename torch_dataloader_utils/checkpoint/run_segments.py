@@ -111,7 +111,6 @@ class RunSegment:
         rank_stops: The end by rank, where an elastic load ended it at different steps; None where all ends are `stop`.
         is_certain: Whether what comes after it in the log is known: whether no file of the log is missing there.
         loaded: What the states that were loaded say of the steps before it; None where none was loaded.
-        weights: None: there is one dataset.
         skipped: Steps that it skips, as pairs of the first and the one after the last.
         restores: Whether it delivers skipped steps after the last one.
         state: What the plan depends on, as a state of rank 0 without progress.
@@ -125,7 +124,6 @@ class RunSegment:
     began: Began
     state: SavedState = field(repr=False)
     loaded: Loaded | None = None
-    weights: None = None
     skipped: Windows = ()
     restores: bool = False
     stop: int | None = None
@@ -138,6 +136,12 @@ class RunSegment:
     def settings(self) -> dict[str, Any]:
         """What the plan depends on, by the names that users know: seed, shuffling, ranks and workers, the filter."""
         return self.state.settings
+
+    @property
+    def weights(self) -> dict[str, float] | None:
+        """The share of each source of a mixture at the first step, by name; None for a single dataset."""
+        mixture = self.state.mixture
+        return None if mixture is None else {source.name: float(source.weight) for source in mixture.sources}
 
     @property
     def num_ranks(self) -> int:
@@ -164,7 +168,9 @@ class RunSegment:
         """The ranks and workers, as rank 0 has them."""
         settings = self.settings
         virtual = settings["virtual_ranks"], settings["virtual_workers"]
-        return Topology(self.num_ranks, 0, self.state.num_workers, *virtual)
+        mixture = self.state.mixture
+        sources = 1 if mixture is None else len(mixture.sources)
+        return Topology(self.num_ranks, 0, self.state.num_workers, *virtual, sources=sources)
 
     @property
     def options(self) -> PlanOptions:

@@ -15,6 +15,7 @@ from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import PartialShard, Shard
 from torch_dataloader_utils.planning.row_hash import RankHashes
 from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, splits_of_rows
+from torch_dataloader_utils.planning.source_paths import source_path
 
 STATE_VERSION = 1
 """Version of the layout of a state."""
@@ -49,6 +50,7 @@ class SavedShard:
         rounds: Number of rounds of its row-level shuffle.
         missing: Indices of the splits whose files had changed.
         repeats: Whether another slice delivers these rows as well, so that they count there.
+        delivers: What it delivers where that is not its rows: see `Shard`.
     """
 
     splits: tuple[Split, ...]
@@ -57,6 +59,7 @@ class SavedShard:
     rounds: int = 1
     missing: tuple[int, ...] = ()
     repeats: bool = False
+    delivers: int | None = None
 
     def partial(self, files: Sequence[FileRows], left_out: ExcludedRows = NONE_EXCLUDED) -> PartialShard:
         """Return the shard by ranges of files. `files` are those to which row numbers refer.
@@ -64,7 +67,7 @@ class SavedShard:
         `left_out` are the excluded rows that the plan of its epoch leaves out.
         """
         splits = self.splits or tuple(splits_of_rows(files, self.rows))
-        return PartialShard(Shard(splits, self.rounds, self.missing, left_out), self.windows)
+        return PartialShard(Shard(splits, self.rounds, self.missing, left_out, self.delivers), self.windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +126,7 @@ class SavedBaseline:
     left_out: tuple[str, ...]
     skipped: tuple[SavedRows, Windows, bool] | None = None
     hashes: tuple[RankHashes, ...] = ()
+    gone: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +147,27 @@ class SavedSource:
 class SavedMixture:
     """What a state of a mixture records: its sources in order, the rows of an epoch, and those planned before it.
 
-    The carried rows are those that epochs before it have taken out of their turn: see `MixtureRun`.
+    The carried rows are those that epochs before it have taken out of their turn; the earlier ones are those before
+    the sources' positions: see `MixtureRun`.
     """
 
     sources: tuple[SavedSource, ...]
     rows_per_epoch: int
     rows_before: int
     carried: SavedRows
+    earlier: SavedRows
+
+    @property
+    def layout(self) -> list[FileRows] | None:
+        """Each file of each pass that the epoch reaches, to which row numbers refer; None if files are not listed."""
+        if any(source.files is None or any(file.rows is None for file in source.files) for source in self.sources):
+            return None
+        return sorted(
+            (source_path(source.name, number, file.path), file.rows or 0)
+            for source in self.sources
+            for number in source.position.passes
+            for file in source.files or ()
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch_dataloader_utils.checkpoint.audit import Audit, audit_states
-from torch_dataloader_utils.checkpoint.compare import how_changed
+from torch_dataloader_utils.checkpoint.file_changes import how_changed
 from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.saved_state import SavedFile, SavedState
 from torch_dataloader_utils.dataset.manifest_file import MAGIC, parse_manifest

@@ -89,9 +89,9 @@ class BatchDataset(IterableDataset[Any]):
         """Return True, also for a dataset without batches or of unknown length: ``if dataset`` means "if not None"."""
         return True
 
-    def run_and_selection(self, epoch: int) -> tuple[Run, Selection]:
-        """Return what a state of an epoch is compared with, and the row groups that the filter leaves."""
-        return self._epoch_state.run(epoch), self._opened_files.selection
+    def run_and_selection(self, epoch: int | None) -> tuple[Run, Selection]:
+        """Return what a state of an epoch, or of the current one, is compared with, and the row groups to read."""
+        return self._epoch_state.run(self._epoch_state.epoch if epoch is None else epoch), self._opened_files.selection
 
     # What the loader calls -------------------------------------------------------------------------------------------
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from torch_dataloader_utils.checkpoint.parse import MOST_EPOCHS
 from torch_dataloader_utils.dataset.base import BatchDataset
 from torch_dataloader_utils.dataset.discovery import with_filters
-from torch_dataloader_utils.formats.base import files_of
+from torch_dataloader_utils.formats.base import Opened, OpenedFiles
 from torch_dataloader_utils.loader.arguments import require_count, require_flag
 from torch_dataloader_utils.loader.ledger import Ledger
 from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment
@@ -72,7 +74,11 @@ class LedgerDataset(BatchDataset):
         fresh = self._fresh(epoch)
         ledger = self._ledger(fresh.epoch, scan=scan)
         segment, windows = ledger.windows_at(fresh, require_count(step, "step", least=0), self._rank)
-        turn = tuple(StreamAssignment(number, slices) for number, slices in windows.streams.items())
+        is_mixed = segment.mixture is not None
+        turn = tuple(
+            StreamAssignment(number, slices, np.array([sum(part.rows for part in slices)]) if is_mixed else None)
+            for number, slices in windows.streams.items()
+        )
         removal = segment.removal_at(step)
         left_out_by = self._epoch_state.excluded_in(segment.epoch).left_out_by
         excluded = EpochExclusions(segment.left_out, removal.rows, left_out_by, removal.expressions)
@@ -105,5 +111,7 @@ class LedgerDataset(BatchDataset):
         state = self._epoch_state
         progress = state.owner.progress
         current = None if progress is None else (state.epoch, progress)
-        files = with_filters(files_of(self._opened_files, "the ledger of steps"), state.excluded_in(epoch).left_out_by)
+        files: Opened = self._opened_files
+        if isinstance(files, OpenedFiles):
+            files = with_filters(files, state.excluded_in(epoch).left_out_by)
         return Ledger(files, self._stream.options, state.segments, current, scan=scan)

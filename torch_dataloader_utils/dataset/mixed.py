@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, cast
+
+import numpy as np
 
 from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.kept_rows import kept_rows
 from torch_dataloader_utils.dataset.manifest_file import dump_manifest
-from torch_dataloader_utils.dataset.sources import SourceDescription, open_sources, require_sources
+from torch_dataloader_utils.dataset.sources import SourceDescription, open_sources, require_rows, require_sources
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.dataset.weights import ExactSchedule, Weights, WeightSchedule, exact_shares, parse_weights
+from torch_dataloader_utils.errors import LedgerUnknownError
 from torch_dataloader_utils.formats.base import KnownFooters, Opened, OpenedFiles, OpenedSources
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader.arguments import optional_count, parse_bytes
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
-from torch_dataloader_utils.planning.mixture_planner import MixturePlanner, PlannedSource
+from torch_dataloader_utils.planning.ledger import Rows, RowStep
+from torch_dataloader_utils.planning.mixture_planner import MixturePlanner
+from torch_dataloader_utils.planning.passes import PlannedSource
 from torch_dataloader_utils.planning.plan import PlanOptions
 from torch_dataloader_utils.planning.planner import EpochPlanner
+from torch_dataloader_utils.planning.source_paths import parse_source_path, source_path
 from torch_dataloader_utils.planning.strategy import SplitStrategy
 
 OF_A_SOURCE = (
@@ -112,11 +118,10 @@ class MixedDataset(StructuredDataset):
             ValueError: If a source has no weight, a weight makes no sense or its source has no row; or if the loader
                 was made with a schedule.
         """
-        opened = cast("OpenedSources", self._opened_files).sources
+        opened = self._sources
         shares = exact_shares(weights, list(opened))
         for (name, files), share in zip(opened.items(), shares, strict=True):
-            if share and not files.manifest.rows:
-                raise ValueError(f"source {name!r} has a weight, and no row")
+            require_rows(name, share, files.manifest.rows)
         self._epoch_state.set_weights(shares)
 
     def get_metrics(self) -> dict[str, Any]:
@@ -125,17 +130,82 @@ class MixedDataset(StructuredDataset):
         Returns:
             Under ``sources``, by name, a dictionary of this rank's ``rows`` of the source in this epoch, since the last
             elastic load if there was one; ``pass``, the newest pass of the source that they reach; ``share_asked``, its
-            weight; and ``share_delivered``, its share of this rank's rows.
+            weight at the beginning of the epoch; and ``share_delivered``, its share of this rank's rows.
         """
         return super().get_metrics() | {"sources": self._epoch_state.source_metrics()}
 
-    def skip_steps(self, start: int, stop: int) -> None:
-        """Raise: steps of a mixture cannot be skipped.
+    def rows_at(self, step: int, epoch: int | None = None, rank: int | None = None, *, scan: bool = False) -> Rows:
+        """Return the rows of a step of a rank, without reading data: see `StructuredDataset.rows_at`.
+
+        The file of a row is given as ``source@pass/path``.
 
         Raises:
-            ValueError: Always.
+            LedgerUnknownError: Also if rows of the step are of a source with a filter: of these the dataset knows the
+                number, and not which they are.
         """
-        raise ValueError(f"skip_steps({start}, {stop}): steps of a mixture cannot be skipped")
+        rows = super().rows_at(step, epoch, rank, scan=scan)
+        for path in np.unique(rows.files).tolist():
+            self._require_unfiltered(parse_source_path(path).source)
+        return rows
+
+    def step_of(self, path: str, row: int, epoch: int | None = None, *, scan: bool = False) -> RowStep | None:
+        """Return the step that has a row, without reading data: see `StructuredDataset.step_of`.
+
+        Args:
+            path: The row's file: ``source@pass/path``, as in `rows_at`, or ``source/path`` for any pass.
+            row: The row's number in the file, from 0.
+            epoch: The epoch; None for the current one.
+            scan: Has no meaning for a mixture, whose rows are counted.
+
+        Returns:
+            The step, and in `others` those that have the row in other passes; None if the epoch does not have it.
+
+        Raises:
+            LedgerUnknownError: As in `rows_at`.
+            ValueError: If there is no such file, or no such row in it.
+        """
+        source, _, rest = str(path).partition("/")
+        if source not in self._sources:
+            if source.rpartition("@")[0] in self._sources:
+                self._require_unfiltered(source.rpartition("@")[0])
+            return super().step_of(path, row, epoch, scan=scan)
+        self._require_unfiltered(source)
+        if rest not in self._sources[source].manifest.rows_of:
+            return super().step_of(path, row, epoch, scan=scan)  # it raises
+        heads = {parse_source_path(known).number for known in self._paths_of(epoch) if known.startswith(f"{source}@")}
+        paths = (source_path(source, number, rest) for number in sorted(heads))
+        found = [step for one in paths if (step := super(MixedDataset, self).step_of(one, row, epoch)) is not None]
+        steps = sorted((each for step in found for each in (step, *step.others)), key=lambda step: step.step)
+        return replace(steps[0], others=tuple(replace(step, others=()) for step in steps[1:])) if steps else None
+
+    @property
+    def _sources(self) -> Mapping[str, OpenedFiles]:
+        return cast("OpenedSources", self._opened_files).sources
+
+    def _paths_of(self, epoch: int | None) -> Iterable[str]:
+        """Return the paths of the files of each pass that an epoch reaches."""
+        segments = self._epoch_state.segments
+        return segments.manifest(segments.of(self._fresh(epoch))[-1]).rows_of
+
+    def _require_unfiltered(self, source: str) -> None:
+        """Raise if only reading tells which rows a source has."""
+        if self._sources[source].stored_rows is not None:
+            msg = (
+                f"source {source!r} has a filter: how many rows it keeps of each row group was counted, and not which "
+            )
+            raise LedgerUnknownError(f"{msg}they are; batch_at(step) reads a batch")
+
+    def restore_skipped(self) -> None:
+        """Raise: skipped steps of a mixture stay skipped.
+
+        Raises:
+            ValueError: Always. After an elastic load the rows that were skipped are no steps any more, so that they
+                would be delivered in other shares than the weights.
+        """
+        msg = (
+            "restore_skipped: skipped steps of a mixture stay skipped, since an elastic load would leave rows of them "
+        )
+        raise ValueError(f"{msg}in other shares than the weights; they come again with the next pass of their sources")
 
     def dump_manifest(self, source: str) -> bytes:  # type: ignore[override] # each source has its own
         """Return the files and footers of a source, and what was counted of it, for the `manifest` of a `Source`.
@@ -149,13 +219,12 @@ class MixedDataset(StructuredDataset):
         Raises:
             ValueError: As in `StructuredDataset.dump_manifest`, or if there is no such source.
         """
-        opened = cast("OpenedSources", self._opened_files)
-        return manifest_of(source, opened.sources)
+        return manifest_of(source, self._sources)
 
     def __repr__(self) -> str:
         """Describe the dataset in one line, without secrets."""
         topology = self._epoch_state.topology
-        sources = ", ".join(cast("OpenedSources", self._opened_files).sources)
+        sources = ", ".join(self._sources)
         return (
             f"{type(self).__name__}({sources}; rank {topology.rank} of {topology.num_ranks}, "
             f"{topology.num_workers} workers, epoch {self.epoch})"
@@ -198,8 +267,7 @@ class MixedFiles(FileSet):
         sources = [PlannedSource(name, files.manifest, files.selection) for name, files in opened.sources.items()]
         for _, weights in self.schedule:
             for source, weight in zip(sources, weights, strict=True):
-                if weight and not source.rows():
-                    raise ValueError(f"source {source.name!r} has a weight, and no row")
+                require_rows(source.name, weight, source.rows())
         return MixturePlanner(sources, options, self.schedule, self.rows_per_epoch, drop_last=drop_last)
 
 
@@ -213,9 +281,16 @@ def refuse_options(options: Mapping[str, Any]) -> None:
     """Raise if options of a mixture are those of a source, or cannot be had with several sources."""
     wrong = [name for name in OF_A_SOURCE if name in options]
     if wrong:
-        raise TypeError(f"{' and '.join(wrong)}: which rows there are is said by each Source")
+        raise TypeError(f"{' and '.join(wrong)}: give that to each source, as in Source(path, {wrong[0]}=...)")
+    if options.get("storage_options") is not None and options.get("run_log") is None:
+        msg = "storage_options: give them to each source, as in Source(path, storage_options=...); those of a mixture "
+        raise TypeError(f"{msg}are for its run_log, and there is none")
     if options.get("split_strategy") is not None:
         raise ValueError("split_strategy: the shards of a mixture are those of its sources' passes")
+    if options.get("packing") is not None:
+        raise ValueError(
+            "packing: the shares of a mixture are counted ahead, and only reading tells how many sequences"
+        )
     if options.get("uneven_ranks") == "allow":
         msg = "uneven_ranks='allow': the ranks of a mixture always make equally many steps; choose 'drop' or 'pad'"
         raise ValueError(msg)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch_dataloader_utils.checkpoint.audit import COUNTED, Audit, Today, audit_states, unit_of
-from torch_dataloader_utils.checkpoint.compare import TOPOLOGY, FileChanges, compare_settings
+from torch_dataloader_utils.checkpoint.audit import COUNTED, Audit, Today, audit_states, manifest_of_passes, unit_of
+from torch_dataloader_utils.checkpoint.compare import TOPOLOGY, compare_settings
+from torch_dataloader_utils.checkpoint.file_changes import FileChanges
 from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.dataset.base import BatchDataset
@@ -60,23 +61,22 @@ def audit(
 
 def _opened(saved: SavedState, dataset: BatchDataset) -> Today:
     """Return a dataset's files, and how its settings differ from those of a state that may not differ."""
-    run, selection = dataset.run_and_selection(saved.epoch)
+    run, selection = dataset.run_and_selection(None if saved.mixture is not None else saved.epoch)
     # Files that differ are told in other words; and with them their rows, and what a split strategy made of them.
-    may_differ = (*TOPOLOGY, "rows", "split_strategy", "plan_algorithm")
+    may_differ = (*TOPOLOGY, "weights", "rows", "split_strategy", "plan_algorithm")
     differences = compare_settings(saved, run, may_differ, FileChanges())
+    manifest = run.manifest
+    if saved.mixture is not None and run.mixture is not None:
+        manifest = manifest_of_passes(saved.mixture, run.mixture)
     has_filter = saved.settings["filters"] is not None and run.filter_digest == saved.settings["filters"]
-    return Today(run.manifest, selection if has_filter else None, tuple(map(str, differences)))
+    return Today(manifest, selection if has_filter else None, tuple(map(str, differences)))
 
 
 def _described(saved: SavedState, path: Any, storage_options: Mapping[str, Any] | None) -> Today:
     """Return the files of a path, by their footers."""
     settings = saved.settings
     if saved.mixture is not None:
-        sources = ", ".join(source.name for source in saved.mixture.sources)
-        msg = (
-            f"the states are of a mixture of the sources {sources}, which a path does not describe: leave the path out"
-        )
-        raise ValueError(msg)
+        raise ValueError("the states are of a mixture, which a path does not describe: pass its dataset or loader")
     for name, table in (("snapshot_id", "IcebergDataset"), ("version", "DeltaDataset")):
         if settings[name] is not None:
             msg = f"the states are of a table, which a path does not describe: open it with {table}.create_dataloader("

@@ -253,6 +253,7 @@ class OpenedFiles:
         stored_rows: The rows of each file's row groups before the filter, by path, if those that it keeps were counted.
             Then the manifest has the rows that it keeps. None where they were not.
         source: The name of the source of a mixture that these files are; None for a single dataset.
+        unknown_made: Why it is unknown how many rows are made of those that are read; None if they are delivered.
     """
 
     storage: Storage
@@ -278,6 +279,7 @@ class OpenedFiles:
     pin: Mapping[str, int] = field(default_factory=dict)
     stored_rows: Mapping[str, tuple[int, ...]] | None = field(default=None, repr=False)
     source: str | None = None
+    unknown_made: str | None = None
 
     @property
     def format_name(self) -> str:
@@ -334,18 +336,25 @@ class OpenedFiles:
         """Return a row group's name for messages."""
         return f"row group {number} of {self.manifest.full_path(path)}"
 
-    @cached_property
+    @property
     def first_unfiltered(self) -> Mapping[str, int]:
         """Number of each file's first row among all rows, those that a filter drops included, by path."""
-        if self.stored_rows is None:
-            return self.manifest.first_rows
-        rows = [sum(self.stored_rows[file.path]) for file in self.manifest.files]
-        starts = accumulate(rows, initial=0)
+        return self.manifest.first_rows if self.stored_rows is None else self._first_stored
+
+    @cached_property
+    def _first_stored(self) -> Mapping[str, int]:
+        stored = self.stored_rows or {}
+        starts = accumulate((sum(stored[file.path]) for file in self.manifest.files), initial=0)
         return {file.path: start for file, start in zip(self.manifest.files, starts, strict=False)}
 
     @property
     def unknown_rows(self) -> str | None:
         """Why it is unknown, before the files are read, how many rows are delivered; None where it is known."""
+        return self.unknown_rows_read or self.unknown_made
+
+    @property
+    def unknown_rows_read(self) -> str | None:
+        """Why it is unknown how many rows the filter leaves; None where it is known."""
         if self.filter is not None and self.stored_rows is None:
             return f"only reading tells how many rows {self.filter_name} leaves"
         return self.format.unknown_rows
@@ -421,6 +430,7 @@ class OpenedSources:
 
     sources: Mapping[str, OpenedFiles]
     unknown_rows: ClassVar[None] = None
+    unknown_made: ClassVar[None] = None
     filter: ClassVar[None] = None
     filter_columns: ClassVar[tuple[str, ...]] = ()
     filter_digest: ClassVar[None] = None

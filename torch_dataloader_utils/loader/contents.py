@@ -12,7 +12,7 @@ from torch_dataloader_utils.checkpoint.parts import Part, own_parts, restored_pa
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
 from torch_dataloader_utils.planning.excluded import EpochExclusions
-from torch_dataloader_utils.planning.quotas import Quotas
+from torch_dataloader_utils.planning.quotas import Counts, Quotas
 from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.work import Work
 
@@ -70,7 +70,7 @@ class PartsOfPass:
         assigned: dict[int, list[Assignment]] = defaultdict(list)
         for part in parts:
             together = self._streams_per_turn
-            sizes = self._sizes(len(part.slices))
+            sizes = self._sizes(part)
             streams = [StreamAssignment(index, slices, sizes[index]) for index, slices in enumerate(part.slices)]
             turns = [tuple(streams[turn * together :][:together]) for turn in part.turns(together)]
             for number, process in enumerate(self._order(part)):
@@ -78,19 +78,16 @@ class PartsOfPass:
                 assigned[process].append(Assignment(self._iteration, process, self._epoch, own, self._excluded))
         return dict(assigned)
 
-    def _sizes(self, streams: int) -> list[tuple[int, ...] | None]:
+    def _sizes(self, part: Part) -> list[Counts | None]:
         """Return the rows of each step of each stream, where the streams of a turn give unequal numbers of rows."""
+        streams = len(part.slices)
         if self._quotas is None:
             return [None] * streams
         turns, sources = streams // self._streams_per_turn, self._quotas.sources
-        baseline = self._begun.baseline
-        done = self._begun.batches_delivered - (0 if baseline is None else baseline.batches)
-        steps = list(self._quotas.steps())
-        of_turns = [steps[done + (turn - done) % turns :: turns] for turn in range(turns)]
-        return [
-            tuple(step[stream % sources] for step in of_turns[stream // self._streams_per_turn])
-            for stream in range(streams)
-        ]
+        done = self._begun.steps_of_plan + part.begin.step - self._begun.batches_delivered
+        counts = self._quotas.counts[done:] if part.steps is None else self._quotas.counts[done : done + part.steps]
+        of_turns = [counts[(turn - done) % turns :: turns] for turn in range(turns)]
+        return [of_turns[stream // self._streams_per_turn][:, stream % sources] for stream in range(streams)]
 
     def contents(self, read: Read, restores: Callable[[], bool]) -> Iterator[Content]:
         """Let the processes read, and return what they make.

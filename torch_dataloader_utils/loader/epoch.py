@@ -31,7 +31,15 @@ from torch_dataloader_utils.loader.exclusions import loaded_exclusions, loaded_r
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.logged_segments import LoggedSegments
 from torch_dataloader_utils.loader.metrics import Metrics, MetricsReading
-from torch_dataloader_utils.loader.mixture import mixture_of, placed, require_no_schedule, reweighted, source_metrics
+from torch_dataloader_utils.loader.mixture import (
+    mixture_of,
+    placed,
+    require_no_schedule,
+    reweighted,
+    source_metrics,
+    with_changed_passes,
+    with_sources,
+)
 from torch_dataloader_utils.loader.progress_bar import PassProgress, ProgressBar
 from torch_dataloader_utils.loader.progress_owner import ProgressOwner
 from torch_dataloader_utils.loader.reports import Reports
@@ -57,6 +65,7 @@ from torch_dataloader_utils.planning.excluded import (
 from torch_dataloader_utils.planning.ledger import Removal, Segment
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan
 from torch_dataloader_utils.planning.planner import PLAN_ALGORITHMS, EpochPlanner, newest_algorithm
+from torch_dataloader_utils.planning.quotas import Quotas
 from torch_dataloader_utils.planning.topology import Topology
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.cpus import usable_cpus
@@ -185,7 +194,8 @@ class EpochState(SkipsSteps):
             if uneven is not None and self._planner.options.uneven_ranks == "allow":
                 requests = SkipRequests(progress.skip_requests, restores=progress.restores)
                 fresh = self._ranks(self._plan_of(progress.baseline), progress.baseline)
-                ranks = (requests.applied(one, self._read_options, counts_rows=True) for one in fresh)
+                # Only a mixture has quotas, and its ranks are always balanced.
+                ranks = (requests.applied(one, self._read_options, None, counts_rows=True) for one in fresh)
                 total = (min if uneven == "drop" else max)(map(self._batches, ranks))
         return {"initial": progress.batches_delivered - progress.steps_skipped, "total": total}
 
@@ -194,8 +204,10 @@ class EpochState(SkipsSteps):
         if not self._read_options.fingerprint:
             return {}
         hashes = self.progress.hashes
-        known = None if hashes is None else dump_hashes(zip(self.topology.own_ranks, hashes, strict=True))
-        return {"delivered_hash": known}
+        if hashes is None:
+            return {"delivered_hash": None}
+        known = dump_hashes(zip(self.topology.own_ranks, hashes, strict=True))
+        return {"delivered_hash": with_sources(self._planner, known)}
 
     def balanced_rows(self) -> dict[str, list[tuple[str, int]]]:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""
@@ -232,7 +244,16 @@ class EpochState(SkipsSteps):
             drop_last=self._read_options.drop_last,
             skipped=self._skips.steps if epoch == self.epoch else (),
             restores=self._skips.restores and epoch == self.epoch,
+            mixture=(self._planner if epoch == self.epoch else self._planner_of(epoch)).place,
         )
+
+    def _planner_of(self, epoch: int) -> EpochPlanner:
+        """Return the planner of an epoch that `set_epoch` begins."""
+        baseline = None if self.owner.progress is None else self.owner.progress.baseline
+        planner = self._planner.moved_to(epoch, self.topology, self.epoch, baseline)
+        if self._weights is None:
+            return planner
+        return reweighted(planner, self._weights, epoch, self.topology, is_loaded=False)
 
     # What changes it -------------------------------------------------------------------------------------------------
 
@@ -252,7 +273,7 @@ class EpochState(SkipsSteps):
         progress = self._removing(self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded))
         counts = self.pass_progress()
         self._log_segment(progress)
-        quotas = self._planner.quotas(self.epoch, self.topology, progress.baseline)
+        quotas = self._quotas_of(progress)
         iteration = self.owner.begin(progress, self.topology.processes, self.excluded_in(self.epoch), quotas)
         self._loaded = None
         if self._run_log is not None:
@@ -281,11 +302,8 @@ class EpochState(SkipsSteps):
         if epoch == self.epoch and self.owner.is_untouched and (self._weights is None or self.owner.loaded is not None):
             return
         self._planner.require_epoch(epoch, self.topology)
-        baseline = None if self.owner.progress is None else self.owner.progress.baseline
-        self._planner = self._planner.moved_to(epoch, self.topology, self.epoch, baseline)
-        if self._weights is not None:
-            self._planner = reweighted(self._planner, self._weights, epoch, self.topology, is_loaded=False)
-            self._weights = None
+        self._planner = self._planner_of(epoch)
+        self._weights = None
         if epoch != self.epoch:
             self._skips = SkipRequests()  # steps are counted in an epoch
         self.owner.take_over("set_epoch", epoch)
@@ -409,17 +427,20 @@ class EpochState(SkipsSteps):
             self._skipped_plan_for(run, checked.epoch, checked.baseline),
         )
         counts_rows = self._unknown_rows_of(run, checked.epoch) is None
-        require_same_batches(progress, self._read_options, counts_rows=counts_rows)
-        warn_of_touched_files(states[0], run.manifest)
+        quotas = self._planner.quotas(checked.epoch, run.topology, progress.baseline)
+        require_same_batches(progress, self._read_options, quotas, counts_rows=counts_rows)
+        warn_of_touched_files(states[0], run)
         return progress
 
     def _planned_again(self, states: Sequence[SavedState], run: Run, merged: Merged) -> Progress:
         """Return the progress of a run that plans again what other ranks and workers have not delivered."""
         epoch, baseline = states[0].epoch, merged.baseline
+        self._planner = with_changed_passes(self._planner, merged)
         plan = self._plan_for(run, epoch, baseline)
         self._planner = self._planner.reaching(plan, run.topology)
-        warn_of_touched_files(states[0], run.manifest)
-        warn_of_lost_rows(merged.lost_rows, counts_rows=run.manifest.counts_rows)
+        warn_of_touched_files(states[0], run)
+        period = "epoch" if run.mixture is None else "pass"
+        warn_of_lost_rows(merged.lost_rows, period, counts_rows=run.manifest.counts_rows)
         progress = Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
         progress = with_carried(progress, run.topology, self._skipped_plan_for(run, epoch, baseline))
         if self._unknown_rows_of(run, epoch) is not None:
@@ -490,6 +511,9 @@ class EpochState(SkipsSteps):
         is_even = self._planner.options.uneven_ranks != "allow"
         return [progress, *([] if is_even else self._ranks(self._plan_of(progress.baseline), progress.baseline))]
 
+    def _quotas_of(self, progress: Progress) -> Quotas | None:
+        return self._planner.quotas(self.epoch, self.topology, progress.baseline)
+
     def _current_plan(self) -> Plan:
         """Return the plan of the epoch, or of the rows that an elastic load left of it."""
         progress = self.owner.progress
@@ -525,6 +549,7 @@ class EpochState(SkipsSteps):
         """Return what a state of an epoch is compared with."""
         worker = get_worker_info()
         topology = self.topology if worker is None else replace(self.topology, num_workers=worker.num_workers)
+        mixture = mixture_of(self._opened_files, self._planner, epoch, topology)
         return Run(
             manifest=self._planner.manifest_of(epoch, topology),
             options=self._planner.options,
@@ -533,14 +558,14 @@ class EpochState(SkipsSteps):
             filter_bindings=self._opened_files.filter_bindings if lists_files(self._opened_files.manifest) else None,
             topology=topology,
             format=self._opened_files.format_name,
-            format_options=self._opened_files.options_digest,
+            format_options=None if mixture is not None else self._opened_files.options_digest,
             **self._opened_files.pin,
             split_strategy=self._planner.strategy_digest(epoch),
             plan_algorithm=self._plan_algorithm or newest_algorithm(),
             exclusions=self._exclusions,
             batch_size=self._read_options.batch_size,
             drop_last=self._read_options.drop_last,
-            mixture=mixture_of(self._opened_files, self._planner, epoch, topology),
+            mixture=mixture,
         )
 
     def _batches(self, progress: Progress) -> int:

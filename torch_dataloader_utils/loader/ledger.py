@@ -12,7 +12,7 @@ import numpy as np
 
 from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
 from torch_dataloader_utils.errors import LedgerUnknownError, cut
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.base import Opened, OpenedFiles, files_of
 from torch_dataloader_utils.loader.ledger_scan import ScannedStep, StepScan
 from torch_dataloader_utils.loader.segments import Segments
 from torch_dataloader_utils.loader.user_warnings import LOG
@@ -48,7 +48,7 @@ class Ledger:
         scan: Whether to read what it takes where only reading tells. Else nothing is read.
     """
 
-    files: OpenedFiles
+    files: Opened
     options: ReadOptions
     segments: Segments
     progress: tuple[int, Progress] | None
@@ -78,11 +78,11 @@ class Ledger:
 
     def step_of(self, fresh: Segment, path: str, row: int) -> RowStep | None:
         """Return where a row is delivered: see `StructuredDataset.step_of`."""
-        self._require_row(path, row)
+        segments = self.segments.of(fresh)
+        self._require_row(segments[-1], path, row)
         if self._is_ruled_out(path, row):
             return None
         self._require_known_rows()
-        segments = self.segments.of(fresh)
         _require_known_removals([removal for segment in segments for removal in segment.removals])
         if self.files.unknown_rows is not None:
             found = self._scanned_steps(segments, path, row)
@@ -127,16 +127,21 @@ class Ledger:
         return ledger
 
     def _require_known_rows(self) -> None:
-        """Raise if only reading tells which rows are delivered, and nothing is to be read."""
+        """Raise if only reading tells which rows are delivered, and nothing is to be read, or reading does not tell."""
+        if self.files.unknown_made is not None:
+            msg = (
+                f"which step has which rows is not known: {self.files.unknown_made}, and a sequence has tokens of many"
+            )
+            raise LedgerUnknownError(f"{msg} rows")
         if self.files.unknown_rows is not None and not self.scan:
             what = f"the columns that {self.files.filter_name} needs, of the rank's rows,"
             what = "the rank's text" if self.files.filter is None else what
             msg = f"which step has which rows is not known: {self.files.unknown_rows}; scan=True reads {what} from the "
             raise LedgerUnknownError(f"{msg}last known state to the step")
 
-    def _require_row(self, path: str, row: int) -> None:
+    def _require_row(self, segment: Segment, path: str, row: int) -> None:
         """Raise a ValueError unless there is such a row, as far as that is known without reading."""
-        manifest = self.files.manifest
+        manifest = self.segments.manifest(segment)
         rows = manifest.rows_of.get(path)
         if rows is None:
             close = difflib.get_close_matches(path, manifest.rows_of, n=1)
@@ -154,13 +159,17 @@ class Ledger:
         stops = accumulate(group.rows for group in self.files.manifest.files[number].row_groups)
         return bisect_right(list(stops), row) not in self.files.selection[number]
 
+    @property
+    def _single(self) -> OpenedFiles:
+        return files_of(self.files, "a scan")  # the rows of a mixture are counted
+
     # Scans -----------------------------------------------------------------------------------------------------------
 
     def _scan_to(self, ledger: SegmentLedger, step: int, rank: int) -> tuple[StepScan, ScannedStep]:
         """Read what it takes to know a step of a rank."""
         segment = ledger.segment
         start = self._start(ledger, rank, lambda progress: progress.batches_delivered <= step)
-        scan = StepScan(self.files, self.options, segment)
+        scan = StepScan(self._single, self.options, segment)
         steps = scan.steps(start)
         last = start.batches_delivered - 1
         try:
@@ -177,7 +186,7 @@ class Ledger:
 
     def _scanned_steps(self, segments: tuple[Segment, ...], path: str, row: int) -> list[RowStep]:
         """Read what it takes to know the step of a row; return none where no known step has it."""
-        scan = StepScan(self.files, self.options, segments[-1])
+        scan = StepScan(self._single, self.options, segments[-1])
         in_file: int | None = row
         if not self.files.manifest.counts_rows:
             in_file = scan.uncounted(path, row)
@@ -188,10 +197,8 @@ class Ledger:
         for segment in reversed(segments):
             ledger = self.segments.ledger(replace(segment, first_step=None, starts=None))
             for holder in ledger.holders(path, in_file):
-                scan = StepScan(self.files, self.options, segment)
-                found = self._scan_for(
-                    scan, SegmentLedger(segment, ledger.plan, ledger.manifest), holder, path, in_file
-                )
+                scan = StepScan(self._single, self.options, segment)
+                found = self._scan_for(scan, ledger.of(segment), holder, path, in_file)
                 bytes_read += scan.bytes_read
                 if found is not None:
                     LOG.info("read %d bytes to find row %d of %s", bytes_read, row, path)

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field, replace
 from torch_dataloader_utils.checkpoint.restore import load_baseline
 from torch_dataloader_utils.checkpoint.run_segments import RunSegment
 from torch_dataloader_utils.errors import LedgerUnknownError, shown
-from torch_dataloader_utils.formats.base import Opened
+from torch_dataloader_utils.formats.base import Opened, OpenedSources
+from torch_dataloader_utils.loader.mixture import different_sources
 from torch_dataloader_utils.loader.run_log import RunLogFiles
 from torch_dataloader_utils.loader.segments import Segments, have_one_plan, removals_from
 from torch_dataloader_utils.planning.ledger import RankStart, Removal, Segment
@@ -67,6 +68,8 @@ class LoggedSegments:
         }
         then = {**saved.settings, "files": saved.fingerprint}
         different = [name for name, value in now.items() if then[name] != value]
+        if isinstance(files, OpenedSources) and saved.mixture is not None:
+            different = different_sources(files, saved.mixture)
         if segment.settings["plan_algorithm"] not in PLAN_ALGORITHMS:
             different.append("plan_algorithm")
         if different:
@@ -131,20 +134,25 @@ def _steps_before(segment: RunSegment, num_ranks: int) -> tuple[int, ...]:
 
 def _of(segment: RunSegment, segments: Segments) -> Segment:
     """Return a segment of the log from the beginning of its plan."""
-    saved, stop, manifest = segment.state, segment.stop, segments.manifest
-    excluded = saved.excluded.exclusions(manifest.rows_by_file).in_epoch(segment.epoch)
-    removal = Removal(0, excluded.removed, excluded.removed_by)
-    return Segment(
-        left_out=excluded.left_out,
-        removals=(removal,) if removal.rows or removal.expressions else (),
+    saved, stop = segment.state, segment.stop
+    own = Segment(
         epoch=segment.epoch,
         plan_algorithm=segment.settings["plan_algorithm"],
         options=segment.options,
         topology=segment.topology,
         batch_size=segment.batch_size,
         drop_last=segment.drop_last,
-        baseline=None if saved.baseline is None else load_baseline(saved.baseline, manifest, excluded.left_out),
         stops=None if stop is None else segment.rank_stops or (stop,) * segment.num_ranks,
         skipped=segment.skipped,
         restores=segment.restores,
+        mixture=segments.place_of(saved, segment.topology, drop_last=segment.drop_last),
+    )
+    manifest = segments.manifest(own)
+    excluded = saved.excluded.exclusions(manifest.rows_by_file).in_epoch(segment.epoch)
+    removal = Removal(0, excluded.removed, excluded.removed_by)
+    return replace(
+        own,
+        left_out=excluded.left_out,
+        removals=(removal,) if removal.rows or removal.expressions else (),
+        baseline=None if saved.baseline is None else load_baseline(saved.baseline, manifest, excluded.left_out),
     )

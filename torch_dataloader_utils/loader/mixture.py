@@ -6,12 +6,14 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from torch_dataloader_utils.checkpoint.merge import Merged
 from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun, SourcePosition, SourceRun
 from torch_dataloader_utils.checkpoint.progress import Progress
-from torch_dataloader_utils.checkpoint.saved_state import SavedState
+from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedState
 from torch_dataloader_utils.formats.base import Opened, OpenedSources
-from torch_dataloader_utils.planning.mixture_planner import Base, MixturePlanner, Start
-from torch_dataloader_utils.planning.plan import DeliveredBaseline
+from torch_dataloader_utils.planning.mixture_planner import MixturePlanner
+from torch_dataloader_utils.planning.passes import Base, MixturePlace, Start
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, ShardSlice
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.source_paths import parse_source_path
 from torch_dataloader_utils.planning.topology import Topology
@@ -23,7 +25,7 @@ def mixture_of(opened: Opened, planner: EpochPlanner, epoch: int, topology: Topo
         return None
     starts = planner.starts(epoch, topology)
     passes = planner.passes(epoch, topology)
-    weights = planner.weights_in(epoch, topology)
+    weights, changed = planner.weights_in(epoch, topology), planner.changed_in(epoch)
     sources = tuple(
         SourceRun(
             name=name,
@@ -33,6 +35,7 @@ def mixture_of(opened: Opened, planner: EpochPlanner, epoch: int, topology: Topo
                 starts[number].number,
                 starts[number].row,
                 tuple(planner.buffer_of(number, reached) for reached in passes[number]),
+                tuple((of, paths) for (source, of), paths in sorted(changed.items()) if source == number),
             ),
             filter_digest=files.filter_digest,
             filter_binding=files.filter_binding,
@@ -43,7 +46,8 @@ def mixture_of(opened: Opened, planner: EpochPlanner, epoch: int, topology: Topo
         )
         for number, (name, files) in enumerate(opened.sources.items())
     )
-    return MixtureRun(sources, planner.rows_per_epoch, planner.rows_before(epoch, topology), planner.carried_in(epoch))
+    rows_before, carried = planner.rows_before(epoch, topology), planner.carried_in(epoch)
+    return MixtureRun(sources, planner.rows_per_epoch, rows_before, carried, planner.earlier_in(epoch, topology))
 
 
 def placed(planner: EpochPlanner, saved: SavedState, topology: Topology) -> EpochPlanner:
@@ -57,17 +61,71 @@ def placed(planner: EpochPlanner, saved: SavedState, topology: Topology) -> Epoc
         saved.epoch,
         tuple(Start(position.number, position.row) for position in positions),
         saved.mixture.rows_before,
-        tuple(position.number + len(position.buffers) for position in positions),
+        tuple(position.passes.stop for position in positions),
         {
             (source, position.number + later): rows
             for source, position in enumerate(positions)
             for later, rows in enumerate(position.buffers)
         },
+        changed={
+            (source, number): paths for source, position in enumerate(positions) for number, paths in position.changed
+        },
     )
-    files = planner.begun_at(base).manifest_of(saved.epoch, topology).rows_by_file
+    # Row numbers refer to the files of the state, which may have changed since.
+    files = saved.mixture.layout or planner.begun_at(base).manifest_of(saved.epoch, topology).rows_by_file
     carried = saved.mixture.carried
     partial = tuple(shard.partial(files) for shard in carried.in_progress)
     return planner.begun_at(replace(base, carried=DeliveredBaseline(tuple(carried.whole(files)), partial, (), 0)))
+
+
+def place_of(planner: EpochPlanner, saved: SavedState, topology: Topology, *, drop_last: bool) -> MixturePlace | None:
+    """Return where the sources stood when a state was saved, and their weights; None for a single dataset."""
+    there = placed(planner, saved, topology)
+    if not isinstance(there, MixturePlanner) or saved.mixture is None:
+        return None
+    weights = {source.name: source.weight for source in saved.mixture.sources}
+    schedule = ((0, tuple(weights.get(source.name, Fraction(0)) for source in there.sources)),)
+    own = there.place
+    return MixturePlace(
+        own.base, own.schedule if there.has_schedule else schedule, saved.mixture.rows_per_epoch, drop_last
+    )
+
+
+def different_sources(opened: OpenedSources, saved: SavedMixture) -> list[str]:
+    """Return in words how the sources that are open differ from those of a state."""
+    if list(opened.sources) != [source.name for source in saved.sources]:
+        return ["sources"]
+    different = []
+    for source in saved.sources:
+        files = opened.sources[source.name]
+        now: dict[str, Any] = {
+            "filters": files.filter_digest,
+            "filter_binding": files.filter_binding,
+            "format": files.format_name,
+        }
+        now |= {"format_options": files.options_digest, "rows": files.manifest.rows}
+        names = [name for name, value in now.items() if source.settings[name] != value]
+        names += ["files"] if source.fingerprint != files.manifest.fingerprint else []
+        different += [f"{name} of source {source.name}" for name in names]
+    return different
+
+
+def with_changed_passes(planner: EpochPlanner, merged: Merged) -> EpochPlanner:
+    """Return the planner of a run whose files have changed since the state that it continues was saved."""
+    if not isinstance(planner, MixturePlanner) or merged.passes is None:
+        return planner
+    numbers = {source.name: number for number, source in enumerate(planner.sources)}
+    before = planner.base
+    changed = dict(before.changed)
+    for (name, number), paths in merged.passes.changed.items():
+        if name in numbers:
+            key = numbers[name], number
+            changed[key] = tuple(sorted({*changed.get(key, ()), *paths}))
+    starts = tuple(
+        Start(start.number) if source.name in merged.passes.sources else start
+        for source, start in zip(planner.sources, before.starts, strict=True)
+    )
+    return planner.begun_at(replace(before, starts=starts, carried=merged.passes.carried, changed=changed))
 
 
 def require_no_schedule(planner: EpochPlanner) -> None:
@@ -85,6 +143,18 @@ def reweighted(
     return planner.with_weights(weights, epoch, topology, is_loaded=is_loaded)
 
 
+def with_sources(planner: EpochPlanner, hashes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the hashes of delivered rows with the planned rank and the source of each, if they are of a mixture."""
+    if not isinstance(planner, MixturePlanner):
+        return hashes
+    names = [source.name for source in planner.sources]
+    return [
+        {"rank": of["rank"] // len(names), "source": names[of["rank"] % len(names)]}
+        | {name: of[name] for name in ("rows", "hash")}
+        for of in hashes
+    ]
+
+
 def source_metrics(
     planner: EpochPlanner, progress: Progress, epoch: int, topology: Topology
 ) -> dict[str, dict[str, Any]]:
@@ -93,7 +163,7 @@ def source_metrics(
         return {}
     weights, starts = planner.weights_in(epoch, topology), planner.starts(epoch, topology)
     sources = len(planner.sources)
-    rows = [0] * sources
+    rows = [-sum(part.rows for part in skipped) for skipped in _skipped_of_sources(progress, sources)]
     passes = [start.number for start in starts]
     for number, stream in enumerate(progress.streams):
         rows[number % sources] += sum(part.rows for part in stream.done)
@@ -109,3 +179,12 @@ def source_metrics(
         }
         for number, source in enumerate(planner.sources)
     }
+
+
+def _skipped_of_sources(progress: Progress, sources: int) -> list[list[ShardSlice]]:
+    """Return for each source the slices of the steps that were skipped so far."""
+    found: list[list[ShardSlice]] = [[] for _ in range(sources)]
+    for skip in progress.skips[: len(progress.skips) - len(progress.skips_ahead)]:
+        for number, slices in enumerate(skip.slices(progress.planned)):
+            found[number % sources] += slices
+    return found

@@ -10,11 +10,15 @@ from typing import Any, Protocol
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.restore import load_baseline
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
+from torch_dataloader_utils.errors import LedgerUnknownError
+from torch_dataloader_utils.loader.mixture import place_of
 from torch_dataloader_utils.planning.ledger import NO_REMOVAL, RankStart, Removal, Segment, SegmentLedger
 from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.passes import MixturePlace
 from torch_dataloader_utils.planning.plan import Plan
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.restored_steps import restored_segments
+from torch_dataloader_utils.planning.topology import Topology
 
 LEDGERS_KEPT = 4
 """How many segments' plans and indexes are kept: users ask about many steps of the same ones."""
@@ -72,15 +76,26 @@ class Segments:
         own = self._segments.get(epoch)
         logged = () if self.run_log is None or (own and not own[0].begin) else tuple(self.run_log.of(epoch, self))
         if own is None:
-            return self._with_restored(logged or (fresh,))
+            return self._with_restored(logged or (self._plannable(fresh),))
         begin, ends = own[0].begin, self._ends.get(epoch)
         earlier = (_ended(segment, begin, ends) for segment in logged if segment.begin < begin)
         return self._with_restored((*earlier, *own))
 
-    @property
-    def manifest(self) -> Manifest:
-        """The files."""
-        return self._planner.manifest
+    def _plannable(self, fresh: Segment) -> Segment:
+        """Return a segment, or raise if it is not known where its epoch begins."""
+        try:
+            self._planner.at(fresh.mixture).require_epoch(fresh.epoch, fresh.topology)
+        except ValueError as error:
+            raise LedgerUnknownError(str(error)) from None
+        return fresh
+
+    def manifest(self, segment: Segment) -> Manifest:
+        """Return the files by which a segment names rows."""
+        return self._planner.at(segment.mixture).manifest_of(segment.epoch, segment.topology)
+
+    def place_of(self, saved: SavedState, topology: Topology, *, drop_last: bool) -> MixturePlace | None:
+        """Return where the sources of a mixture stood when a state was saved; None for a single dataset."""
+        return place_of(self._planner, saved, topology, drop_last=drop_last)
 
     def strategy_digest(self, epoch: int) -> str | None:
         """Return what is recorded of the split strategy in an epoch; None without one."""
@@ -101,7 +116,7 @@ class Segments:
         """Whether a row was skipped before the elastic load that a segment begins with."""
         plan = self._plan_skipped(segment)
         plain = replace(segment, first_step=None, starts=None)
-        return plan is not None and SegmentLedger(plain, plan, self._planner.manifest).plans(path, row)
+        return plan is not None and SegmentLedger(plain, plan, self.manifest(segment)).plans(path, row)
 
     def _plan_skipped(self, segment: Segment) -> Plan | None:
         """Return the plan of the rows that were skipped before a segment's elastic load; None if there are none."""
@@ -127,10 +142,11 @@ class Segments:
         """Return the ledger of a segment."""
         found = next((ledger for ledger in self._ledgers if ledger.segment == segment), None)
         if found is None:
-            planner = self._planner.with_options(segment.options)
-            baseline, algorithm = segment.baseline, segment.plan_algorithm
-            plan = planner.plan(segment.epoch, segment.topology, baseline, algorithm, segment.left_out)
-            found = SegmentLedger(segment, plan, planner.manifest)
+            planner = self._planner.at(segment.mixture).with_options(segment.options)
+            epoch, topology, baseline = segment.epoch, segment.topology, segment.baseline
+            plan = planner.plan(epoch, topology, baseline, segment.plan_algorithm, segment.left_out)
+            manifest, quotas = planner.manifest_of(epoch, topology), planner.quotas(epoch, topology, baseline)
+            found = SegmentLedger(segment, plan, manifest, quotas)
             self._ledgers = [found, *self._ledgers[: LEDGERS_KEPT - 1]]
         return found
 
@@ -225,7 +241,7 @@ class Segments:
 
     def _is_of(self, segment: Segment, saved: SavedState) -> bool:
         """Whether a state was saved in a segment."""
-        manifest, topology = self._planner.manifest, segment.topology
+        manifest, topology = self.manifest(segment), segment.topology
         baseline = None if saved.baseline is None else load_baseline(saved.baseline, manifest, segment.left_out)
         settings = {
             "num_ranks": topology.num_ranks,
@@ -272,11 +288,12 @@ def _ended(segment: Segment, begin: int, ends: tuple[int, ...] | None) -> Segmen
 
 def have_one_plan(segment: Segment, other: Segment) -> bool:
     """Whether two segments of an epoch are parts of one plan."""
-    return (segment.plan_algorithm, segment.options, segment.left_out, segment.baseline) == (
+    return (segment.plan_algorithm, segment.options, segment.left_out, segment.baseline, segment.mixture) == (
         other.plan_algorithm,
         other.options,
         other.left_out,
         other.baseline,
+        other.mixture,
     ) and (segment.topology.planned_ranks, segment.topology.planned_workers) == (
         other.topology.planned_ranks,
         other.topology.planned_workers,
@@ -303,10 +320,10 @@ def _stands_at(ledger: SegmentLedger, rank: int, step: int, own: RankStart) -> b
         return False
     expected = ledger.start_at(rank, step)
     going_on = replace(ledger.segment, first_step=step, starts={rank: own})
-    rest = SegmentLedger(going_on, ledger.plan, ledger.manifest).schedule(rank)
+    rest = ledger.of(going_on).schedule(rank)
     has_same_streams = all(
         left == planned or not left  # a stream that has ended has dropped a short last batch
         for left, planned in zip(own.streams, expected.streams, strict=True)
     )
     has_same_steps = rest.steps == range(step, schedule.steps.stop)
-    return has_same_streams and has_same_steps and (not rest.steps or rest.at(step).turn == expected.next_turn)
+    return has_same_streams and has_same_steps and (not rest.steps or rest.windows(step).turn == expected.next_turn)

@@ -9,6 +9,7 @@ from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.errors import CheckpointMismatchError, ProgressUnknownError
 from torch_dataloader_utils.planning.plan import DeliveredBaseline
+from torch_dataloader_utils.planning.quotas import Quotas
 from torch_dataloader_utils.planning.row_ranges import Windows, merged
 from torch_dataloader_utils.reading.scan import ReadOptions
 
@@ -38,12 +39,15 @@ class SkipRequests:
         """Whether a progress has these requests."""
         return (self.steps, self.restores) == (progress.skip_requests, progress.restores)
 
-    def applied(self, progress: Progress, options: ReadOptions, *, counts_rows: bool) -> Progress:
+    def applied(
+        self, progress: Progress, options: ReadOptions, quotas: Quotas | None, *, counts_rows: bool
+    ) -> Progress:
         """Return a progress with these requests, as far as the steps are not behind it.
 
-        `counts_rows` says that it is known which rows each step has.
+        `counts_rows` says that it is known which rows each step has. The quotas are those of a mixture.
         """
-        schedule = schedule_of(progress, options.batch_size, drop_last=options.drop_last) if counts_rows else None
+        size, drop_last = options.batch_size, options.drop_last
+        schedule = schedule_of(progress, size, quotas, drop_last=drop_last) if counts_rows else None
         return replace(with_skips(progress, self.steps, schedule), restores=self.restores)
 
     def require_none(self, progress: Progress) -> None:
@@ -69,10 +73,10 @@ def require_steps(start: int, stop: int, progress: Progress, most: int | None) -
         raise ValueError(f"{called}: the epoch has {most} steps, the last one is {most - 1}")
 
 
-def require_same_batches(progress: Progress, options: ReadOptions, *, counts_rows: bool) -> None:
+def require_same_batches(progress: Progress, options: ReadOptions, quotas: Quotas | None, *, counts_rows: bool) -> None:
     """Raise unless the skipped steps ahead of a loaded progress have the rows that its state records."""
     requests = SkipRequests(progress.skip_requests, restores=progress.restores)
-    if progress.skips_ahead != requests.applied(progress, options, counts_rows=counts_rows).skips_ahead:
+    if progress.skips_ahead != requests.applied(progress, options, quotas, counts_rows=counts_rows).skips_ahead:
         steps = ", ".join(f"{start} to {stop - 1}" for start, stop in progress.skip_requests)
         msg = f"the checkpoint skips steps {steps}, and with batch_size={options.batch_size} and drop_last="
         msg += (

@@ -11,6 +11,7 @@ from torch_dataloader_utils.loader.progress_owner import ProgressOwner
 from torch_dataloader_utils.loader.segments import Segments
 from torch_dataloader_utils.loader.skip_requests import SkipRequests, require_steps
 from torch_dataloader_utils.planning.ledger import Segment
+from torch_dataloader_utils.planning.quotas import Quotas
 from torch_dataloader_utils.reading.scan import ReadOptions
 
 
@@ -45,6 +46,10 @@ class SkipsSteps(ABC):
     @abstractmethod
     def _all_ranks(self) -> list[Progress]:
         """Return the progress of this rank and, if they may make more steps, of the others at the beginning."""
+
+    @abstractmethod
+    def _quotas_of(self, progress: Progress) -> Quotas | None:
+        """Return the quotas of the plan of a progress, in a mixture; else None."""
 
     @abstractmethod
     def segment(self, epoch: int) -> Segment:
@@ -84,11 +89,13 @@ class SkipsSteps(ABC):
         """Return the progress with what the user wants skipped and restored."""
         if self._skips.are_of(progress):
             return progress
-        return self._skips.applied(progress, self._read_options, counts_rows=self.unknown_rows is None)
+        quotas, counts_rows = self._quotas_of(progress), self.unknown_rows is None
+        return self._skips.applied(progress, self._read_options, quotas, counts_rows=counts_rows)
 
     def _most_steps(self) -> int | None:
         """Return the largest number of steps of a rank, skipped ones included; None if only reading tells."""
         if self.unknown_rows is not None:
             return None
         size, drop_last = self._read_options.batch_size, self._read_options.drop_last
-        return max(schedule_of(rank, size, drop_last=drop_last).steps.stop for rank in self._all_ranks())
+        ranks = self._all_ranks()
+        return max(schedule_of(rank, size, self._quotas_of(rank), drop_last=drop_last).steps.stop for rank in ranks)

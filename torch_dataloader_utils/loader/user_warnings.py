@@ -6,8 +6,10 @@ import logging
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from torch_dataloader_utils.checkpoint.compare import shorten, touched_files
+from torch_dataloader_utils.checkpoint.compare import shorten
+from torch_dataloader_utils.checkpoint.file_changes import touched_files
 from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.errors import (
     ChangedFilesWarning,
@@ -16,7 +18,6 @@ from torch_dataloader_utils.errors import (
     UnevenRanksWarning,
     warn_user,
 )
-from torch_dataloader_utils.planning.manifest import Manifest
 
 LOG = logging.getLogger("torch_dataloader_utils")
 
@@ -44,17 +45,20 @@ def warn_of_slow_transport() -> None:
     warn_user(msg + "a pipe, which is slower; num_workers=0 sends nothing", SlowTransportWarning)
 
 
-def warn_of_touched_files(saved: SavedState, manifest: Manifest) -> None:
+def warn_of_touched_files(saved: SavedState, run: Run) -> None:
     """Warn of files of which only the modification time differs from a loaded state's."""
-    touched = touched_files(saved, manifest)
+    touched = touched_files(saved, run)
     if touched:
         text = "files have a new modification time since the checkpoint, with the same size and footer"
         advice = "if their rows were changed, begin the epoch without the state"
         warn_user(f"{text}: {shorten(touched)}; {advice}", ChangedFilesWarning)
 
 
-def warn_of_lost_rows(lost_rows: Mapping[str, int], *, counts_rows: bool) -> None:
-    """Warn of rows that can no longer be delivered, given their number for each removed or rewritten file."""
+def warn_of_lost_rows(lost_rows: Mapping[str, int], period: str, *, counts_rows: bool) -> None:
+    """Warn of rows that can no longer be delivered, given their number for each removed or rewritten file.
+
+    The period is what begins anew with the new rows: an epoch, or a pass of a source.
+    """
     if not lost_rows:
         return
     files, count = list(lost_rows), "an unknown number of"
@@ -62,7 +66,7 @@ def warn_of_lost_rows(lost_rows: Mapping[str, int], *, counts_rows: bool) -> Non
         files = [f"{path} ({rows} rows)" for path, rows in lost_rows.items()]
         count = str(sum(lost_rows.values()))
     text = f"{count} rows can no longer be delivered: their files were removed or rewritten since the checkpoint"
-    warn_user(f"{text}: {shorten(files)}; the new rows of these files come in the next epoch", LostRowsWarning)
+    warn_user(f"{text}: {shorten(files)}; the new rows of these files come in the next {period}", LostRowsWarning)
 
 
 def warn_of_unknown_hashes(epoch: int, progress: Progress) -> None:

@@ -17,10 +17,13 @@ import numpy.typing as npt
 from torch_dataloader_utils.errors import LedgerUnknownError
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows, Flags
 from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.passes import MixturePlace
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice
+from torch_dataloader_utils.planning.quotas import Quotas
 from torch_dataloader_utils.planning.row_ranges import Windows
-from torch_dataloader_utils.planning.schedule import StepSchedule
+from torch_dataloader_utils.planning.schedule import MixedSchedule, Schedule, StepSchedule
 from torch_dataloader_utils.planning.shard_order import Integers, ShardOrders
+from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
 from torch_dataloader_utils.planning.topology import Topology
 
 # Answers -------------------------------------------------------------------------------------------------------------
@@ -130,6 +133,7 @@ class Segment:
         stops: For each rank the step at which the next segment begins for it; None for the end of the plan.
         skipped: Steps that are not handed over: start and stop of each range, in rising order.
         restores: Whether skipped steps are delivered after the last one.
+        mixture: Where the sources of a mixture stand, and their weights; None for a single dataset.
     """
 
     epoch: int
@@ -146,6 +150,7 @@ class Segment:
     stops: tuple[int, ...] | None = None
     skipped: Windows = ()
     restores: bool = False
+    mixture: MixturePlace | None = None
 
     @property
     def begin(self) -> int:
@@ -229,16 +234,22 @@ class _Stream(NamedTuple):
 class SegmentLedger:
     """Answers which rows the steps of a segment have, and which steps have a row, where no filter drops rows.
 
-    The index of rows is made when a row is first looked for.
+    The index of rows is made when a row is first looked for. The quotas are those of a mixture's plan.
     """
 
-    def __init__(self, segment: Segment, plan: Plan, manifest: Manifest) -> None:
+    def __init__(self, segment: Segment, plan: Plan, manifest: Manifest, quotas: Quotas | None = None) -> None:
         self.segment = segment
         self.plan = plan
         self.manifest = manifest
-        self._orders = ShardOrders(segment.options.row_shuffle_seed, segment.epoch)
+        self.quotas = quotas
+        epoch = segment.epoch if quotas is None else MIXTURE_KEY
+        self._orders = ShardOrders(segment.options.row_shuffle_seed, epoch)
         self._streams: dict[int, list[_Stream]] = {}
-        self._schedules: dict[int, StepSchedule] = {}
+        self._schedules: dict[int, Schedule] = {}
+
+    def of(self, segment: Segment) -> SegmentLedger:
+        """Return the ledger of another segment of the same plan."""
+        return SegmentLedger(segment, self.plan, self.manifest, self.quotas)
 
     # Steps to rows ---------------------------------------------------------------------------------------------------
 
@@ -254,10 +265,14 @@ class SegmentLedger:
 
     def windows(self, rank: int, step: int) -> StepWindows:
         """Return where the rows of a step come from. The rank makes the step."""
-        part = self.schedule(rank).at(step)
-        numbers = range(part.turn * self._together, (part.turn + 1) * self._together)
-        streams = {number: _window(self.streams(rank)[number], part.start, part.stop) for number in numbers}
-        return StepWindows(part.turn % self.segment.topology.processes, streams)
+        turn, windows = self.schedule(rank).windows(step)
+        first = turn * self._together
+        streams = {
+            number: _window(self.streams(rank)[number], start, stop)
+            for number, (start, stop) in enumerate(windows, start=first)
+            if start < stop
+        }
+        return StepWindows(turn % self.segment.topology.processes, streams)
 
     def rows_at(self, rank: int, step: int) -> Rows:
         """Return the rows of a step that the rank makes or skips, without those that its batch loses."""
@@ -274,20 +289,18 @@ class SegmentLedger:
         """Return where a rank stands before a step. If it makes fewer steps, that is its end."""
         schedule = self.schedule(rank)
         step = min(step, schedule.steps.stop)
-        begins = [begin for begin in schedule.rows_before(step) for _ in range(self._together)]
-        streams = zip(self.streams(rank), begins, strict=True)
+        streams = zip(self.streams(rank), schedule.rows_of_streams(step), strict=True)
         left = tuple(_window(stream, begin, int(stream.bounds[-1])) for stream, begin in streams)
-        return RankStart(left, schedule.at(step).turn if step in schedule.steps else 0)
+        return RankStart(left, schedule.windows(step).turn if step in schedule.steps else 0)
 
     def between(self, rank: int, start: int, stop: int) -> RankStart:
         """Return the rows of a rank's steps from a first one to an end, as far as it makes them."""
         steps, schedule = self.steps(rank), self.schedule(rank)
         start, stop = min(start, steps.stop), min(max(start, stop), steps.stop)
-        bounds = zip(schedule.rows_before(start), schedule.rows_before(stop), strict=True)
-        bounds_of_streams = [bound for bound in bounds for _ in range(self._together)]
-        streams = zip(self.streams(rank), bounds_of_streams, strict=True)
+        bounds = zip(schedule.rows_of_streams(start), schedule.rows_of_streams(stop), strict=True)
+        streams = zip(self.streams(rank), bounds, strict=True)
         slices = tuple(_window(stream, begin, end) for stream, (begin, end) in streams)
-        return RankStart(slices, schedule.at(start).turn if start in schedule.steps else 0)
+        return RankStart(slices, schedule.windows(start).turn if start in schedule.steps else 0)
 
     def streams(self, rank: int) -> list[_Stream]:
         """Return the streams of a rank."""
@@ -300,19 +313,29 @@ class SegmentLedger:
             self._streams[rank] = [_Stream(own, np.cumsum([0, *[part.rows for part in own]])) for own in slices]
         return self._streams[rank]
 
-    def schedule(self, rank: int) -> StepSchedule:
+    def schedule(self, rank: int) -> Schedule:
         """Return the schedule of a rank, which does not know where the next segment begins."""
         if rank not in self._schedules:
-            segment = self.segment
-            firsts = self.streams(rank)[:: self._together]  # all streams of a turn have equally many rows
-            self._schedules[rank] = StepSchedule(
-                [int(stream.bounds[-1]) for stream in firsts],
-                segment.batch_size // self._together,
-                drop_last=segment.drop_last,
-                next_turn=0 if segment.starts is None else segment.starts[rank].next_turn,
-                first_step=segment.begin_of(rank),
-            )
+            self._schedules[rank] = self._schedule(rank)
         return self._schedules[rank]
+
+    def _schedule(self, rank: int) -> Schedule:
+        segment = self.segment
+        next_turn = 0 if segment.starts is None else segment.starts[rank].next_turn
+        first_step = segment.begin_of(rank)
+        if self.quotas is not None:
+            before = 0 if segment.baseline is None else segment.baseline.batches
+            counts, turns = self.quotas.counts[first_step - before :], self.plan.streams
+            return MixedSchedule(counts, turns, self._together, next_turn=next_turn, first_step=first_step)
+        firsts = self.streams(rank)[:: self._together]  # all streams of a turn have equally many rows
+        return StepSchedule(
+            [int(stream.bounds[-1]) for stream in firsts],
+            segment.batch_size // self._together,
+            drop_last=segment.drop_last,
+            next_turn=next_turn,
+            first_step=first_step,
+            streams_per_turn=self._together,
+        )
 
     @property
     def _together(self) -> int:
@@ -335,6 +358,8 @@ class SegmentLedger:
     def holders(self, path: str, row: int) -> list[Holder]:
         """Return the slices whose shards have a row."""
         starts, stops, holders = self._index
+        if path not in self.manifest.first_rows:  # of another pass of a source
+            return []
         number = self.manifest.first_rows[path] + row
         first, last = (int(np.searchsorted(starts, number, side=side)) for side in ("left", "right"))
         if last == 0 or stops[last - 1] <= number:
@@ -373,11 +398,11 @@ class SegmentLedger:
         number = self._row_in_stream(holder, row)
         turn, stream = divmod(holder.stream, self._together)
         schedule = self.schedule(holder.rank)
-        step = None if number is None else schedule.step_of(turn, number)
+        step = None if number is None else schedule.step_of_row(holder.stream, number)
         if number is None or step is None or step not in self.steps(holder.rank) or self.segment.skips(step):
             return None
-        part = schedule.at(step)
-        place = stream * (part.stop - part.start) + number - part.start
+        windows = schedule.windows(step).windows
+        place = sum(stop - start for start, stop in windows[:stream]) + number - windows[stream][0]
         if self.segment.removals:
             removed = self.segment.removed_of(holder.rank, step, self._planned_rows(holder.rank, step))
             if removed[place]:

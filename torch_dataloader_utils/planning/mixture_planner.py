@@ -6,16 +6,27 @@ A source is an endless sequence of passes, each of which has every row of the so
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any
 
 from torch_dataloader_utils.planning.balance import deal
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
-from torch_dataloader_utils.planning.manifest import DataFile, Manifest, SizedSplit, Split
+from torch_dataloader_utils.planning.manifest import Manifest, Split
+from torch_dataloader_utils.planning.passes import (
+    NONE_CARRIED,
+    Base,
+    MixturePlace,
+    PlannedSource,
+    Shares,
+    Start,
+    Taken,
+    end_of_passes,
+    moved,
+    rows_of,
+)
 from torch_dataloader_utils.planning.plan import (
     BalancedStreams,
     DeliveredBaseline,
@@ -24,85 +35,14 @@ from torch_dataloader_utils.planning.plan import (
     PlanOptions,
     ShardSlice,
 )
-from torch_dataloader_utils.planning.planner import EpochPlanner, Selection, newest_algorithm
+from torch_dataloader_utils.planning.planner import EpochPlanner, newest_algorithm
 from torch_dataloader_utils.planning.quotas import Quotas
-from torch_dataloader_utils.planning.row_ranges import Coverage, Windows, gaps, merged, merged_splits, size_of
-from torch_dataloader_utils.planning.shards import make_shards
+from torch_dataloader_utils.planning.row_ranges import Windows, gaps, merged, merged_splits
 from torch_dataloader_utils.planning.source_paths import parse_source_path, source_path
 from torch_dataloader_utils.planning.topology import Topology
 
 LEAST_SHARE = 4
 """A source has at least this part (a quarter) of what it would have of the shuffle buffer if all weights were equal."""
-
-Schedule: TypeAlias = tuple[tuple[int, tuple[Fraction, ...]], ...]
-"""From which row on which shares of the sources hold, from 0 on."""
-
-SHARDS_OF_A_PASS = 16
-"""A pass has at least so many shards, if it has so many row groups: it does not know how many streams share it."""
-
-
-@dataclass(frozen=True)
-class PlannedSource:
-    """A source as plans see it: its name, its files, and the row groups that its filter leaves."""
-
-    name: str
-    manifest: Manifest
-    selection: Selection = None
-
-    def rows(self) -> int:
-        """Return the rows of a pass."""
-        return sum(group.rows for group in self._groups())
-
-    def _groups(self) -> Iterator[SizedSplit]:
-        for number, groups in enumerate(self.manifest.row_group_splits):
-            selected = groups if self.selection is None else [groups[index] for index in self.selection[number]]
-            yield from (group for group in selected if group.split.row_length)
-
-    def slices(self, number: int, options: PlanOptions, buffer_rows: int | None) -> Iterator[ShardSlice]:
-        """Yield the shards of a pass, in its order."""
-        groups = [replace(group, split=self._in_pass(group.split, number)) for group in self._groups()]
-        options = replace(options, shuffle_buffer_size=buffer_rows)
-        yield from map(ShardSlice, make_shards(groups, options, number, SHARDS_OF_A_PASS // 4))
-
-    def _in_pass(self, split: Split, number: int) -> Split:
-        return replace(split, path=source_path(self.name, number, split.path))
-
-    def files(self, number: int) -> Iterator[DataFile]:
-        """Yield the files of a pass."""
-        for file in self.manifest.files:
-            yield replace(file, path=source_path(self.name, number, file.path))
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where an epoch begins in a source: a pass, and how many rows of it were planned before."""
-
-    number: int = 0
-    row: int = 0
-
-
-NONE_CARRIED = DeliveredBaseline((), (), (), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Base:
-    """The epoch from which on others are counted, and where it begins.
-
-    Attributes:
-        epoch: The epoch.
-        starts: Where it begins in each source.
-        rows_before: Planned rows of the whole run before it, of all ranks.
-        ends: For each source the pass before which the epoch's files end; None where its plan says so.
-        buffers: The rows of the shuffle buffer in passes that had begun before, by source and pass.
-        carried: Rows after the starts that earlier epochs have taken.
-    """
-
-    epoch: int
-    starts: tuple[Start, ...]
-    rows_before: int = 0
-    ends: tuple[int, ...] | None = None
-    buffers: Mapping[tuple[int, int], int | None] = field(default_factory=dict)
-    carried: DeliveredBaseline = NONE_CARRIED
 
 
 class MixturePlanner(EpochPlanner):
@@ -120,7 +60,7 @@ class MixturePlanner(EpochPlanner):
         self,
         sources: Sequence[PlannedSource],
         options: PlanOptions,
-        schedule: Schedule,
+        schedule: Shares,
         rows_per_epoch: int | None,
         *,
         drop_last: bool,
@@ -133,6 +73,7 @@ class MixturePlanner(EpochPlanner):
         self._rows = [source.rows() for source in sources]
         self._base = Base(0, (Start(),) * len(self.sources))
         self._manifests: dict[Any, Manifest] = {}
+        self._earlier: tuple[tuple[Start, ...], DeliveredBaseline] | None = None
         self._totals: tuple[Quotas, tuple[int, ...]] | None = None
 
     @property
@@ -152,7 +93,7 @@ class MixturePlanner(EpochPlanner):
         """Return the share of each source at the beginning of an epoch."""
         return self._sections(self.rows_before(epoch, topology), 1)[0][1]
 
-    def _sections(self, rows_before: int, ranks: int) -> Schedule:
+    def _sections(self, rows_before: int, ranks: int) -> Shares:
         """Return the sections of a rank's rows, which begin after so many planned rows of all ranks."""
         begun = max(number for number, (row, _) in enumerate(self._schedule) if row <= rows_before)
         later = ((-((rows_before - row) // ranks), weights) for row, weights in self._schedule[begun + 1 :])
@@ -171,10 +112,16 @@ class MixturePlanner(EpochPlanner):
             for source, start in enumerate(starts)
             if start.row
         }
-        buffers = {**self._base.buffers, **open_passes}
-        rows = self.rows_before(epoch, topology)
-        ends = self._base.ends if is_loaded else None
-        changed = self.begun_at(Base(epoch, starts, rows, ends, buffers, self.carried_in(epoch)))
+        base = replace(
+            self._base,
+            epoch=epoch,
+            starts=starts,
+            rows_before=self.rows_before(epoch, topology),
+            ends=self._base.ends if is_loaded else None,
+            buffers={**self._base.buffers, **open_passes},
+            carried=self.carried_in(epoch),
+        )
+        changed = self.begun_at(base)
         changed._schedule = ((0, weights),)  # noqa: SLF001 - of this class
         return changed
 
@@ -213,7 +160,7 @@ class MixturePlanner(EpochPlanner):
             is_last = self.rows_before(reached, topology) >= self._schedule[-1][0]  # all later epochs take as much
             times = epoch - reached if is_last else 1
             starts = tuple(
-                _moved(start, times * topology.planned_ranks * rows, size)
+                moved(start, times * topology.planned_ranks * rows, size)
                 for start, rows, size in zip(starts, taken, self._rows, strict=True)
             )
             if is_last:
@@ -240,15 +187,58 @@ class MixturePlanner(EpochPlanner):
         """Return the rows that epochs before one have taken out of their turn."""
         return self._base.carried if epoch == self._base.epoch else NONE_CARRIED
 
+    def changed_in(self, epoch: int) -> Mapping[tuple[int, int], tuple[str, ...]]:
+        """Return the passes of an epoch whose files have changed since they began: see `Base`."""
+        return self._base.changed if epoch == self._base.epoch else {}
+
+    def earlier_in(self, epoch: int, topology: Topology) -> DeliveredBaseline:
+        """Return the rows before the beginning of an epoch, of the passes that it continues."""
+        starts = self.starts(epoch, topology)
+        if self._earlier is None or self._earlier[0] != starts:
+            done, partial = list[Split](), list[PartialShard]()
+            for source, start in enumerate(starts):
+                left = start.row
+                for part in self._shards(source, start.number, Taken()) if left else ():
+                    if left >= part.rows:
+                        done += part.shard.splits
+                    elif left:
+                        partial.append(PartialShard(part.shard, ((0, left),)))
+                    left -= min(left, part.rows)
+            self._earlier = starts, DeliveredBaseline(tuple(merged_splits(done)), tuple(partial), (), 0)
+        return self._earlier[1]
+
     @property
-    def carried(self) -> DeliveredBaseline:
-        """The rows after the beginning of the epoch, from which on others are counted, that earlier ones have taken."""
-        return self._base.carried
+    def base(self) -> Base:
+        """The epoch from which on others are counted, and where it begins."""
+        return self._base
 
     def begun_at(self, base: Base) -> MixturePlanner:
         """Return the planner of the same mixture in which epochs are counted from elsewhere on."""
         planner = copy.copy(self)
         planner._base, planner._plan, planner._manifests = base, None, {}  # noqa: SLF001 - of this class
+        planner._earlier = None  # noqa: SLF001
+        return planner
+
+    @property
+    def place(self) -> MixturePlace:
+        """Where the sources stand, and their weights."""
+        return MixturePlace(self._base, self._schedule, self.rows_per_epoch, self._drop_last)
+
+    def at(self, place: MixturePlace | None) -> MixturePlanner:
+        """Return the planner of the same mixture whose sources stand elsewhere."""
+        if place is None or place == self.place:
+            return self
+        planner = self.begun_at(place.base)
+        planner._schedule, planner._rows_given = place.schedule, place.rows_per_epoch  # noqa: SLF001 - of this class
+        planner._drop_last = place.drop_last  # noqa: SLF001
+        return planner
+
+    def with_options(self, options: PlanOptions) -> MixturePlanner:
+        """Return a planner of its own, which may have other options, and knows the last plan if they are the same."""
+        if options == self.options:
+            return copy.copy(self)
+        planner = self.begun_at(self._base)
+        planner.options = options
         return planner
 
     def reaching(self, plan: Plan, topology: Topology) -> MixturePlanner:
@@ -272,15 +262,20 @@ class MixturePlanner(EpochPlanner):
         moved = self
         if epoch > current and baseline is not None:
             moved = self._after(topology, baseline)
-        while moved.carried != NONE_CARRIED and moved._base.epoch < epoch:  # noqa: SLF001 - of this class
+        while moved._needs_walk and moved._base.epoch < epoch:  # noqa: SLF001 - of this class
             moved = moved._after(topology, NONE_CARRIED)  # noqa: SLF001
         return moved
+
+    @property
+    def _needs_walk(self) -> bool:
+        """Whether no arithmetic tells where the next epoch begins."""
+        return self._base.carried != NONE_CARRIED or bool(self._base.changed)
 
     def _after(self, topology: Topology, baseline: DeliveredBaseline) -> MixturePlanner:
         """Return the planner that counts from the next epoch on."""
         epoch = self._base.epoch
         plan = self.plan(epoch, topology, baseline if baseline != NONE_CARRIED else None)
-        taken = _Taken(self._base.carried, baseline)
+        given, taken = (Taken(self._base.carried, baseline) for _ in range(2))
         taken.add(plan.slices)
         buffers = {
             (source, number): self.buffer_of(source, number)
@@ -290,36 +285,48 @@ class MixturePlanner(EpochPlanner):
         rows = self.rows_before(epoch, topology) + rows_of(baseline) + sum(part.rows for part in plan.slices)
         starts, done, partial = [], list[Split](), list[PartialShard]()
         for source, (start, reached) in enumerate(zip(self._base.starts, self.passes(epoch, topology), strict=True)):
-            first, later = self._first_left(source, start, taken, reached.stop)
+            first, later = self._first_left(source, start, given, taken, reached.stop)
             starts.append(first)
             for part, windows in later:
                 if gaps(windows, part.rows):
                     partial.append(PartialShard(part.shard, windows))
                 else:
-                    done += part.shard.splits
+                    done += part.shard.present
+        changed = {key: paths for key, paths in self._base.changed.items() if key[1] >= starts[key[0]].number}
+        for source, number in changed:
+            done += given.done(source_path(self.sources[source].name, number, ""))
         carried = DeliveredBaseline(tuple(merged_splits(done)), tuple(partial), (), 0)
-        return self.begun_at(Base(epoch + 1, tuple(starts), rows, None, buffers, carried))
+        return self.begun_at(Base(epoch + 1, tuple(starts), rows, None, buffers, carried, changed))
 
     def _first_left(
-        self, source: int, start: Start, taken: _Taken, stop: int
+        self, source: int, start: Start, given: Taken, taken: Taken, stop: int
     ) -> tuple[Start, list[tuple[ShardSlice, Windows]]]:
-        """Return the first row that is not taken, and which rows of later shards are, before a pass."""
+        """Return the first row that is not taken, and which rows of later shards are, before a pass.
+
+        `given` is what was taken when the epoch was planned. A pass whose files have changed begins anew as far as
+        numbers of rows go: all that is taken of it comes later.
+        """
         first: Start | None = None
         later: list[tuple[ShardSlice, Windows]] = []
         for number in range(start.number, stop):
             before = 0
-            for part in self._shards(source, number):
+            has_changed = (source, number) in self._base.changed
+            of_pass: list[tuple[ShardSlice, Windows]] = []
+            for part in self._shards(source, number, given):
                 windows = taken.windows(part)
                 if number == start.number:  # the rows before the start were taken by earlier epochs
                     windows = merged([*windows, (0, min(part.rows, max(0, start.row - before)))])
                     windows = tuple(window for window in windows if window[0] < window[1])
                 left = gaps(windows, part.rows)
                 if first is None and left:
-                    first = Start(number, before + left[0][0])
-                    windows = tuple(window for window in windows if window[0] >= left[0][0])
-                if first is not None and windows:
-                    later.append((part, windows))
+                    first = Start(number, 0 if has_changed else before + left[0][0])
+                    if not has_changed:
+                        windows = tuple(window for window in windows if window[0] >= left[0][0])
+                if windows and (first is not None or has_changed):
+                    of_pass.append((part, windows))
                 before += part.rows
+            if first is not None:
+                later += of_pass
         return first or Start(stop, 0), later
 
     def passes(self, epoch: int, topology: Topology) -> list[range]:
@@ -333,14 +340,16 @@ class MixturePlanner(EpochPlanner):
     def _ends_of_whole(self, epoch: int, topology: Topology) -> tuple[int, ...]:
         """Return for each source the number after the last pass that an epoch reaches, planned from its beginning."""
         carried = self.carried_in(epoch)
+        changed = [self.sources[source].name for source, _ in self.changed_in(epoch)]
         of_sources = zip(
             self.sources, self.starts(epoch, topology), self._taken_in(epoch, topology), self._rows, strict=True
         )
         return tuple(
             max(
-                _moved(start, topology.planned_ranks * rows + rows_of(carried, source.name), size).number + 1,
-                _end_of_passes(carried, source.name),
+                moved(start, topology.planned_ranks * rows + rows_of(carried, source.name), size).number + 1,
+                end_of_passes(carried, source.name),
             )
+            + sum(name == source.name for name in changed)  # these may have fewer rows
             for source, start, rows, size in of_sources
         )
 
@@ -355,8 +364,13 @@ class MixturePlanner(EpochPlanner):
         least = max(1, whole // (LEAST_SHARE * len(self.sources)))
         return self._base.buffers.get((source, number), max(least, int(whole * self._schedule[0][1][source])))
 
-    def _shards(self, source: int, number: int) -> Iterator[ShardSlice]:
-        return self.sources[source].slices(number, self.options, self.buffer_of(source, number))
+    def _shards(self, source: int, number: int, taken: Taken) -> Iterator[ShardSlice]:
+        """Yield the shards of a pass. What was taken of it counts only where its files have changed."""
+        buffer_rows = self.buffer_of(source, number)
+        left_out = self._base.changed.get((source, number))
+        if left_out is None:
+            return self.sources[source].slices(number, self.options, buffer_rows)
+        return self.sources[source].rest(number, self.options, buffer_rows, taken, left_out)
 
     def manifest_of(self, epoch: int, topology: Topology) -> Manifest:
         """Return the files of each pass that an epoch reaches."""
@@ -389,13 +403,24 @@ class MixturePlanner(EpochPlanner):
             self._plan = key, self._mixed(epoch, topology, baseline)
         return self._plan[1]
 
+    def plan_skipped(
+        self,
+        epoch: int,  # noqa: ARG002 - skipped rows of a mixture are never restored
+        topology: Topology,  # noqa: ARG002
+        baseline: DeliveredBaseline | None,  # noqa: ARG002
+        algorithm: int | None = None,  # noqa: ARG002
+        left_out: ExcludedRows = NONE_EXCLUDED,  # noqa: ARG002
+    ) -> None:
+        """Return None: rows that were skipped before a baseline stay skipped."""
+        return
+
     def _mixed(self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None) -> Plan:
         ranks, workers = topology.planned_ranks, topology.planned_workers
         quotas = self.quotas(epoch, topology, baseline)
         streams_of_rank = max(1, workers)
         of_workers = [quotas.of_worker(worker, streams_of_rank) for worker in range(streams_of_rank)]
         wanted = list(zip(*of_workers, strict=True))
-        taken = _Taken(*([self._base.carried] if epoch == self._base.epoch else []), *([baseline] if baseline else []))
+        taken = Taken(*([self._base.carried] if epoch == self._base.epoch else []), *([baseline] if baseline else []))
         dealt = []
         slices: list[ShardSlice] = []
         for index, start in enumerate(self.starts(epoch, topology)):
@@ -406,11 +431,11 @@ class MixturePlanner(EpochPlanner):
         balanced = BalancedStreams(streams, (), ())
         return Plan(epoch, ranks * len(self.sources), workers, tuple(slices), balanced)
 
-    def _window(self, source: int, start: Start, rows: int, taken: _Taken) -> Iterator[ShardSlice]:
+    def _window(self, source: int, start: Start, rows: int, taken: Taken) -> Iterator[ShardSlice]:
         """Yield so many rows of a source that are not taken, from a start on."""
         before = start.row
         for number in count(start.number):
-            for part in self._shards(source, number):
+            for part in self._shards(source, number, taken):
                 if not rows:
                     return
                 skip = min(before, part.rows)
@@ -421,49 +446,3 @@ class MixturePlanner(EpochPlanner):
                     if begin < end:
                         rows -= end - begin
                         yield replace(part, start=begin, stop=end)
-
-
-class _Taken:
-    """Rows that epochs, or the current one, have taken of shards."""
-
-    def __init__(self, *baselines: DeliveredBaseline) -> None:
-        self._whole = Coverage(split for baseline in baselines for split in baseline.done)
-        self._windows: defaultdict[tuple[Split, ...], list[tuple[int, int]]] = defaultdict(list)
-        for partial in (partial for baseline in baselines for partial in baseline.partial):
-            self._windows[partial.shard.splits] += partial.windows
-
-    def add(self, slices: Iterable[ShardSlice]) -> None:
-        """Add slices."""
-        for part in slices:
-            self._windows[part.shard.splits].append((part.start, part.stop))
-
-    def windows(self, part: ShardSlice) -> Windows:
-        """Return the rows that are taken of a shard."""
-        if all(map(self._whole.covers, part.shard.splits)):
-            return ((0, part.rows),)
-        return merged(self._windows.get(part.shard.splits, ()))
-
-
-def rows_of(baseline: DeliveredBaseline, source: str | None = None) -> int:
-    """Return the rows of a baseline, or those of one source."""
-
-    def counts(split: Split) -> bool:
-        return source is None or parse_source_path(split.path).source == source
-
-    whole = sum(split.row_length for split in baseline.done if counts(split))
-    return whole + sum(size_of(partial.windows) for partial in baseline.partial if counts(partial.shard.splits[0]))
-
-
-def _end_of_passes(baseline: DeliveredBaseline, source: str) -> int:
-    """Return the number after the last pass of a source that a baseline has rows of; 0 if it has none."""
-    splits = (*baseline.done, *(split for partial in baseline.partial for split in partial.shard.splits))
-    found = map(parse_source_path, {split.path for split in splits})
-    return max((path.number + 1 for path in found if path.source == source), default=0)
-
-
-def _moved(start: Start, rows: int, size: int) -> Start:
-    """Return a place so many rows of a sequence of equal passes later."""
-    if not rows:
-        return start
-    passes, row = divmod(start.row + rows, size)
-    return Start(start.number + passes, row)

@@ -66,6 +66,15 @@ class EpochPlanner:
         """Return the planner for another epoch than the current one."""
         return self
 
+    @property
+    def place(self) -> Any:
+        """What else the plans of a mixture depend on: a `MixturePlace`; None for a single dataset."""
+        return None
+
+    def at(self, place: Any) -> EpochPlanner:  # noqa: ARG002 - a mixture's sources stand somewhere
+        """Return the planner with this place."""
+        return self
+
     def reaching(self, plan: Plan, topology: Topology) -> EpochPlanner:  # noqa: ARG002 - only a mixture's files change
         """Return the planner of an epoch that a plan continues."""
         return self
@@ -196,6 +205,8 @@ def make_plan(
         shards = make_shards(groups, options, epoch, streams)
     if left_out:
         shards = [shard for shard in (replace(shard, excluded=left_out) for shard in shards) if shard.rows]
+    if options.delivers is not None:
+        shards = [replace(shard, delivers=options.delivers) for shard in shards]
     if bundles is None and options.shuffle:
         shards = balanced_shards(shards, carried, streams)
     plan = Plan(epoch, num_ranks, num_workers, slices=(*carried, *map(ShardSlice, shards)))

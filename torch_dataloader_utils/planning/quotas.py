@@ -1,19 +1,29 @@
 """How many rows of each source the steps of a rank take. Pure, in exact integers.
 
 After every step each source has `n * weight` of the rank's `n` rows, less than one row off. Row `j` of a source with
-weight `w` has to come after row `(j - 1) / w` of the rank and before row `j / w`. Giving the next rows to those whose
-time ends first keeps all of these bounds (Tijdeman, "The chairman assignment problem", Discrete Mathematics 32, 1980).
+weight `w` has to come after row `(j - 1) / w` of the rank and no later than row `ceil(j / w)`. Giving the next rows to
+those whose time ends first keeps all of these bounds (Tijdeman, "The chairman assignment problem", Discrete Mathematics
+32, 1980; Steiner and Yeomans, "Level schedules for mixed-model, just-in-time processes", Management Science 39, 1993).
 Of the rows of one step, that is: all whose time ends with the step, and then those whose time ends first of those whose
 time has begun.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import lcm
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Counts: TypeAlias = npt.NDArray[np.int64]
+"""Rows by step and source."""
+
+INT64_BITS = 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,41 +46,77 @@ class Quotas:
         """Number of sources."""
         return len(self.sections[0][1])
 
-    def steps(self) -> Iterator[tuple[int, ...]]:
-        """Yield for each step the rows of each source."""
-        waiting = deque(self.sections)
-        for start in range(0, self.rows, self.step_rows):
-            while waiting and waiting[0][0] <= start:
-                parts, whole = _in_parts(waiting.popleft()[1])
-                first, before = start, [0] * len(parts)
-            stop = min(start + self.step_rows, self.rows)
-            after = _after(parts, whole, before, stop - first)
-            yield tuple(now - then for now, then in zip(after, before, strict=True))
-            before = after
+    @property
+    def counts(self) -> Counts:
+        """Rows of each source in each step: int64 of shape (steps, sources), which nobody writes to."""
+        return _counts(self)
 
     def of_worker(self, worker: int, workers: int) -> tuple[int, ...]:
         """Return the rows of each source in the steps of a worker, which makes every so many-th step."""
-        taken = [0] * self.sources
-        for number, step in enumerate(self.steps()):
-            if number % workers == worker:
-                taken = [before + rows for before, rows in zip(taken, step, strict=True)]
-        return tuple(taken)
+        return tuple(self.counts[worker::workers].sum(axis=0).tolist())
 
 
-def _in_parts(weights: tuple[Fraction, ...]) -> tuple[list[int], int]:
-    """Return shares as parts of a whole, in integers."""
-    whole = lcm(*(weight.denominator for weight in weights))
-    return [weight.numerator * (whole // weight.denominator) for weight in weights], whole
+@lru_cache(maxsize=8)
+def _counts(quotas: Quotas) -> Counts:
+    steps = -(-quotas.rows // quotas.step_rows)
+    begins = [min(steps, -(-row // quotas.step_rows)) for row, _ in quotas.sections] + [steps]
+    parts = [np.empty((0, quotas.sources), dtype=np.int64)]
+    for (_, shares), first, end in zip(quotas.sections, begins[:-1], begins[1:], strict=True):
+        if first < end:
+            stops = np.minimum(np.arange(first, end + 1) * quotas.step_rows, quotas.rows)
+            parts.append(np.diff(_reached(shares, (stops - stops[0]).tolist()), axis=0))
+    counts = np.concatenate(parts)
+    counts.flags.writeable = False
+    return counts
 
 
-def _after(parts: Sequence[int], whole: int, before: Sequence[int], rows: int) -> list[int]:
-    """Return the rows of each source among the rank's first ones, given those among its first ones a step earlier."""
-    after = [max(had, rows * part // whole) for had, part in zip(before, parts, strict=True)]
-    missing = rows - sum(after)
-    if missing:
-        # A source that has only the rows whose time has ended may have one more, unless its share is a whole number.
-        begun = [index for index, part in enumerate(parts) if after[index] * whole < rows * part]
-        begun.sort(key=lambda index: (Fraction(after[index] + 1, parts[index]), index))
-        for index in begun[:missing]:
-            after[index] += 1
-    return after
+def _reached(shares: Sequence[Fraction], stops: Sequence[int]) -> Counts:
+    """Return how many rows each source has given after so many rows of all; `stops` begins with 0."""
+    denominator = math.lcm(*(share.denominator for share in shares))
+    parts = [share.numerator * (denominator // share.denominator) for share in shares]
+    full = len(stops) - 1  # the last step may be short
+    is_frequent = full > 1 and all(stops[1] * part >= denominator for part in parts if part)
+    if not is_frequent or (stops[-1] + 2) * denominator >= 1 << INT64_BITS:
+        return _reached_in_turn(parts, denominator, stops, (0,) * len(parts))
+    first = _reached_at_once(parts, denominator, np.array(stops[:full], dtype=np.int64))
+    last = _reached_in_turn(parts, denominator, stops[full - 1 :], first[-1].tolist())
+    return np.concatenate([first, last[1:]])
+
+
+def _reached_at_once(parts: Sequence[int], denominator: int, stops: Counts) -> Counts:
+    """Return the same where every source gives a row to each step.
+
+    Then a source has given no more rows than those whose time ends in the next step, so that what it has given before
+    does not matter: the rows that are not due yet go to those whose time ends first.
+    """
+    due, rest = np.divmod(stops[:, None] * np.array(parts, dtype=np.int64), denominator)
+    left = stops - due.sum(axis=1)
+    last = np.iinfo(np.int64).max
+    weights = np.maximum(np.array(parts, dtype=np.int64), 1)
+    ends = np.where(rest > 0, -(-((due + 1) * denominator) // weights), last)
+    order = np.argsort(ends, axis=1, kind="stable")
+    places = np.empty_like(order)
+    np.put_along_axis(places, order, np.arange(len(parts))[None, :], axis=1)
+    reached: Counts = due + (places < left[:, None])
+    return reached
+
+
+def _reached_in_turn(parts: Sequence[int], denominator: int, stops: Sequence[int], begun: Sequence[int]) -> Counts:
+    """Return the same step by step, in integers of any size. `begun` is what is reached at the first stop."""
+    reached = list(begun)
+    found = [tuple(reached)]
+    for stop in stops[1:]:
+        free = stop
+        early = []
+        for source, part in enumerate(parts):
+            due, rest = divmod(stop * part, denominator)
+            reached[source] = max(reached[source], due)
+            if rest and reached[source] == due:
+                early.append((-(-(due + 1) * denominator // part), source))
+            free -= reached[source]
+        if free:
+            early.sort()
+            for _, source in early[:free]:
+                reached[source] += 1
+        found.append(tuple(reached))
+    return np.array(found, dtype=np.int64)

@@ -28,7 +28,7 @@ def restored_segments(
         starts = {rank: replace(start, step=steps[rank]) for rank, start in group.items() if rank in steps}
         segment = replace(newest.segment, first_step=max(steps.values()), starts=starts, skipped=(), restores=False)
         segments.append(segment)
-        made = SegmentLedger(segment, newest.plan, newest.manifest)
+        made = newest.of(segment)
         steps = {rank: made.schedule(rank).steps.stop for rank in starts}
     return segments
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from torch_dataloader_utils.planning.quotas import Counts
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +30,38 @@ class StepRows:
     stop: int
 
 
-class StepSchedule:
+class StepWindows(NamedTuple):
+    """Where the rows of a step come from: the worker turn, and for each of its streams the first row and the end."""
+
+    turn: int
+    windows: list[tuple[int, int]]
+
+
+class Schedule(ABC):
+    """The steps that a rank makes of some streams, from some progress on.
+
+    Attributes:
+        steps: The steps.
+        next_turn: The worker turn of the first one.
+    """
+
+    steps: range
+    next_turn: int
+
+    @abstractmethod
+    def windows(self, step: int) -> StepWindows:
+        """Return where the rows of a step of the schedule come from."""
+
+    @abstractmethod
+    def step_of_row(self, stream: int, row: int) -> int | None:
+        """Return the step that has a row of a stream, counted from 0 at the beginning of the schedule, or None."""
+
+    @abstractmethod
+    def rows_of_streams(self, step: int) -> list[int]:
+        """Return for each stream how many of its rows are in the steps before one, or before the schedule's end."""
+
+
+class StepSchedule(Schedule):
     """The steps that a rank makes of some streams, where no filter drops rows.
 
     Turns alternate, beginning with `next_turn`. A turn whose streams have ended is left out: this is the order of
@@ -36,8 +73,16 @@ class StepSchedule:
     """
 
     def __init__(
-        self, rows: Sequence[int], batch_size: int, *, drop_last: bool, next_turn: int = 0, first_step: int = 0
+        self,
+        rows: Sequence[int],
+        batch_size: int,
+        *,
+        drop_last: bool,
+        next_turn: int = 0,
+        first_step: int = 0,
+        streams_per_turn: int = 1,
     ) -> None:
+        self._together = streams_per_turn
         self.rows = tuple(rows)
         self.batch_size = batch_size
         self.next_turn = next_turn
@@ -58,6 +103,19 @@ class StepSchedule:
         turn = self._turns_with(batch)[number - self._before(batch)]
         start = batch * self.batch_size
         return StepRows(turn, batch, start, min(start + self.batch_size, self.rows[turn]))
+
+    def windows(self, step: int) -> StepWindows:
+        """Return where the rows of a step come from: see `Schedule`."""
+        part = self.at(step)
+        return StepWindows(part.turn, [(part.start, part.stop)] * self._together)
+
+    def step_of_row(self, stream: int, row: int) -> int | None:
+        """Return the step that has a row of a stream: see `Schedule`."""
+        return self.step_of(stream // self._together, row)
+
+    def rows_of_streams(self, step: int) -> list[int]:
+        """Return how many rows of each stream are in the steps before one: see `Schedule`."""
+        return [rows for rows in self.rows_before(step) for _ in range(self._together)]
 
     def step_of(self, turn: int, row: int) -> int | None:
         """Return the step that has a row of a turn's streams, counted from 0 at the beginning of the schedule.
@@ -86,3 +144,51 @@ class StepSchedule:
         count = len(self.batches)
         turns = ((self.next_turn + number) % count for number in range(count))
         return [turn for turn in turns if self.batches[turn] > batch]
+
+
+class MixedSchedule(Schedule):
+    """The same for a mixture, whose quotas say how many rows each step takes of each source.
+
+    `counts` are the rows of each source in each step. Turns alternate until the last step. The streams of a turn are
+    those of each source of one planned rank, or of several one after the other.
+    """
+
+    def __init__(
+        self, counts: Counts, turns: int, streams_per_turn: int, *, next_turn: int = 0, first_step: int = 0
+    ) -> None:
+        sources = counts.shape[1]
+        self._sources = [number % sources for number in range(streams_per_turn)]
+        self.next_turn = next_turn
+        self.steps = range(first_step, first_step + len(counts))
+        self._turns = turns
+        # By turn: the rows of each source before each batch of the turn, and last all of them.
+        self._before = [
+            np.concatenate([np.zeros((1, sources), np.int64), counts[self._offset(turn) :: turns].cumsum(axis=0)])
+            for turn in range(turns)
+        ]
+
+    def windows(self, step: int) -> StepWindows:
+        """Return where the rows of a step come from: see `Schedule`."""
+        batch, offset = divmod(step - self.steps.start, self._turns)
+        turn = (self.next_turn + offset) % self._turns
+        start, stop = self._before[turn][batch].tolist(), self._before[turn][batch + 1].tolist()
+        return StepWindows(turn, [(start[source], stop[source]) for source in self._sources])
+
+    def step_of_row(self, stream: int, row: int) -> int | None:
+        """Return the step that has a row of a stream: see `Schedule`."""
+        turn, number = divmod(stream, len(self._sources))
+        before = self._before[turn][:, self._sources[number]]
+        if not 0 <= row < before[-1]:
+            return None
+        batch = int(np.searchsorted(before, row, side="right")) - 1
+        return self.steps.start + batch * self._turns + self._offset(turn)
+
+    def rows_of_streams(self, step: int) -> list[int]:
+        """Return how many rows of each stream are in the steps before one: see `Schedule`."""
+        number = step - self.steps.start
+        made = [max(0, -(-(number - self._offset(turn)) // self._turns)) for turn in range(self._turns)]
+        return [int(self._before[turn][made[turn], source]) for turn in range(self._turns) for source in self._sources]
+
+    def _offset(self, turn: int) -> int:
+        """Return how many steps of other turns come before the first one of a turn."""
+        return (turn - self.next_turn) % self._turns

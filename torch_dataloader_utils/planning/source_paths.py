@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+MIXTURE_KEY = 0
+"""Stands for the epoch in the keys of a mixture's permutations: the paths of its shards name the pass."""
+
 
 class SourcePath(NamedTuple):
     """A file of a source in one of its passes."""

@@ -1,7 +1,8 @@
 """Under torchrun: train a small model on a grid, under any number of ranks that divides it, from a checkpoint or not.
 
 Its argument, JSON: ``data``; ``directory``; ``name``, of this run's report; ``load``, a checkpoint or null;
-``save_at``, a step after which to save one and go on, or null; ``num_workers``.
+``save_at``, a step after which to save one and go on, or null; ``num_workers``; ``mixed``, whether each directory in
+``data`` is a source.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,7 +19,7 @@ from jobs.groups import leave_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils import MixedDataset, Source, StructuredDataLoader, StructuredDataset
 from torch_dataloader_utils.distributed import gather_states
 
 GLOBAL_BATCH = 32
@@ -32,17 +34,22 @@ def main() -> None:
     layers = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1)).double()
     model = DistributedDataParallel(layers)
     optimizer = torch.optim.Adam(layers.parameters(), lr=0.02)
-    loader, _ = StructuredDataset.create_dataloader(
-        arguments["data"],
-        batch_size=GLOBAL_BATCH // dist.get_world_size(),
-        columns=["score"],
-        shuffle=True,
-        shuffle_buffer_size=60,
-        uneven_ranks="drop",
-        virtual_ranks=4,
-        virtual_workers=2,
-        num_workers=arguments["num_workers"],
-    )
+    options: dict[str, Any] = {
+        "batch_size": GLOBAL_BATCH // dist.get_world_size(),
+        "shuffle": True,
+        "shuffle_buffer_size": 60,
+        "uneven_ranks": "drop",
+        "virtual_ranks": 4,
+        "virtual_workers": 2,
+        "num_workers": arguments["num_workers"],
+    }
+    loader: StructuredDataLoader
+    if arguments["mixed"]:
+        sources = {path.name: Source(path, columns=["score"]) for path in sorted(Path(arguments["data"]).iterdir())}
+        weights = dict(zip(sources, (0.6, 0.25, 0.15), strict=True))
+        loader, _ = MixedDataset.create_dataloader(sources, weights, rows_per_epoch=840, **options)
+    else:
+        loader, _ = StructuredDataset.create_dataloader(arguments["data"], columns=["score"], **options)
     if arguments["load"] is not None:
         checkpoint = torch.load(directory / arguments["load"], weights_only=True)
         layers.load_state_dict(checkpoint["model"])

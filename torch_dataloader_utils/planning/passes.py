@@ -1,0 +1,185 @@
+"""The sources of a mixture as endless sequences of passes, and what was taken of them. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+from typing import TypeAlias
+
+from torch_dataloader_utils.planning.manifest import DataFile, Manifest, SizedSplit, Split
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, PlanOptions, Shard, ShardSlice
+from torch_dataloader_utils.planning.planner import Selection
+from torch_dataloader_utils.planning.row_ranges import Coverage, Windows, merged, size_of
+from torch_dataloader_utils.planning.shards import make_shards
+from torch_dataloader_utils.planning.source_paths import parse_source_path, source_path
+
+SHARDS_OF_A_PASS = 16
+"""A pass has at least so many shards, if it has so many row groups: it does not know how many streams share it."""
+
+
+Shares: TypeAlias = tuple[tuple[int, tuple[Fraction, ...]], ...]
+"""From which row on which shares of the sources hold, from 0 on."""
+
+
+@dataclass(frozen=True)
+class PlannedSource:
+    """A source as plans see it: its name, its files, and the row groups that its filter leaves."""
+
+    name: str
+    manifest: Manifest
+    selection: Selection = None
+
+    def rows(self) -> int:
+        """Return the rows of a pass."""
+        return sum(group.rows for group in self._groups())
+
+    def _groups(self) -> Iterator[SizedSplit]:
+        for number, groups in enumerate(self.manifest.row_group_splits):
+            selected = groups if self.selection is None else [groups[index] for index in self.selection[number]]
+            yield from (group for group in selected if group.split.row_length)
+
+    def slices(self, number: int, options: PlanOptions, buffer_rows: int | None) -> Iterator[ShardSlice]:
+        """Yield the shards of a pass, in its order."""
+        groups = [self._in_pass(group, number) for group in self._groups()]
+        options = replace(options, shuffle_buffer_size=buffer_rows)
+        yield from map(ShardSlice, make_shards(groups, options, number, SHARDS_OF_A_PASS // 4))
+
+    def _in_pass(self, group: SizedSplit, number: int) -> SizedSplit:
+        return replace(group, split=replace(group.split, path=source_path(self.name, number, group.split.path)))
+
+    def rest(
+        self, number: int, options: PlanOptions, buffer_rows: int | None, taken: Taken, left_out: Collection[str]
+    ) -> Iterator[ShardSlice]:
+        """Yield the shards of a pass whose files have changed since it began.
+
+        First come those of which rows were taken, then those of the row groups of which none was. Files that are left
+        out have other rows now, and those come with the next pass.
+        """
+        path = source_path(self.name, number, "")
+        yield from map(ShardSlice, taken.begun(path))
+        untouched = taken.untouched(self._in_pass(group, number) for group in self._groups())
+        groups = [group for group in untouched if group.split.path not in left_out]
+        options = replace(options, shuffle_buffer_size=buffer_rows)
+        yield from map(ShardSlice, make_shards(groups, options, number, SHARDS_OF_A_PASS // 4))
+
+    def files(self, number: int) -> Iterator[DataFile]:
+        """Yield the files of a pass."""
+        for file in self.manifest.files:
+            yield replace(file, path=source_path(self.name, number, file.path))
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where an epoch begins in a source: a pass, and how many rows of it were planned before."""
+
+    number: int = 0
+    row: int = 0
+
+
+NONE_CARRIED = DeliveredBaseline((), (), (), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Base:
+    """The epoch from which on others are counted, and where it begins.
+
+    Attributes:
+        epoch: The epoch.
+        starts: Where it begins in each source.
+        rows_before: Planned rows of the whole run before it, of all ranks.
+        ends: For each source the pass before which the epoch's files end; None where its plan says so.
+        buffers: The rows of the shuffle buffer in passes that had begun before, by source and pass.
+        carried: Rows after the starts that earlier epochs have taken.
+        changed: The passes, by source and number, whose files have changed since they began. Their shards follow from
+            the rows that are carried or delivered. For each the paths of files of which no more rows come in it.
+    """
+
+    epoch: int
+    starts: tuple[Start, ...]
+    rows_before: int = 0
+    ends: tuple[int, ...] | None = None
+    buffers: Mapping[tuple[int, int], int | None] = field(default_factory=dict)
+    carried: DeliveredBaseline = NONE_CARRIED
+    changed: Mapping[tuple[int, int], tuple[str, ...]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MixturePlace:
+    """What the plans of a mixture's epochs depend on in addition to files, options and topology.
+
+    Attributes:
+        base: From which epoch on others are counted, and where it begins.
+        schedule: From which planned row of the whole run on which shares of the sources hold.
+        rows_per_epoch: Rows of an epoch, of all ranks.
+        drop_last: Whether a short last step is left out.
+    """
+
+    base: Base
+    schedule: Shares
+    rows_per_epoch: int
+    drop_last: bool
+
+
+class Taken:
+    """Rows that epochs, or the current one, have taken of shards."""
+
+    def __init__(self, *baselines: DeliveredBaseline) -> None:
+        self._done = [split for baseline in baselines for split in baseline.done]
+        self._whole = Coverage(self._done)
+        self._windows: defaultdict[tuple[Split, ...], list[tuple[int, int]]] = defaultdict(list)
+        self._shards: dict[tuple[Split, ...], Shard] = {}
+        for partial in (partial for baseline in baselines for partial in baseline.partial):
+            self._windows[partial.shard.splits] += partial.windows
+            self._shards[partial.shard.splits] = partial.shard
+
+    def add(self, slices: Iterable[ShardSlice]) -> None:
+        """Add slices."""
+        for part in slices:
+            self._windows[part.shard.splits].append((part.start, part.stop))
+
+    def begun(self, path: str) -> list[Shard]:
+        """Return the shards of which some rows are taken, of files whose paths begin so."""
+        return [self._shards[splits] for splits in sorted(self._shards) if splits[0].path.startswith(path)]
+
+    def done(self, path: str) -> Iterator[Split]:
+        """Yield the row ranges that are done, of files whose paths begin so."""
+        return (split for split in self._done if split.path.startswith(path))
+
+    def untouched(self, groups: Iterable[SizedSplit]) -> Iterator[SizedSplit]:
+        """Yield the row groups of which no row is taken, and that are in no shard of which some are."""
+        begun = Coverage(split for splits in self._shards for split in splits)
+        return (group for group in groups if not (self._whole.covers(group.split) or begun.covers(group.split)))
+
+    def windows(self, part: ShardSlice) -> Windows:
+        """Return the rows that are taken of a shard."""
+        if all(map(self._whole.covers, part.shard.splits)):
+            return ((0, part.rows),)
+        return merged(self._windows.get(part.shard.splits, ()))
+
+
+def rows_of(baseline: DeliveredBaseline, source: str | None = None) -> int:
+    """Return the rows of a baseline, or those of one source that are still there."""
+
+    def counts(split: Split) -> bool:
+        return source is None or parse_source_path(split.path).source == source
+
+    gone = baseline.gone if source is None else 0
+    whole = gone + sum(split.row_length for split in baseline.done if counts(split))
+    return whole + sum(size_of(partial.windows) for partial in baseline.partial if counts(partial.shard.splits[0]))
+
+
+def end_of_passes(baseline: DeliveredBaseline, source: str) -> int:
+    """Return the number after the last pass of a source that a baseline has rows of; 0 if it has none."""
+    splits = (*baseline.done, *(split for partial in baseline.partial for split in partial.shard.splits))
+    found = map(parse_source_path, {split.path for split in splits})
+    return max((path.number + 1 for path in found if path.source == source), default=0)
+
+
+def moved(start: Start, rows: int, size: int) -> Start:
+    """Return a place so many rows of a sequence of equal passes later."""
+    if not rows:
+        return start
+    passes, row = divmod(start.row + rows, size)
+    return Start(start.number + passes, row)
