@@ -162,6 +162,10 @@ RECIPES = {
         "the same columns in 4 files, row groups of 25,000 rows, snappy",
         lambda scale: _numeric(scale, 500_000, 4, 25_000),
     ),
+    "sources": Recipe(
+        "the same columns in 8 files, row groups of 10,000 rows, snappy",
+        lambda scale: _numeric(scale, 2_000_000, 8, 10_000),
+    ),
     "tokens": Recipe("rows of 1,024 int32 tokens in 4 files, row groups of 2,000 rows, snappy", _tokens, "tokens"),
     "strings": Recipe("a text of 3 to 24 words, a category and an integer in 4 files, snappy", _strings),
     "wide": Recipe("1,000 float columns in one file, row groups of 10,000 rows, snappy", _wide),

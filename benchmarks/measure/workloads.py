@@ -17,7 +17,7 @@ from benchmarks.measure.memory_bound import memory_bound
 from benchmarks.measure.rounds import Contender, Hooks, measure, warm
 from benchmarks.paths import SCRATCH
 
-__all__ = ["IN_PROCESS", "OTHER", "RAW_ARROW", "TWO_WORKERS", "WORKLOADS", "Settings", "run_workload"]
+__all__ = ["IN_PROCESS", "OTHER", "RAW_ARROW", "SOURCES", "TWO_WORKERS", "WORKLOADS", "Settings", "run_workload"]
 
 RAW_ARROW = "raw Arrow"
 IN_PROCESS = "torch_dataloader_utils, in process"
@@ -29,6 +29,9 @@ ARROW_DIRECTORY = "Arrow's S3 reader, whole directory at once"
 
 BATCH = {"tokens": 256, "labels_small": 250, "labels_large": 250}
 INTERLEAVED = (1, 2, 4, 8, 16)
+SOURCES = (2, 4, 8)
+"""How many sources the mixtures have that are compared with one dataset."""
+
 SHARES = {"10 %": 0.1, "50 %": 0.5, "99 %": 0.99}
 EPOCHS = 20
 OTHER = " (other checkout)"
@@ -172,6 +175,20 @@ def _shuffle(settings: Settings) -> Results:
         ours(data, 0, "rows shuffled", shuffle=True, shuffle_buffer_size=buffer),
     ]
     return _compare(settings, data, contenders, baseline="unshuffled", shuffle_buffer_size=buffer)
+
+
+def _mixture(settings: Settings) -> Results:
+    """Read the same files with shuffled rows: as one dataset, and as the sources of a mixture."""
+    data = make("sources", settings.scale)
+    options = {"shuffle": True, "shuffle_buffer_size": max(1024, int(SHUFFLE_BUFFER * min(1.0, settings.scale * 4)))}
+    contenders = []
+    for workers, how in ((0, "in process"), (2, "2 workers")):
+        contenders.append(ours(data, workers, f"one dataset, {how}", **options))
+        contenders += [
+            replace(ours(data, workers, f"{count} sources, {how}", sources=count, **options), script="ours/mixture.py")
+            for count in SOURCES
+        ]
+    return _compare(settings, data, contenders, baseline=None, **options)
 
 
 def _mixing(name: str, group: int, ways: Sequence[tuple[str, int, int]]) -> Callable[[Settings], Results]:
@@ -365,6 +382,7 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "s3_clients": _s3_clients,
     "collate_1ms": _collate,
     "shuffle": _shuffle,
+    "mixture": _mixture,
     "mixing_small": _mixing("labels_small", 500, [(f"buffer of {size:,} rows", size, 8) for size in (5_000, 50_000)]),
     "mixing_large": _mixing(
         "labels_large", 50_000, [(f"{count} side by side", 10_000, count) for count in INTERLEAVED]

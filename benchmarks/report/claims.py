@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.measure.peers import PEERS
-from benchmarks.measure.workloads import ARROW_DIRECTORY, IN_PROCESS, TWO_WORKERS
+from benchmarks.measure.workloads import ARROW_DIRECTORY, IN_PROCESS, SOURCES, TWO_WORKERS
 
 __all__ = [
     "CLAIMS",
@@ -240,6 +240,17 @@ CLAIMS: tuple[Claim, ...] = (
         for how in HOWS
     ),
     Claim("numeric, rows shuffled, of unshuffled", "shuffle", _ratio("rows shuffled"), 0.5, 0.6),
+    *(
+        Claim(
+            f"mixture of {count} sources, {how}, of one dataset",
+            "mixture",
+            _versus(f"{count} sources, {how}", f"one dataset, {how}"),
+            0.8,
+            1.0,
+        )
+        for count in SOURCES
+        for how in HOWS
+    ),
     *(
         Claim(f"{name}, {way}: chi-square, of a perfect window's", name, _mixed(way), 1.15, 1.0, at_most=True)
         for name, way in (
