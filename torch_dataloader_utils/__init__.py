@@ -30,7 +30,7 @@ from torch_dataloader_utils.errors import (
 if TYPE_CHECKING:
     from torch_dataloader_utils.checkpoint.audit import Audit, FileAudit
     from torch_dataloader_utils.checkpoint.run_segments import RunSegment as RunSegment
-    from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Padded
+    from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Packing, Padded
     from torch_dataloader_utils.columns.ragged import PackedBytes
     from torch_dataloader_utils.dataset.mixed import MixedDataset
     from torch_dataloader_utils.dataset.structured import StructuredDataset
@@ -71,6 +71,7 @@ __all__ = [
     "MetadataFileWarning",
     "MixedDataset",
     "PackedBytes",
+    "Packing",
     "Padded",
     "ProgressUnknownError",
     "RankMismatchError",
@@ -108,6 +109,7 @@ _LAZY = {
     "Manifest": "planning.manifest",
     "MixedDataset": "dataset.mixed",
     "PackedBytes": "columns.ragged",
+    "Packing": "columns.options",
     "Padded": "columns.options",
     "RowGroup": "planning.manifest",
     "RowStep": "planning.ledger",

@@ -20,7 +20,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-import torch_dataloader_utils
 from benchmarks.contenders.mixtures.job import Job
 from benchmarks.measure.delivered import Rows, compare, passes, share, uninterrupted
 from benchmarks.measure.environments import Environment, packages_of
@@ -130,6 +129,7 @@ CASES = {
     "more": Case("3 ranks", ranks=3),
     "fewer": Case("1 rank", ranks=1),
     "weights": Case("weights 0.5 and 0.5", weights=OTHER_WEIGHTS),
+    "both": Case("3 ranks and these weights", ranks=3, weights=OTHER_WEIGHTS),
 }
 
 
@@ -144,8 +144,6 @@ def run(path: Path, names: Iterable[str]) -> Results:
     if path.exists():
         results = json.loads(path.read_text(encoding="utf-8"))
     for name in names:
-        if name == "ours" and not hasattr(torch_dataloader_utils, "MixedDataset"):
-            continue
         print(f"  {WAYS[name].title}", flush=True)
         results["ways"][name] = _run_way(WAYS[name])
         path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

@@ -22,8 +22,9 @@ written by hand.
 Each library mixes the same two sources: `web` has 7,000 rows, `code` has 3,000, and the shares asked are 0.7 and 0.3.
 The job has two ranks with two worker processes each, and batches of 60 rows a rank. Every rank saves its state after
 step 40, as the library's documentation says, and kills itself after step 50 with SIGKILL. New processes load the
-states and read to the end of the epoch. They do so with the same ranks and weights, on 3 ranks, on 1 rank, and with the
-weights 0.5 and 0.5. On other ranks a batch has as many rows of all ranks together as before.
+states and read to the end of the epoch. They do so with the same ranks and weights, on 3 ranks, on 1 rank, with the
+weights 0.5 and 0.5, and with these weights on 3 ranks. On other ranks a batch has as many rows of all ranks together
+as before.
 
 - **Off the shares**: rows by which a source was off the share asked, at most after any batch of an epoch without an
   interruption; of all ranks together, and of a single rank.
@@ -32,11 +33,17 @@ weights 0.5 and 0.5. On other ranks a batch has as many rows of all ranks togeth
   interruption. Otherwise a pass has each row once. Lost is a row of that epoch which never came although its source
   came to its end; repeated is each time that a row came more often than passes had begun.
 - **Out of order**: rows that follow another row of their source than without an interruption.
-- **Share after**: the share of `web` in the first 20 steps after the weights changed to 0.5 and 0.5.
+- **Share after**: the share of `web` in the first 20 steps after the weights changed to 0.5 and 0.5, on the same ranks.
 """
 
+OTHER = ("more", "fewer", "weights", "both")
+"""The cases of the second table."""
+
 USES = {
-    "ours": "each rank saves and loads its own state; with other ranks or weights, `strict=False` and all states.",
+    "ours": "`MixedDataset` of two `Source`, with `shuffle`, `shuffle_buffer_size=500` and `rows_per_epoch=10_000`. "
+    "Each rank saves and loads its own state; with other ranks or weights every rank loads all states with "
+    "`strict=False`. All ranks make equally many steps. So 3 ranks leave 1 of the 10,000 rows to the next epoch, which "
+    "begins with it. With the weights 0.5 and 0.5 `code` comes to its end in the epoch, and begins its next pass.",
     "litdata": "two `StreamingDataset` over indexed Parquet files with `shuffle` and `drop_last`, `weights`, and "
     "`iterate_over_all=False`, without which it takes no weights. Each rank saves and loads the state of its "
     "`StreamingDataLoader`. Each worker ends when one of its sources is at its end.",
@@ -103,7 +110,7 @@ def _same_cells(found: Results) -> Iterator[str]:
 
 def _other(ran: Mapping[str, Results]) -> Iterator[str]:
     header = [""]
-    for name in ("more", "fewer", "weights"):
+    for name in OTHER:
         header += [f"{CASES[name].title}: lost", "repeated"]
     yield from table(
         [*header, "share after"], [[WAYS[name].title, *_other_cells(found)] for name, found in ran.items()]
@@ -111,7 +118,7 @@ def _other(ran: Mapping[str, Results]) -> Iterator[str]:
 
 
 def _other_cells(found: Results) -> Iterator[str]:
-    for name in ("more", "fewer", "weights"):
+    for name in OTHER:
         yield from _counts(found["cases"][name], ("lost", "repeated"))
     share = found["cases"]["weights"].get("share")
     yield "" if share is None else f"{share:.2f}"

@@ -61,17 +61,17 @@ CHOICES = """\
 From their own documentation; [Why, and when not](why.md) has more.
 
 - **torchdata, `StatefulDataLoader`**: any dataset, not only files. It is as exact as the dataset's own state.
-  Pipelines can be composed of nodes, and datasets mixed by weights.
-- **Hugging Face datasets**: everything that is on the Hub; `map` and `filter`; mixtures; images, audio and video
+  Pipelines can be composed of nodes.
+- **Hugging Face datasets**: everything that is on the Hub; `map` and `filter`; images, audio and video
   decoded. Its documentation says that a resume loses the rows of the shuffle buffer.
-- **LitData**: preprocessing in parallel; mixtures; encryption; files in clouds are cached on the local disk; its
+- **LitData**: preprocessing in parallel; encryption; files in clouds are cached on the local disk; its
   optimized format gives random access to rows. Its elastic resume asks for ranks that step together.
 - **LanceDB**: random access, a full shuffle of single rows, SQL filters, packing of sequences, vector search, on tables
   that keep their versions. Its global batches are the same on any number of ranks.
 - **torch-dataloader-utils from PyPI**: releases on a package index. Its documentation says that a part of a file that
   was begun is read again from its start after a resume.
-- **MosaicML Streaming, Grain and Ray Data** were not tried here. They have mixtures; Grain also packing and JAX; Ray
-  Data a cluster that preprocesses.
+- **MosaicML Streaming, Grain and Ray Data** were not tried here. Grain has packing and JAX, Ray Data a
+  cluster that preprocesses.
 """
 
 OUTSIDE = """\

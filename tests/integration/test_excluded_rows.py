@@ -497,6 +497,9 @@ HOSTILE: dict[str, Any] = {
     "beyond the end": {"rows": [{"epoch": 0, "rows": [0, ROWS + 1]}], "expressions": []},
     "a huge number": {"rows": [{"epoch": 0, "rows": [0, 10**30]}], "expressions": []},
     "no expressions": {"rows": []},
+    "delivered is no list": {"rows": [], "expressions": [], "delivered": 3},
+    "delivered but not excluded": {"rows": [{"epoch": 0, "rows": [0, 4]}], "expressions": [], "delivered": [3, 5]},
+    "delivered falls": {"rows": [{"epoch": 0, "rows": [0, 9]}], "expressions": [], "delivered": [5, 3]},
     "expression without digest": {"rows": [], "expressions": [{"epoch": 0, "text": "x"}]},
     "expression twice": {"rows": [], "expressions": [{"epoch": 0, "digest": "a", "text": "x"}] * 2},
 }
@@ -789,6 +792,62 @@ def test_ledger_does_not_know_from_which_step_on_another_rank_excludes(path):
         with pytest.raises(LedgerUnknownError, match="of rank 1 is not known here"):
             opened[0].step_of(*named(lost[:1])[0])
     assert unknown
+
+
+@pytest.mark.parametrize("moment", ["before the load", "after the load"])
+def test_ledger_knows_from_which_step_on_all_ranks_exclude_whose_states_are_of_one_step(path, moment):
+    """Each rank loads the states of all ranks."""
+    ranks = [open_loader(path, batch_size=8, num_ranks=3, rank=rank) for rank in range(3)]
+    delivered = [[rows_of(batch) for batch in itertools.islice(iter(loader), 4)] for loader, _ in ranks]
+    states = [through_json(loader.state_dict()) for loader, _ in ranks]
+    ranks = [open_loader(path, batch_size=8, num_ranks=3, rank=rank) for rank in range(3)]
+    for number, (loader, _) in enumerate(ranks):
+        if moment == "before the load":
+            loader.exclude(named(BAD))
+        loader.load_state_dict(states)
+        if moment == "after the load":
+            loader.exclude(named(BAD))
+        delivered[number] += batches_of(loader)
+    steps = [range(loader.state_dict()["batches_delivered"]) for loader, _ in ranks]
+    for _, dataset in ranks:
+        for rank, batches in enumerate(delivered):
+            planned = [[next(iter(ids([row]))) for row in dataset.rows_at(step, rank=rank)] for step in steps[rank]]
+            assert [rows for rows in planned if rows] == batches
+            for step in (0, 3):
+                found = dataset.step_of(*named(batches[step][:1])[0])
+                assert (found.step, found.rank) == (step, rank)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("strict", [True, False])
+def test_ledger_knows_of_rows_that_are_excluded_between_a_load_and_its_iteration(path, order, strict):
+    options = {**ORDERS[order], "batch_size": 8}
+    loader, _ = open_loader(path, **options)
+    for _ in itertools.islice(loader, 5):
+        pass
+    state = through_json(loader.state_dict())
+    loader, dataset = open_loader(path, **options)
+    loader.load_state_dict(state, strict=strict)
+    loader.exclude(named(BAD))
+    planned = [sorted(ids(dataset.rows_at(step))) for step in range(5, 12)]
+    batches = {}
+    for batch in loader:
+        batches[loader.state_dict()["batches_delivered"] - 1] = rows_of(batch)
+    assert planned == [sorted(batches.get(step, [])) for step in range(5, 12)]
+    for step, rows in batches.items():
+        assert [next(iter(ids([row]))) for row in dataset.rows_at(step)] == rows
+        assert dataset.step_of(*named(rows[-1:])[0]).step == step
+    assert BAD & set(itertools.chain(*planned)) == set()
+
+
+def test_ledger_answers_for_an_iterator_that_began_before_rows_were_excluded(path):
+    loader, dataset = open_loader(path, batch_size=8)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    loader.exclude(named(BAD))
+    for step, batch in enumerate(iterator, 3):
+        assert [next(iter(ids([row]))) for row in dataset.rows_at(step)] == rows_of(batch)
 
 
 def test_ledger_scans_where_an_expression_left_rows_out(path):

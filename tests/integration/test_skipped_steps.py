@@ -522,6 +522,28 @@ def test_the_ledger_says_that_skipped_rows_have_no_step(path):
         assert [other.dataset.step_of(*row) for row in rows] == [None] * len(rows)
 
 
+@pytest.mark.parametrize("restores", [False, True])
+def test_the_ledger_answers_for_the_iterator_that_runs_when_steps_are_skipped(path, restores):
+    """They are skipped from the next `iter` on."""
+    whole = batches_of(opened(path))
+    loader = opened(path)
+    dataset, iterator = loader.dataset, iter(loader)
+    seen = [rows_of(next(iterator)) for _ in range(2)]
+    loader.skip_steps(4, 6)
+    if restores:
+        loader.restore_skipped()
+    planned = list(dataset.rows_at(4))
+    assert [dataset.step_of(*row).step for row in planned] == [4] * len(planned)
+    assert loader.progress()["total"] == len(whole)
+    seen += [rows_of(batch) for batch in iterator]
+    assert seen == whole
+    if restores:
+        return
+    iterator = iter(loader)
+    assert [dataset.step_of(*row) for row in planned] == [None] * len(planned)
+    assert [rows_of(batch) for batch in iterator] == whole[:4] + whole[6:]
+
+
 # Files that changed, and states that are damaged ---------------------------------------------------------------------
 
 

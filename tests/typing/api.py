@@ -26,6 +26,7 @@ from torch_dataloader_utils import (
     IcebergDataset,
     MixedDataset,
     PackedBytes,
+    Packing,
     Padded,
     Rows,
     RowStep,
@@ -137,6 +138,7 @@ def use_every_parameter() -> None:
         column_formats={"x": "packed", "y": Padded(-1, length=8), "z": Codes(["a", "b"])},
         fill_nulls={"x": "", "z": -100},
         mask_nulls=["y"],
+        packing=Packing("tokens", length=4096, strategy="best_fit", outputs=["cu_seqlens"]),
         collate_fn=len,
         storage_options={"anon": True},
         storage_timeout=30.0,
@@ -159,6 +161,7 @@ def refuse_what_is_wrong(path: Path) -> None:
     StructuredDataset.create_dataloader(path, format="feather")  # type: ignore[arg-type]
     StructuredDataset.create_dataloader(path, batch_size="8")  # type: ignore[arg-type]
     StructuredDataset.create_dataloader(path, column_formats={"x": "jagged"})  # type: ignore[dict-item]
+    StructuredDataset.create_dataloader(path, packing=Packing("tokens", 8, strategy="first_fit"))  # type: ignore[arg-type]
     StructuredDataset.create_dataloader(path, mask_nulls=[1])  # type: ignore[list-item]
 
 

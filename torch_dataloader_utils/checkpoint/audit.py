@@ -18,13 +18,14 @@ from torch_dataloader_utils.checkpoint.compare import MOST_RANKS, file_lines, re
 from torch_dataloader_utils.checkpoint.file_changes import NOT_COMPARED, compare_manifests, how_changed, touched_in
 from torch_dataloader_utils.checkpoint.merge import ALIKE
 from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun
+from torch_dataloader_utils.checkpoint.removed_rows import RowsWithin, passed_in, saved_removed
 from torch_dataloader_utils.checkpoint.row_counts import Axis, Integers, RowCounts, count_rows, ends_in, rows_recorded
 from torch_dataloader_utils.checkpoint.saved_state import MOST_FILES, SavedMixture, SavedState
 from torch_dataloader_utils.errors import shown
-from torch_dataloader_utils.planning.excluded import EpochExclusions
+from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, EpochExclusions
 from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.planner import Selection
-from torch_dataloader_utils.planning.row_ranges import FileRows, size_of
+from torch_dataloader_utils.planning.row_ranges import FileRows, size_of, splits_of_rows
 from torch_dataloader_utils.planning.source_paths import source_path
 
 COUNTED = " counted"
@@ -49,9 +50,7 @@ class Counts:
         unknown: Not recorded, where states of some ranks are not given: those ranks may have delivered them.
         dropped: Left over where all ranks have ended: ``uneven_ranks="drop"`` gives all of them equally many rows.
         skipped: Skipped with their steps, or to be skipped, and not delivered.
-        excluded: Excluded in an earlier epoch, or in this one and not reached so far. Rows that were excluded in this
-            epoch count as `done` or `under_way` once their step is passed: states do not tell whether they were
-            delivered before that, or left out of its batch.
+        excluded: Excluded in an earlier epoch, or in this one and not delivered before.
         ruled_out: In row groups that the filter rules out, which are never read. Known only with a dataset that has the
             filter; else such rows are `left`.
         twice: How often rows are recorded as delivered once more than they should be.
@@ -236,13 +235,18 @@ class _Auditing:
         self._left_out = {path for baseline in baselines for path in baseline.left_out}
         self._changes = _changes(self._saved, today)
         self._exclusions = self._saved.excluded.exclusions(known)
+        self._removed_left = 0  # rows that are excluded in this epoch, and that their ranks have not come to
+        self._left_out_rows = NONE_EXCLUDED  # those that were excluded in earlier epochs
 
     def audit(self) -> Audit:
         """Return what was found."""
         saved, today = self._saved, self._today
         excluded = EpochExclusions() if self._layout is None else self._exclusions.in_epoch(saved.epoch)
         is_filtered = saved.settings["filters"] is not None or bool(excluded.left_out_by)
-        is_exact = self._unit == "rows" and not is_filtered
+        is_exact = self._unit == "rows" and not is_filtered and saved.settings["packing"] is None
+        self._left_out_rows = excluded.left_out
+        if excluded.removed:
+            excluded = self._without_delivered(excluded, is_exact=is_exact)
         columns = self._columns(count_rows(self._states, self._axis, excluded, is_exact=is_exact))
         differences: list[str] = []
         if today is not None:
@@ -265,6 +269,27 @@ class _Auditing:
             notes=tuple(self._notes()),
         )
 
+    def _without_delivered(self, excluded: EpochExclusions, *, is_exact: bool) -> EpochExclusions:
+        """Return what is excluded without the rows that were delivered in this epoch before they were excluded in it.
+
+        Where states of some ranks are not given, those may have delivered what the others have not passed.
+        """
+        saved, layout, removed = self._saved, self._layout or (), excluded.removed
+        seed = saved.settings["shuffle_seed"] if saved.settings["shuffle_buffer_size"] is not None else None
+        within = RowsWithin(removed, seed=seed, epoch=saved.epoch, is_exact=is_exact)
+        passed = passed_in(self._states, within, layout, excluded.left_out)
+        delivered = saved_removed(self._states, layout).delivered if self._records_removed else passed
+        lost = removed.minus(delivered)
+        if not self._is_complete:
+            lost = lost.both(passed)
+        self._removed_left = lost.minus(passed).rows
+        return replace(excluded, removed=lost)
+
+    @property
+    def _records_removed(self) -> bool:
+        """Whether states tell which rows were delivered before they were excluded: those of earlier releases do not."""
+        return all(state.excluded_delivered is not None for state in self._states)
+
     def _columns(self, counts: RowCounts) -> dict[str, Integers]:
         """Return for each field of `Counts` the number of each file."""
         rows = self._axis.rows
@@ -277,7 +302,7 @@ class _Auditing:
         rest = rest - missing - changed
         ruled_out = np.minimum(rest, self._ruled_out())
         rest = rest - ruled_out
-        is_dropped = self._is_dropped(int(rest.sum()), int(rows.sum() - counts.excluded.sum()))
+        is_dropped = self._is_dropped(int(rest.sum()) + self._removed_left, int(rows.sum()) - self._left_out_rows.rows)
         return {
             "rows": rows,
             "done": counts.done,
@@ -317,9 +342,13 @@ class _Auditing:
         if self._saved.mixture is not None:
             return False  # they come first in the next epoch
         if baseline is not None:
-            if self._exclusions:
-                return False  # its ranges hold rows that were left out
+            if self._layout is None and self._exclusions:
+                return False  # its ranges may hold rows that were left out
             rows -= sum(baseline.completed_rows[1::2]) - sum(baseline.completed_rows[::2])
+            if self._left_out_rows:
+                rows += sum(
+                    map(self._left_out_rows.within, splits_of_rows(self._layout or (), baseline.completed_rows))
+                )
             rows -= sum(size_of(shard.windows) for shard in baseline.in_progress)
         ranks = int(settings["virtual_ranks"] or settings["num_ranks"])
         return rest > 0 and rest == rows % ranks
@@ -369,9 +398,11 @@ class _Auditing:
     def _notes_of_exclusions(self) -> Iterator[str]:
         if self._exclusions and self._layout is None:
             yield "excluded rows are not told apart from the others"
-        elif self._exclusions.in_epoch(self._saved.epoch).removed:
-            msg = "rows that were excluded in this epoch count as delivered once their step is passed: states do not "
-            yield f"{msg}tell whether they were delivered before, or left out of its batch"
+        elif self._exclusions.in_epoch(self._saved.epoch).removed and not self._records_removed:
+            msg = (
+                "rows that were excluded in this epoch count as delivered once their step is passed: states of earlier "
+            )
+            yield f"{msg}releases do not tell whether they were delivered before, or left out of its batch"
         if self._exclusions.expressions:
             texts = [one.text for one in self._exclusions.expressions]
             yield f"which rows are excluded by an expression only reading tells: {shorten(texts)}"

@@ -63,7 +63,9 @@ def _part_digest(key: str, value: Any) -> bytes:
     if key == "completed_rows":
         return numbers_digest(value)
     if key == "excluded" and value is not None:
-        return json_digest({**value, "rows": [{**entry, "rows": _digest_of(entry)} for entry in value["rows"]]})
+        delivered = {"delivered": numbers_digest(value["delivered"]).hex()} if "delivered" in value else {}
+        rows = [{**entry, "rows": _digest_of(entry)} for entry in value["rows"]]
+        return json_digest({**value, "rows": rows, **delivered})
     if key == "base" and value is not None and "completed_rows" in value:
         return baseline_digest(value, numbers_digest(value["completed_rows"]))
     return json_digest(value)

@@ -32,6 +32,12 @@ TOPOLOGY = ("num_workers", "num_ranks", "rank", "virtual_ranks", "virtual_worker
 OF_A_MIXTURE = ("sources", "rows_per_epoch", "weights[")
 """Of a mixture it may also change what begins so. Sources may be new; those that are gone need permission."""
 
+OF_FILES = "rows of source "
+"""What differs with the files of a source begins so."""
+
+MIXED = "mixed"
+"""The format of a mixture, as a state records it."""
+
 
 def compare_settings(saved: SavedState, run: Run, may_differ: Collection[str], files: FileChanges) -> list[Difference]:
     """Return the settings that differ between a state and the run, but for those that may.
@@ -141,6 +147,7 @@ ADVICE = {
     "plan_algorithm": "finish the epoch with the release that saved the checkpoint",
     "split_strategy": "use the split strategy that the checkpoint was saved with: it has to return the same shards",
     "format_options": "use the format_options and count_rows that the checkpoint was saved with",
+    "packing": "use the packing that the checkpoint was saved with: progress is counted in its sequences",
     "filters": "use the filter that the checkpoint was saved with (a new pyarrow may also write it differently)",
     "filter_binding": "the filter's columns are other ones now: open the table as it was then (a snapshot that is "
     "passed as snapshot_id has the columns of its time), or the partitions",
@@ -211,15 +218,18 @@ def file_lines(files: FileChanges) -> Iterator[str]:
 
 
 def _advice(differences: Sequence[Difference], files: FileChanges) -> Iterator[str]:
-    settings = [difference for difference in differences if difference.name not in (*ADVICE, "rows")]
-    if settings:
+    settings = [one for one in differences if one.name not in (*ADVICE, "rows") and not one.name.startswith(OF_FILES)]
+    if any(one.name == "format" and MIXED in (one.checkpoint, one.current) for one in differences):
+        yield "load a state of a mixture into a MixedDataset, and a state of a single dataset into a single dataset"
+    elif settings:
         wanted = ", ".join(f"{difference.name}={shown(difference.checkpoint)}" for difference in settings)
         yield f"create the loader with {wanted}"
     yield from (ADVICE[difference.name] for difference in differences if difference.name in ADVICE)
     if files:
         yield "restore the files of the checkpoint"
     comparable = files.described[0] == files.described[1]
-    if files and comparable and all(difference.name in (*TOPOLOGY, "rows", "sources") for difference in differences):
+    known = (*TOPOLOGY, "rows", "sources")
+    if files and comparable and all(one.name in known or one.name.startswith(OF_FILES) for one in differences):
         yield "load_state_dict(states, strict=False, on_changed_files='continue') with the states of all ranks"
     elif not files and any(difference.name.startswith((*TOPOLOGY, *OF_A_MIXTURE)) for difference in differences):
         others = [one for one in differences if not one.name.startswith((*TOPOLOGY, *OF_A_MIXTURE))]

@@ -18,7 +18,7 @@ from torch_dataloader_utils.checkpoint.saved_exclusions import dump_exclusions
 from torch_dataloader_utils.checkpoint.saved_state import STATE_VERSION, dump_splits, lists_files
 from torch_dataloader_utils.checkpoint.skipped_steps import Mark
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, Shard, ShardSlice, SkippedRows
+from torch_dataloader_utils.planning.plan import TO_THE_END, DeliveredBaseline, Shard, ShardSlice, SkippedRows
 from torch_dataloader_utils.planning.row_hash import RowHash
 from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_row_numbers, row_numbers, size_of
 
@@ -66,7 +66,7 @@ def dump_state(
         **_dump_files(run),
         **rows,
         **_dump_skips(manifest, progress, record),
-        "excluded": dump_exclusions(manifest, run.exclusions),
+        "excluded": dump_exclusions(manifest, run.exclusions, progress.removed.delivered),
         **_dump_hashes(run, progress),
         "base": None if progress.baseline is None else _dump_baseline(manifest, progress.baseline, record),
         "refused_by_dcp": _refused_by_dcp(),
@@ -216,9 +216,9 @@ def _dump_partial(manifest: Manifest, shard: Shard, windows: Windows, by_number:
         entry["rows"] = row_numbers(manifest, shard.splits)
     else:
         entry["splits"] = dump_splits(manifest, shard.splits)
-    entry["rows_delivered"] = size_of(windows)
+    entry["rows_delivered"] = size_of(window for window in windows if window[1] != TO_THE_END)
     if windows != ((0, entry["rows_delivered"]),):
-        entry["windows"] = [list(window) for window in windows]
+        entry["windows"] = [[start, None if stop == TO_THE_END else stop] for start, stop in windows]
     if shard.rounds > 1:
         entry["rounds"] = shard.rounds
     if shard.missing:

@@ -236,7 +236,7 @@ def _require_known_rows(partial: PartialShard, missing: set[int], run: Run, epoc
     """Raise unless it is known which delivered rows of a partial shard are of which file."""
     excluded = any(partial.shard.excluded.within(partial.shard.splits[index]) for index in missing)
     excluded |= run.exclusions.in_epoch(epoch).unknown_rows is not None
-    if run.filter_digest is None and run.manifest.counts_rows and not excluded:
+    if run.filter_digest is None and run.manifest.counts_rows and not excluded and run.options.delivers is None:
         return
     # Windows count the rows that the filter left. Only the changed files would show which rows these were.
     why = (
@@ -244,6 +244,8 @@ def _require_known_rows(partial: PartialShard, missing: set[int], run: Run, epoc
         if run.filter_digest is not None
         else "without excluded rows"
         if excluded
+        else "packed into sequences"
+        if run.options.delivers is not None
         else "and not counted"
     )
     paths = sorted({partial.shard.splits[index].path for index in missing})

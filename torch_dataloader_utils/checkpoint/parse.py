@@ -15,7 +15,7 @@ from torch_dataloader_utils.checkpoint.checksum import checksum_of
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
 from torch_dataloader_utils.checkpoint.mixture_run import SourcePosition, parse_fraction
 from torch_dataloader_utils.checkpoint.parse_skips import parse_skips, parse_steps
-from torch_dataloader_utils.checkpoint.saved_exclusions import parse_exclusions
+from torch_dataloader_utils.checkpoint.saved_exclusions import parse_delivered, parse_exclusions
 from torch_dataloader_utils.checkpoint.saved_state import (
     BINDING,
     STATE_VERSION,
@@ -29,7 +29,7 @@ from torch_dataloader_utils.checkpoint.saved_state import (
 )
 from torch_dataloader_utils.errors import cut, shown
 from torch_dataloader_utils.planning.manifest import Split, root_prefix
-from torch_dataloader_utils.planning.plan import UNEVEN_RANKS
+from torch_dataloader_utils.planning.plan import TO_THE_END, UNEVEN_RANKS
 from torch_dataloader_utils.planning.row_hash import RankHashes, RowHash
 from torch_dataloader_utils.planning.row_ranges import RowRange, Windows, first_overlap, size_of
 
@@ -83,11 +83,14 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         files = known[1].files
     else:
         files = None if state["files"].is_null else _files(state["files"])
-    tree = _Tree(root, {file.path: file.rows for file in files or ()})
+    delivers = None if settings["packing"] is None else TO_THE_END
+    tree = _Tree(root, {file.path: file.rows for file in files or ()}, delivers)
     rows = _rows(tree, settings["rows"], state)
+    epoch = _epoch(state["epoch"])
+    excluded = parse_exclusions(state["excluded"], settings["rows"])
     saved = SavedState(
         settings=settings,
-        epoch=_epoch(state["epoch"]),
+        epoch=epoch,
         batches_delivered=state["batches_delivered"].integer(),
         next_worker=next_worker,
         fingerprint=plan["fingerprint"].string(),
@@ -102,7 +105,8 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         skips=None
         if state["skipped"].missing
         else parse_skips(state["skipped"], partial(_rows, tree, settings["rows"])),
-        excluded=parse_exclusions(state["excluded"], settings["rows"]),
+        excluded=excluded,
+        excluded_delivered=parse_delivered(state["excluded"], excluded, epoch, settings["rows"]),
         hashes=None if state["delivered_hash"].missing else _hashes(state["delivered_hash"]),
         batch_size=None if state["batch_size"].missing else state["batch_size"].optional_integer(1),
         drop_last=None if state["drop_last"].missing or state["drop_last"].is_null else state["drop_last"].boolean(),
@@ -207,6 +211,7 @@ def _settings(state: JsonValue, plan: JsonValue) -> dict[str, Any]:
         "snapshot_id": plan["snapshot_id"].optional_integer(),
         "version": plan["version"].optional_integer(),
         "split_strategy": plan["split_strategy"].optional_string(),
+        "packing": None if plan["packing"].missing else plan["packing"].optional_string(),
         "filters": plan["filter"].optional_string(),
         "plan_algorithm": state["plan_algorithm"].integer(),
     }
@@ -289,10 +294,11 @@ def _files(table: JsonValue) -> tuple[SavedFile, ...]:
 
 
 class _Tree(NamedTuple):
-    """The root directory of a state's files, and the rows of each listed file by relative path."""
+    """The root directory of a state's files, the rows of each listed file by relative path, and what shards deliver."""
 
     root: str
     rows: Mapping[str, int | None]
+    delivers: int | None
 
 
 def _splits(shard: JsonValue, tree: _Tree) -> tuple[Split, ...]:
@@ -348,7 +354,10 @@ def _partial_shard(shard: JsonValue, tree: _Tree, dataset_rows: int) -> SavedSha
     return SavedShard(
         splits=splits,
         rows=rows,
-        windows=_windows(shard, most - sum(splits[index].row_length for index in missing)),
+        windows=_windows(
+            shard, most - sum(splits[index].row_length for index in missing) if tree.delivers is None else tree.delivers
+        ),
+        delivers=tree.delivers,
         rounds=rounds,
         missing=missing,
         repeats=not shard["repeats"].missing and shard["repeats"].boolean(),
@@ -358,20 +367,22 @@ def _partial_shard(shard: JsonValue, tree: _Tree, dataset_rows: int) -> SavedSha
 def _windows(shard: JsonValue, most: int) -> Windows:
     """Return the delivered windows of a shard of at most so many rows; without `windows` its first rows."""
     delivered = shard["rows_delivered"].integer()
-    windows = tuple(_window(window) for window in shard["windows"].optional_items())
+    windows = tuple(_window(window, most) for window in shard["windows"].optional_items())
     if shard["windows"].missing:
         windows = ((0, delivered),) if delivered else ()
     if any(stop >= start for (_, stop), (start, _) in pairwise(windows)):
         raise shard["windows"].fail("rising windows of which no two touch")
-    if size_of(windows) != delivered:
+    if size_of(window for window in windows if window[1] != TO_THE_END) != delivered:
         raise shard["rows_delivered"].fail("the number of rows in the windows")
     if windows and windows[-1][1] > most:
         raise shard["rows_delivered"].fail("no more rows than the shard has")
     return windows
 
 
-def _window(window: JsonValue) -> tuple[int, int]:
-    bounds = [bound.integer() for bound in window.items()]
+def _window(window: JsonValue, most: int) -> tuple[int, int]:
+    """Return a window. Its stop is None where it reaches to the end of a shard that has no number of rows."""
+    is_open = most == TO_THE_END
+    bounds = [TO_THE_END if is_open and bound.is_null else bound.integer() for bound in window.items()]
     if len(bounds) != len(("start", "stop")) or bounds[0] >= bounds[1]:
         raise window.fail("start and stop of a window")
     return bounds[0], bounds[1]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch_dataloader_utils.checkpoint.skipped_steps import Mark, Place, SkippedSteps, rows_in
 from torch_dataloader_utils.planning.assignment import Receipt
+from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, ShardSlice
 from torch_dataloader_utils.planning.row_hash import RowHash
 from torch_dataloader_utils.planning.row_ranges import Windows, size_of
@@ -101,6 +102,19 @@ class Restored:
 
 
 @dataclass(frozen=True, slots=True)
+class RemovedRows:
+    """Rows that were excluded in the current epoch.
+
+    Attributes:
+        rows: All that batches lose from some step on.
+        delivered: Those of them that were delivered before that step, by this rank or before an elastic load.
+    """
+
+    rows: ExcludedRows = NONE_EXCLUDED
+    delivered: ExcludedRows = NONE_EXCLUDED
+
+
+@dataclass(frozen=True, slots=True)
 class Progress:
     """The progress of a rank in an epoch.
 
@@ -121,6 +135,7 @@ class Progress:
         carried_dropped: Those of them that no rank delivers, because all ranks get equally many. One rank records them.
         hashes: The hash of the delivered rows of each planned rank that this rank delivers; None where it is not asked
             for, or not known.
+        removed: The rows that batches lose since the iteration began.
     """
 
     streams: tuple[StreamProgress, ...]
@@ -135,6 +150,7 @@ class Progress:
     carried: tuple[tuple[ShardSlice, ...], ...] = ()
     carried_dropped: tuple[ShardSlice, ...] = ()
     hashes: tuple[RowHash, ...] | None = None
+    removed: RemovedRows = RemovedRows()
 
     @classmethod
     def fresh(
@@ -175,6 +191,7 @@ class Progress:
             carried=self.carried,
             carried_dropped=self.carried_dropped,
             hashes=self._hashes_after(receipt),
+            removed=self.removed,
         )
 
     def ended(self, receipt: Receipt) -> Progress:

@@ -204,7 +204,7 @@ class _Recorded:
         """Raise if more is recorded than these streams have delivered."""
         matched = Counter[tuple[Split, ...]]()
         for part in (part for stream in placed for part in stream.done if not part.repeats):
-            matched[part.shard.splits] += part.rows
+            matched[part.shard.splits] += part.shard.input_rows if part.is_whole else part.rows
         if matched.total() == self._rows:
             return
         partial = {splits: size_of(windows) for splits, windows in self._partial.items()}

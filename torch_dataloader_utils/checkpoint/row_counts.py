@@ -18,9 +18,10 @@ import numpy.typing as npt
 from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedRows, SavedShard, SavedState
 from torch_dataloader_utils.planning.excluded import EpochExclusions, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Split
-from torch_dataloader_utils.planning.plan import Shard, ShardSlice
-from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, gaps, merged, size_of
-from torch_dataloader_utils.planning.shuffle import delivered_rows, rows_of_splits
+from torch_dataloader_utils.planning.plan import Shard
+from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, merged, size_of
+from torch_dataloader_utils.planning.shard_order import ShardOrders
+from torch_dataloader_utils.planning.shuffle import rows_of_splits
 from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
 
 Integers = npt.NDArray[np.int64]
@@ -103,7 +104,7 @@ class RowCounts:
         done: Delivered with all rows of their shard.
         under_way: Delivered of unfinished shards; where it is not known which rows these were, all of such shards.
         skipped: Skipped with their steps, or to be skipped, and not delivered.
-        excluded: Excluded in an earlier epoch, or in this one and not reached so far.
+        excluded: Excluded in an earlier epoch, or in this one before they were delivered.
         twice: Recorded as delivered more often than once, each further time.
         repeated: Delivered once more because ranks are balanced by repeating rows.
     """
@@ -133,6 +134,8 @@ class _Partial:
 def count_rows(states: Sequence[SavedState], axis: Axis, excluded: EpochExclusions, *, is_exact: bool) -> RowCounts:
     """Count the rows that states record, and the earlier progress that they share.
 
+    Of the rows that were excluded in their epoch, `excluded` has those that were not delivered before.
+
     `is_exact` says that windows count rows as files have them: that no filter drops rows, and rows are counted. The
     splits of all states are of the files of the axis.
     """
@@ -149,7 +152,7 @@ class _Counting:
         settings, self._is_exact, mixture = states[0].settings, is_exact, states[0].mixture
         self._epoch = states[0].epoch if mixture is None else MIXTURE_KEY
         self._seed = settings["shuffle_seed"] if settings["shuffle_buffer_size"] is not None else None
-        self._axis, self._removed = axis, excluded.removed
+        self._axis, self._removed, self._orders = axis, excluded.removed, ShardOrders(self._seed, self._epoch)
         baselines: list[SavedBaseline] = []
         for baseline in (state.baseline for state in states):
             if baseline is not None and baseline not in baselines:
@@ -173,7 +176,7 @@ class _Counting:
     def _collect(self, parts: Iterable[SavedShard], left_out: ExcludedRows, *, is_skipped: bool) -> None:
         for saved in parts:
             splits = saved.splits or tuple(self._axis.splits_of(saved.rows))
-            shard = Shard(splits, saved.rounds, saved.missing, left_out)
+            shard = Shard(splits, saved.rounds, saved.missing, left_out, saved.delivers)
             partial = self._shards.setdefault(splits, _Partial(shard))
             windows = partial.skipped if is_skipped else partial.repeated if saved.repeats else partial.windows
             windows += saved.windows
@@ -182,23 +185,19 @@ class _Counting:
         """Return the counts."""
         axis = self._axis
         left_out = self._covered(self._left_out)
-        not_delivered = self._covered(self._left_out, self._skipped)
+        skipped = self._covered(self._left_out, self._skipped)
+        removed = _excluded_ranges(self._removed, axis)
+        not_delivered = self._covered(self._left_out, self._skipped, removed)
         counts = RowCounts(
-            done=self._covered(self._left_out, self._skipped, self._done) - not_delivered,
+            done=self._covered(self._left_out, self._skipped, removed, self._done) - not_delivered,
             under_way=np.zeros_like(left_out),
-            skipped=not_delivered - left_out,
-            excluded=left_out,
+            skipped=skipped - left_out,
+            excluded=left_out + not_delivered - skipped,
             twice=self._done_depth.further(axis.bounds),
             repeated=np.zeros_like(left_out),
         )
-        unfinished = [partial for partial in self._shards.values() if self._add(counts, partial)]
-        if self._removed:
-            splits = [split for partial in unfinished for split in partial.shard.splits]
-            other = self._left_out, self._skipped, self._done, axis.ranges_of(splits)
-            removed = _excluded_ranges(self._removed, axis)
-            counts.excluded += self._covered(*other, removed) - self._covered(*other)
-            for partial in unfinished if self._is_exact else ():
-                self._add_removed(counts, partial)
+        for partial in self._shards.values():
+            self._add(counts, partial)
         over = np.maximum(counts.done + counts.under_way - axis.rows, 0)  # shards that overlap in part, of two plans
         counts.under_way -= over
         counts.twice += over
@@ -209,39 +208,46 @@ class _Counting:
         starts, stops = (np.concatenate(side) for side in zip(*ranges, strict=True))
         return Depth(starts, stops).covered(self._axis.bounds)
 
-    def _add(self, counts: RowCounts, partial: _Partial) -> bool:
-        """Add a shard that is recorded in parts to the counts of its files; return whether it is unfinished."""
+    def _add(self, counts: RowCounts, partial: _Partial) -> None:
+        """Add a shard that is recorded in parts to the counts of its files."""
         shard = partial.shard
         once, more = _overlapping(partial.windows)
         skipped = merged(partial.skipped)
         is_done, was_skipped = (self._covers(depth, shard) for depth in (self._done_depth, self._skipped_depth))
         self._count(counts.repeated, shard, merged(partial.repeated))
         if was_skipped:
-            return False
+            return
         self._count(counts.skipped, shard, skipped)
+        self._count_removed(counts.excluded, shard, skipped, sign=-1)  # they count as skipped
         self._count(counts.twice, shard, more)
         if is_done:
             self._count(counts.done, shard, skipped, sign=-1)
+            self._count_removed(counts.done, shard, skipped)
             self._count(counts.twice, shard, once)
-            return False
-        is_whole = merged([*once, *skipped]) == ((0, shard.rows),)
-        of_splits = self._rows_of(shard, _without(once, skipped))
+            return
+        delivered = _without(once, skipped)
+        column = counts.done if merged([*once, *skipped]) == ((0, shard.rows),) else counts.under_way
+        of_splits = self._rows_of(shard, delivered)
         for number, split in enumerate(shard.splits):
             file, bounds = self._axis.number_of(split.path), self._axis.ranges_of([split])
             also_done = int(self._done_depth.covered(np.concatenate(bounds))[0])  # of another plan
             again = min(also_done, int(of_splits[number]))
-            (counts.done if is_whole else counts.under_way)[file] += of_splits[number] - again
+            column[file] += of_splits[number] - again
             counts.twice[file] += again
-        return not is_whole
+        self._count_removed(column, shard, delivered, sign=-1)
 
-    def _add_removed(self, counts: RowCounts, partial: _Partial) -> None:
-        """Count the rows of an unfinished shard that were excluded before they were reached."""
-        shard = partial.shard
-        if not any(map(self._removed.within, shard.splits)):
+    def _count_removed(self, column: Integers, shard: Shard, windows: Windows, sign: int = 1) -> None:
+        """Add the rows of windows of a shard that were excluded before they were delivered to those of the files."""
+        splits = [split for split in shard.present if windows and self._removed.within(split)]
+        if splits and (not self._is_exact or windows == ((0, shard.rows),)):
+            for split in splits:
+                column[self._axis.number_of(split.path)] += sign * self._removed.within(split)
             return
-        left = (ShardSlice(shard, *gap) for gap in gaps(merged([*partial.windows, *partial.skipped]), shard.rows))
-        for path, row in delivered_rows(left, seed=self._seed, epoch=self._epoch):
-            counts.excluded[self._axis.number_of(path)] += self._removed.contains(path, np.array([row]))[0]
+        for window in windows if splits else ():
+            files, rows = self._orders.of(shard).rows(*window)
+            for path in {split.path for split in splits}:
+                found = self._removed.contains(path, rows[files == path])
+                column[self._axis.number_of(path)] += sign * np.count_nonzero(found)
 
     def _covers(self, depth: Depth, shard: Shard) -> bool:
         return all(

@@ -83,6 +83,7 @@ class Run:
             "shuffle": options.shuffle,
             "shuffle_buffer_size": options.shuffle_buffer_size,
             "shuffle_interleave": options.shuffle_interleave,
+            "packing": options.packing,
             "uneven_ranks": options.uneven_ranks,
             "virtual_ranks": self.topology.virtual_ranks,
             "virtual_workers": self.topology.virtual_workers,

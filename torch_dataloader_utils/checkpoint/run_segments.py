@@ -70,6 +70,11 @@ class Loaded:
         in_order = tuple(steps[rank] for rank in sorted(steps)) if is_all else None
         return cls(first.num_ranks, in_order, first.batch_size, first.drop_last)
 
+    @property
+    def is_one_step(self) -> bool:
+        """Whether all ranks are known to stand at the same step."""
+        return self.steps is not None and len(set(self.steps)) == 1
+
 
 @dataclass(frozen=True, slots=True)
 class Beginning:

@@ -39,13 +39,18 @@ class SavedExclusions:
 NO_SAVED_EXCLUSIONS = SavedExclusions()
 
 
-def dump_exclusions(manifest: Manifest, exclusions: Exclusions) -> dict[str, Any] | None:
-    """Return exclusions as a state has them; None if there are none."""
+def dump_exclusions(
+    manifest: Manifest, exclusions: Exclusions, delivered: ExcludedRows = NONE_EXCLUDED
+) -> dict[str, Any] | None:
+    """Return exclusions as a state has them; None if there are none.
+
+    `delivered` are the rows that were delivered in the epoch before they were excluded in it.
+    """
     if not exclusions:
         return None
     rows = [{"epoch": epoch, "rows": rows.row_numbers(manifest).tolist()} for epoch, rows in exclusions.rows.items()]
     expressions = [{"epoch": one.epoch, "digest": one.digest, "text": one.text} for one in exclusions.expressions]
-    return {"rows": rows, "expressions": expressions}
+    return {"rows": rows, "expressions": expressions, "delivered": delivered.row_numbers(manifest).tolist()}
 
 
 def parse_exclusions(excluded: JsonValue, dataset_rows: int) -> SavedExclusions:
@@ -71,6 +76,28 @@ def parse_exclusions(excluded: JsonValue, dataset_rows: int) -> SavedExclusions:
         raise excluded["expressions"].fail("each expression once")
     saved = zip(epochs, (numbers.tobytes() for numbers in rows), strict=True)
     return SavedExclusions(tuple(saved), expressions)
+
+
+def parse_delivered(excluded: JsonValue, exclusions: SavedExclusions, epoch: int, dataset_rows: int) -> bytes | None:
+    """Return the rows that a state records as delivered in its epoch before they were excluded in it.
+
+    None where it does not tell: states of earlier releases do not.
+    """
+    if excluded.missing or excluded.is_null:
+        return b""
+    delivered = excluded["delivered"]
+    if delivered.missing:
+        return None
+    if delivered.value == []:
+        return b""
+    numbers = _row_numbers(delivered, dataset_rows)
+    removed = NONE_EXCLUDED
+    for since, rows in exclusions.rows:
+        if since >= epoch:
+            removed = removed.union(ExcludedRows({"": np.frombuffer(rows, "<i8")}))
+    if ExcludedRows({"": numbers}).minus(removed):
+        raise delivered.fail("rows that were excluded in the state's epoch")
+    return numbers.tobytes()
 
 
 def _row_numbers(numbers: JsonValue, dataset_rows: int) -> Bounds:

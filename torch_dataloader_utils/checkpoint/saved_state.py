@@ -50,6 +50,7 @@ class SavedShard:
         rounds: Number of rounds of its row-level shuffle.
         missing: Indices of the splits whose files had changed.
         repeats: Whether another slice delivers these rows as well, so that they count there.
+        delivers: What it delivers where that is not its rows: see `Shard`.
     """
 
     splits: tuple[Split, ...]
@@ -58,6 +59,7 @@ class SavedShard:
     rounds: int = 1
     missing: tuple[int, ...] = ()
     repeats: bool = False
+    delivers: int | None = None
 
     def partial(self, files: Sequence[FileRows], left_out: ExcludedRows = NONE_EXCLUDED) -> PartialShard:
         """Return the shard by ranges of files. `files` are those to which row numbers refer.
@@ -65,7 +67,7 @@ class SavedShard:
         `left_out` are the excluded rows that the plan of its epoch leaves out.
         """
         splits = self.splits or tuple(splits_of_rows(files, self.rows))
-        return PartialShard(Shard(splits, self.rounds, self.missing, left_out), self.windows)
+        return PartialShard(Shard(splits, self.rounds, self.missing, left_out, self.delivers), self.windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +180,9 @@ class SavedState:
     or by `completed_rows`: row numbers of the whole manifest, start, stop, start, stop, ... The baseline is what was
     delivered before the rest of the epoch was planned again. The plan's digest is None in states of one rank, and of
     releases that did not record it; so are the batch size and `drop_last`, which may differ in the run that loads it.
-    The skips are None where no steps are skipped. The hashes are those of the rows that its planned ranks have
-    delivered, or None. The mixture is None for a single dataset.
+    The skips are None where no steps are skipped. Of the rows that were excluded in its epoch, `excluded_delivered`
+    are those that were delivered before, as the excluded rows are written; None where that is not known. The hashes
+    are those of the rows that its planned ranks have delivered, or None. The mixture is None for a single dataset.
     """
 
     settings: dict[str, Any]
@@ -197,6 +200,7 @@ class SavedState:
     filter_bindings: str | None = None
     skips: SavedSkips | None = None
     excluded: SavedExclusions = NO_SAVED_EXCLUSIONS
+    excluded_delivered: bytes | None = None
     hashes: RankHashes | None = None
     batch_size: int | None = None
     drop_last: bool | None = None

@@ -21,6 +21,7 @@ from torch_dataloader_utils.columns.arrow import copied, takeable
 from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.dense import dense_array
 from torch_dataloader_utils.columns.options import Padded
+from torch_dataloader_utils.columns.packed import SegmentBatches
 from torch_dataloader_utils.columns.ragged import Ragged, RaggedBatches, concat, ragged, split_values
 from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.errors import ColumnError
@@ -109,7 +110,7 @@ def split(columns: Columns, sizes: Sequence[int]) -> Iterator[Any]:
 
 
 def _split_column(name: str, values: Any, sizes: Sequence[int]) -> Iterable[Any]:
-    if isinstance(values, (list, RaggedBatches)):
+    if isinstance(values, (list, RaggedBatches, SegmentBatches)):
         return values
     if isinstance(values, Ragged):
         return values.batches(sizes)

@@ -47,6 +47,67 @@ class Codes:
             raise ValueError(f"Codes([...]): {twice!r} appears in the vocabulary more than once")
 
 
+PackingStrategy: TypeAlias = Literal["concat", "best_fit"]
+PACKING_STRATEGIES: tuple[PackingStrategy, ...] = get_args(PackingStrategy)
+
+PackedOutput: TypeAlias = Literal["document_ids", "position_ids", "cu_seqlens", "max_seqlen"]
+PACKED_OUTPUTS: tuple[PackedOutput, ...] = get_args(PackedOutput)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Documents packed into sequences of one length.
+
+    Attributes:
+        column: The column of lists of tokens.
+        length: Tokens of a sequence.
+        split_documents: Whether documents may be cut. ``"concat"`` cuts them wherever a sequence ends, ``"best_fit"``
+            only those that are longer than a sequence. If not, longer ones are dropped, and counted.
+        separator: A token to append to each document, of which it is a part; None for none. Where other columns are
+            packed alike, a dictionary may give each its own.
+        pad_value: What fills a sequence up. It may be a dictionary, too.
+        strategy: ``"concat"`` lays documents end to end; ``"best_fit"`` puts each where it leaves the least space.
+        outputs: What is delivered in addition to the tokens.
+    """
+
+    column: str
+    length: int
+    split_documents: bool = True
+    separator: int | Mapping[str, int] | None = None
+    pad_value: int | Mapping[str, int] = 0
+    strategy: PackingStrategy = "concat"
+    outputs: Sequence[PackedOutput] = PACKED_OUTPUTS
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.column, str):
+            raise TypeError(f"Packing({self.column!r}): expected the name of a column")
+        if type(self.length) is not int or self.length < 1:
+            raise ValueError(f"Packing(length={self.length!r}): expected a number of tokens, at least 1")
+        if self.strategy not in PACKING_STRATEGIES:
+            raise ValueError(f"Packing(strategy={self.strategy!r}): expected one of {', '.join(PACKING_STRATEGIES)}")
+        if isinstance(self.outputs, str) or not set(self.outputs) <= set(PACKED_OUTPUTS):
+            msg = f"Packing(outputs={self.outputs!r}): expected a list of some of {', '.join(PACKED_OUTPUTS)}"
+            raise ValueError(msg)
+        object.__setattr__(self, "outputs", tuple(self.outputs))
+        for name, value in (("separator", self.separator), ("pad_value", self.pad_value)):
+            self._require_numbers(name, value)
+
+    def _require_numbers(self, name: str, value: Any) -> None:
+        if not isinstance(value, Mapping) and value is None and name == "separator":
+            return
+        for number in value.values() if isinstance(value, Mapping) else [value]:
+            if isinstance(number, bool) or not isinstance(number, int | float):
+                raise TypeError(f"Packing({name}={value!r}): expected a number, or a dictionary of one for each column")
+
+    def separator_of(self, name: str) -> int | None:
+        """Return what is appended to each row of a column."""
+        return self.separator[name] if isinstance(self.separator, Mapping) else self.separator
+
+    def pad_value_of(self, name: str) -> int:
+        """Return what fills up a column."""
+        return self.pad_value[name] if isinstance(self.pad_value, Mapping) else self.pad_value
+
+
 NamedFormat: TypeAlias = Literal["list", "padded", "packed", "float64", "int64"]
 
 ColumnFormat: TypeAlias = NamedFormat | Padded | Codes

@@ -161,10 +161,9 @@ def concat(parts: Sequence[Any]) -> Any:
 
 
 def _concat_offsets(parts: Sequence[Offsets]) -> Offsets:
-    offsets = [np.zeros(1, np.int64)]
-    for part in parts:
-        offsets.append(part[1:] - part[0] + offsets[-1][-1])
-    return np.concatenate(offsets)
+    begins = accumulate((part[-1] - part[0] for part in parts), initial=np.int64(0))
+    moved = [part[1:] - part[0] + begin for part, begin in zip(parts, begins, strict=False)]
+    return np.concatenate([np.zeros(1, np.int64), *moved])
 
 
 def ragged(column: pa.ChunkedArray, form: Form, *, tensors: bool) -> Ragged:

@@ -47,10 +47,12 @@ class ExcludingDataset(LedgerDataset):
         Raises:
             TypeError: If `rows` is something else.
             ValueError: If a file or a row does not exist; if the rows of text files were not counted; or if ranks are
-                balanced (`uneven_ranks`) and `rows` is an expression.
+                balanced (`uneven_ranks`) and `rows` is an expression; or if rows are packed.
             ColumnError: If the expression does not fit the columns, or rows of a column cannot be left out.
         """
         files = files_of(self._opened_files, "exclude")
+        if files.unknown_made is not None:
+            raise ValueError("exclude: rows cannot be excluded beside packing; leave them out with filters")
         require_selectable(files)
         if not is_expression(rows):
             self._epoch_state.exclude(parse_rows(rows, files))

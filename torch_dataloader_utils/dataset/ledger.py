@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from torch_dataloader_utils.checkpoint.parse import MOST_EPOCHS
 from torch_dataloader_utils.dataset.base import BatchDataset
 from torch_dataloader_utils.dataset.discovery import with_filters
@@ -74,7 +76,7 @@ class LedgerDataset(BatchDataset):
         segment, windows = ledger.windows_at(fresh, require_count(step, "step", least=0), self._rank)
         is_mixed = segment.mixture is not None
         turn = tuple(
-            StreamAssignment(number, slices, (sum(part.rows for part in slices),) if is_mixed else None)
+            StreamAssignment(number, slices, np.array([sum(part.rows for part in slices)]) if is_mixed else None)
             for number, slices in windows.streams.items()
         )
         removal = segment.removal_at(step)

@@ -12,7 +12,7 @@ from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.kept_rows import kept_rows
 from torch_dataloader_utils.dataset.manifest_file import dump_manifest
-from torch_dataloader_utils.dataset.sources import SourceDescription, open_sources, require_sources
+from torch_dataloader_utils.dataset.sources import SourceDescription, open_sources, require_rows, require_sources
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.dataset.weights import ExactSchedule, Weights, WeightSchedule, exact_shares, parse_weights
 from torch_dataloader_utils.errors import LedgerUnknownError
@@ -121,8 +121,7 @@ class MixedDataset(StructuredDataset):
         opened = self._sources
         shares = exact_shares(weights, list(opened))
         for (name, files), share in zip(opened.items(), shares, strict=True):
-            if share and not files.manifest.rows:
-                raise ValueError(f"source {name!r} has a weight, and no row")
+            require_rows(name, share, files.manifest.rows)
         self._epoch_state.set_weights(shares)
 
     def get_metrics(self) -> dict[str, Any]:
@@ -131,7 +130,7 @@ class MixedDataset(StructuredDataset):
         Returns:
             Under ``sources``, by name, a dictionary of this rank's ``rows`` of the source in this epoch, since the last
             elastic load if there was one; ``pass``, the newest pass of the source that they reach; ``share_asked``, its
-            weight; and ``share_delivered``, its share of this rank's rows.
+            weight at the beginning of the epoch; and ``share_delivered``, its share of this rank's rows.
         """
         return super().get_metrics() | {"sources": self._epoch_state.source_metrics()}
 
@@ -268,8 +267,7 @@ class MixedFiles(FileSet):
         sources = [PlannedSource(name, files.manifest, files.selection) for name, files in opened.sources.items()]
         for _, weights in self.schedule:
             for source, weight in zip(sources, weights, strict=True):
-                if weight and not source.rows():
-                    raise ValueError(f"source {source.name!r} has a weight, and no row")
+                require_rows(source.name, weight, source.rows())
         return MixturePlanner(sources, options, self.schedule, self.rows_per_epoch, drop_last=drop_last)
 
 
@@ -283,9 +281,16 @@ def refuse_options(options: Mapping[str, Any]) -> None:
     """Raise if options of a mixture are those of a source, or cannot be had with several sources."""
     wrong = [name for name in OF_A_SOURCE if name in options]
     if wrong:
-        raise TypeError(f"{' and '.join(wrong)}: which rows there are is said by each Source")
+        raise TypeError(f"{' and '.join(wrong)}: give that to each source, as in Source(path, {wrong[0]}=...)")
+    if options.get("storage_options") is not None and options.get("run_log") is None:
+        msg = "storage_options: give them to each source, as in Source(path, storage_options=...); those of a mixture "
+        raise TypeError(f"{msg}are for its run_log, and there is none")
     if options.get("split_strategy") is not None:
         raise ValueError("split_strategy: the shards of a mixture are those of its sources' passes")
+    if options.get("packing") is not None:
+        raise ValueError(
+            "packing: the shares of a mixture are counted ahead, and only reading tells how many sequences"
+        )
     if options.get("uneven_ranks") == "allow":
         msg = "uneven_ranks='allow': the ranks of a mixture always make equally many steps; choose 'drop' or 'pad'"
         raise ValueError(msg)

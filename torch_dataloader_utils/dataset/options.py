@@ -16,12 +16,18 @@ import torch.distributed as dist  # noqa: TID251 - only its size and rank are re
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils.columns.convert import OUTPUT_FORMATS
-from torch_dataloader_utils.columns.options import ColumnOptions, parse_column_options
+from torch_dataloader_utils.columns.options import ColumnOptions, Packing, parse_column_options
 from torch_dataloader_utils.columns.transform import ColumnTransform, refuses_announced_nulls
 from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet, PathSet
 from torch_dataloader_utils.dataset.mesh import MeshRanks
-from torch_dataloader_utils.formats.base import Format, Opened
+from torch_dataloader_utils.dataset.packing import (
+    UNKNOWN_SEQUENCES,
+    packing_text,
+    parse_packing,
+    require_packable,
+)
+from torch_dataloader_utils.formats.base import Format, Opened, files_of
 from torch_dataloader_utils.formats.registry import FORMATS, choose_format, require_known_rows
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader import arguments
@@ -69,6 +75,7 @@ class LoaderOptions:
         writes_run_log: Whether this process writes it: the first one of a job.
         hooks: Functions that are called with each event.
         torch_options: `dataloader_kwargs`, for ``torch.utils.data.DataLoader``.
+        packing: How rows become sequences; None where they do not.
     """
 
     files: FileSet
@@ -93,6 +100,7 @@ class LoaderOptions:
     writes_run_log: bool
     hooks: tuple[Hook, ...]
     torch_options: Mapping[str, Any]
+    packing: Packing | None
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], parameters: Iterable[str]) -> LoaderOptions:
@@ -115,7 +123,8 @@ class LoaderOptions:
         ranks = _parse_ranks(given)
         batch_size = _parse_batch_size(given, ranks.num_ranks)
         topology = _parse_topology(given, ranks, batch_size, is_filtered=filters is not None or files.is_filtered)
-        plan = _parse_plan(given, topology, batch_size)
+        packing = parse_packing(given)
+        plan = _parse_plan(given, topology, batch_size, packing)
         if given["split_strategy"] is not None:
             require_strategy(given["split_strategy"], plan)
         _try_torch_options(torch_options, topology.num_workers)
@@ -145,25 +154,33 @@ class LoaderOptions:
             writes_run_log=_is_first(topology.rank),
             hooks=parse_hooks(given["hooks"]),
             torch_options=torch_options,
+            packing=packing,
         )
 
     def open_files(self) -> Opened:
         """List the files and read their footers."""
         refuses_nulls = partial(refuses_announced_nulls, options=self.column_options)
         request = Request(self.columns, self.filters, refuses_nulls, self.storage_timeout, self.memory_map)
-        return self.files.open(request)
+        opened = self.files.open(request)
+        if self.packing is None:
+            return opened
+        return replace(files_of(opened, "packing"), unknown_made=UNKNOWN_SEQUENCES)
 
     def read_options(self, schema: pa.Schema) -> ReadOptions:
         """Return how rows of these columns become batches, or raise a ColumnError if what was chosen does not fit."""
         added = self.row_id_column, MARKS_COLUMN if self.fingerprint else None
+        transform = ColumnTransform.of(schema, self.column_options, *added)
+        if self.packing is not None:
+            require_packable(self.packing, schema.names, transform.forms)
         return ReadOptions(
             batch_size=self.batch_size,
             drop_last=self.drop_last,
-            transform=ColumnTransform.of(schema, self.column_options, *added),
+            transform=transform,
             row_id_column=self.row_id_column,
             row_shuffle_seed=self.plan.row_shuffle_seed,
             read_ahead_bytes=self.read_ahead_bytes,
             fingerprint=self.fingerprint,
+            packing=self.packing,
         )
 
 
@@ -283,7 +300,7 @@ def _parse_topology(given: Mapping[str, Any], ranks: MeshRanks, batch_size: int,
     )
 
 
-def _parse_plan(given: Mapping[str, Any], topology: Topology, batch_size: int) -> PlanOptions:
+def _parse_plan(given: Mapping[str, Any], topology: Topology, batch_size: int, packing: Packing | None) -> PlanOptions:
     """Return what the plan depends on; it depends on the batch size only where ranks are balanced."""
     uneven_ranks = given["uneven_ranks"]
     return PlanOptions(
@@ -295,6 +312,7 @@ def _parse_plan(given: Mapping[str, Any], topology: Topology, batch_size: int) -
         shuffle_interleave=arguments.require_count(given["shuffle_interleave"], "shuffle_interleave"),
         uneven_ranks=uneven_ranks,
         batch_size=None if uneven_ranks == "allow" else batch_size // topology.streams_per_turn,
+        packing=None if packing is None else packing_text(packing),
     )
 
 

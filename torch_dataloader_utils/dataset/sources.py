@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from functools import partial
 
 import pyarrow as pa
@@ -62,9 +63,16 @@ def require_sources(sources: object) -> dict[str, SourceDescription]:
         if not isinstance(source, SourceDescription):
             raise TypeError(f"source {name!r} is {type(source).__name__}, expected a Source")
         if source.unknown_rows is not None:
-            msg = f"source {name!r} ({source.text}): a mixture has to know how many rows each source has, and "
-            raise ValueError(f"{msg}{source.unknown_rows}: make it with count_rows=True, which counts them once")
+            msg = f"source {name!r} ({source.text}): {source.unknown_rows}, and a mixture has to know that; "
+            raise ValueError(f"{msg}make the Source with count_rows=True, which counts them once")
     return dict(sources)
+
+
+def require_rows(name: str, weight: Fraction, rows: int) -> None:
+    """Raise a ValueError if a source has a weight, and no row to deliver."""
+    if weight and not rows:
+        msg = f"source {name!r} has the weight {float(weight):g} of 1, and its files, or its filter, leave no row: "
+        raise ValueError(f"{msg}give it the weight 0, or leave it out")
 
 
 def open_sources(
@@ -95,8 +103,9 @@ def _opened(name: str, source: SourceDescription, request: Request, cutting: Cut
     try:
         own = replace(request, columns=source.columns, filters=source.filters)
         files = files_of(source.file_set(cutting).open(own), "a source")
-    except ColumnError as error:
-        raise ColumnError(f"source {name!r}: {error}") from None
+    except (ValueError, FileNotFoundError) as error:
+        known = next(kind for kind in (ColumnError, ValueError, FileNotFoundError) if isinstance(error, kind))
+        raise known(f"source {name!r}: {error}") from None
     if files.filter is None:
         return files
     return with_kept_rows(files, None if source.manifest is None else parse_kept_rows(source.manifest))

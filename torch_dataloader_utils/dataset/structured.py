@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 from torch_dataloader_utils.checkpoint.merge import ON_CHANGED_FILES
 from torch_dataloader_utils.checkpoint.parse import MOST_EPOCHS
 from torch_dataloader_utils.columns.convert import OutputFormat
-from torch_dataloader_utils.columns.options import ColumnFormat
+from torch_dataloader_utils.columns.options import ColumnFormat, Packing
 from torch_dataloader_utils.dataset.discovery import check_columns
 from torch_dataloader_utils.dataset.excluding import ExcludingDataset
 from torch_dataloader_utils.dataset.file_set import FileSet
@@ -75,6 +75,7 @@ class StructuredDataset(ExcludingDataset):
         column_formats: Mapping[str, ColumnFormat] | None = None,
         fill_nulls: Mapping[str, Any] | None = None,
         mask_nulls: Sequence[str] | None = None,
+        packing: Packing | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         storage_timeout: float = DEFAULT_TIMEOUT_SEC,
@@ -166,6 +167,11 @@ class StructuredDataset(ExcludingDataset):
                 a null list becomes empty.
             mask_nulls: Columns after each of which a boolean column ``<column>_is_null`` is delivered. Where it is
                 True, integers are 0, booleans are False, and lists and packed bytes are empty.
+            packing: How documents, which are lists of tokens, become sequences of one length: see `Packing`. A batch
+                then has `batch_size` sequences of shape ``(batch_size, length)``, and as asked their ``document_ids``,
+                ``position_ids``, ``cu_seqlens`` and ``max_seqlen``. What is made of each shard is a function of its
+                rows alone, so resumes are exact. How many sequences there are is known when all is read:
+                ``len(loader)``, `uneven_ranks`, `virtual_ranks`, `row_id_column` and `fingerprint` are refused.
             collate_fn: Called with each batch, in the worker. Its result is delivered.
             storage_options: fsspec's options for the storage, credentials included. They appear in no state,
                 message or log.

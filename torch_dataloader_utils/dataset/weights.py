@@ -34,7 +34,7 @@ def parse_weights(weights: object, names: Sequence[str]) -> ExactSchedule:
     if isinstance(weights, Mapping):
         return ((0, exact_shares(weights, names)),)
     if isinstance(weights, (str, bytes)) or not isinstance(weights, Sequence):
-        msg = f"weights={weights!r:.80}: expected a mapping from sources to numbers, or a list of (row, mapping)"
+        msg = f"weights={weights!r:.80}: expected a mapping from sources to numbers, or a list of pairs (row, mapping)"
         raise TypeError(msg)
     steps = [_parse_step(step, names) for step in weights]
     if not steps or steps[0][0] != 0:
@@ -50,7 +50,10 @@ def _parse_step(step: object, names: Sequence[str]) -> tuple[int, tuple[Fraction
         case [row, Mapping() as weights]:
             return require_count(row, "a row of weights", least=0), exact_shares(weights, names)
         case _:
-            raise TypeError(f"weights holds {step!r:.80}: expected (row, mapping from sources to numbers)")
+            msg = (
+                f"weights holds {step!r:.80}: expected a mapping from sources to numbers, such as {{{names[0]!r}: 1}}, "
+            )
+            raise TypeError(f"{msg}or a list of pairs (row, mapping)")
 
 
 def exact_shares(weights: Any, names: Sequence[str]) -> tuple[Fraction, ...]:

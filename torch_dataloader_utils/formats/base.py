@@ -253,6 +253,7 @@ class OpenedFiles:
         stored_rows: The rows of each file's row groups before the filter, by path, if those that it keeps were counted.
             Then the manifest has the rows that it keeps. None where they were not.
         source: The name of the source of a mixture that these files are; None for a single dataset.
+        unknown_made: Why it is unknown how many rows are made of those that are read; None if they are delivered.
     """
 
     storage: Storage
@@ -278,6 +279,7 @@ class OpenedFiles:
     pin: Mapping[str, int] = field(default_factory=dict)
     stored_rows: Mapping[str, tuple[int, ...]] | None = field(default=None, repr=False)
     source: str | None = None
+    unknown_made: str | None = None
 
     @property
     def format_name(self) -> str:
@@ -348,6 +350,11 @@ class OpenedFiles:
     @property
     def unknown_rows(self) -> str | None:
         """Why it is unknown, before the files are read, how many rows are delivered; None where it is known."""
+        return self.unknown_rows_read or self.unknown_made
+
+    @property
+    def unknown_rows_read(self) -> str | None:
+        """Why it is unknown how many rows the filter leaves; None where it is known."""
         if self.filter is not None and self.stored_rows is None:
             return f"only reading tells how many rows {self.filter_name} leaves"
         return self.format.unknown_rows
@@ -423,6 +430,7 @@ class OpenedSources:
 
     sources: Mapping[str, OpenedFiles]
     unknown_rows: ClassVar[None] = None
+    unknown_made: ClassVar[None] = None
     filter: ClassVar[None] = None
     filter_columns: ClassVar[tuple[str, ...]] = ()
     filter_digest: ClassVar[None] = None

@@ -13,7 +13,7 @@ from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.skipped_steps import between, rows_in
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
 from torch_dataloader_utils.planning.excluded import EpochExclusions
-from torch_dataloader_utils.planning.quotas import Quotas
+from torch_dataloader_utils.planning.quotas import Counts, Quotas
 from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.work import Work
 
@@ -79,7 +79,7 @@ class PartsOfPass:
                 assigned[process].append(Assignment(self._iteration, process, self._epoch, own, self._excluded))
         return dict(assigned)
 
-    def _sizes(self, part: Part) -> list[tuple[int, ...] | None]:
+    def _sizes(self, part: Part) -> list[Counts | None]:
         """Return the rows of each step of each stream, where the streams of a turn give unequal numbers of rows.
 
         How many batches a turn has made follows from the rows of its streams: a worker of a plain loader that restores
@@ -98,7 +98,7 @@ class PartsOfPass:
             before = (turn - part.begin.turn) % turns  # steps of the part before the turn's first one
             stop = None if part.steps is None else made + max(0, -(-(part.steps - before) // turns))
             of_turns.append(self._quotas.counts[turn::turns][made:stop])
-        return [tuple(of_turns[stream // together][:, stream % sources].tolist()) for stream in range(streams)]
+        return [of_turns[stream // together][:, stream % sources] for stream in range(streams)]
 
     def contents(self, read: Read, restores: Callable[[], bool]) -> Iterator[Content]:
         """Let the processes read, and return what they make.

@@ -18,6 +18,7 @@ from torch_dataloader_utils.checkpoint.epoch_record import EpochRecord
 from torch_dataloader_utils.checkpoint.merge import Merged, OnChangedFiles, merge_states
 from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.checkpoint.removed_rows import with_removed
 from torch_dataloader_utils.checkpoint.restore import check_states, place_states
 from torch_dataloader_utils.checkpoint.restore_skips import with_carried
 from torch_dataloader_utils.checkpoint.run import Run
@@ -26,7 +27,7 @@ from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_file
 from torch_dataloader_utils.formats.base import Opened
 from torch_dataloader_utils.loader.advice import advise
 from torch_dataloader_utils.loader.events import Hooks
-from torch_dataloader_utils.loader.exclusions import loaded_exclusions
+from torch_dataloader_utils.loader.exclusions import loaded_exclusions, loaded_removed
 from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.logged_segments import LoggedSegments
 from torch_dataloader_utils.loader.metrics import Metrics, MetricsReading
@@ -129,7 +130,12 @@ class EpochState(SkipsSteps):
     def progress(self) -> Progress:
         """The progress: that of the newest iteration, else that of a loaded state, else none."""
         progress = self.owner.progress
-        return self._fresh() if progress is None else self._skipping(progress)
+        return self._removing(self._fresh() if progress is None else self._skipping(progress))
+
+    def _removing(self, progress: Progress) -> Progress:
+        """Return the progress with all rows that batches lose if an iteration begins with it."""
+        removed, seed = self.excluded_in(self.epoch).removed, self._planner.options.row_shuffle_seed
+        return with_removed(progress, removed, seed=seed, epoch=self.epoch, is_exact=self.unknown_rows is None)
 
     def excluded_in(self, epoch: int) -> EpochExclusions:
         """Return what is excluded in an epoch."""
@@ -179,12 +185,17 @@ class EpochState(SkipsSteps):
 
     def pass_progress(self, uneven: Literal["drop", "pad"] | None = None) -> PassProgress:
         """Return how many batches were delivered before the next one, and how many there are: see the loader's."""
-        progress = self._fresh() if self.owner.upcoming is None else self._skipping(self.owner.upcoming)
+        is_going_on = self.owner.upcoming is not None and self.owner.iteration is not None
+        progress = self._fresh() if self.owner.upcoming is None else self.owner.upcoming
+        progress = progress if is_going_on else self._skipping(progress)
         total = None
         if self.unknown_rows is None:
             total = self._batches(progress)
             if uneven is not None and self._planner.options.uneven_ranks == "allow":
-                ranks = map(self._skipping, self._ranks(self._plan_of(progress.baseline), progress.baseline))
+                requests = SkipRequests(progress.skip_requests, restores=progress.restores)
+                fresh = self._ranks(self._plan_of(progress.baseline), progress.baseline)
+                # Only a mixture has quotas, and its ranks are always balanced.
+                ranks = (requests.applied(one, self._read_options, None, counts_rows=True) for one in fresh)
                 total = (min if uneven == "drop" else max)(map(self._batches, ranks))
         return {"initial": progress.batches_delivered - progress.steps_skipped, "total": total}
 
@@ -257,7 +268,9 @@ class EpochState(SkipsSteps):
         if self.owner.loaded is None:
             self._plan_algorithm = None
             self.segments.begin(self.segment(self.epoch))
-        progress = self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded)
+        else:
+            self._note_removals(self.owner.loaded.batches_delivered)
+        progress = self._removing(self._fresh() if self.owner.loaded is None else self._skipping(self.owner.loaded))
         counts = self.pass_progress()
         self._log_segment(progress)
         quotas = self._quotas_of(progress)
@@ -301,7 +314,7 @@ class EpochState(SkipsSteps):
     def exclude(self, rows: ExcludedRows) -> None:
         """Exclude rows from the next iteration on."""
         self._exclusions = self._exclusions.with_rows(rows, self.epoch)
-        self.owner.copies.publish_exclusion()
+        self._note_exclusion()
 
     def exclude_by(self, opened_files: Opened, digest: str) -> None:
         """Exclude rows from the next iteration on by an expression of opened files, given by its digest.
@@ -316,7 +329,22 @@ class EpochState(SkipsSteps):
         expression = ExcludedExpression(digest, str(opened_files.expressions[digest]), self.epoch)
         self._exclusions = self._exclusions.with_expression(expression)
         self._opened_files = opened_files
+        self._note_exclusion()
+
+    def _note_exclusion(self) -> None:
+        """Let copies know that more rows are excluded, and the ledger, unless an iteration goes on without it."""
         self.owner.copies.publish_exclusion()
+        if self.owner.iteration is None and self.owner.loaded is not None:
+            self._note_removals(self.owner.loaded.batches_delivered)
+
+    def _note_removals(self, step: int) -> None:
+        """Let the ledger know which rows the batches lose of an iteration that continues what was loaded."""
+        self.segments.exclude(self.segment(self.epoch), step, own_alone=self._is_own_alone(step))
+
+    def _is_own_alone(self, step: int) -> bool:
+        """Whether it is not known at which step other ranks begin an iteration that continues what was loaded."""
+        began, loaded = self._loaded or (None, None)
+        return step > 0 if began is None else began == "state" and not (loaded and loaded.is_one_step)
 
     def set_weights(self, weights: tuple[Fraction, ...]) -> None:
         """Let the next epoch that begins, or the next state that is loaded, have other weights.
@@ -357,9 +385,11 @@ class EpochState(SkipsSteps):
         if algorithm in PLAN_ALGORITHMS:  # else it will be a difference
             run = replace(run, plan_algorithm=algorithm)
         before, run = run, replace(run, exclusions=loaded_exclusions(saved, run, self._opened_files))
+        changed: frozenset[str] = frozenset()
         if not strict:
             merged = merge_states(saved, run, on_changed_files=on_changed_files)
-            run = replace(run, exclusions=loaded_exclusions(saved, before, self._opened_files, merged.changed))
+            changed = merged.changed
+            run = replace(run, exclusions=loaded_exclusions(saved, before, self._opened_files, changed))
             progress = self._planned_again(saved, run, merged)
         elif on_changed_files != "error":
             msg = f"on_changed_files={on_changed_files!r} needs strict=False: what is left has to be planned again"
@@ -370,6 +400,7 @@ class EpochState(SkipsSteps):
             if self._adopts_num_workers and run.topology.virtual_workers is None:
                 run = replace(run, topology=replace(run.topology, num_workers=saved[0].num_workers))
             progress = self._placed(saved, run)
+        progress = replace(progress, removed=loaded_removed(saved, run, strict=strict, changed=changed))
         self.topology = run.topology
         self._plan_algorithm = run.plan_algorithm
         self._exclusions = run.exclusions
@@ -382,7 +413,8 @@ class EpochState(SkipsSteps):
         segment = replace(self.segment(epoch), baseline=progress.baseline)
         if strict:
             own = next((state for state in saved if state.rank == self.topology.rank), saved[0])
-            self.segments.load_strictly(segment, own, progress)
+            own_alone = self._is_own_alone(progress.batches_delivered)
+            self.segments.load_strictly(segment, own, progress, own_alone=own_alone)
         else:
             self.segments.load_elastically(segment, saved)
 

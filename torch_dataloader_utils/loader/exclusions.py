@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from torch_dataloader_utils.checkpoint.compare import unknown_expression
+from torch_dataloader_utils.checkpoint.progress import RemovedRows
+from torch_dataloader_utils.checkpoint.removed_rows import saved_removed
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.formats.base import Opened
 from torch_dataloader_utils.planning.excluded import Exclusions
+from torch_dataloader_utils.planning.row_ranges import FileRows
 
 
 def loaded_exclusions(
@@ -22,12 +26,32 @@ def loaded_exclusions(
     Raises:
         CheckpointMismatchError: If a state excludes rows by an expression that the run does not know.
     """
-    saved = next((state for state in states if state.rank == run.topology.rank), states[0])
-    files = run.manifest.rows_by_file
-    if saved.fingerprint != run.manifest.fingerprint and saved.files is not None:
-        files = [(file.path, file.rows or 0) for file in saved.files]
-    exclusions = saved.excluded.exclusions(files)
+    saved = _own(states, run)
+    exclusions = saved.excluded.exclusions(_files(saved, run))
     unknown = [one for one in exclusions.expressions if one.digest not in opened_files.expressions]
     if unknown:
         raise unknown_expression(unknown[0])
     return exclusions.without_files(changed).joined(run.exclusions, saved.epoch)
+
+
+def loaded_removed(
+    states: Sequence[SavedState], run: Run, *, strict: bool, changed: Collection[str] = ()
+) -> RemovedRows:
+    """Return which rows of the current epoch states exclude, and which of them were delivered before.
+
+    In a strict load it is the state of the run's rank that counts.
+    """
+    saved = _own(states, run)
+    removed = saved_removed([saved] if strict else states, _files(saved, run))
+    return replace(removed, delivered=removed.delivered.without_files(changed))
+
+
+def _own(states: Sequence[SavedState], run: Run) -> SavedState:
+    return next((state for state in states if state.rank == run.topology.rank), states[0])
+
+
+def _files(saved: SavedState, run: Run) -> list[FileRows]:
+    """Return the files to which row numbers of a state refer."""
+    if saved.fingerprint != run.manifest.fingerprint and saved.files is not None:
+        return [(file.path, file.rows or 0) for file in saved.files]
+    return run.manifest.rows_by_file

@@ -127,7 +127,12 @@ class Ledger:
         return ledger
 
     def _require_known_rows(self) -> None:
-        """Raise if only reading tells which rows are delivered, and nothing is to be read."""
+        """Raise if only reading tells which rows are delivered, and nothing is to be read, or reading does not tell."""
+        if self.files.unknown_made is not None:
+            msg = (
+                f"which step has which rows is not known: {self.files.unknown_made}, and a sequence has tokens of many"
+            )
+            raise LedgerUnknownError(f"{msg} rows")
         if self.files.unknown_rows is not None and not self.scan:
             what = f"the columns that {self.files.filter_name} needs, of the rank's rows,"
             what = "the rank's text" if self.files.filter is None else what

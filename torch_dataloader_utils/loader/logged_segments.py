@@ -97,7 +97,8 @@ class _Epoch:
             self._require_same_batches(segment, own)
             self.logged.append(own)
             return
-        removals = removals_from(own, before.removals, segment.first_step)
+        own_alone = segment.loaded is None or not segment.loaded.is_one_step
+        removals = removals_from(own, before.removals, segment.first_step, own_alone=own_alone)
         if (before.batch_size, before.drop_last, before.topology) == (own.batch_size, own.drop_last, own.topology):
             self.logged[-1] = replace(own, first_step=before.first_step, starts=before.starts, removals=removals)
         else:

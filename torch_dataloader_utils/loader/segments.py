@@ -172,14 +172,26 @@ class Segments:
         newest = replace(known[-1], skipped=segment.skipped, restores=segment.restores)
         self._segments[segment.epoch] = (*known[:-1], newest)
 
-    def load_strictly(self, segment: Segment, saved: SavedState, progress: Progress) -> None:
-        """Note that this rank continues the plan of a segment where a state stands."""
+    def exclude(self, segment: Segment, step: int, *, own_alone: bool) -> None:
+        """Note which rows the batches of an epoch lose from a step on.
+
+        `own_alone` says that it is not known from which step on other ranks' batches do.
+        """
+        known = self._segments.get(segment.epoch)
+        if known:
+            removals = removals_from(segment, known[-1].removals, step, own_alone=own_alone)
+            self._segments[segment.epoch] = (*known[:-1], replace(known[-1], removals=removals))
+
+    def load_strictly(self, segment: Segment, saved: SavedState, progress: Progress, *, own_alone: bool) -> None:
+        """Note that this rank continues the plan of a segment where a state stands: see `exclude`."""
         known = self._segments.get(segment.epoch, ())
         same = (number for number, other in enumerate(known) if have_one_plan(other, segment))
         first = next(same, None)
         before = known[: first or 0]  # those of other plans, which an elastic load of this process has followed
         earlier = () if first is None else known[-1].removals
-        segment = replace(segment, removals=removals_from(segment, earlier, progress.batches_delivered))
+        segment = replace(
+            segment, removals=removals_from(segment, earlier, progress.batches_delivered, own_alone=own_alone)
+        )
         self.begin(segment)
         self._segments[segment.epoch] = (*before, *self._around(segment, saved, progress))
         self.loaded = segment.epoch, progress
@@ -288,10 +300,14 @@ def have_one_plan(segment: Segment, other: Segment) -> bool:
     )
 
 
-def removals_from(segment: Segment, earlier: Sequence[Removal], step: int) -> tuple[Removal, ...]:
-    """Return the removals of a segment that an iteration continues from a step on, and those before the step."""
+def removals_from(segment: Segment, earlier: Sequence[Removal], step: int, *, own_alone: bool) -> tuple[Removal, ...]:
+    """Return the removals of a segment that an iteration continues from a step on, and those before the step.
+
+    `own_alone` says that it is not known from which step on other ranks continue it.
+    """
     before = tuple(removal for removal in earlier if removal.first_step < step)
-    now = replace(segment.removals[-1], first_step=step, rank=segment.topology.rank) if segment.removals else NO_REMOVAL
+    rank = segment.topology.rank if own_alone else None
+    now = replace(segment.removals[-1], first_step=step, rank=rank) if segment.removals else NO_REMOVAL
     last = before[-1] if before else NO_REMOVAL
     same = (last.rows, last.expressions) == (now.rows, now.expressions)
     return before if same else (*before, now)

@@ -60,20 +60,22 @@ class SkipsSteps(ABC):
         progress = self.progress
         require_steps(start, stop, progress, self._most_steps())
         self._skips = self._skips.adding(start, stop)
-        self.segments.skip(self.segment(self.epoch))
         if self.owner.iteration is None:  # else the iteration goes on without it, and the next one begins the epoch
+            self.segments.skip(self.segment(self.epoch))
             self.owner.take_over("skip_steps", self.epoch, self._skipping(progress))
 
     def restore_skipped(self) -> None:
         """Deliver skipped steps after the last one: see the loader's."""
         self._skips = replace(self._skips, restores=True)
-        self.segments.skip(self.segment(self.epoch))
         iteration = self.owner.iteration
         if iteration is None:
+            self.segments.skip(self.segment(self.epoch))
             if self.owner.loaded is not None:
                 self.owner.take_over("restore_skipped", self.epoch, replace(self.owner.loaded, restores=True))
             return
         iteration.progress = replace(iteration.progress, restores=True)
+        steps = iteration.progress.skip_requests  # those that were requested since then are of the next iteration
+        self.segments.skip(replace(self.segment(self.epoch), skipped=steps))
         if iteration.finished():
             self._keep_restorable()
 

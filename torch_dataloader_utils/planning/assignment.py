@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions
 from torch_dataloader_utils.planning.plan import ShardSlice
+from torch_dataloader_utils.planning.quotas import Counts
 from torch_dataloader_utils.planning.row_hash import RowHash
 
 
@@ -58,7 +59,7 @@ class StreamAssignment:
 
     stream: int
     slices: tuple[ShardSlice, ...]
-    sizes: tuple[int, ...] | None = None
+    sizes: Counts | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,10 @@ class ExcludedRows:
         """Return the rows that the other does not have."""
         return self._combined(other, lambda own, others: own & ~others)
 
+    def both(self, other: ExcludedRows) -> ExcludedRows:
+        """Return the rows that both have."""
+        return self._combined(other, np.logical_and)
+
     def without_files(self, paths: Iterable[str]) -> ExcludedRows:
         """Return the rows of all other files."""
         gone = frozenset(paths)

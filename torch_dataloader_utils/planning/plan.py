@@ -11,6 +11,9 @@ from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Split
 from torch_dataloader_utils.planning.row_hash import RankHashes
 
+TO_THE_END = 1 << 62
+"""Stands for the number of what a shard delivers where only reading tells it: larger than any number."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -23,13 +26,17 @@ class Shard:
         missing: Indices of the splits that cannot be read any more: their files have changed since the epoch began.
             The rows of the other splits keep their order.
         excluded: Rows of files that are not delivered, although splits have them: a split names all of its rows.
-        rows: Rows to deliver, where no filter drops any.
+        delivers: How many it delivers, where that is not its rows but what is made of them: a number, or `TO_THE_END`.
+        input_rows: Its rows that can be read and are not excluded.
+        rows: Rows to deliver, where no filter drops any: `delivers`, else the rows that are read.
     """
 
     splits: tuple[Split, ...]
     rounds: int = 1
     missing: tuple[int, ...] = ()
     excluded: ExcludedRows = field(default=NONE_EXCLUDED, compare=False, repr=False)
+    delivers: int | None = field(default=None, compare=False, repr=False)
+    input_rows: int = field(init=False, compare=False, repr=False)
     rows: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -37,7 +44,8 @@ class Shard:
         rows -= sum(self.splits[index].row_length for index in self.missing)
         if self.excluded:
             rows -= sum(map(self.excluded.within, self.present))
-        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "input_rows", rows)
+        object.__setattr__(self, "rows", rows if self.delivers is None else self.delivers)
 
     @property
     def present(self) -> tuple[Split, ...]:
@@ -209,6 +217,7 @@ class PlanOptions:
         shuffle_interleave: Largest number of row groups larger than that which share the rounds of a shard.
         uneven_ranks: Whether ranks may have different numbers of rows, or surplus rows are dropped, or rows repeated.
         batch_size: Rows of a step of a rank, or of a virtual rank, where ranks are balanced; else None.
+        packing: What makes sequences of rows, as text: states record it. None where rows are delivered.
     """
 
     split_bytes: int
@@ -219,6 +228,7 @@ class PlanOptions:
     shuffle_interleave: int = 8
     uneven_ranks: UnevenRanks = "allow"
     batch_size: int | None = None
+    packing: str | None = None
 
     def __post_init__(self) -> None:
         if self.shuffles_rows and not self.shuffle:
@@ -228,6 +238,11 @@ class PlanOptions:
     def row_shuffle_seed(self) -> int | None:
         """The seed of a row-level shuffle, else None."""
         return self.shuffle_seed if self.shuffles_rows else None
+
+    @property
+    def delivers(self) -> int | None:
+        """What every shard delivers: see `Shard`."""
+        return None if self.packing is None else TO_THE_END
 
     @property
     def shuffles_rows(self) -> bool:

@@ -205,6 +205,8 @@ def make_plan(
         shards = make_shards(groups, options, epoch, streams)
     if left_out:
         shards = [shard for shard in (replace(shard, excluded=left_out) for shard in shards) if shard.rows]
+    if options.delivers is not None:
+        shards = [replace(shard, delivers=options.delivers) for shard in shards]
     if bundles is None and options.shuffle:
         shards = balanced_shards(shards, carried, streams)
     plan = Plan(epoch, num_ranks, num_workers, slices=(*carried, *map(ShardSlice, shards)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,10 +100,9 @@ class Chunk:
 class Batcher:
     """Holds chunks that are read and not yet cut into batches, with one lease for all of them."""
 
-    def __init__(self, stream: int, batch_size: int, sizes: Sequence[int] | None = None) -> None:
+    def __init__(self, stream: int, batch_size: int) -> None:
         self._stream = stream
-        self._sizes = None if sizes is None else deque(rows for rows in sizes if rows)
-        self._batch_size = batch_size if self._sizes is None else self._sizes[0] if self._sizes else 1
+        self._batch_size = batch_size
         self._chunks: deque[Chunk] = deque()
         self._lease: MemoryLease | None = None
         self._start = 0
@@ -136,21 +135,11 @@ class Batcher:
         """Cut off what makes full batches. Few rows are left, and they keep no chunk in memory."""
         if self.rows < self._batch_size:
             return
-        if self._sizes is not None:
-            yield from self._of_unequal_sizes(self._sizes)
-            self._compact()
-            return
         if len(self._chunks) > 1:
             yield self.take(self._batch_size)
         if self.rows >= self._batch_size:
             yield self._take_many()
         self._compact()
-
-    def _of_unequal_sizes(self, sizes: deque[int]) -> Iterator[Batches]:
-        while sizes and self.rows >= sizes[0]:
-            rows = sizes.popleft()
-            self._batch_size = sizes[0] if sizes else self.rows + 1
-            yield self.take(rows)
 
     def take(self, count: int) -> Batches:
         """Cut off a batch of the next rows, which may be in several chunks."""

@@ -122,7 +122,7 @@ class RowGroupReader:
     @property
     def knows_rows(self) -> bool:
         """Whether it is known how many rows are delivered of each row group."""
-        return self._files.unknown_rows is None and self._excluded.unknown_rows is None
+        return self._files.unknown_rows_read is None and self._excluded.unknown_rows is None
 
     def most_requested(self, group: FileRowGroup) -> int:
         """Return how many to request ahead: as many as can be fetched at once, or decoded while one is used."""

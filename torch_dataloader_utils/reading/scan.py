@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
+from torch_dataloader_utils.columns.options import Packing
 from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.planning.plan import ShardSlice
@@ -37,6 +38,7 @@ class ReadOptions:
         row_shuffle_seed: Seed of the permutation inside shards, or None where rows keep their order.
         read_ahead_bytes: Decoded bytes that a stream holds at most; with row-level shuffle a shard may have more.
         fingerprint: Whether each batch gets the hash of its rows: which rows of which files they are.
+        packing: How rows become sequences, which batches then count; None where they do not.
     """
 
     batch_size: int
@@ -46,6 +48,7 @@ class ReadOptions:
     row_shuffle_seed: int | None
     read_ahead_bytes: int
     fingerprint: bool
+    packing: Packing | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +91,12 @@ class Scan(ABC):
         self._counters = Counters()
 
     @abstractmethod
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Generator[Chunk, None, None]:
         """Yield the rows of every slice. The last chunk of each slice says so, even if it holds no rows."""
 
-    def close(self) -> None:  # noqa: B027 - most scans need nothing
-        """Free what the scan needs apart from the reader."""
+    def close(self) -> None:
+        """Free what the scan needs, and close the reader."""
+        self.reader.close()
 
     def take_work(self) -> Work:
         """Return what was read, and waited for, since the last call."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pyarrow as pa
 
@@ -25,7 +25,7 @@ SCRATCH_SHARE = 4
 class SequentialScan(Scan):
     """Yields row groups in file order, without the rows outside the slices."""
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Generator[Chunk, None, None]:
         """Yield the rows of every slice. The last chunk of each slice says so, even if it holds no rows."""
         first = 0  # delivered rows of the shard before the table
         for step, lease in self.requested(self._steps()):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +22,8 @@ from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLea
 from torch_dataloader_utils.reading.row_groups import Cursor, FileRowGroup, RowGroupReader
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan, Step
 
+T = TypeVar("T")
+
 MISSING = (1 << 32) - 1
 """Stands for a row of a missing split. It is above the number of any row of a table in memory."""
 
@@ -28,8 +32,8 @@ BLOCK_SHARE = 8
 has costs that do not depend on its size."""
 
 COLUMNS_OF_A_THREAD = 8
-"""A thread for each so many columns permutes one column at a time, so that the copies that are being made stay a small
-part of the shard."""
+"""A thread for each so many columns, the reading one included, permutes one column at a time, so that the copies which
+are being made stay a small part of the shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,14 +68,16 @@ class ShuffledScan(Scan):
     ) -> None:
         super().__init__(reader, slices, options, budget)
         self._epoch = epoch
-        threads = max(1, min(pa.cpu_count(), reader.columns // COLUMNS_OF_A_THREAD))
+        self._helpers = max(1, min(pa.cpu_count(), reader.columns // COLUMNS_OF_A_THREAD)) - 1
+        threads = max(1, self._helpers)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="shuffle", initializer=allocate_first)
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads, and close the reader."""
         self._threads.shutdown()
+        super().close()
 
-    def chunks(self) -> Iterator[Chunk]:
+    def chunks(self) -> Generator[Chunk, None, None]:
         """Yield the rows of every slice. The last chunk of each slice says so, even if it holds no rows."""
         tables: dict[int, pa.Table] = {}
         for step, lease in self.requested(self._steps()):
@@ -123,13 +129,20 @@ class ShuffledScan(Scan):
         else:
             drawn = block.indices.result()
         indices = drawn.slice(skip, shard_slice.stop - block.first - skip)
-        names, columns = whole.column_names, dict(enumerate(whole.columns))
+        names, columns = whole.column_names, deque(enumerate(whole.columns))
         del whole
+        permuted: dict[int, pa.ChunkedArray] = {}
 
-        def take(number: int) -> pa.ChunkedArray:
-            return pc.take(columns.pop(number), indices, boundscheck=False)  # each index is a row's number
+        def permute() -> None:
+            while column := _first(columns):
+                permuted[column[0]] = pc.take(column[1], indices, boundscheck=False)  # each index is a row's number
+                del column
 
-        table = pa.table(list(self._threads.map(take, range(len(names)))), names=names)
+        helping = [self._threads.submit(permute) for _ in range(self._helpers)]
+        permute()
+        for helper in helping:
+            helper.result()
+        table = pa.table([permuted[number] for number in range(len(names))], names=names)
         block.lease.resize(self._half_at_least(table.nbytes))
         converted = convert(table, self.options.transform)
         return Chunk(step.position, block.first + skip, table.num_rows, block.last, converted, block.lease)
@@ -217,12 +230,20 @@ class ShuffledScan(Scan):
 
     def _blocks(self, shard: Shard, begin: int, groups: Sequence[FileRowGroup]) -> Iterator[tuple[range, int]]:
         """Yield the rounds to read together, from one round on, and the bytes to lease for them."""
-        row_bytes = sum(self.reader.decoded_bytes(group) for group in groups) // shard.rows + 1
+        row_bytes = sum(self.reader.decoded_bytes(group) for group in groups) // shard.input_rows + 1
         largest = sum(-(-group.rows // shard.rounds) for group in groups) * row_bytes
         together = 1 if not self.reader.knows_rows else max(1, self.budget.limit // (BLOCK_SHARE * largest))
         for number in range(begin, shard.rounds, together):
             rounds = range(number, min(number + together, shard.rounds))
             yield rounds, self._half_at_least(len(rounds) * largest)
+
+
+def _first(columns: deque[T]) -> T | None:
+    """Take the first of some columns, which other threads take as well; None if none is left."""
+    try:
+        return columns.popleft()
+    except IndexError:
+        return None
 
 
 def _packed(order: npt.NDArray[np.intp]) -> pa.Array:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 
 from torch_dataloader_utils.columns.convert import interleave, size_of
@@ -13,13 +13,14 @@ from torch_dataloader_utils.planning.assignment import Assignment, Receipt, Stre
 from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
 from torch_dataloader_utils.reading.batching import Batcher, Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
+from torch_dataloader_utils.reading.mixture import joined, read_mixture, total
+from torch_dataloader_utils.reading.packing import PackedScan, unpacked
 from torch_dataloader_utils.reading.removal import without_removed
 from torch_dataloader_utils.reading.row_groups import REMOVED_COLUMN, RowGroupReader
 from torch_dataloader_utils.reading.row_marks import with_hashes
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 from torch_dataloader_utils.reading.sequential import SequentialScan
 from torch_dataloader_utils.reading.shuffled import ShuffledScan
-from torch_dataloader_utils.reading.work import Work
 
 
 def read_assignment(
@@ -75,57 +76,65 @@ def _read_streams(
         )
 
     streams = assignment.stream_assignments
-    epoch = MIXTURE_KEY if isinstance(files, OpenedSources) else assignment.epoch
-    if len(streams) == 1:
-        yield from _read_stream(new_reader(streams[0]), streams[0], epoch, options, budget=budget)
+    if not isinstance(files, OpenedSources) and len(streams) == 1:
+        scan = _scan(new_reader(streams[0]), streams[0], assignment.epoch, options, budget)
+        try:
+            yield from _batches(scan, streams[0], options)
+        finally:
+            scan.close()
         return
-    part = replace(options, batch_size=options.batch_size // len(assignment.turns[0]))
     # Half of the budget is for the streams, in equal shares: one that shared with others could wait for their memory,
     # and they for its rows. The other half is for the batches that are put together out of copies of their rows.
     reserved = budget.take(budget.limit // 2)
     reserved.keep()
-    readers: dict[int, _StreamReader] = {}
-    for stream in streams:
-        share = MemoryBudget(max(1, reserved.size // len(streams)))
-        batches = _read_stream(new_reader(stream), stream, epoch, part, budget=share)
-        readers[stream.stream] = _StreamReader(batches, part.batch_size, share)
+    epoch = MIXTURE_KEY if isinstance(files, OpenedSources) else assignment.epoch
+    scans = [
+        _scan(new_reader(stream), stream, epoch, options, MemoryBudget(max(1, reserved.size // len(streams))))
+        for stream in streams
+    ]
     try:
-        turns = [[readers[stream.stream] for stream in turn] for turn in assignment.turns]
-        if all(stream.sizes is None for stream in streams):
-            yield from _put_together(turns, budget)
+        if isinstance(files, OpenedSources):
+            yield from read_mixture(assignment.turns, scans, budget, fingerprint=options.fingerprint)
         else:
-            sizes = [list(zip(*(stream.sizes or () for stream in turn), strict=True)) for turn in assignment.turns]
-            yield from _put_unequal_together(turns, sizes, budget)
+            yield from _read_grid(assignment, scans, options, budget)
     finally:
-        for reader in readers.values():
-            reader.close()
+        for scan in scans:
+            scan.close()
         reserved.release()
 
 
-def _read_stream(
-    reader: RowGroupReader,
-    stream: StreamAssignment,
-    epoch: int,
-    options: ReadOptions,
-    *,
-    budget: MemoryBudget,
-) -> Generator[Batches | StreamEnd, None, None]:
-    """Read the slices of one stream and yield its batches, many together, then its end."""
+def _scan(
+    reader: RowGroupReader, stream: StreamAssignment, epoch: int, options: ReadOptions, budget: MemoryBudget
+) -> Scan:
+    seed, packing = options.row_shuffle_seed, options.packing
+    slices = stream.slices if packing is None else unpacked(stream.slices)
     scan: Scan
-    if options.row_shuffle_seed is None:
-        scan = SequentialScan(reader, stream.slices, options, budget)
+    if seed is None:
+        scan = SequentialScan(reader, slices, options, budget)
     else:
-        scan = ShuffledScan(reader, stream.slices, options, budget, epoch)
+        scan = ShuffledScan(reader, slices, options, budget, epoch)
+    return scan if packing is None else PackedScan(scan, stream.slices, packing, seed=seed, epoch=epoch)
+
+
+def _read_grid(
+    assignment: Assignment, scans: Sequence[Scan], options: ReadOptions, budget: MemoryBudget
+) -> Iterator[Batches | StreamEnd]:
+    """Read the streams of a virtual topology and yield their batches, put together, then their end."""
+    part = replace(options, batch_size=options.batch_size // len(assignment.turns[0]))
+    readers = {
+        stream.stream: _StreamReader(_batches(scan, stream, part), part.batch_size, scan.budget)
+        for stream, scan in zip(assignment.stream_assignments, scans, strict=True)
+    }
     try:
-        yield from _batches(scan, stream, options)
+        yield from _put_together([[readers[stream.stream] for stream in turn] for turn in assignment.turns], budget)
     finally:
-        scan.close()
-        reader.close()
+        for reader in readers.values():
+            reader.close()
 
 
-def _batches(scan: Scan, stream: StreamAssignment, options: ReadOptions) -> Iterator[Batches | StreamEnd]:
-    """Cut chunks into batches that span row groups, shards and files."""
-    batcher = Batcher(stream.stream, options.batch_size, stream.sizes)
+def _batches(scan: Scan, stream: StreamAssignment, options: ReadOptions) -> Generator[Batches | StreamEnd, None, None]:
+    """Cut chunks into batches that span row groups, shards and files, and yield many together, then the end."""
+    batcher = Batcher(stream.stream, options.batch_size)
     for chunk in scan.chunks():
         batcher.add(chunk)
         del chunk  # it must be gone before the next one is read
@@ -164,26 +173,7 @@ def _put_together(turns: list[list[_StreamReader]], budget: MemoryBudget) -> Ite
             waiting.append(turn)
             cycle, count = turn, 1
         yield _next_batches(cycle, count, width, budget)
-    yield StreamEnd(_joined([end.receipt for end in ends]), _sum(ends))
-
-
-def _put_unequal_together(
-    turns: list[list[_StreamReader]], sizes: list[list[tuple[int, ...]]], budget: MemoryBudget
-) -> Iterator[Batches | StreamEnd]:
-    """Yield the batches of each worker turn's streams as one, which give unequal numbers of rows to each step.
-
-    `sizes` has for each turn the rows of each of its streams in each of its steps.
-    """
-    for number in range(max(map(len, sizes), default=0)):
-        for turn, steps in zip(turns, sizes, strict=True):
-            if number < len(steps):
-                given = [reader for reader, rows in zip(turn, steps[number], strict=True) if rows]
-                yield _next_batches(given, 1, len(given), budget)
-    ends = [reader.end for turn in turns for reader in turn]
-    if not all(ends):
-        raise RuntimeError("streams of a mixture have more rows than its steps take")
-    found = [end for end in ends if end is not None]
-    yield StreamEnd(_joined([end.receipt for end in found]), _sum(found))
+    yield StreamEnd(joined([end.receipt for end in ends]), total([end.work for end in ends]))
 
 
 def _next_batches(cycle: list[_StreamReader], count: int, width: int, budget: MemoryBudget) -> Batches:
@@ -194,11 +184,11 @@ def _next_batches(cycle: list[_StreamReader], count: int, width: int, budget: Me
     taken = [reader.take(count) for reader in cycle]
     columns = interleave([batches.columns for batches in taken], count)
     receipts = tuple(
-        _joined([batches.receipts[number] for batches in taken[first : first + width]])
+        joined([batches.receipts[number] for batches in taken[first : first + width]])
         for number in range(count)
         for first in range(0, len(cycle), width)
     )
-    work = _sum(taken)
+    work = total([batches.work for batches in taken])
     del taken
     for reader in cycle:
         reader.release()
@@ -258,22 +248,3 @@ class _StreamReader:
             else:
                 self._rest = following
         return self._rest
-
-
-def _joined(receipts: list[Receipt]) -> Receipt:
-    """Return the receipt of what several streams deliver together."""
-    first, *others = receipts
-    return replace(
-        first,
-        rows=sum(receipt.rows for receipt in receipts),
-        rows_dropped=sum(receipt.rows_dropped for receipt in receipts),
-        others=tuple(others),
-    )
-
-
-def _sum(contents: list[Batches] | list[StreamEnd]) -> Work:
-    total = Work()
-    for content in contents:
-        if content.work is not None:
-            total.add(content.work)
-    return total

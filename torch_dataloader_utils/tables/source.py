@@ -28,6 +28,8 @@ from torch_dataloader_utils.storage.redaction import Redactor
 if TYPE_CHECKING:
     from pyiceberg.expressions import BooleanExpression
 
+UNCOUNTED = "these files do not tell how many rows they have"
+
 
 class Source(SourceDescription):
     """A source of a mixture: files given by path, or a table (`iceberg`, `delta`). Frozen.
@@ -88,7 +90,7 @@ class Source(SourceDescription):
         PathSet.parse(given, file_format)  # raises what the arguments have wrong
         text = Redactor(storage_options or {}, paths := parse_paths(path)).clean(", ".join(paths))
         kept = parse_filters(filters)
-        unknown = file_format.unknown_rows
+        unknown = None if file_format.unknown_rows is None else UNCOUNTED
         if kept is not None and not count_rows:
             unknown = FILTER_UNKNOWN
         super().__init__(text, partial(_path_set, given, new_format), names, kept, count_rows, unknown, manifest)

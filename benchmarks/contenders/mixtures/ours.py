@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch_dataloader_utils as tdu
 from benchmarks.contenders.mixtures.job import BUFFER_ROWS, SEED, SOURCES, Job, directories
+from torch_dataloader_utils import MixedDataset, Source
+
+EPOCH_ROWS = 10_000
+"""Of an epoch, whatever the weights are: as many as all sources have."""
 
 
 class Mixed:
@@ -14,10 +17,10 @@ class Mixed:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        api: Any = tdu
-        self._loader, _ = api.MixedDataset.create_dataloader(
-            {name: api.Source(path) for name, path in directories(job).items()},
+        self._loader, _ = MixedDataset.create_dataloader(
+            {name: Source(path) for name, path in directories(job).items()},
             weights=dict(zip(SOURCES, job.weights, strict=True)),
+            rows_per_epoch=EPOCH_ROWS,
             source_column="source_place",
             batch_size=job.batch_size,
             shuffle=True,

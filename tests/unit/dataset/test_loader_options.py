@@ -39,6 +39,7 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "column_formats": ({"x": "jagged"}, ValueError),
     "fill_nulls": ({"x": None}, ValueError),
     "mask_nulls": (["x", "x"], ValueError),
+    "packing": ("tokens", TypeError),
     "collate_fn": ("list", TypeError),
     "storage_options": ("key", TypeError),
     "storage_timeout": (0, ValueError),

@@ -1,0 +1,84 @@
+"""Rows of several sources that are put together step by step, against a plain loop over steps and sources."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torch_dataloader_utils.columns.column_plan import plan_column
+from torch_dataloader_utils.columns.convert import ColumnSlice, convert, split
+from torch_dataloader_utils.columns.interleave import Interleaved
+from torch_dataloader_utils.columns.options import ColumnOptions
+from torch_dataloader_utils.columns.transform import ColumnTransform
+
+COUNTS = st.integers(1, 4).flatmap(
+    lambda sources: st.lists(st.lists(st.integers(0, 4), min_size=sources, max_size=sources), min_size=1, max_size=6)
+)
+EQUAL = st.tuples(st.lists(st.integers(0, 4), min_size=1, max_size=4), st.integers(1, 6)).map(
+    lambda drawn: [drawn[0]] * drawn[1]
+)
+
+
+def rows_from(first: int, count: int) -> pa.Table:
+    numbers = range(first, first + count)
+    return pa.table(
+        {
+            "id": pa.array(numbers, pa.int64()),
+            "half": pa.array([number / 2 for number in numbers], pa.float32()),
+            "flag": pa.array([number % 3 == 0 for number in numbers], pa.bool_()),
+            "pair": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(numbers, 2), pa.int32()), 2),
+            "jagged": pa.array([[number] * (number % 4) for number in numbers], pa.list_(pa.int64())),
+            "text": pa.array([f"row {number}" for number in numbers], pa.string()),
+        }
+    )
+
+
+def plain(value):
+    if isinstance(value, pa.ChunkedArray):
+        return value.to_pylist()
+    if isinstance(value, torch.Tensor):
+        return [row.tolist() for row in value.unbind()] if value.is_nested else value.tolist()
+    return [row.tolist() if isinstance(row, np.ndarray) else row for row in value]
+
+
+@pytest.mark.parametrize("output_format", ["torch", "numpy", "arrow", "dict"])
+@given(counts=st.one_of(COUNTS, EQUAL), data=st.data())
+def test_each_step_has_the_next_rows_of_each_source_one_source_after_the_other(output_format, counts, data):
+    counts = np.array(counts, dtype=np.int64)
+    schema = rows_from(0, 1).schema
+    options = ColumnOptions(output_format)
+    transform = ColumnTransform(output_format, tuple(plan_column(field, options) for field in schema), schema)
+    block = Interleaved(counts)
+    sources = []
+    for source, rows in enumerate(counts.sum(axis=0).tolist()):
+        table = rows_from(1000 * source, rows)
+        sources.append(table["id"].to_pylist())
+        done = 0
+        while done < rows:
+            stop = data.draw(st.integers(done + 1, rows), label="stop")
+            chunk = convert(rows_from(1000 * source + done - 1, stop - done + 2), transform)
+            block.add(source, ColumnSlice(chunk, 1, 1 + stop - done), is_whole=stop == rows)
+            done = stop
+    sizes = counts.sum(axis=1).tolist()
+    expected = [
+        list(
+            chain.from_iterable(
+                ids[start : start + rows] for ids, start, rows in zip(sources, begin, step, strict=True)
+            )
+        )
+        for step, begin in zip(counts.tolist(), (counts.cumsum(axis=0) - counts).tolist(), strict=True)
+    ]
+    if not sum(sizes):
+        return
+    for batch, ids in zip(split(block.columns(), sizes), expected, strict=True):
+        if not ids:
+            continue
+        wanted = pa.concat_tables([rows_from(number, 1) for number in ids])
+        for name in schema.names:
+            assert plain(batch[name]) == wanted[name].to_pylist(), name

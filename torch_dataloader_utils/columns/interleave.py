@@ -1,0 +1,163 @@
+"""Rows of several sources put together step by step, each row copied once to its place.
+
+The columns of a block of steps are made first. The rows of each source are written into them as they are read, so that
+nothing else of a source has to stay in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from torch_dataloader_utils.columns.arrow import takeable
+from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, copy_rows, join
+from torch_dataloader_utils.columns.ragged import Ragged, concat
+
+Counts: TypeAlias = npt.NDArray[np.int64]
+Array: TypeAlias = npt.NDArray[Any]
+
+
+class StepLayout:
+    """Where the rows of each source are in a block of steps: each step has those of the sources one after the other.
+
+    `counts` has the rows of each source, a column, in each step, a row.
+    """
+
+    def __init__(self, counts: Counts) -> None:
+        self.counts = counts
+        self.rows = int(counts.sum())
+        self._is_regular = len(counts) > 0 and bool((counts == counts[0]).all())
+        self._before = np.concatenate([[0], np.cumsum(counts[0])]).tolist()
+        self._places: dict[int, Counts] = {}
+
+    def write(self, target: Array, source: int, first: int, rows: Array) -> None:
+        """Copy rows of a source, of which `first` are before them in the block, to their places."""
+        if not len(rows):
+            return
+        if self._is_regular:
+            self._write_steps(target.reshape(len(self.counts), -1, *target.shape[1:]), source, first, rows)
+        else:
+            target[self._places_of(source)[first : first + len(rows)]] = rows
+
+    def _write_steps(self, steps: Array, source: int, first: int, rows: Array) -> None:
+        """Copy rows where each step takes equally many of the source: whole steps at once."""
+        begin, end = self._before[source : source + 2]
+        size = end - begin
+        step, done = divmod(first, size)
+        if done:
+            head, rows = rows[: size - done], rows[size - done :]
+            steps[step, begin + done : begin + done + len(head)] = head
+            step += 1
+        whole = len(rows) // size
+        steps[step : step + whole, begin:end] = rows[: whole * size].reshape(whole, size, *rows.shape[1:])
+        if len(rows) > whole * size:
+            steps[step + whole, begin : begin + len(rows) - whole * size] = rows[whole * size :]
+
+    def _places_of(self, source: int) -> Counts:
+        """Return the place of each row of a source in the block."""
+        if source not in self._places:
+            own = self.counts[:, source]
+            begins = (np.cumsum(self.counts.ravel()) - self.counts.ravel()).reshape(self.counts.shape)[:, source]
+            self._places[source] = np.arange(own.sum()) + np.repeat(begins - (np.cumsum(own) - own), own)
+        return self._places[source]
+
+    def order(self) -> Counts:
+        """Return, for each row of the block, where it is in the rows of all sources one after the other."""
+        order = np.empty(self.rows, dtype=np.int64)
+        first = 0
+        for source, rows in enumerate(self.counts.sum(axis=0).tolist()):
+            self.write(order, source, 0, np.arange(first, first + rows))
+            first += rows
+        return order
+
+
+class Interleaved:
+    """The columns of a block of steps, of which the rows of sources are added part by part."""
+
+    def __init__(self, counts: Counts) -> None:
+        self._layout = StepLayout(counts)
+        self._added = [0] * counts.shape[1]
+        self._dense: dict[str, tuple[Array, Any]] = {}
+        self._others: dict[int, list[Columns]] = {}
+        self._names: tuple[str, ...] = ()
+
+    def add(self, source: int, part: ColumnSlice, *, is_whole: bool) -> None:
+        """Add the next rows of a source.
+
+        `is_whole` says that the part is all that the block has of its columns, whose memory may stay until the block is
+        complete.
+        """
+        first = self._added[source]
+        self._added[source] += part.stop - part.start
+        if isinstance(part.columns, pa.Table):
+            self._others.setdefault(source, []).append(join([part]) if is_whole else copy_rows(part))
+            return
+        self._names = tuple(part.columns)
+        others = {}
+        for name, values in part.columns.items():
+            if isinstance(values, (torch.Tensor, np.ndarray)):
+                self._layout.write(
+                    self._target(name, values), source, first, np.asarray(values)[part.start : part.stop]
+                )
+            else:
+                others[name] = values
+        if others:
+            part = replace(part, columns=others)
+            self._others.setdefault(source, []).append(join([part]) if is_whole else copy_rows(part))
+
+    def _target(self, name: str, like: Any) -> Array:
+        if name not in self._dense:
+            array = np.asarray(like)
+            target = _new_array((self._layout.rows, *array.shape[1:]), array.dtype)
+            self._dense[name] = target, torch.from_numpy(target) if isinstance(like, torch.Tensor) else target
+        return self._dense[name][0]
+
+    def columns(self) -> Columns:
+        """Return the columns, once all rows are added. They keep nothing in memory of what was added."""
+        in_order = [parts for _, parts in sorted(self._others.items())]
+        if in_order and isinstance(in_order[0][0], pa.Table):
+            return _in_order(pa.concat_tables([table for parts in in_order for table in parts]), self._layout)
+        found = {name: values for name, (_, values) in self._dense.items()}
+        for name in in_order[0][0] if in_order else ():
+            parts = [[columns[name] for columns in of_source] for of_source in in_order]
+            if isinstance(parts[0][0], Ragged):
+                found[name] = self._ragged([concat(of_source) for of_source in parts])
+            else:
+                chunks = [chunk for of_source in parts for values in of_source for chunk in values.chunks]
+                table = pa.table({"": pa.chunked_array(chunks, parts[0][0].type)})
+                found[name] = _in_order(table, self._layout)[""]
+        return {name: found[name] for name in self._names}
+
+    def _ragged(self, parts: list[Ragged]) -> Ragged:
+        """Interleave rows of different lengths: one part of each source that has rows, in order."""
+        given = [source for source, rows in enumerate(self._added) if rows]
+        lengths = np.empty(self._layout.rows, dtype=np.int64)
+        ends = self._layout.counts[:, given].cumsum(axis=0)
+        bounds = []
+        for source, part, of_steps in zip(given, parts, ends.T, strict=True):
+            offsets = part.offsets - part.offsets[0]
+            self._layout.write(lengths, source, 0, np.diff(offsets))
+            bounds.append(offsets[np.concatenate([[0], of_steps])].tolist())
+        values = [
+            part.values[bound[step] : bound[step + 1]]
+            for step in range(len(ends))
+            for part, bound in zip(parts, bounds, strict=True)
+        ]
+        return replace(parts[0], values=concat(values), offsets=np.concatenate([[0], np.cumsum(lengths)]))
+
+
+def _in_order(table: pa.Table, layout: StepLayout) -> pa.Table:
+    return takeable(table).take(pa.array(layout.order()))
+
+
+def _new_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    """Return an array in Arrow's memory, whose allocator gives pages back to the system less often than others do."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    return np.frombuffer(pa.allocate_buffer(size), np.uint8).view(dtype).reshape(shape)

@@ -1,0 +1,192 @@
+"""Documents become sequences of one length: tokens are copied where `planning.packing` has decided that they go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import torch
+
+from torch_dataloader_utils.columns.dense import dense_array
+from torch_dataloader_utils.columns.options import Packing
+from torch_dataloader_utils.columns.ragged import Offsets, Ragged, Values, split_values
+
+PADDING_ID = -1
+"""The document id of padding."""
+
+Numbers: TypeAlias = npt.NDArray[np.int64]
+
+
+class Pieces(Protocol):
+    """The pieces of documents that sequences are made of: see `planning.packing`."""
+
+    @property
+    def documents(self) -> Numbers:
+        """Index of each piece's document."""
+
+    @property
+    def firsts(self) -> Numbers:
+        """Number of the document's tokens before each piece."""
+
+    @property
+    def lengths(self) -> Numbers:
+        """Tokens of each piece."""
+
+    @property
+    def bounds(self) -> Numbers:
+        """Where the pieces of each sequence begin, and where those of the last one end."""
+
+    @property
+    def sequences(self) -> int:
+        """Number of sequences."""
+
+
+def document_lengths(tokens: Ragged, packing: Packing) -> Numbers:
+    """Return the tokens of each document; a separator is the last one of its document."""
+    lengths: Numbers = np.diff(tokens.offsets)
+    return lengths + (packing.separator is not None)
+
+
+def packed(columns: Mapping[str, Ragged], pieces: Pieces, packing: Packing) -> dict[str, Any]:
+    """Return the sequences that pieces of documents make.
+
+    Returns:
+        The packed columns, each of shape ``(sequences, length)`` in its dtype, and the outputs asked for:
+        ``document_ids`` and ``position_ids``, int32 of the same shape, and the lengths of each sequence's segments,
+        of which batches make ``cu_seqlens`` and ``max_seqlen``.
+    """
+    length, sequences = packing.length, pieces.sequences
+    of_sequences = np.repeat(np.arange(sequences), np.diff(pieces.bounds))
+    used = np.bincount(of_sequences, weights=pieces.lengths, minlength=sequences).astype(np.int64)
+    columns = dict(columns)
+    tensors = isinstance(columns[packing.column].values, torch.Tensor)
+    made: dict[str, Any] = {}
+    for name in list(columns):
+        array = _sequences(columns.pop(name), pieces, used, packing, name)
+        made[name] = torch.from_numpy(array) if tensors else array
+    segments, bounds = _with_padding(pieces.lengths, pieces.bounds, length - used)
+    if "document_ids" in packing.outputs:
+        made["document_ids"] = _document_ids(segments, bounds, used, length)
+    if "position_ids" in packing.outputs:
+        made["position_ids"] = _position_ids(segments, sequences, length)
+    for name, column in (("cu_seqlens", Segments), ("max_seqlen", LongestSegments)):
+        if name in packing.outputs:
+            lengths = segments.astype(np.int32)
+            made[name] = column(torch.from_numpy(lengths) if tensors else lengths, bounds, "jagged")
+    if tensors:
+        for name in {"document_ids", "position_ids"} & set(packing.outputs):
+            made[name] = torch.from_numpy(made[name])
+    return made
+
+
+def _sequences(column: Ragged, pieces: Pieces, used: Numbers, packing: Packing, name: str) -> npt.NDArray[Any]:
+    """Return the values of a column as sequences of one length, padded at their ends."""
+    values, separator, pad = np.asarray(column.values), packing.separator_of(name), packing.pad_value_of(name)
+    offsets = column.offsets - column.offsets[0]
+    shape = (pieces.sequences, packing.length)
+    if separator is not None:
+        values, offsets = _with_separators(values, offsets, separator)
+    starts = offsets[pieces.documents] + pieces.firsts
+    total = int(pieces.lengths.sum())
+    if len(starts) and (starts[1:] != starts[:-1] + pieces.lengths[:-1]).any():
+        values = _gathered(values, starts, pieces.lengths)
+    else:
+        first = int(starts[0]) if len(starts) else 0
+        values = values[first : first + total]
+    if total == pieces.sequences * packing.length:
+        return values.reshape(shape)
+    made = np.full(shape, pad, values.dtype)
+    is_full = used == packing.length
+    if is_full[:-1].all():
+        made.reshape(-1)[:total] = values
+    else:
+        made[np.arange(packing.length) < used[:, None]] = values
+    return made
+
+
+def _with_separators(values: npt.NDArray[Any], offsets: Offsets, separator: int) -> tuple[npt.NDArray[Any], Offsets]:
+    """Return documents with a value appended to each."""
+    ends = offsets[1:] + np.arange(len(offsets) - 1)
+    made = np.empty(len(values) + len(ends), values.dtype)
+    is_value = np.ones(len(made), np.bool_)
+    is_value[ends] = False
+    made[is_value] = values
+    made[ends] = separator
+    return made, offsets + np.arange(len(offsets))
+
+
+def _gathered(values: npt.NDArray[Any], starts: Numbers, lengths: Numbers) -> npt.NDArray[Any]:
+    """Return runs of values, one after the other: Arrow copies each as a whole."""
+    views = pa.LargeListViewArray.from_arrays(pa.array(starts), pa.array(lengths), pa.array(values))
+    return dense_array(views.flatten(), numpy_times=False)
+
+
+def _with_padding(lengths: Numbers, bounds: Numbers, missing: Numbers) -> tuple[Numbers, Numbers]:
+    """Return the lengths of the segments of each sequence, and where each begins: its pieces, and its padding."""
+    padded = missing > 0
+    segments = np.insert(lengths, bounds[1:][padded], missing[padded])
+    return segments, bounds + np.concatenate([[0], np.cumsum(padded)])
+
+
+def _document_ids(segments: Numbers, bounds: Numbers, used: Numbers, length: int) -> npt.NDArray[np.int32]:
+    """Return for each token the number of its piece in its sequence, and -1 for padding."""
+    numbers = np.arange(len(segments)) - np.repeat(bounds[:-1], np.diff(bounds))
+    numbers[bounds[1:][used < length] - 1] = PADDING_ID
+    return np.repeat(numbers.astype(np.int32), segments).reshape(-1, length)
+
+
+def _position_ids(segments: Numbers, sequences: int, length: int) -> npt.NDArray[np.int32]:
+    """Return for each token how many of its segment come before it."""
+    starts = np.cumsum(segments) - segments
+    positions = np.arange(sequences * length, dtype=np.int32)
+    positions -= np.repeat(starts.astype(np.int32), segments)
+    return positions.reshape(sequences, length)
+
+
+@dataclass(frozen=True, slots=True)
+class Segments(Ragged):
+    """The lengths of each sequence's segments, int32. A batch of them is ``cu_seqlens``."""
+
+    def batches(self, sizes: Sequence[int]) -> Iterator[Values]:
+        """Yield where the segments of each batch begin, and where the last one ends."""
+        yield from self.split(sizes)
+
+    def split(self, sizes: Sequence[int]) -> SegmentBatches:  # type: ignore[override]
+        """Return the same for all batches, whose memory is ready."""
+        lengths, tensors = np.asarray(self.values), isinstance(self.values, torch.Tensor)
+        stops = self.offsets[np.cumsum([0, *sizes])] - self.offsets[0]
+        bounds = np.zeros(len(lengths) + len(sizes), np.int32)
+        for number, (start, stop) in enumerate(zip(stops[:-1].tolist(), stops[1:].tolist(), strict=True)):
+            np.cumsum(lengths[start:stop], out=bounds[start + number + 1 : stop + number + 1])
+        return SegmentBatches(torch.from_numpy(bounds) if tensors else bounds, tuple((np.diff(stops) + 1).tolist()))
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentBatches:
+    """For each batch where its segments begin, and where the last one ends: int32, one batch after the other."""
+
+    bounds: Values
+    counts: tuple[int, ...]
+
+    def __iter__(self) -> Iterator[Values]:
+        return iter(split_values(self.bounds, self.counts))
+
+
+@dataclass(frozen=True, slots=True)
+class LongestSegments(Ragged):
+    """The lengths of each sequence's segments. A batch of them is ``max_seqlen``, the longest one."""
+
+    def batches(self, sizes: Sequence[int]) -> Iterator[int]:
+        """Yield the longest segment of each batch."""
+        yield from self.split(sizes)
+
+    def split(self, sizes: Sequence[int]) -> list[int]:  # type: ignore[override]
+        """Return the same."""
+        lengths, stops = np.asarray(self.values), list(accumulate(sizes, initial=0))
+        ends = (self.offsets[stops] - self.offsets[0]).tolist()
+        return [int(lengths[start:stop].max(initial=0)) for start, stop in pairwise(ends)]

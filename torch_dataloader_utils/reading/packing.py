@@ -1,0 +1,111 @@
+"""The scan that packs: all rows of a shard become sequences, of which a slice delivers a window."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, join, size_of
+from torch_dataloader_utils.columns.options import Packing
+from torch_dataloader_utils.columns.packed import document_lengths, packed
+from torch_dataloader_utils.columns.ragged import Ragged
+from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
+from torch_dataloader_utils.planning.packing import Pieces, pack
+from torch_dataloader_utils.planning.plan import Shard, ShardSlice
+from torch_dataloader_utils.planning.shuffle import permutation
+from torch_dataloader_utils.reading.batching import Chunk
+from torch_dataloader_utils.reading.memory_budget import MemoryLease
+from torch_dataloader_utils.reading.scan import Scan
+from torch_dataloader_utils.reading.work import Work
+
+SEQUENCES = -1
+"""Stands for a round in the key of the permutation of a shard's sequences: no round has this number."""
+
+
+def unpacked(slices: Sequence[ShardSlice]) -> tuple[ShardSlice, ...]:
+    """Return the slices to read in order to pack these: all rows of their shards."""
+    return tuple(ShardSlice(replace(part.shard, delivers=None)) for part in slices)
+
+
+class PackedScan(Scan):
+    """Yields the sequences of each slice. The scan reads the `unpacked` slices.
+
+    A seed is there if rows are shuffled: then a shard's sequences come in an order that its key permutes, for best fit
+    makes those of the longest documents first.
+    """
+
+    def __init__(
+        self, scan: Scan, slices: Sequence[ShardSlice], packing: Packing, *, seed: int | None, epoch: int
+    ) -> None:
+        super().__init__(scan.reader, slices, scan.options, scan.budget)
+        self._scan = scan
+        self._packing = packing
+        self._seed = seed
+        self._epoch = epoch
+
+    def close(self) -> None:
+        """Free what the scan needs, and close the reader."""
+        self._scan.close()
+
+    def take_work(self) -> Work:
+        """Return what was read, and waited for, since the last call."""
+        return self._scan.take_work()
+
+    def chunks(self) -> Generator[Chunk, None, None]:
+        """Yield the sequences of every slice in one chunk."""
+        held: list[Columns] = []
+        lease: MemoryLease | None = None
+        for chunk in self._scan.chunks():
+            held.append(chunk.columns)
+            if chunk.lease is not None:
+                if lease is None:
+                    lease = chunk.lease
+                else:
+                    lease.merge(chunk.lease)
+                lease.keep()  # the shard's other rows are read before these are delivered
+            position, is_last = chunk.position, chunk.ends
+            del chunk  # its rows are freed when they are packed
+            if is_last:
+                columns, first = self._sequences(self.slices[position], held)
+                rows = len(columns[self._packing.column])
+                if lease is not None:
+                    lease.resize(size_of(columns))
+                yield Chunk(position, first, rows, ends=True, columns=columns, lease=lease)
+                lease = None
+                del columns
+
+    def _sequences(self, shard_slice: ShardSlice, held: list[Columns]) -> tuple[dict[str, Any], int]:
+        """Return the sequences of a slice, and how many its shard delivers before them. The list is emptied."""
+        columns = dict(join([ColumnSlice(part, 0, len(part[self._packing.column])) for part in held]))
+        held.clear()
+        tokens: Ragged = columns[self._packing.column]
+        packing = self._packing
+        for name, values in columns.items():
+            if not np.array_equal(np.diff(values.offsets), np.diff(tokens.offsets)):
+                msg = f"column {name!r} has lists of other lengths than {packing.column!r}, with which it is packed"
+                raise ColumnError(f"{msg} ({_named(shard_slice.shard)})")
+        lengths = document_lengths(tokens, packing)
+        pieces = pack(
+            lengths, length=packing.length, strategy=packing.strategy, split_documents=packing.split_documents
+        )
+        if pieces.sequences < shard_slice.start:
+            msg = f"{_named(shard_slice.shard)} gave {shard_slice.start} sequences before, and now {pieces.sequences}: "
+            raise UnreadableFileError(f"{msg}its rows, or what a transform makes of them, have changed")
+        stop = min(shard_slice.stop, pieces.sequences)
+        order = self._order(shard_slice.shard, pieces)[shard_slice.start : stop]
+        del tokens
+        return packed(columns, pieces.taken(order), packing), shard_slice.start
+
+    def _order(self, shard: Shard, pieces: Pieces) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+        if self._seed is None:
+            return np.arange(pieces.sequences)
+        return permutation(pieces.sequences, seed=self._seed, epoch=self._epoch, shard=shard, number=SEQUENCES)
+
+
+def _named(shard: Shard) -> str:
+    first, last = shard.splits[0], shard.splits[-1]
+    rows = f"rows {first.row_offset} to {first.row_offset + first.row_length} of {first.path}"
+    return rows if first is last else f"{rows} and {len(shard.splits) - 1} more ranges, the last of {last.path}"
