@@ -21,6 +21,9 @@ SMOKE := import pathlib, torch_dataloader_utils as package; \
 # Of the tests: one more than there are CPUs, at most five. A third of their time they wait for processes and deadlines.
 PROCESSES := $(shell echo $$(( $$(nproc) < 4 ? $$(nproc) + 1 : 5 )))
 
+# The files with tests that run when nothing else does: to collect all others takes seconds.
+ALONE = $(shell grep -rlw "mark.alone" tests --include "test_*.py")
+
 # The time that each long test may take, if it can choose.
 MINUTES ?= 5
 
@@ -36,7 +39,7 @@ demo: $(STAMP)  ## run the flights example
 
 test: check docs wheel $(STAMP)  ## everything: check, docs, the built wheel, the tests
 	$(BIN)/python -m pytest -m "not soak and not alone" -n $(PROCESSES)
-	$(BIN)/python -m pytest -m "alone and not soak"
+	$(BIN)/python -m pytest -m "alone and not soak" $(ALONE)
 
 quick: $(STAMP)  ## the unit tests alone, for who edits
 	$(BIN)/python -m pytest -m "not soak and not alone" -n $(PROCESSES) tests/unit
@@ -62,7 +65,7 @@ floors:  ## the tests with the oldest dependencies allowed (downloads gigabytes)
 	.venv-floors/bin/python -m pip install -qq pip==$(PIP_VERSION)
 	.venv-floors/bin/python -m pip install -qq --constraint floors.txt --editable . --group test
 	.venv-floors/bin/python -m pytest -m "not soak and not alone" -n $(PROCESSES)
-	.venv-floors/bin/python -m pytest -m "alone and not soak"
+	.venv-floors/bin/python -m pytest -m "alone and not soak" $(ALONE)
 
 bench: $(STAMP)  ## measure this library beside raw Arrow
 	$(BIN)/python -m benchmarks run

@@ -199,8 +199,8 @@ def _add_reliability(parser: argparse.ArgumentParser) -> None:
 def _add_frameworks(parser: argparse.ArgumentParser) -> None:
     known = sorted({module for module, _ in jobs.WAYS})
     parser.add_argument("--modules", type=_Names(known), default=known, help=f"some of {','.join(known)}")
-    parser.add_argument("--rows", type=int, default=400_000, help="of the dataset")
-    parser.add_argument("--batch-size", type=int, default=500, help="rows of a step, over all ranks")
+    parser.add_argument("--rows", type=int, default=420_000, help="of the dataset")
+    parser.add_argument("--batch-size", type=int, default=600, help="rows of a step, over all ranks")
     parser.add_argument("--out", type=Path, default=RESULTS / "frameworks.json", help="file for the raw results")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "frameworks.md", help="the page to write")
 

@@ -27,6 +27,7 @@ from jobs.processes import (
     own_children,
     ownerless,
     shared_memory,
+    use_huge_pages,
     wait_until_none,
 )
 from plain_ids import plain_id
@@ -179,6 +180,7 @@ def pytest_collection_finish() -> None:
     """Spare garbage collections, of which tests ask for many, and forked workers what was imported and collected."""
     gc.collect()
     gc.freeze()
+    use_huge_pages()
 
 
 # What takes long to set up, once: all tests of such a file run in the same pytest-xdist worker.
@@ -192,8 +194,9 @@ SET_UP_ONCE = (
     "test_node_ids.py",
 )
 
-# They take long to import, once: one worker runs all tests of this folder.
+# They take long to import, once: one worker runs all tests of this folder, and the pages whose code needs them.
 FRAMEWORKS = "tests/integrations/"
+PAGES_OF_FRAMEWORKS = ("[accelerate.md]", "[lightning.md]", "[transformers.md]")
 
 # Files that begin first, for their tests take longest: when they end, short ones fill up what is left of the time.
 BEGIN_FIRST = (
@@ -221,10 +224,20 @@ BEGIN_FIRST = (
 )
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+COLLECTED = pytest.StashKey[list[str]]()
+"""The ids of all tests that were collected, chosen or not, in order."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Begin with what takes longest."""
     places = {name: number for number, name in enumerate(BEGIN_FIRST)}
-    items.sort(key=lambda item: -1 if item.nodeid.startswith(FRAMEWORKS) else places.get(item.path.name, len(places)))
+    items.sort(key=lambda item: -1 if needs_frameworks(item.nodeid) else places.get(item.path.name, len(places)))
+    config.stash[COLLECTED] = [item.nodeid for item in items]
+
+
+def needs_frameworks(nodeid: str) -> bool:
+    """Return whether a test needs training frameworks, by its id."""
+    return nodeid.startswith(FRAMEWORKS) or nodeid.endswith(PAGES_OF_FRAMEWORKS)
 
 
 class InOrder(LoadScopeScheduling):
@@ -232,7 +245,7 @@ class InOrder(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        if path.startswith(FRAMEWORKS):
+        if needs_frameworks(nodeid):
             return FRAMEWORKS
         return path if Path(path).name in SET_UP_ONCE else nodeid
 

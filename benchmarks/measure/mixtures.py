@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from benchmarks.contenders.mixtures.job import Job
 from benchmarks.measure.delivered import Rows, compare, passes, share, uninterrupted
 from benchmarks.measure.environments import Environment, packages_of
-from benchmarks.measure.frameworks import end, free_port
+from benchmarks.measure.framework_jobs import end, free_port
 from benchmarks.measure.machine import code, machine
 from benchmarks.measure.rounds import timestamp
 from benchmarks.paths import CONTENDERS, ROOT

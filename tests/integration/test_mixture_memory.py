@@ -1,4 +1,4 @@
-"""How much of a mixture is in memory at once, by Arrow's count: as much as of one dataset, and a little for each source.
+"""How much of a mixture is in memory at once, by Arrow's count: as much as of one dataset, a little more for sources.
 
 What is shared by weight are `shuffle_buffer_size` and `read_ahead_bytes`. A source adds at most a row group.
 """

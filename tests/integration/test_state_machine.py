@@ -217,7 +217,7 @@ class LoaderMachine(RuleBasedStateMachine):
 
 def run(machine: type[LoaderMachine], most: int, steps: int) -> None:
     # How many rules do not apply says nothing.
-    chosen = settings(examples(most), stateful_step_count=steps, suppress_health_check=list(HealthCheck))
+    chosen = settings(examples(most, least=10), stateful_step_count=steps, suppress_health_check=list(HealthCheck))
     run_state_machine_as_test(machine, settings=chosen)
 
 

@@ -89,9 +89,14 @@ def delivered(iterable: Any) -> Counter[str]:
     return counts
 
 
-def examples(most: int) -> settings:
-    """Have Hypothesis try so many examples in `make soak`, and about a quarter of them, always the same, elsewhere."""
-    few = min(most, max(20, most // 4))
+def examples(most: int, least: int = 20) -> settings:
+    """Have Hypothesis try so many examples in `make soak`, and about a quarter of them, always the same, elsewhere.
+
+    Args:
+        most: How many in `make soak`.
+        least: How many elsewhere if a quarter is less.
+    """
+    few = min(most, max(least, most // 4))
     return settings(max_examples=most if settings.get_current_profile_name() == "random" else few)
 
 

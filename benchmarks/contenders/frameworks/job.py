@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.dataset
 
 EPOCHS = 2
-EVERY = 50
-"""Steps between two checkpoints."""
-
 BUFFER_ROWS = 2_000
 SEED = 7
+FILTER = ("y", "<", 0.5)
+"""What a filtered job trains on."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,9 +37,12 @@ class Job:
         directory: Where checkpoints and reports are.
         batch_size: Rows of a batch of this rank.
         shuffle: Whether rows are shuffled.
+        filtered: Whether only rows that pass `FILTER` are trained on.
         workers: Number of worker processes of this rank.
-        die: The step at which this process kills itself, or None.
-        checkpoint: The step of the checkpoint to continue from, or None.
+        every: Steps between two checkpoints.
+        die: The step at which the last rank kills itself, if it has not resumed, or None.
+        checkpoint: The step of the checkpoint to continue from, or None. A job that finds its newest checkpoint by
+            itself says by `Recorder.resume` which one that is.
     """
 
     module: str
@@ -48,23 +51,25 @@ class Job:
     directory: str
     batch_size: int
     shuffle: bool
+    filtered: bool
     workers: int
+    every: int
     die: int | None
     checkpoint: int | None
 
     @property
     def rank(self) -> int:
-        """This rank."""
+        """This process."""
         return int(os.environ.get("RANK", "0"))
 
     @property
     def num_ranks(self) -> int:
-        """Number of ranks."""
+        """Number of processes."""
         return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 class Recorder:
-    """The rows that this rank has trained: they are written with each checkpoint, and read with it.
+    """The rows that this rank has trained: with each checkpoint, those since the one before are written.
 
     A batch that is trained after the newest checkpoint is trained again after a kill, as the model is.
     """
@@ -74,13 +79,14 @@ class Recorder:
         self._rows: list[np.ndarray[Any, Any]] = []
         self._begun = time.monotonic()
         self._first: float | None = None
-        self.step = 0
-        if job.checkpoint is not None:
-            self._rows = [np.load(self._path(job.checkpoint))]
-            self.step = job.checkpoint
+        self.resume(job.checkpoint or 0)
+
+    def resume(self, step: int) -> None:
+        """Count on from a checkpoint."""
+        self.step = self._start = step
 
     def begin(self) -> None:
-        """Note when the loop begins: the first batch is waited for from here on."""
+        """Note when the loop begins, or the checkpoint is loaded: the first batch is waited for from here on."""
         self._begun = time.monotonic()
 
     def train(self, epoch: int, rows: Sequence[int]) -> None:
@@ -92,21 +98,23 @@ class Recorder:
 
     def save(self) -> None:
         """Write the rows of a checkpoint, before the framework writes its own part."""
-        np.save(self._path(self.step), np.concatenate(self._rows))
+        if self._rows:
+            path = Path(self._job.directory, f"rows-{self._start}-{self.step}-{self._job.rank}.npy")
+            np.save(path, np.concatenate(self._rows))
+            self._rows.clear()
 
     def may_die(self) -> None:
-        """Kill this process at the step at which it is to die."""
-        if self.step == self._job.die:
+        """Kill this process, if it is the last rank, at the step at which it is to die."""
+        is_last = self._job.rank == self._job.num_ranks - 1
+        if is_last and self._start == 0 and self.step == self._job.die:
             os.kill(os.getpid(), signal.SIGKILL)
 
     def report(self) -> None:
-        """Write what was trained."""
-        np.save(self._path("end"), np.concatenate(self._rows))
-        report = {"first_batch_s": self._first, "steps": self.step}
-        Path(self._job.directory, f"report-{self._job.rank}.json").write_text(json.dumps(report), encoding="utf-8")
-
-    def _path(self, step: int | str) -> Path:
-        return Path(self._job.directory, f"rows-{step}-{self._job.rank}.npy")
+        """Write what was trained since the last checkpoint, and how long the first batch was waited for."""
+        self.save()
+        report = {"start": self._start, "steps": self.step, "first_batch_s": self._first}
+        path = Path(self._job.directory, f"report-{self._start}-{self._job.rank}.json")
+        path.write_text(json.dumps(report), encoding="utf-8")
 
 
 def files_of(job: Job) -> list[str]:
@@ -114,13 +122,20 @@ def files_of(job: Job) -> list[str]:
     return sorted(map(str, Path(job.data).glob("*.parquet")))
 
 
-def main() -> None:
+def steps_of(job: Job) -> int:
+    """Return the steps of all epochs, which a framework asks for where a loader has no length."""
+    column, _, limit = FILTER
+    passing = pyarrow.dataset.field(column) < limit if job.filtered else None
+    rows = pyarrow.dataset.dataset(files_of(job)).count_rows(filter=passing)
+    return EPOCHS * -(-rows // (job.batch_size * job.num_ranks))
+
+
+def run(job: Job) -> None:
     """Train."""
-    job = Job(**json.loads(sys.argv[1]))
     recorder = Recorder(job)
     importlib.import_module(f"benchmarks.contenders.frameworks.{job.module}").train(job, recorder)
     recorder.report()
 
 
 if __name__ == "__main__":
-    main()
+    run(Job(**json.loads(sys.argv[1])))

@@ -9,8 +9,9 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 
-from benchmarks.contenders.frameworks.job import EPOCHS, EVERY, Job, Recorder
-from benchmarks.contenders.frameworks.loaders import FEATURES, converted, loss_of, ours, streamed
+from benchmarks.contenders.frameworks.hf_datasets import converted, streamed
+from benchmarks.contenders.frameworks.job import EPOCHS, Job, Recorder
+from benchmarks.contenders.frameworks.loaders import FEATURES, loss_of, ours
 from torch_dataloader_utils.integrations.accelerate import PreparedLoader, prepare_loader
 
 
@@ -22,9 +23,9 @@ def train(job: Job, recorder: Recorder) -> None:
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
     loader = _prepared(job, accelerator)
     begun = recorder.step  # steps of the checkpoint, all of the first epoch
+    recorder.begin()
     if job.checkpoint is not None:
         accelerator.load_state(str(Path(job.directory, f"step-{job.checkpoint}")))
-    recorder.begin()
     for epoch in range(EPOCHS):
         batches = loader
         if not isinstance(loader, PreparedLoader):
@@ -36,7 +37,7 @@ def train(job: Job, recorder: Recorder) -> None:
             accelerator.backward(loss_of(model, batch))
             optimizer.step()
             optimizer.zero_grad()
-            if recorder.step % EVERY == 0:
+            if recorder.step % job.every == 0:
                 recorder.save()
                 accelerator.save_state(str(Path(job.directory, f"step-{recorder.step}")))
             recorder.may_die()

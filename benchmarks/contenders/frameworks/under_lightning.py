@@ -11,8 +11,9 @@ from datasets.distributed import split_dataset_by_node
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from benchmarks.contenders.frameworks.job import EPOCHS, EVERY, Job, Recorder
-from benchmarks.contenders.frameworks.loaders import FEATURES, loss_of, ours, streamed
+from benchmarks.contenders.frameworks.hf_datasets import streamed
+from benchmarks.contenders.frameworks.job import EPOCHS, Job, Recorder
+from benchmarks.contenders.frameworks.loaders import FEATURES, loss_of, ours
 from torch_dataloader_utils.integrations.lightning import ResumableLoader
 
 
@@ -39,7 +40,7 @@ class _Model(lightning.LightningModule):
 def train(job: Job, recorder: Recorder) -> None:
     """Train with a `ModelCheckpoint` every so many steps."""
     checkpoints = ModelCheckpoint(
-        job.directory, "step-{step}", every_n_train_steps=EVERY, save_top_k=-1, auto_insert_metric_name=False
+        job.directory, "step-{step}", every_n_train_steps=job.every, save_top_k=-1, auto_insert_metric_name=False
     )
     trainer = lightning.Trainer(
         max_epochs=EPOCHS,

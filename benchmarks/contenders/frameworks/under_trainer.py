@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from benchmarks.contenders.frameworks.job import EPOCHS, EVERY, Job, Recorder, files_of
-from benchmarks.contenders.frameworks.loaders import FEATURES, converted, loss_of, ours, streamed
+from benchmarks.contenders.frameworks.hf_datasets import converted, streamed
+from benchmarks.contenders.frameworks.job import EPOCHS, Job, Recorder, steps_of
+from benchmarks.contenders.frameworks.loaders import FEATURES, loss_of, ours
 from torch_dataloader_utils.integrations.transformers import ResumableTrainerMixin
 
 
@@ -59,9 +59,9 @@ def train(job: Job, recorder: Recorder) -> None:
         per_device_train_batch_size=job.batch_size,
         dataloader_num_workers=job.workers,
         num_train_epochs=EPOCHS,
-        max_steps=steps_of(job) if job.way == "skip, streamed" else -1,
+        max_steps=steps_of(job) if job.way == "skip, streamed" or job.filtered else -1,
         save_strategy="steps",
-        save_steps=EVERY,
+        save_steps=job.every,
         save_total_limit=None,
         use_cpu=True,
         remove_unused_columns=False,
@@ -81,9 +81,3 @@ def train(job: Job, recorder: Recorder) -> None:
     checkpoint = None if job.checkpoint is None else str(Path(job.directory, f"checkpoint-{job.checkpoint}"))
     recorder.begin()
     trainer.train(resume_from_checkpoint=checkpoint)
-
-
-def steps_of(job: Job) -> int:
-    """Return the steps of all epochs, which the Trainer asks for where a dataset has no length."""
-    rows = sum(pq.read_metadata(path).num_rows for path in files_of(job))
-    return EPOCHS * -(-rows // (job.batch_size * job.num_ranks))

@@ -13,8 +13,9 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from jobs.processes import mark_semaphores
+from jobs.processes import inherited, mark_semaphores
 
 PRELOADED = (
     "torch.distributed.checkpoint",
@@ -32,7 +33,7 @@ def preload_in_fork_server(*modules: str) -> None:
     """
     server: Any = forkserver._forkserver
     server._stop()
-    multiprocessing.set_forkserver_preload([*PRELOADED, *modules])
+    multiprocessing.set_forkserver_preload([*PRELOADED, *modules, "jobs.frozen"])
 
 
 def start(script: Path, *arguments: str, output: Path, environment: dict[str, str]) -> ForkServerProcess:
@@ -53,7 +54,9 @@ def start(script: Path, *arguments: str, output: Path, environment: dict[str, st
         "start_method": multiprocessing.get_start_method(),
     }
     process = multiprocessing.get_context("forkserver").Process(target=_be, kwargs=given)
-    process.start()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", inherited()["PYTHONPATH"])  # the server begins now, if it has not, and imports
+        process.start()
     return process
 
 

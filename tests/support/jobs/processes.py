@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -165,3 +166,22 @@ def wait_until_none(left: Callable[[], Any], seconds: float = PARENT_NOTICED_SEC
             return found
         time.sleep(ASK_SEC)
     return left()
+
+
+HUGE_PAGE = 2 << 20
+MADV_COLLAPSE = 25
+"""Not in the module mmap. Linux knows it since 6.1; an older one refuses it, which does no harm."""
+
+
+def use_huge_pages() -> None:
+    """Move this process's memory into huge pages, where the system can: a fork then takes a third of the time.
+
+    A fork copies an entry for every page, and tests fork thousands of workers from processes of hundreds of MB.
+    """
+    advise = ctypes.CDLL(None).madvise
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        addresses, rights, *_, name = f"{line} -".split(maxsplit=5)
+        first, end = (int(address, 16) for address in addresses.split("-"))
+        first, end = -(-first // HUGE_PAGE) * HUGE_PAGE, end // HUGE_PAGE * HUGE_PAGE
+        if rights == "rw-p" and name.split()[0] in ("-", "[heap]") and first < end:
+            advise(ctypes.c_void_p(first), ctypes.c_size_t(end - first), MADV_COLLAPSE)
