@@ -23,7 +23,7 @@ from conftest import ACCESS_KEY, SECRET_KEY
 from jobs.processes import inherited, processes_with, wait_until_none
 from terminals import Terminal
 
-from torch_dataloader_utils import StructuredDataset, UnevenRanksWarning
+from torch_dataloader_utils import MixedDataset, Source, StructuredDataset, UnevenRanksWarning
 from torch_dataloader_utils.cli.parser import COMMANDS
 
 OLD_STATES = Path(__file__).parents[1] / "resources" / "old_states"
@@ -330,6 +330,18 @@ def test_a_state_that_was_edited_is_refused(tdu, made, tmp_path):
 def test_what_is_wrong_is_said(tdu, made, monkeypatch, arguments, said):
     monkeypatch.chdir(made)
     assert said in tdu.fails(*arguments)
+
+
+def test_the_state_of_a_mixture_is_counted_and_has_no_rows_of_steps(tdu, tmp_path):
+    write_files(tmp_path / "data")
+    sources = {name: Source(tmp_path / "data") for name in ("web", "books")}
+    loader, _ = MixedDataset.create_dataloader(sources, weights={"web": 0.5, "books": 0.5}, batch_size=4, num_workers=0)
+    next(iter(loader))
+    (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+    assert tdu("verify", tmp_path / "state.json").code == 0
+    assert "the states are of a mixture" in tdu.fails("verify", tmp_path / "state.json", tmp_path / "data")
+    for question in (["rows", tmp_path / "state.json", "0"], ["step", tmp_path / "state.json", "part-0.parquet", "0"]):
+        assert "of a mixture of the sources web, books" in tdu.fails(*question)
 
 
 def test_damaged_and_foreign_files_are_named(tdu, tmp_path):

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
-from torch_dataloader_utils.cli.options import storage_options
+from torch_dataloader_utils.cli.options import TIMEOUT_SEC, storage_options
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.distributed.read_states import read_states
 from torch_dataloader_utils.errors import CheckpointMismatchError, LedgerUnknownError, UnevenRanksWarning, shown
@@ -127,6 +127,10 @@ def _opened(path: Any, saved: SavedState, parameters: dict[str, Any], options: A
 def _parameters(saved: SavedState, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what ``create_dataloader`` takes, as the state records it or options give it."""
     settings = saved.settings
+    if saved.mixture is not None:
+        sources = ", ".join(source.name for source in saved.mixture.sources)
+        msg = f"{arguments.checkpoint} is of a mixture of the sources {sources}: which rows a step of a mixture has is "
+        raise ValueError(msg + "not known; tdu verify and tdu diff read it")
     if settings["snapshot_id"] is not None:
         msg = f"{arguments.checkpoint} is of an Iceberg table, which needs a catalog: ask in Python, with "
         raise ValueError(f"{msg}IcebergDataset.create_dataloader(..., snapshot_id={settings['snapshot_id']})")
@@ -145,6 +149,7 @@ def _parameters(saved: SavedState, arguments: argparse.Namespace) -> dict[str, A
         "count_rows": counts,
         "filters": arguments.filter,
         "run_log": arguments.run_log,
+        "storage_timeout": TIMEOUT_SEC,
         "partitioning": arguments.partitioning,
         "format_options": dict(arguments.format_option) if arguments.format_option else None,
     }

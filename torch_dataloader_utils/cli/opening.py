@@ -11,6 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from torch_dataloader_utils.cli.options import TIMEOUT_SEC
 from torch_dataloader_utils.columns.arrow import width
 from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet
@@ -90,7 +91,7 @@ def open_dataset(path: Any, **arguments: Any) -> OpenedDataset:
 
     Raises what `create_dataloader` raises.
     """
-    arguments = {"path": path, "num_ranks": 1, "rank": 0, "num_workers": 0, **arguments}
+    arguments = {"path": path, "num_ranks": 1, "rank": 0, "num_workers": 0, "storage_timeout": TIMEOUT_SEC, **arguments}
     parameters = inspect.signature(StructuredDataset.create_dataloader).parameters
     defaults = {name: parameter.default for name, parameter in parameters.items()}
     options = LoaderOptions.parse({**defaults, "dataloader_kwargs": {}, **arguments}, parameters)

@@ -11,6 +11,9 @@ FORMATS = ("parquet", "orc", "csv", "json", "jsonl")
 MOST_COUNT = 10**15
 """The largest number that an option for a count takes: more rows than any dataset has."""
 
+TIMEOUT_SEC = 30.0
+"""How long a storage may fail: somebody is waiting, and no training is lost."""
+
 MOST_PROCESSES = 10_000
 """More ranks, and more workers of a rank, than any run has. Planning for a typing error would take hours."""
 

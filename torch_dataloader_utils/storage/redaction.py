@@ -30,6 +30,9 @@ REDACTED = "***"
 SECRET_LENGTH = 8
 """The value of an option of any other name is taken for a secret from this length on."""
 
+SHORT = 4
+"""A secret of fewer characters is removed where it stands alone: it may be in any word, and tells little."""
+
 LOGIN = 2
 """A user and a password."""
 
@@ -50,7 +53,10 @@ class Redactor:
     def clean(self, text: str) -> str:
         """Remove secrets, and the userinfo and query of any URL, from a message."""
         for secret in self._secrets:
-            text = text.replace(secret, REDACTED)
+            if len(secret) < SHORT:
+                text = re.sub(rf"(?<!\w){re.escape(secret)}(?!\w)", REDACTED, text)
+            else:
+                text = text.replace(secret, REDACTED)
         return _URL.sub(_clean_url, text)
 
     @contextlib.contextmanager

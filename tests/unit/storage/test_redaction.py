@@ -33,3 +33,9 @@ def test_an_error_holds_no_secret_and_no_error_that_does(depth):
     shown = traceback.TracebackException.from_exception(raised.value, capture_locals=False)
     assert SECRET not in "".join(shown.format())
     assert SECRET not in repr(raised.value)
+
+
+def test_a_secret_of_few_characters_is_removed_where_it_stands_alone_and_not_from_words():
+    redactor = Redactor({"key": "a", "secret": "no", "token": "abcd"})
+    text = "no data: key=a, secret='no' and token abcd-abcde of a bucket are unknown"
+    assert redactor.clean(text) == ("*** data: key=***, secret='***' and token ***-***e of *** bucket are unknown")
