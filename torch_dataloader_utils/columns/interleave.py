@@ -112,11 +112,16 @@ class Interleaved:
             return
         self._names = tuple(part.columns)
         others = {}
+        places = [
+            (place, slice(part.start + rows.start, part.start + rows.stop))
+            for place, rows in self._layout.places(source, first, part.stop - part.start)
+        ]
         for name, values in part.columns.items():
             if isinstance(values, (torch.Tensor, np.ndarray)):
-                self._layout.write(
-                    self._target(name, values), source, first, np.asarray(values)[part.start : part.stop]
-                )
+                target = self._target(name, values)
+                array = values.numpy() if isinstance(values, torch.Tensor) else values
+                for place, rows in places:
+                    self._layout.put(target, place, array[rows])
             else:
                 others[name] = values
         if others:
