@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure.frameworks import RESIZED, WAYS
+from benchmarks.measure.frameworks import RESIZED, WAYS, cases
 from benchmarks.report.markdown import table
 
 __all__ = ["page", "write"]
@@ -152,6 +152,7 @@ def _origin(results: Results) -> Iterator[str]:
     yield (
         f"Commit {named}, {results['begun'][:10]}, {machine['cores']} cores "
         f"({machine['cpu']}), {machine['system']}, Python {machine['python']}; {packages}. "
+        f"{len(results['cases'])} of {len(list(cases()))} cases ran. "
         f"Load average at the beginning: {machine['load_before']:.0f}. "
         f"6 columns in 8 Parquet files, {results['batch_size']} rows a step, one worker process a rank. Processes are "
         "forked from one that has imported the framework, except those of torchrun."

@@ -63,7 +63,7 @@ def dump_state(
         "rank": run.topology.rank,
         "plan": run.plan(),
         "plan_digest": plan_digest,
-        **_dump_files(run),
+        **_dump_files(run, record),
         **rows,
         **_dump_skips(manifest, progress, record),
         "excluded": dump_exclusions(manifest, run.exclusions, progress.removed.delivered),
@@ -78,12 +78,12 @@ def dump_state(
     return state | {"checksum": checksum_of(state, known)}
 
 
-def _dump_files(run: Run) -> dict[str, Any]:
+def _dump_files(run: Run, record: EpochRecord) -> dict[str, Any]:
     """Return the files, each once: a mixture's by source."""
     listed = lists_files(run.manifest)
     if run.mixture is not None:
         rows = {"carried": run.mixture.carried, "earlier": run.mixture.earlier}
-        dumped = {name: _dump_taken(run.manifest, taken) for name, taken in rows.items()}
+        dumped = record.taken_rows(lambda: {name: _dump_taken(run.manifest, taken) for name, taken in rows.items()})
         return {"files": None, "mixture": run.mixture.dump(lists_files=listed) | dumped}
     return {"files": [entry.copy() for entry in run.manifest.entries] if listed else None}
 

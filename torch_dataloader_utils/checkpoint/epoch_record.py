@@ -54,6 +54,13 @@ class EpochRecord:
         self._planned = [stream.planned for stream in progress.streams]
         self._baseline = progress.baseline
         self._skipped: tuple[Progress, dict[str, Any]] | None = None
+        self._taken: dict[str, Any] | None = None
+
+    def taken_rows(self, dump: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """Return what states of a mixture record of the rows that earlier epochs have taken."""
+        if self._taken is None:
+            self._taken = dump()
+        return copy.deepcopy(self._taken)
 
     def skipped_rows(self, progress: Progress, dump: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Return what states record of skipped rows. It changes only once these are delivered after the last step."""

@@ -172,8 +172,8 @@ class MixedDataset(StructuredDataset):
         self._require_unfiltered(source)
         if rest not in self._sources[source].manifest.rows_of:
             return super().step_of(path, row, epoch, scan=scan)  # it raises
-        heads = {parse_source_path(known).number for known in self._paths_of(epoch) if known.startswith(f"{source}@")}
-        paths = (source_path(source, number, rest) for number in sorted(heads))
+        reached = {known.number for known in map(parse_source_path, self._paths_of(epoch)) if known.source == source}
+        paths = (source_path(source, number, rest) for number in sorted(reached))
         found = [step for one in paths if (step := super(MixedDataset, self).step_of(one, row, epoch)) is not None]
         steps = sorted((each for step in found for each in (step, *step.others)), key=lambda step: step.step)
         return replace(steps[0], others=tuple(replace(step, others=()) for step in steps[1:])) if steps else None

@@ -10,6 +10,7 @@ from typing import TypeAlias
 
 from torch_dataloader_utils.checkpoint.parts import Part, own_parts, restored_parts
 from torch_dataloader_utils.checkpoint.progress import Progress
+from torch_dataloader_utils.checkpoint.skipped_steps import between, rows_in
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
 from torch_dataloader_utils.planning.excluded import EpochExclusions
 from torch_dataloader_utils.planning.quotas import Counts, Quotas
@@ -79,15 +80,25 @@ class PartsOfPass:
         return dict(assigned)
 
     def _sizes(self, part: Part) -> list[Counts | None]:
-        """Return the rows of each step of each stream, where the streams of a turn give unequal numbers of rows."""
-        streams = len(part.slices)
+        """Return the rows of each step of each stream, where the streams of a turn give unequal numbers of rows.
+
+        How many batches a turn has made follows from the rows of its streams: a worker of a plain loader that restores
+        states knows only its own.
+        """
+        streams, together = len(part.slices), self._streams_per_turn
         if self._quotas is None:
             return [None] * streams
-        turns, sources = streams // self._streams_per_turn, self._quotas.sources
-        done = self._begun.steps_of_plan + part.begin.step - self._begun.batches_delivered
-        counts = self._quotas.counts[done:] if part.steps is None else self._quotas.counts[done : done + part.steps]
-        of_turns = [counts[(turn - done) % turns :: turns] for turn in range(turns)]
-        return [of_turns[stream // self._streams_per_turn][:, stream % sources] for stream in range(streams)]
+        turns, sources = streams // together, self._quotas.sources
+        of_turns = []
+        for turn in range(turns):
+            own = slice(turn * together, (turn + 1) * together)
+            places = zip(part.streams[own], part.begin.places[own], strict=True)
+            rows = rows_in(between(stream.planned, (0, 0), place) for stream, place in places)
+            made = -(-rows // (self._quotas.step_rows * (together // sources)))
+            before = (turn - part.begin.turn) % turns  # steps of the part before the turn's first one
+            stop = None if part.steps is None else made + max(0, -(-(part.steps - before) // turns))
+            of_turns.append(self._quotas.counts[turn::turns][made:stop])
+        return [of_turns[stream // together][:, stream % sources] for stream in range(streams)]
 
     def contents(self, read: Read, restores: Callable[[], bool]) -> Iterator[Content]:
         """Let the processes read, and return what they make.

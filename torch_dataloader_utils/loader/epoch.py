@@ -536,7 +536,7 @@ class EpochState(SkipsSteps):
 
     def _prepare_states(self, progress: Progress) -> None:
         """Compute now what all states of the epoch share, so that each of them takes little time."""
-        _ = self._shared_digest, self._opened_files.manifest.fingerprint
+        _ = self._shared_digest, self._opened_files.manifest.fingerprint, self.run(self.epoch)
         self._recorded(progress).prepare()
 
     def _recorded(self, progress: Progress) -> EpochRecord:

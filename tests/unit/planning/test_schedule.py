@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support import examples
 
 from torch_dataloader_utils.loader.contents import round_robin
 from torch_dataloader_utils.planning.assignment import Receipt
-from torch_dataloader_utils.planning.schedule import StepRows, StepSchedule
+from torch_dataloader_utils.planning.quotas import Counts
+from torch_dataloader_utils.planning.schedule import MixedSchedule, StepRows, StepSchedule
 from torch_dataloader_utils.reading.batching import Batch, StreamEnd
 
 
@@ -58,3 +61,38 @@ def test_a_step_that_the_schedule_does_not_have_is_refused(step: int) -> None:
 
     with pytest.raises(IndexError, match="is not one of steps 2 to 6"):
         schedule.at(step)
+
+
+@st.composite
+def mixed_schedules(draw: st.DrawFn) -> tuple[MixedSchedule, Counts, int, int]:
+    """Return a schedule of a mixture, and the rows of each source in each of its steps."""
+    steps, sources = draw(st.integers(0, 12)), draw(st.integers(1, 3))
+    turns, ranks = draw(st.integers(1, 4)), draw(st.integers(1, 2))
+    rows = draw(
+        st.lists(st.lists(st.integers(0, 4), min_size=sources, max_size=sources), min_size=steps, max_size=steps)
+    )
+    counts = np.array(rows, dtype=np.int64).reshape(steps, sources)
+    next_turn, first_step = draw(st.integers(0, turns - 1)), draw(st.integers(0, 5))
+    schedule = MixedSchedule(counts, turns, ranks * sources, next_turn=next_turn, first_step=first_step)
+    return schedule, counts, turns, ranks * sources
+
+
+@given(mixed_schedules())
+@examples(200)
+def test_the_schedule_of_a_mixture_takes_of_each_source_what_its_quotas_say(
+    made: tuple[MixedSchedule, Counts, int, int],
+) -> None:
+    schedule, counts, turns, together = made
+    taken = [0] * (turns * together)
+    for number, step in enumerate(schedule.steps):
+        assert schedule.rows_of_streams(step) == taken
+        turn, windows = schedule.windows(step)
+        assert turn == (schedule.next_turn + number) % turns
+        for place, (start, stop) in enumerate(windows):
+            stream = turn * together + place
+            assert start == taken[stream]
+            assert stop - start == counts[number, place % counts.shape[1]]
+            assert all(schedule.step_of_row(stream, row) == step for row in range(start, stop))
+            taken[stream] = stop
+    assert schedule.rows_of_streams(schedule.steps.stop) == taken
+    assert all(schedule.step_of_row(stream, rows) is None for stream, rows in enumerate(taken))
