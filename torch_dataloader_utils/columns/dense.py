@@ -34,6 +34,8 @@ def numpy_dtype(dtype: pa.DataType, *, numpy_times: bool) -> np.dtype[Any]:
 
 def dense_array(values: pa.Array, *, numpy_times: bool) -> npt.NDArray[Any]:
     """Return values as a writable array that shares no memory with others; null becomes NaN or NaT."""
+    if not values.type.num_fields and not pa.types.is_temporal(values.type):
+        return _numbers(values)
     dtype, shape = leaf_type(values.type), [len(values), *fixed_shape(values.type)]
     leaves, valid = flatten_fixed(values)
     if valid is not None:

@@ -20,6 +20,8 @@ from torch_dataloader_utils.columns.ragged import Ragged, concat
 
 Counts: TypeAlias = npt.NDArray[np.int64]
 Array: TypeAlias = npt.NDArray[Any]
+Place: TypeAlias = tuple[int | slice, slice] | Counts
+"""Places of rows in a block: steps and the rows in each of them, or the numbers of the block's rows."""
 
 
 class StepLayout:
@@ -37,26 +39,37 @@ class StepLayout:
 
     def write(self, target: Array, source: int, first: int, rows: Array) -> None:
         """Copy rows of a source, of which `first` are before them in the block, to their places."""
-        if not len(rows):
-            return
-        if self._is_regular:
-            self._write_steps(target.reshape(len(self.counts), -1, *target.shape[1:]), source, first, rows)
-        else:
-            target[self._places_of(source)[first : first + len(rows)]] = rows
+        for place, part in self.places(source, first, len(rows)):
+            self.put(target, place, rows[part])
 
-    def _write_steps(self, steps: Array, source: int, first: int, rows: Array) -> None:
-        """Copy rows where each step takes equally many of the source: whole steps at once."""
+    def put(self, target: Array, place: Place, rows: Array) -> None:
+        """Copy rows to one of their places."""
+        if not isinstance(place, tuple):
+            target[place] = rows
+            return
+        steps = target.reshape(len(self.counts), -1, *target.shape[1:])[place]
+        steps[...] = rows.reshape(steps.shape)
+
+    def places(self, source: int, first: int, count: int) -> list[tuple[Place, slice]]:
+        """Return where so many rows of a source go, part by part; `first` of its rows are before them in the block."""
+        if not count:
+            return []
+        if not self._is_regular:
+            return [(self._places_of(source)[first : first + count], slice(0, count))]
         begin, end = self._before[source : source + 2]
         size = end - begin
         step, done = divmod(first, size)
-        if done:
-            head, rows = rows[: size - done], rows[size - done :]
-            steps[step, begin + done : begin + done + len(head)] = head
+        found: list[tuple[Place, slice]] = []
+        head = min(count, size - done) if done else 0
+        if head:
+            found.append(((step, slice(begin + done, begin + done + head)), slice(0, head)))
             step += 1
-        whole = len(rows) // size
-        steps[step : step + whole, begin:end] = rows[: whole * size].reshape(whole, size, *rows.shape[1:])
-        if len(rows) > whole * size:
-            steps[step + whole, begin : begin + len(rows) - whole * size] = rows[whole * size :]
+        whole, tail = divmod(count - head, size)
+        if whole:  # whole steps at once
+            found.append(((slice(step, step + whole), slice(begin, end)), slice(head, count - tail)))
+        if tail:
+            found.append(((step + whole, slice(begin, begin + tail)), slice(count - tail, count)))
+        return found
 
     def _places_of(self, source: int) -> Counts:
         """Return the place of each row of a source in the block."""
@@ -99,11 +112,16 @@ class Interleaved:
             return
         self._names = tuple(part.columns)
         others = {}
+        places = [
+            (place, slice(part.start + rows.start, part.start + rows.stop))
+            for place, rows in self._layout.places(source, first, part.stop - part.start)
+        ]
         for name, values in part.columns.items():
             if isinstance(values, (torch.Tensor, np.ndarray)):
-                self._layout.write(
-                    self._target(name, values), source, first, np.asarray(values)[part.start : part.stop]
-                )
+                target = self._target(name, values)
+                array = values.numpy() if isinstance(values, torch.Tensor) else values
+                for place, rows in places:
+                    self._layout.put(target, place, array[rows])
             else:
                 others[name] = values
         if others:

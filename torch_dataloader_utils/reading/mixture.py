@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
@@ -61,9 +62,10 @@ class SourceReader:
             block.add(source, ColumnSlice(chunk.columns, start, stop), is_whole=done + stop - start == wanted)
             done += stop - start
             self._start = stop
-            while len(receipts) < len(stops) and stops[len(receipts)] <= done:
-                at = start + stops[len(receipts)] - (done - (stop - start))
-                receipts.append(self._receipt(chunk, at, sizes[len(receipts)]))
+            ended = bisect_right(stops, done)
+            moved = stop - done  # from a row's number in the block to its number in the chunk
+            for end, size in zip(stops[len(receipts) : ended], sizes[len(receipts) : ended], strict=True):
+                receipts.append(self._receipt(chunk, end + moved, size))
             if stop == chunk.rows:
                 self._drop()
         return receipts

@@ -107,6 +107,7 @@ class RowGroupReader:
         self._file_key = cache(lambda path: file_key(by_path[path]))
 
         codec = self._codec = files.format.codec(files, read_cache.footers)
+        self._added_bytes = cache(self._count_added_bytes)
         self._measures = cache(self._new_measures)  # small, and needed in any order
         self._fetcher = Fetcher(files.storage, files.files, codec.layout, files.row_group_name)
         self._new_decoder = partial(Decoder, files, codec, self._fetcher, read_cache.reads)
@@ -184,7 +185,7 @@ class RowGroupReader:
             size += max(rows * self._sizes.expected(name), sizes[group.number])
         return max(1, int(size))
 
-    def _added_bytes(self, path: str) -> float:
+    def _count_added_bytes(self, path: str) -> float:
         """Return what a row takes in columns that the file does not have."""
         sources = self._files.projection(path).sources
         missing = [field for field, source in zip(self._files.needed, sources, strict=True) if source is None]
