@@ -18,9 +18,15 @@ from torch_dataloader_utils.checkpoint.saved_exclusions import dump_exclusions
 from torch_dataloader_utils.checkpoint.saved_state import STATE_VERSION, dump_splits, lists_files
 from torch_dataloader_utils.checkpoint.skipped_steps import Mark
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, Shard, ShardSlice, SkippedRows
+from torch_dataloader_utils.planning.plan import TO_THE_END, DeliveredBaseline, Shard, ShardSlice, SkippedRows
 from torch_dataloader_utils.planning.row_hash import RowHash
-from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_row_numbers, row_numbers, size_of
+from torch_dataloader_utils.planning.row_ranges import (
+    Windows,
+    known_size_of,
+    merged,
+    merged_row_numbers,
+    row_numbers,
+)
 
 MOST_BYTES = 500_000
 """Above this many bytes of JSON, ranges are recorded as row numbers of the whole manifest, not by path."""
@@ -214,9 +220,9 @@ def _dump_partial(manifest: Manifest, shard: Shard, windows: Windows, by_number:
         entry["rows"] = row_numbers(manifest, shard.splits)
     else:
         entry["splits"] = dump_splits(manifest, shard.splits)
-    entry["rows_delivered"] = size_of(windows)
+    entry["rows_delivered"] = known_size_of(windows)
     if windows != ((0, entry["rows_delivered"]),):
-        entry["windows"] = [list(window) for window in windows]
+        entry["windows"] = [[start, None if stop == TO_THE_END else stop] for start, stop in windows]
     if shard.rounds > 1:
         entry["rounds"] = shard.rounds
     if shard.missing:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedRows, SavedShard, SavedState
 from torch_dataloader_utils.planning.excluded import EpochExclusions, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Split
-from torch_dataloader_utils.planning.plan import Shard, ShardSlice
-from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, gaps, merged, size_of
+from torch_dataloader_utils.planning.plan import TO_THE_END, Shard, ShardSlice
+from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, gaps, known_size_of, merged
 from torch_dataloader_utils.planning.shuffle import delivered_rows, rows_of_splits
 
 Integers = npt.NDArray[np.int64]
@@ -132,8 +132,8 @@ class _Partial:
 def count_rows(states: Sequence[SavedState], axis: Axis, excluded: EpochExclusions, *, is_exact: bool) -> RowCounts:
     """Count the rows that states record, and the earlier progress that they share.
 
-    `is_exact` says that windows count rows as files have them: that no filter drops rows, and rows are counted. The
-    splits of all states are of the files of the axis.
+    `is_exact` says that windows count rows as files have them: that no filter drops rows, that rows are counted, and
+    that they are delivered themselves. The splits of all states are of the files of the axis.
     """
     return _Counting(states, axis, excluded, is_exact=is_exact).counts()
 
@@ -148,6 +148,7 @@ class _Counting:
         settings, self._epoch, self._is_exact = states[0].settings, states[0].epoch, is_exact
         self._seed = settings["shuffle_seed"] if settings["shuffle_buffer_size"] is not None else None
         self._axis, self._removed = axis, excluded.removed
+        self._delivers = TO_THE_END if states[0].is_open_ended else None
         baselines: list[SavedBaseline] = []
         for baseline in (state.baseline for state in states):
             if baseline is not None and baseline not in baselines:
@@ -170,7 +171,7 @@ class _Counting:
     def _collect(self, parts: Iterable[SavedShard], left_out: ExcludedRows, *, is_skipped: bool) -> None:
         for saved in parts:
             splits = saved.splits or tuple(self._axis.splits_of(saved.rows))
-            shard = Shard(splits, saved.rounds, saved.missing, left_out)
+            shard = Shard(splits, saved.rounds, saved.missing, left_out, self._delivers)
             partial = self._shards.setdefault(splits, _Partial(shard))
             windows = partial.skipped if is_skipped else partial.repeated if saved.repeats else partial.windows
             windows += saved.windows
@@ -331,4 +332,4 @@ def rows_recorded(state: SavedState) -> int:
     """Return the number of rows that a rank's own progress records."""
     by_number = sum(state.completed_rows[1::2]) - sum(state.completed_rows[::2])
     by_path = sum(split.row_length for shard in state.completed for split in shard.splits)
-    return by_number + by_path + sum(size_of(shard.windows) for shard in state.in_progress if not shard.repeats)
+    return by_number + by_path + sum(known_size_of(shard.windows) for shard in state.in_progress if not shard.repeats)

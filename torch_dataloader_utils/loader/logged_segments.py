@@ -142,7 +142,9 @@ def _of(segment: RunSegment, segments: Segments) -> Segment:
         topology=segment.topology,
         batch_size=segment.batch_size,
         drop_last=segment.drop_last,
-        baseline=None if saved.baseline is None else load_baseline(saved.baseline, manifest, excluded.left_out),
+        baseline=None
+        if saved.baseline is None
+        else load_baseline(saved.baseline, manifest, excluded.left_out, is_open_ended=saved.is_open_ended),
         stops=None if stop is None else segment.rank_stops or (stop,) * segment.num_ranks,
         skipped=segment.skipped,
         restores=segment.restores,

@@ -11,6 +11,10 @@ from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Split
 from torch_dataloader_utils.planning.row_hash import RankHashes
 
+TO_THE_END = 1 << 62
+"""How many rows a shard delivers where only reading tells. It is larger than any number of rows, and fits into int64
+together with another one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Shard:
@@ -23,13 +27,18 @@ class Shard:
         missing: Indices of the splits that cannot be read any more: their files have changed since the epoch began.
             The rows of the other splits keep their order.
         excluded: Rows of files that are not delivered, although splits have them: a split names all of its rows.
-        rows: Rows to deliver, where no filter drops any.
+        delivers: How many rows, or sequences, it delivers where these are made of its rows; `TO_THE_END` where only
+            reading tells. None where it delivers the rows themselves.
+        rows_read: Rows of its splits that are read, those that a filter drops included.
+        rows: What it delivers: `delivers`, or the rows that are read, where no filter drops any.
     """
 
     splits: tuple[Split, ...]
     rounds: int = 1
     missing: tuple[int, ...] = ()
     excluded: ExcludedRows = field(default=NONE_EXCLUDED, compare=False, repr=False)
+    delivers: int | None = field(default=None, compare=False, repr=False)
+    rows_read: int = field(init=False, compare=False, repr=False)
     rows: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -37,7 +46,8 @@ class Shard:
         rows -= sum(self.splits[index].row_length for index in self.missing)
         if self.excluded:
             rows -= sum(map(self.excluded.within, self.present))
-        object.__setattr__(self, "rows", rows)
+        object.__setattr__(self, "rows_read", rows)
+        object.__setattr__(self, "rows", rows if self.delivers is None else self.delivers)
 
     @property
     def present(self) -> tuple[Split, ...]:
@@ -60,8 +70,8 @@ class ShardSlice:
     Attributes:
         shard: The shard.
         start: Number of its rows before the window, counted in the order of delivery: after filter and shuffle.
-        stop: The end of the window. The shard's number of rows stands for the end of the shard, even where a filter
-            leaves fewer rows.
+        stop: The end of the window. What the shard delivers (`Shard.rows`) stands for the end of the shard, even where
+            a filter leaves fewer rows.
         repeats: Whether another slice delivers these rows as well, so that all ranks have equally many.
     """
 
@@ -76,8 +86,13 @@ class ShardSlice:
 
     @property
     def rows(self) -> int:
-        """Number of rows, where no filter drops any."""
+        """Number of rows, where no filter drops any; larger than any number where only reading tells the end."""
         return self.stop - self.start
+
+    @property
+    def expected_rows(self) -> int:
+        """About how much it delivers, to compare slices: the rows of its shard where only reading tells its end."""
+        return self.shard.rows_read if self.stop == TO_THE_END else self.rows
 
     @property
     def is_whole(self) -> bool:
@@ -208,6 +223,8 @@ class PlanOptions:
         shuffle_interleave: Largest number of row groups larger than that which share the rounds of a shard.
         uneven_ranks: Whether ranks may have different numbers of rows, or surplus rows are dropped, or rows repeated.
         batch_size: Rows of a step of a rank, or of a virtual rank, where ranks are balanced; else None.
+        unit: What is delivered and counted: the rows of files, or what is made of them.
+        is_open_ended: Whether only reading tells how many of these a shard delivers.
     """
 
     split_bytes: int
@@ -218,6 +235,8 @@ class PlanOptions:
     shuffle_interleave: int = 8
     uneven_ranks: UnevenRanks = "allow"
     batch_size: int | None = None
+    unit: Unit = "rows"
+    is_open_ended: bool = False
 
     def __post_init__(self) -> None:
         if self.shuffles_rows and not self.shuffle:
@@ -233,6 +252,10 @@ class PlanOptions:
         """Whether rows are shuffled within a shard."""
         return self.shuffle_buffer_size is not None
 
+
+Unit: TypeAlias = Literal["rows", "transformed rows"]
+
+UNITS: tuple[str, ...] = get_args(Unit)
 
 UnevenRanks: TypeAlias = Literal["allow", "drop", "pad"]
 
