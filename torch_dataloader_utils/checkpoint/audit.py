@@ -43,8 +43,8 @@ class Counts:
     Attributes:
         rows: All rows of the epoch.
         done: Delivered, with all other rows of their shard.
-        under_way: Delivered, of shards that are not finished. With a filter, and for text whose rows are not counted,
-            all rows of such shards: which of them were delivered only reading tells.
+        under_way: Delivered, of shards that are not finished. With a filter, with a transform, and for text whose rows
+            are not counted, all rows of such shards: which of them were delivered only reading tells.
         left: Not delivered yet.
         missing: Not delivered, and they cannot be any more in this epoch: their file was removed or rewritten.
         unknown: Not recorded, where states of some ranks are not given: those ranks may have delivered them.
@@ -93,7 +93,7 @@ class RankAudit:
         rank: The rank.
         batches: Batches of the epoch that were delivered, those before an elastic load included.
         rows: Rows that it delivered since the epoch began, or since an elastic load. With a filter, the finished shards
-            among them count all rows.
+            among them count all rows. With a transform, they count the rows that it was made of.
     """
 
     rank: int
@@ -243,7 +243,7 @@ class _Auditing:
         saved, today = self._saved, self._today
         excluded = EpochExclusions() if self._layout is None else self._exclusions.in_epoch(saved.epoch)
         is_filtered = saved.settings["filters"] is not None or bool(excluded.left_out_by)
-        is_exact = self._unit == "rows" and not is_filtered and saved.settings["packing"] is None
+        is_exact = self._unit == "rows" and not is_filtered and saved.settings["unit"] == "rows"
         self._left_out_rows = excluded.left_out
         if excluded.removed:
             excluded = self._without_delivered(excluded, is_exact=is_exact)
@@ -384,6 +384,8 @@ class _Auditing:
             yield "rows are counted as the files have them, before the filter"
             if self._today is None or self._today.selection is None:
                 yield "rows of row groups that the filter rules out count as left"
+        if saved.settings["unit"] != "rows":
+            yield f"rows are counted as the files have them, and not the {saved.settings['unit']} that were delivered"
         if self._unit == "bytes":
             yield "the rows of text are not counted: the numbers are bytes of uncompressed text"
         listed = {path for path, _ in self._layout or ()}

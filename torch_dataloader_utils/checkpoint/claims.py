@@ -18,10 +18,12 @@ class Claims:
     """What ranks record.
 
     Row numbers in their states refer to the files of the layout. Excluded rows were left out of the shards.
+    `is_open_ended` says that only reading tells how many rows shards deliver.
     """
 
-    def __init__(self, layout: Sequence[FileRows], left_out: ExcludedRows) -> None:
+    def __init__(self, layout: Sequence[FileRows], left_out: ExcludedRows, *, is_open_ended: bool) -> None:
         self._layout = layout
+        self._is_open_ended = is_open_ended
         self._left_out = left_out
         self._done: list[tuple[Split, str]] = []
         self._shards: dict[tuple[Split, ...], Shard] = {}
@@ -33,7 +35,7 @@ class Claims:
         for saved in partial:
             if saved.repeats:  # the rank whose rows were repeated records them as well
                 continue
-            recorded = saved.partial(self._layout, self._left_out)
+            recorded = saved.partial(self._layout, self._left_out, is_open_ended=self._is_open_ended)
             require_possible_windows([recorded])
             shard = recorded.shard
             self._shards[shard.splits] = shard

@@ -152,6 +152,9 @@ ADVICE = {
     "filter_binding": "the filter's columns are other ones now: open the table as it was then (a snapshot that is "
     "passed as snapshot_id has the columns of its time), or the partitions",
     "order of sources": "give the sources in the order of the checkpoint",
+    "unit": "deliver what the checkpoint delivered: its rows, or what the same transform makes of them",
+    "transform_id": "use the transform that the checkpoint was saved with, under the same transform_id (None for no "
+    "transform, '' for one without an id)",
     "global_batch_size": "use the batch_size that, times the number of ranks, gives the checkpoint's",
 }
 

@@ -20,7 +20,13 @@ from torch_dataloader_utils.checkpoint.skipped_steps import Mark
 from torch_dataloader_utils.planning.manifest import Manifest, Split
 from torch_dataloader_utils.planning.plan import TO_THE_END, DeliveredBaseline, Shard, ShardSlice, SkippedRows
 from torch_dataloader_utils.planning.row_hash import RowHash
-from torch_dataloader_utils.planning.row_ranges import Windows, merged, merged_row_numbers, row_numbers, size_of
+from torch_dataloader_utils.planning.row_ranges import (
+    Windows,
+    known_size_of,
+    merged,
+    merged_row_numbers,
+    row_numbers,
+)
 
 MOST_BYTES = 500_000
 """Above this many bytes of JSON, ranges are recorded as row numbers of the whole manifest, not by path."""
@@ -216,7 +222,7 @@ def _dump_partial(manifest: Manifest, shard: Shard, windows: Windows, by_number:
         entry["rows"] = row_numbers(manifest, shard.splits)
     else:
         entry["splits"] = dump_splits(manifest, shard.splits)
-    entry["rows_delivered"] = size_of(window for window in windows if window[1] != TO_THE_END)
+    entry["rows_delivered"] = known_size_of(windows)
     if windows != ((0, entry["rows_delivered"]),):
         entry["windows"] = [[start, None if stop == TO_THE_END else stop] for start, stop in windows]
     if shard.rounds > 1:

@@ -145,7 +145,7 @@ def _delivered(states: Sequence[SavedState], layout: Sequence[FileRows], left_ou
 
     Row numbers in the states refer to the files of the layout. Excluded rows were left out of the shards.
     """
-    claims = Claims(layout, left_out)
+    claims = Claims(layout, left_out, is_open_ended=states[0].is_open_ended)
     saved = states[0].baseline
     if saved is not None:
         claims.claim("an earlier resume", splits_of_rows(layout, saved.completed_rows), saved.in_progress)
@@ -236,16 +236,17 @@ def _require_known_rows(partial: PartialShard, missing: set[int], run: Run, epoc
     """Raise unless it is known which delivered rows of a partial shard are of which file."""
     excluded = any(partial.shard.excluded.within(partial.shard.splits[index]) for index in missing)
     excluded |= run.exclusions.in_epoch(epoch).unknown_rows is not None
-    if run.filter_digest is None and run.manifest.counts_rows and not excluded and run.options.delivers is None:
+    is_made = run.options.unit != "rows"
+    if run.filter_digest is None and run.manifest.counts_rows and not excluded and not is_made:
         return
     # Windows count the rows that the filter left. Only the changed files would show which rows these were.
     why = (
-        "through a filter"
+        f"as {run.options.unit}"
+        if is_made
+        else "through a filter"
         if run.filter_digest is not None
         else "without excluded rows"
         if excluded
-        else "packed into sequences"
-        if run.options.delivers is not None
         else "and not counted"
     )
     paths = sorted({partial.shard.splits[index].path for index in missing})

@@ -25,7 +25,7 @@ def with_skipped(
     before = None if states[0].baseline is None else states[0].baseline.skipped
     if not saved and before is None:
         return baseline
-    claims = Claims(layout, left_out)
+    claims = Claims(layout, left_out, is_open_ended=states[0].is_open_ended)
     restores = any(skips.restores for _, skips in saved)
     for state, skips in saved:
         claims.claim(f"rank {state.rank}", skips.rows.whole(layout), skips.rows.in_progress)

@@ -31,7 +31,7 @@ from torch_dataloader_utils.errors import cut, shown
 from torch_dataloader_utils.planning.manifest import Split, root_prefix
 from torch_dataloader_utils.planning.plan import TO_THE_END, UNEVEN_RANKS
 from torch_dataloader_utils.planning.row_hash import RankHashes, RowHash
-from torch_dataloader_utils.planning.row_ranges import RowRange, Windows, first_overlap, size_of
+from torch_dataloader_utils.planning.row_ranges import RowRange, Windows, first_overlap, known_size_of, size_of
 
 MOST_WORKERS = 10_000
 """More workers than any machine runs. A larger number is damage, and planning for it would take hours."""
@@ -83,8 +83,7 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         files = known[1].files
     else:
         files = None if state["files"].is_null else _files(state["files"])
-    delivers = None if settings["packing"] is None else TO_THE_END
-    tree = _Tree(root, {file.path: file.rows for file in files or ()}, delivers)
+    tree = _Tree(root, {file.path: file.rows for file in files or ()}, settings["unit"] != "rows")
     rows = _rows(tree, settings["rows"], state)
     epoch = _epoch(state["epoch"])
     excluded = parse_exclusions(state["excluded"], settings["rows"])
@@ -214,6 +213,8 @@ def _settings(state: JsonValue, plan: JsonValue) -> dict[str, Any]:
         "packing": None if plan["packing"].missing else plan["packing"].optional_string(),
         "filters": plan["filter"].optional_string(),
         "plan_algorithm": state["plan_algorithm"].integer(),
+        "unit": "rows" if plan["unit"].missing else plan["unit"].string(),
+        "transform_id": None if plan["transform_id"].missing else plan["transform_id"].optional_string(),
     }
     binding = plan["filter_binding"]
     # Earlier releases did not record it. Then the filter alone is compared.
@@ -294,11 +295,14 @@ def _files(table: JsonValue) -> tuple[SavedFile, ...]:
 
 
 class _Tree(NamedTuple):
-    """The root directory of a state's files, the rows of each listed file by relative path, and what shards deliver."""
+    """The root directory of a state's files, and the rows of each listed file by relative path.
+
+    `is_open_ended` says that only reading tells how many rows shards deliver.
+    """
 
     root: str
     rows: Mapping[str, int | None]
-    delivers: int | None
+    is_open_ended: bool
 
 
 def _splits(shard: JsonValue, tree: _Tree) -> tuple[Split, ...]:
@@ -354,38 +358,40 @@ def _partial_shard(shard: JsonValue, tree: _Tree, dataset_rows: int) -> SavedSha
     return SavedShard(
         splits=splits,
         rows=rows,
-        windows=_windows(
-            shard, most - sum(splits[index].row_length for index in missing) if tree.delivers is None else tree.delivers
-        ),
-        delivers=tree.delivers,
+        windows=_windows(shard, None if tree.is_open_ended else most - sum(splits[i].row_length for i in missing)),
         rounds=rounds,
         missing=missing,
         repeats=not shard["repeats"].missing and shard["repeats"].boolean(),
     )
 
 
-def _windows(shard: JsonValue, most: int) -> Windows:
-    """Return the delivered windows of a shard of at most so many rows; without `windows` its first rows."""
+def _windows(shard: JsonValue, most: int | None) -> Windows:
+    """Return the delivered windows of a shard of at most so many rows; without `windows` its first rows.
+
+    None for a shard of which only reading tells how many it delivers. Then a window may end with the shard.
+    """
     delivered = shard["rows_delivered"].integer()
-    windows = tuple(_window(window, most) for window in shard["windows"].optional_items())
+    windows = tuple(_window(window, may_be_open=most is None) for window in shard["windows"].optional_items())
     if shard["windows"].missing:
         windows = ((0, delivered),) if delivered else ()
     if any(stop >= start for (_, stop), (start, _) in pairwise(windows)):
         raise shard["windows"].fail("rising windows of which no two touch")
-    if size_of(window for window in windows if window[1] != TO_THE_END) != delivered:
+    if known_size_of(windows) != delivered:
         raise shard["rows_delivered"].fail("the number of rows in the windows")
-    if windows and windows[-1][1] > most:
+    if windows and windows[-1][1] > (TO_THE_END if most is None else most):
         raise shard["rows_delivered"].fail("no more rows than the shard has")
     return windows
 
 
-def _window(window: JsonValue, most: int) -> tuple[int, int]:
-    """Return a window. Its stop is None where it reaches to the end of a shard that has no number of rows."""
-    is_open = most == TO_THE_END
-    bounds = [TO_THE_END if is_open and bound.is_null else bound.integer() for bound in window.items()]
-    if len(bounds) != len(("start", "stop")) or bounds[0] >= bounds[1]:
+def _window(window: JsonValue, *, may_be_open: bool) -> tuple[int, int]:
+    bounds = window.items()
+    if len(bounds) != len(("start", "stop")):
         raise window.fail("start and stop of a window")
-    return bounds[0], bounds[1]
+    start = bounds[0].integer()
+    stop = TO_THE_END if may_be_open and bounds[1].is_null else bounds[1].integer()
+    if start >= stop:
+        raise window.fail("start and stop of a window")
+    return start, stop
 
 
 def _pairs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:

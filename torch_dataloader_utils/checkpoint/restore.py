@@ -23,12 +23,12 @@ from torch_dataloader_utils.checkpoint.file_changes import FileChanges, compare_
 from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
 from torch_dataloader_utils.checkpoint.restore_skips import place_skips, with_carried
 from torch_dataloader_utils.checkpoint.run import Run
-from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedState
+from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedShard, SavedState
 from torch_dataloader_utils.checkpoint.skipped_steps import rows_in
 from torch_dataloader_utils.errors import Difference, RankMismatchError, shown
 from torch_dataloader_utils.planning.excluded import ExcludedRows
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, ShardSlice, SkippedRows
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, Plan, ShardSlice, SkippedRows
 from torch_dataloader_utils.planning.row_ranges import (
     Coverage,
     RowRange,
@@ -84,7 +84,8 @@ def check_states(states: Sequence[SavedState], run: Run) -> CheckedStates:
         _require_one_step(states)
     saved = states[0].baseline
     left_out = run.exclusions.in_epoch(states[0].epoch).left_out
-    baseline = None if saved is None else load_baseline(saved, run.manifest, left_out)
+    is_open = run.options.is_open_ended
+    baseline = None if saved is None else load_baseline(saved, run.manifest, left_out, is_open_ended=is_open)
     if baseline is not None and not differences and not files:
         require_row_groups(baseline, run.manifest)
         require_possible_windows(baseline.partial)
@@ -113,17 +114,23 @@ def _require_one_step(states: Sequence[SavedState]) -> None:
         raise RankMismatchError(msg)
 
 
-def load_baseline(saved: SavedBaseline, manifest: Manifest, left_out: ExcludedRows) -> DeliveredBaseline:
-    """Return a saved baseline by ranges of files."""
+def load_baseline(
+    saved: SavedBaseline, manifest: Manifest, left_out: ExcludedRows, *, is_open_ended: bool
+) -> DeliveredBaseline:
+    """Return a saved baseline by ranges of files. `is_open_ended` is that of the plan's options."""
+
+    def partial_of(shards: Iterable[SavedShard]) -> tuple[PartialShard, ...]:
+        return tuple(shard.partial(manifest.rows_by_file, left_out, is_open_ended=is_open_ended) for shard in shards)
+
     done = tuple(splits_of_rows(manifest.rows_by_file, saved.completed_rows))
-    partial = tuple(shard.partial(manifest.rows_by_file, left_out) for shard in saved.in_progress)
+    partial = partial_of(saved.in_progress)
     baseline = DeliveredBaseline(
         done, partial, saved.left_out, saved.batches_delivered, hashes=saved.hashes, gone=saved.gone
     )
     if saved.skipped is None:
         return baseline
     rows, steps, restores = saved.skipped
-    parts = tuple(shard.partial(manifest.rows_by_file, left_out) for shard in rows.in_progress)
+    parts = partial_of(rows.in_progress)
     return replace(baseline, skipped=SkippedRows(tuple(rows.whole(manifest.rows_by_file)), parts, steps, restores))
 
 
@@ -142,7 +149,7 @@ def place_states(checked: CheckedStates, plan: Plan, skipped_plan: Plan | None =
     topology, manifest = checked.run.topology, checked.run.manifest
     ranks = range(plan.num_ranks) if checked.of_all_ranks else topology.own_ranks
     streams = {(rank, worker): plan.stream(rank, worker) for worker in range(plan.streams) for rank in ranks}
-    recorded = _Recorded(checked.states, manifest, checked.run.exclusions.in_epoch(checked.epoch).left_out)
+    recorded = _Recorded(checked.states, manifest)
     lost = recorded.first_unplaced(streams.values())
     if checked.differences or checked.files or lost:
         raise mismatch(checked.differences, checked.files, lost, manifest)
@@ -159,18 +166,15 @@ def place_states(checked: CheckedStates, plan: Plan, skipped_plan: Plan | None =
 class _Recorded:
     """The rows that states record as delivered, by shard."""
 
-    def __init__(self, states: Sequence[SavedState], manifest: Manifest, left_out: ExcludedRows) -> None:
-        self._left_out = left_out
+    def __init__(self, states: Sequence[SavedState], manifest: Manifest) -> None:
         completed = [split for state in states for split in state.done(manifest.rows_by_file)]
         self._coverage = Coverage(completed)
         # A range that two states record would look like one in the coverage, which merges ranges.
         self._shared = None if len(states) == 1 else first_overlap(map(RowRange.of, completed))
-        self._rows = sum(map(left_out.left, completed))
         recorded: list[defaultdict[tuple[Split, ...], list[tuple[int, int]]]] = [defaultdict(list), defaultdict(list)]
         for shard in (shard for state in states for shard in state.in_progress):
-            recorded[shard.repeats][shard.partial(manifest.rows_by_file, left_out).shard.splits] += shard.windows
+            recorded[shard.repeats][shard.partial(manifest.rows_by_file).shard.splits] += shard.windows
         self._partial, self._repeated = ({key: merged(held[key]) for key in held} for held in recorded)
-        self._rows += sum(map(size_of, self._partial.values()))
         if any(size_of(self._partial[splits]) != size_of(windows) for splits, windows in recorded[0].items()):
             raise ValueError("not a state of this package: it records a shard in progress twice")
 
@@ -202,15 +206,17 @@ class _Recorded:
 
     def require_matched(self, placed: Iterable[StreamProgress], manifest: Manifest) -> None:
         """Raise if more is recorded than these streams have delivered."""
+        wanted = {splits: size_of(windows) for splits, windows in self._partial.items()}
         matched = Counter[tuple[Split, ...]]()
-        for part in (part for stream in placed for part in stream.done if not part.repeats):
-            matched[part.shard.splits] += part.shard.input_rows if part.is_whole else part.rows
-        if matched.total() == self._rows:
-            return
-        partial = {splits: size_of(windows) for splits, windows in self._partial.items()}
-        whole = {splits: sum(map(self._left_out.left, splits)) for splits in matched if splits not in partial}
-        lost = next(splits for splits, rows in (partial | whole).items() if matched[splits] != rows)
-        raise mismatch((), FileChanges(), lost, manifest)
+        for stream in placed:
+            for shard in (part.shard for part in stream.planned if part.shard.splits not in wanted):
+                if all(map(self._coverage.covers, shard.splits)):
+                    wanted[shard.splits] = shard.rows
+            for part in (part for part in stream.done if not part.repeats):
+                matched[part.shard.splits] += part.rows
+        lost = next((splits for splits, rows in wanted.items() if matched[splits] != rows), None)
+        if lost is not None:
+            raise mismatch((), FileChanges(), lost, manifest)
 
 
 def _left(stream: Iterable[ShardSlice], recorded: _Recorded) -> Iterator[ShardSlice]:

@@ -18,8 +18,8 @@ import numpy.typing as npt
 from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedRows, SavedShard, SavedState
 from torch_dataloader_utils.planning.excluded import EpochExclusions, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Split
-from torch_dataloader_utils.planning.plan import Shard
-from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, merged, size_of
+from torch_dataloader_utils.planning.plan import TO_THE_END, Shard
+from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, known_size_of, merged
 from torch_dataloader_utils.planning.shard_order import ShardOrders
 from torch_dataloader_utils.planning.shuffle import rows_of_splits
 from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
@@ -136,8 +136,8 @@ def count_rows(states: Sequence[SavedState], axis: Axis, excluded: EpochExclusio
 
     Of the rows that were excluded in their epoch, `excluded` has those that were not delivered before.
 
-    `is_exact` says that windows count rows as files have them: that no filter drops rows, and rows are counted. The
-    splits of all states are of the files of the axis.
+    `is_exact` says that windows count rows as files have them: that no filter drops rows, that rows are counted, and
+    that they are delivered themselves. The splits of all states are of the files of the axis.
     """
     return _Counting(states, axis, excluded, is_exact=is_exact).counts()
 
@@ -153,6 +153,7 @@ class _Counting:
         self._epoch = states[0].epoch if mixture is None else MIXTURE_KEY
         self._seed = settings["shuffle_seed"] if settings["shuffle_buffer_size"] is not None else None
         self._axis, self._removed, self._orders = axis, excluded.removed, ShardOrders(self._seed, self._epoch)
+        self._delivers = TO_THE_END if states[0].is_open_ended else None
         baselines: list[SavedBaseline] = []
         for baseline in (state.baseline for state in states):
             if baseline is not None and baseline not in baselines:
@@ -176,7 +177,7 @@ class _Counting:
     def _collect(self, parts: Iterable[SavedShard], left_out: ExcludedRows, *, is_skipped: bool) -> None:
         for saved in parts:
             splits = saved.splits or tuple(self._axis.splits_of(saved.rows))
-            shard = Shard(splits, saved.rounds, saved.missing, left_out, saved.delivers)
+            shard = Shard(splits, saved.rounds, saved.missing, left_out, self._delivers)
             partial = self._shards.setdefault(splits, _Partial(shard))
             windows = partial.skipped if is_skipped else partial.repeated if saved.repeats else partial.windows
             windows += saved.windows
@@ -340,4 +341,4 @@ def rows_recorded(state: SavedState) -> int:
     """Return the number of rows that a rank's own progress records."""
     by_number = sum(state.completed_rows[1::2]) - sum(state.completed_rows[::2])
     by_path = sum(split.row_length for shard in state.completed for split in shard.splits)
-    return by_number + by_path + sum(size_of(shard.windows) for shard in state.in_progress if not shard.repeats)
+    return by_number + by_path + sum(known_size_of(shard.windows) for shard in state.in_progress if not shard.repeats)

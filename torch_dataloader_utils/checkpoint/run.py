@@ -22,7 +22,7 @@ class Run:
     columns are in each single file, where states list the files. Iceberg tables have a snapshot, Delta Lake tables a
     version. The batch size and `drop_last` are recorded, so that earlier steps are known, and not compared. Nor is what
     is excluded, which a state brings along. A mixture's manifest has the files of each pass that the epoch reaches, and
-    its sources what else there is of files.
+    its sources what else there is of files. A transform is known by what the user calls it.
     """
 
     manifest: Manifest
@@ -41,6 +41,7 @@ class Run:
     batch_size: int | None = None
     drop_last: bool | None = None
     mixture: MixtureRun | None = None
+    transform_id: str | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return what must be equal to load a state, by the names that users know. Files are compared separately."""
@@ -54,6 +55,8 @@ class Run:
             "filters": self.filter_digest,
             "filter_binding": self.filter_binding,
             "plan_algorithm": self.plan_algorithm,
+            "unit": self.options.unit,
+            "transform_id": self.transform_id,
         }
 
     def plan(self) -> dict[str, Any]:
@@ -67,7 +70,14 @@ class Run:
             "filter": self.filter_digest,
             "filter_binding": self.filter_binding,
             "filter_bindings": self.filter_bindings,
+            **self._made_of_rows(),
         }
+
+    def _made_of_rows(self) -> dict[str, Any]:
+        """Return what a state records of what is made of rows; nothing where the rows themselves are delivered."""
+        if self.options.unit == "rows":
+            return {}
+        return {"unit": self.options.unit, "transform_id": self.transform_id}
 
     def _plan_settings(self) -> dict[str, Any]:
         options = self.options

@@ -181,6 +181,8 @@ class RunSegment:
             **{name: settings[name] for name in names},
             uneven_ranks=settings["uneven_ranks"],
             batch_size=None if size is None else size // self.topology.planned_ranks,
+            unit=settings["unit"],
+            is_open_ended=self.state.is_open_ended,
         )
 
     def stop_of(self, rank: int) -> int | None:

@@ -12,7 +12,7 @@ from torch_dataloader_utils.checkpoint.saved_exclusions import NO_SAVED_EXCLUSIO
 from torch_dataloader_utils.checkpoint.skipped_steps import Place, SkippedSteps
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import PartialShard, Shard
+from torch_dataloader_utils.planning.plan import TO_THE_END, PartialShard, Shard
 from torch_dataloader_utils.planning.row_hash import RankHashes
 from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, splits_of_rows
 from torch_dataloader_utils.planning.source_paths import source_path
@@ -46,11 +46,11 @@ class SavedShard:
     Attributes:
         splits: Its row ranges, with paths relative to the root; empty if it has `rows`.
         rows: The same as row numbers of the whole manifest: start, stop, start, stop, ...
-        windows: Its delivered rows.
+        windows: Its delivered rows. One that ends with the shard, where only reading tells how many rows that makes,
+            ends with `TO_THE_END`.
         rounds: Number of rounds of its row-level shuffle.
         missing: Indices of the splits whose files had changed.
         repeats: Whether another slice delivers these rows as well, so that they count there.
-        delivers: What it delivers where that is not its rows: see `Shard`.
     """
 
     splits: tuple[Split, ...]
@@ -59,15 +59,18 @@ class SavedShard:
     rounds: int = 1
     missing: tuple[int, ...] = ()
     repeats: bool = False
-    delivers: int | None = None
 
-    def partial(self, files: Sequence[FileRows], left_out: ExcludedRows = NONE_EXCLUDED) -> PartialShard:
+    def partial(
+        self, files: Sequence[FileRows], left_out: ExcludedRows = NONE_EXCLUDED, *, is_open_ended: bool = False
+    ) -> PartialShard:
         """Return the shard by ranges of files. `files` are those to which row numbers refer.
 
-        `left_out` are the excluded rows that the plan of its epoch leaves out.
+        `left_out` are the excluded rows that the plan of its epoch leaves out. `is_open_ended` says that only reading
+        tells how many rows it delivers.
         """
         splits = self.splits or tuple(splits_of_rows(files, self.rows))
-        return PartialShard(Shard(splits, self.rounds, self.missing, left_out, self.delivers), self.windows)
+        delivers = TO_THE_END if is_open_ended else None
+        return PartialShard(Shard(splits, self.rounds, self.missing, left_out, delivers), self.windows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,6 +213,11 @@ class SavedState:
         """Return the ranges of files that are done. `files` are those to which row numbers refer."""
         by_path = [split for shard in self.completed for split in shard.splits]
         return [*by_path, *splits_of_rows(files, self.completed_rows)]
+
+    @property
+    def is_open_ended(self) -> bool:
+        """Whether only reading tells how many rows its shards deliver."""
+        return bool(self.settings["unit"] != "rows")
 
     @property
     def rank(self) -> int:

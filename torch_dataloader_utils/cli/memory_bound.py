@@ -10,7 +10,7 @@ from torch_dataloader_utils.reading.shuffled import BLOCK_SHARE
 
 def rows_together(plan: Plan) -> int:
     """Return how many rows a row-level shuffle permutes together, at most."""
-    return max((-(-part.shard.input_rows // part.shard.rounds) for part in plan.slices), default=0)
+    return max((-(-part.shard.rows_read // part.shard.rounds) for part in plan.slices), default=0)
 
 
 def memory_bound(
@@ -39,8 +39,8 @@ def _of_shard(part: ShardSlice, row_bytes: float, read_ahead_bytes: int, fetched
     """Return half of what two such shards take."""
     shard = part.shard
     if shard.rounds == 1:
-        return shard.input_rows * row_bytes
-    rows = -(-shard.input_rows // shard.rounds)
+        return shard.rows_read * row_bytes
+    rows = -(-shard.rows_read // shard.rounds)
     together = max(1, int(read_ahead_bytes // (BLOCK_SHARE * rows * row_bytes + 1)))
     # Two blocks of rounds, and as many rows as one has of the row groups that are being decoded.
-    return 1.5 * min(shard.input_rows, together * rows) * row_bytes + shard.input_rows * fetched_row_bytes / 2
+    return 1.5 * min(shard.rows_read, together * rows) * row_bytes + shard.rows_read * fetched_row_bytes / 2

@@ -312,6 +312,8 @@ def _parse_plan(given: Mapping[str, Any], topology: Topology, batch_size: int, p
         shuffle_interleave=arguments.require_count(given["shuffle_interleave"], "shuffle_interleave"),
         uneven_ranks=uneven_ranks,
         batch_size=None if uneven_ranks == "allow" else batch_size // topology.streams_per_turn,
+        unit="rows" if packing is None else "sequences",
+        is_open_ended=packing is not None,
         packing=None if packing is None else packing_text(packing),
     )
 

@@ -42,10 +42,9 @@ def parse_packing(given: Mapping[str, Any]) -> Packing | None:
 
 
 def packing_text(packing: Packing) -> str:
-    """Return what states record: everything that decides which tokens a sequence has, and so the unit of progress."""
+    """Return what states record: everything that decides which tokens a sequence has."""
     return json.dumps(
         {
-            "unit": "sequences",
             "column": packing.column,
             "length": packing.length,
             "split_documents": packing.split_documents,

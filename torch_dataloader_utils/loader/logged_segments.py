@@ -154,5 +154,7 @@ def _of(segment: RunSegment, segments: Segments) -> Segment:
         own,
         left_out=excluded.left_out,
         removals=(removal,) if removal.rows or removal.expressions else (),
-        baseline=None if saved.baseline is None else load_baseline(saved.baseline, manifest, excluded.left_out),
+        baseline=None
+        if saved.baseline is None
+        else load_baseline(saved.baseline, manifest, excluded.left_out, is_open_ended=saved.is_open_ended),
     )

@@ -242,7 +242,10 @@ class Segments:
     def _is_of(self, segment: Segment, saved: SavedState) -> bool:
         """Whether a state was saved in a segment."""
         manifest, topology = self.manifest(segment), segment.topology
-        baseline = None if saved.baseline is None else load_baseline(saved.baseline, manifest, segment.left_out)
+        baseline = None
+        if saved.baseline is not None:
+            is_open = segment.options.is_open_ended
+            baseline = load_baseline(saved.baseline, manifest, segment.left_out, is_open_ended=is_open)
         settings = {
             "num_ranks": topology.num_ranks,
             "num_workers": topology.num_workers,

@@ -12,7 +12,8 @@ from torch_dataloader_utils.planning.manifest import Split
 from torch_dataloader_utils.planning.row_hash import RankHashes
 
 TO_THE_END = 1 << 62
-"""Stands for the number of what a shard delivers where only reading tells it: larger than any number."""
+"""How many rows a shard delivers where only reading tells. It is larger than any number of rows, and fits into int64
+together with another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +27,10 @@ class Shard:
         missing: Indices of the splits that cannot be read any more: their files have changed since the epoch began.
             The rows of the other splits keep their order.
         excluded: Rows of files that are not delivered, although splits have them: a split names all of its rows.
-        delivers: How many it delivers, where that is not its rows but what is made of them: a number, or `TO_THE_END`.
-        input_rows: Its rows that can be read and are not excluded.
-        rows: Rows to deliver, where no filter drops any: `delivers`, else the rows that are read.
+        delivers: How many rows, or sequences, it delivers where these are made of its rows; `TO_THE_END` where only
+            reading tells. None where it delivers the rows themselves.
+        rows_read: Rows of its splits that are read, those that a filter drops included.
+        rows: What it delivers: `delivers`, or the rows that are read, where no filter drops any.
     """
 
     splits: tuple[Split, ...]
@@ -36,7 +38,7 @@ class Shard:
     missing: tuple[int, ...] = ()
     excluded: ExcludedRows = field(default=NONE_EXCLUDED, compare=False, repr=False)
     delivers: int | None = field(default=None, compare=False, repr=False)
-    input_rows: int = field(init=False, compare=False, repr=False)
+    rows_read: int = field(init=False, compare=False, repr=False)
     rows: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -44,7 +46,7 @@ class Shard:
         rows -= sum(self.splits[index].row_length for index in self.missing)
         if self.excluded:
             rows -= sum(map(self.excluded.within, self.present))
-        object.__setattr__(self, "input_rows", rows)
+        object.__setattr__(self, "rows_read", rows)
         object.__setattr__(self, "rows", rows if self.delivers is None else self.delivers)
 
     @property
@@ -68,8 +70,8 @@ class ShardSlice:
     Attributes:
         shard: The shard.
         start: Number of its rows before the window, counted in the order of delivery: after filter and shuffle.
-        stop: The end of the window. The shard's number of rows stands for the end of the shard, even where a filter
-            leaves fewer rows.
+        stop: The end of the window. What the shard delivers (`Shard.rows`) stands for the end of the shard, even where
+            a filter leaves fewer rows.
         repeats: Whether another slice delivers these rows as well, so that all ranks have equally many.
     """
 
@@ -84,8 +86,13 @@ class ShardSlice:
 
     @property
     def rows(self) -> int:
-        """Number of rows, where no filter drops any."""
+        """Number of rows, where no filter drops any; larger than any number where only reading tells the end."""
         return self.stop - self.start
+
+    @property
+    def expected_rows(self) -> int:
+        """About how much it delivers, to compare slices: the rows of its shard where only reading tells its end."""
+        return self.shard.rows_read if self.stop == TO_THE_END else self.rows
 
     @property
     def is_whole(self) -> bool:
@@ -217,7 +224,9 @@ class PlanOptions:
         shuffle_interleave: Largest number of row groups larger than that which share the rounds of a shard.
         uneven_ranks: Whether ranks may have different numbers of rows, or surplus rows are dropped, or rows repeated.
         batch_size: Rows of a step of a rank, or of a virtual rank, where ranks are balanced; else None.
-        packing: What makes sequences of rows, as text: states record it. None where rows are delivered.
+        unit: What is delivered and counted: the rows of files, or what is made of them.
+        is_open_ended: Whether only reading tells how many of these a shard delivers.
+        packing: How sequences are made, as text: states record it. None where none are.
     """
 
     split_bytes: int
@@ -228,6 +237,8 @@ class PlanOptions:
     shuffle_interleave: int = 8
     uneven_ranks: UnevenRanks = "allow"
     batch_size: int | None = None
+    unit: Unit = "rows"
+    is_open_ended: bool = False
     packing: str | None = None
 
     def __post_init__(self) -> None:
@@ -240,15 +251,14 @@ class PlanOptions:
         return self.shuffle_seed if self.shuffles_rows else None
 
     @property
-    def delivers(self) -> int | None:
-        """What every shard delivers: see `Shard`."""
-        return None if self.packing is None else TO_THE_END
-
-    @property
     def shuffles_rows(self) -> bool:
         """Whether rows are shuffled within a shard."""
         return self.shuffle_buffer_size is not None
 
+
+Unit: TypeAlias = Literal["rows", "transformed rows", "sequences"]
+
+UNITS: tuple[str, ...] = get_args(Unit)
 
 UnevenRanks: TypeAlias = Literal["allow", "drop", "pad"]
 

@@ -13,7 +13,14 @@ from typing import Any, TypeAlias
 from torch_dataloader_utils.planning.balance import balance
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Manifest, SizedSplit
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, Plan, PlanOptions, ShardSlice, SkippedRows
+from torch_dataloader_utils.planning.plan import (
+    TO_THE_END,
+    DeliveredBaseline,
+    Plan,
+    PlanOptions,
+    ShardSlice,
+    SkippedRows,
+)
 from torch_dataloader_utils.planning.quotas import Quotas
 from torch_dataloader_utils.planning.row_ranges import Coverage, gaps
 from torch_dataloader_utils.planning.shards import balanced_shards, given_shards, make_shards
@@ -205,8 +212,8 @@ def make_plan(
         shards = make_shards(groups, options, epoch, streams)
     if left_out:
         shards = [shard for shard in (replace(shard, excluded=left_out) for shard in shards) if shard.rows]
-    if options.delivers is not None:
-        shards = [replace(shard, delivers=options.delivers) for shard in shards]
+    if options.is_open_ended:
+        shards = [replace(shard, delivers=TO_THE_END) for shard in shards]
     if bundles is None and options.shuffle:
         shards = balanced_shards(shards, carried, streams)
     plan = Plan(epoch, num_ranks, num_workers, slices=(*carried, *map(ShardSlice, shards)))

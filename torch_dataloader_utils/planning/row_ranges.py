@@ -9,7 +9,7 @@ from itertools import accumulate, chain, pairwise
 from typing import NamedTuple, TypeAlias
 
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import Shard
+from torch_dataloader_utils.planning.plan import TO_THE_END, Shard
 
 FileRows: TypeAlias = tuple[str, int]
 """A file's path and its number of rows."""
@@ -46,6 +46,11 @@ def merged(windows: Iterable[tuple[int, int]]) -> Windows:
 def size_of(windows: Iterable[tuple[int, int]]) -> int:
     """Return the number of rows in windows that do not overlap."""
     return sum(stop - start for start, stop in windows)
+
+
+def known_size_of(windows: Iterable[tuple[int, int]]) -> int:
+    """Return the number of rows in windows that do not overlap, without those of which only reading tells the end."""
+    return size_of(window for window in windows if window[1] != TO_THE_END)
 
 
 def gaps(windows: Windows, rows: int) -> Windows:

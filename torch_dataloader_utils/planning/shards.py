@@ -116,22 +116,18 @@ def balanced_shards(shards: Sequence[Shard], carried: Sequence[ShardSlice], stre
     """
     begin, count = len(carried), len(shards)
     quotas = [len(range(begin + (stream - begin) % streams, begin + count, streams)) for stream in range(streams)]
-    rows = [sum(map(_rows_to_read, carried[stream::streams])) for stream in range(streams)]
+    rows = [sum(part.expected_rows for part in carried[stream::streams]) for stream in range(streams)]
+    sizes = [ShardSlice(shard).expected_rows for shard in shards]
     waiting = [(rows[stream], stream) for stream in range(streams) if quotas[stream]]
     heapq.heapify(waiting)
     assigned: list[list[int]] = [[] for _ in range(streams)]
-    for index in sorted(range(count), key=lambda index: -shards[index].input_rows):
+    for index in sorted(range(count), key=lambda index: -sizes[index]):
         held, stream = heapq.heappop(waiting)
         assigned[stream].append(index)
         if len(assigned[stream]) < quotas[stream]:
-            heapq.heappush(waiting, (held + shards[index].input_rows, stream))
+            heapq.heappush(waiting, (held + sizes[index], stream))
     indices = [iter(sorted(of_stream)) for of_stream in assigned]
     return [shards[next(indices[position % streams])] for position in range(begin, begin + count)]
-
-
-def _rows_to_read(shard_slice: ShardSlice) -> int:
-    shard = shard_slice.shard
-    return shard_slice.rows if shard.delivers is None else shard.input_rows
 
 
 def _in_memory(groups: Sequence[SizedSplit], options: PlanOptions, least: int) -> list[Shard]:

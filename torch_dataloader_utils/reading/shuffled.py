@@ -154,7 +154,7 @@ class ShuffledScan(Scan):
     def _indices(self, shard: Shard, rounds: range) -> pa.Array:
         """Return the order of the rows of rounds, as indices into the tables that are read for them."""
         if shard.rounds == 1 and not shard.missing:
-            return _packed(self._permutation(shard, 0, shard.rows))
+            return _packed(self._permutation(shard, 0, shard.rows_read))
         begins, ends = left_bounds(shard, rounds[0]), left_bounds(shard, rounds[-1])
         offsets: list[int | None] = []  # from a row's number in its row group to its index in the tables, by split
         rows = 0
@@ -230,7 +230,7 @@ class ShuffledScan(Scan):
 
     def _blocks(self, shard: Shard, begin: int, groups: Sequence[FileRowGroup]) -> Iterator[tuple[range, int]]:
         """Yield the rounds to read together, from one round on, and the bytes to lease for them."""
-        row_bytes = sum(self.reader.decoded_bytes(group) for group in groups) // shard.input_rows + 1
+        row_bytes = sum(self.reader.decoded_bytes(group) for group in groups) // shard.rows_read + 1
         largest = sum(-(-group.rows // shard.rounds) for group in groups) * row_bytes
         together = 1 if not self.reader.knows_rows else max(1, self.budget.limit // (BLOCK_SHARE * largest))
         for number in range(begin, shard.rounds, together):
