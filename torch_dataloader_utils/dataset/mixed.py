@@ -216,6 +216,8 @@ def refuse_options(options: Mapping[str, Any]) -> None:
         raise TypeError(f"{' and '.join(wrong)}: which rows there are is said by each Source")
     if options.get("split_strategy") is not None:
         raise ValueError("split_strategy: the shards of a mixture are those of its sources' passes")
+    if options.get("transform") is not None:
+        raise ValueError("transform: a mixture has to know how many rows its sources have, and only reading tells that")
     if options.get("uneven_ranks") == "allow":
         msg = "uneven_ranks='allow': the ranks of a mixture always make equally many steps; choose 'drop' or 'pad'"
         raise ValueError(msg)

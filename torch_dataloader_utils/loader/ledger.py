@@ -127,7 +127,12 @@ class Ledger:
         return ledger
 
     def _require_known_rows(self) -> None:
-        """Raise if only reading tells which rows are delivered, and nothing is to be read."""
+        """Raise if only reading tells which rows are delivered, and nothing is to be read, or that would not tell."""
+        if self.files.transform is not None:
+            msg = (
+                f"which step has which rows is not known: {self.files.unknown_rows}, and not of which rows of files it "
+            )
+            raise LedgerUnknownError(f"{msg}makes them; row_id_column in its table can tell")
         if self.files.unknown_rows is not None and not self.scan:
             what = f"the columns that {self.files.filter_name} needs, of the rank's rows,"
             what = "the rank's text" if self.files.filter is None else what
