@@ -12,6 +12,7 @@
         ├── LedgerUnknownError        (RuntimeError)  which rows a step has is not known without reading, or at all
         ├── ProgressUnknownError      (RuntimeError)  batches were delivered in processes that do not report progress
         ├── RankMismatchError         (ValueError)    ranks disagree, or a rank's state is missing
+        ├── TransformError            (ValueError)    the user's transform fails, or returns what cannot be delivered
         └── WorkerError               (RuntimeError)  a worker process died, or sent nothing within `timeout`
 
 Warning:
@@ -82,6 +83,14 @@ class ProgressUnknownError(DatasetError, RuntimeError):
 
 class RankMismatchError(DatasetError, ValueError):
     """Ranks planned different epochs, or the states of the ranks do not fit together."""
+
+
+class TransformError(DatasetError, ValueError):
+    """The function passed as `transform` failed, or returned no table, other columns, or fewer rows than it did before.
+
+    The message names the file and the row group. The function's own error is the cause (``__cause__``), but where it
+    comes from a worker process: then its traceback is in the message.
+    """
 
 
 class WorkerError(DatasetError, RuntimeError):

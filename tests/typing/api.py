@@ -125,6 +125,8 @@ def use_every_parameter() -> None:
         drop_last=True,
         columns=["x"],
         filters=pc.field("x") > 3,
+        transform=lambda table: table.slice(1),
+        transform_id="all but the first",
         shuffle=True,
         shuffle_seed=1,
         shuffle_buffer_size=100,

@@ -137,6 +137,9 @@ def _parameters(saved: SavedState, arguments: argparse.Namespace) -> dict[str, A
     if settings["split_strategy"] is not None:
         msg = f"{arguments.checkpoint} was saved with split_strategy {shown(settings['split_strategy'])}, which is "
         raise ValueError(msg + "code: ask in Python, with dataset.rows_at or dataset.step_of")
+    if settings["transform_id"] is not None:
+        msg = f"{arguments.checkpoint} was saved with a transform: of which rows of files a step is made is not known"
+        raise ValueError(msg)
     if settings["filters"] is not None and arguments.filter is None:
         msg = f"{arguments.checkpoint} was saved with a filter, of which it holds a digest alone: pass it, as in "
         raise ValueError(msg + '--filter \'[["x", ">", 3]]\'')

@@ -156,7 +156,7 @@ def with_expression(files: OpenedFiles, expression: pc.Expression, options: Read
     columns = files.all_columns
     assert columns is not None  # noqa: S101 - only copies in workers have none
     names = filter_columns(expression, columns.unified.schema).names
-    _refuse_row_id_column(options, names)
+    require_no_column(options.row_id_column, names)
     needed = _needed(columns.unified, files.needed.names, names)
     projections, projected_by = _projections(columns, needed)
     expressions = {**files.expressions, expression_digest(expression): expression}
@@ -370,22 +370,25 @@ def check_columns(opened_files: Opened, options: ReadOptions) -> None:
         ColumnError: If the row id column has the name of another column; if a column has nulls, by the footers, and
             cannot be delivered with them; or if rows of its type cannot be filtered or shuffled.
     """
-    _refuse_row_id_column(options, (*opened_files.schema.names, *opened_files.filter_columns))
+    require_no_column(options.row_id_column, (*opened_files.schema.names, *opened_files.filter_columns))
     if opened_files.announced_nulls is not None:
         raise ColumnError(opened_files.announced_nulls)
-    if opened_files.filter is not None or options.row_shuffle_seed is not None:
-        require_selectable(opened_files)
+    if opened_files.filter is not None:
+        require_selectable(opened_files.schema)
+    if options.row_shuffle_seed is not None:
+        require_selectable(opened_files.delivered_schema)
 
 
-def _refuse_row_id_column(options: ReadOptions, names: Collection[str]) -> None:
-    if options.row_id_column in names:
-        msg = f"row_id_column={options.row_id_column!r} is the name of a column of the files: choose another"
+def require_no_column(row_id_column: str | None, names: Collection[str]) -> None:
+    """Raise a ColumnError if the row id column has the name of another column."""
+    if row_id_column in names:
+        msg = f"row_id_column={row_id_column!r} is the name of a column of the files: choose another"
         raise ColumnError(msg)
 
 
-def require_selectable(files: Opened) -> None:
-    """Raise a ColumnError if rows of a delivered column cannot be left out or shuffled."""
-    for column in files.schema:
+def require_selectable(schema: pa.Schema) -> None:
+    """Raise a ColumnError if rows of a column cannot be left out or shuffled."""
+    for column in schema:
         _require_selectable(column)
 
 

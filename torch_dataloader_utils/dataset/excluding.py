@@ -46,14 +46,17 @@ class ExcludingDataset(LedgerDataset):
 
         Raises:
             TypeError: If `rows` is something else.
-            ValueError: If a file or a row does not exist; if the rows of text files were not counted; or if ranks are
-                balanced (`uneven_ranks`) and `rows` is an expression; or if rows are packed.
+            ValueError: If there is a transform, or rows are packed; if a file or a row does not exist; if the rows of
+                text files were not counted; or if ranks are balanced (`uneven_ranks`) and `rows` is an expression.
             ColumnError: If the expression does not fit the columns, or rows of a column cannot be left out.
         """
         files = files_of(self._opened_files, "exclude")
         if files.unknown_made is not None:
             raise ValueError("exclude: rows cannot be excluded beside packing; leave them out with filters")
-        require_selectable(files)
+        if files.transform is not None:
+            msg = "exclude is not possible with a transform: of which rows a row was made is not known; leave rows "
+            raise ValueError(f"{msg}out by `filters`, or in the transform")
+        require_selectable(files.schema)
         if not is_expression(rows):
             self._epoch_state.exclude(parse_rows(rows, files))
             return

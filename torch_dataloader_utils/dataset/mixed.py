@@ -291,6 +291,8 @@ def refuse_options(options: Mapping[str, Any]) -> None:
         raise ValueError(
             "packing: the shares of a mixture are counted ahead, and only reading tells how many sequences"
         )
+    if options.get("transform") is not None:
+        raise ValueError("transform: a mixture has to know how many rows its sources have, and only reading tells that")
     if options.get("uneven_ranks") == "allow":
         msg = "uneven_ranks='allow': the ranks of a mixture always make equally many steps; choose 'drop' or 'pad'"
         raise ValueError(msg)

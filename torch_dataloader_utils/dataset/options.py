@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import pyarrow as pa
@@ -18,17 +17,13 @@ from torch.utils.data import DataLoader
 from torch_dataloader_utils.columns.convert import OUTPUT_FORMATS
 from torch_dataloader_utils.columns.options import ColumnOptions, Packing, parse_column_options
 from torch_dataloader_utils.columns.transform import ColumnTransform, refuses_announced_nulls
-from torch_dataloader_utils.dataset.discovery import Request
+from torch_dataloader_utils.dataset.discovery import Request, require_no_column
 from torch_dataloader_utils.dataset.file_set import FileSet, PathSet
 from torch_dataloader_utils.dataset.mesh import MeshRanks
-from torch_dataloader_utils.dataset.packing import (
-    UNKNOWN_SEQUENCES,
-    packing_text,
-    parse_packing,
-    require_packable,
-)
-from torch_dataloader_utils.formats.base import Format, Opened, files_of
+from torch_dataloader_utils.dataset.packing import UNKNOWN_SEQUENCES, packing_text, parse_packing, require_packable
+from torch_dataloader_utils.formats.base import Format, Opened, OpenedFiles, files_of
 from torch_dataloader_utils.formats.registry import FORMATS, choose_format, require_known_rows
+from torch_dataloader_utils.formats.row_transform import RowTransform, Transform
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader import arguments
 from torch_dataloader_utils.loader.events import Hook, parse_hooks
@@ -75,6 +70,7 @@ class LoaderOptions:
         writes_run_log: Whether this process writes it: the first one of a job.
         hooks: Functions that are called with each event.
         torch_options: `dataloader_kwargs`, for ``torch.utils.data.DataLoader``.
+        transform: What makes other rows of the rows, and what the user calls it; None for nothing.
         packing: How rows become sequences; None where they do not.
     """
 
@@ -100,6 +96,7 @@ class LoaderOptions:
     writes_run_log: bool
     hooks: tuple[Hook, ...]
     torch_options: Mapping[str, Any]
+    transform: tuple[Transform, str | None] | None
     packing: Packing | None
 
     @classmethod
@@ -116,13 +113,16 @@ class LoaderOptions:
         arguments.require_known_names(torch_options, {*parameters, *arguments.TORCH_OPTIONS})
         columns = arguments.parse_columns(given["columns"], given["row_id_column"])
         arguments.require_callable(given["collate_fn"], "collate_fn")
+        transform = _parse_transform(given)
         arguments.require_options(given["storage_options"], "storage_options")
         file_format = _parse_format(given)
         files = given["path"] if isinstance(given["path"], FileSet) else PathSet.parse(given, file_format)
         filters = parse_filters(given["filters"])
         ranks = _parse_ranks(given)
         batch_size = _parse_batch_size(given, ranks.num_ranks)
-        topology = _parse_topology(given, ranks, batch_size, is_filtered=filters is not None or files.is_filtered)
+        topology = _parse_topology(
+            given, ranks, batch_size, is_filtered=filters is not None or files.is_filtered or transform is not None
+        )
         packing = parse_packing(given)
         plan = _parse_plan(given, topology, batch_size, packing)
         if given["split_strategy"] is not None:
@@ -154,21 +154,36 @@ class LoaderOptions:
             writes_run_log=_is_first(topology.rank),
             hooks=parse_hooks(given["hooks"]),
             torch_options=torch_options,
+            transform=transform,
             packing=packing,
         )
 
     def open_files(self) -> Opened:
         """List the files and read their footers."""
-        refuses_nulls = partial(refuses_announced_nulls, options=self.column_options)
-        request = Request(self.columns, self.filters, refuses_nulls, self.storage_timeout, self.memory_map)
+        request = Request(self.columns, self.filters, self._refuses_nulls, self.storage_timeout, self.memory_map)
         opened = self.files.open(request)
-        if self.packing is None:
-            return opened
-        return replace(files_of(opened, "packing"), unknown_made=UNKNOWN_SEQUENCES)
+        if self.transform is not None:
+            opened = self._transforming(files_of(opened, "transform"), *self.transform)
+        if self.packing is not None:
+            opened = replace(files_of(opened, "packing"), unknown_made=UNKNOWN_SEQUENCES)
+        return opened
+
+    def _refuses_nulls(self, column: pa.Field) -> bool:
+        """Whether nulls that a footer announces in a column are certain to be an error; a transform may fill them."""
+        return self.transform is None and refuses_announced_nulls(column, self.column_options)
+
+    def _transforming(self, opened: OpenedFiles, function: Transform, transform_id: str | None) -> OpenedFiles:
+        """Return the same files with the transform, which is called once with no rows."""
+        require_no_column(self.row_id_column, (*opened.schema.names, *opened.filter_columns))
+        added = [] if self.row_id_column is None else [pa.field(self.row_id_column, pa.int64())]
+        transform = RowTransform.opened(function, transform_id, pa.schema([*opened.schema, *added]))
+        return replace(opened, transform=transform)
 
     def read_options(self, schema: pa.Schema) -> ReadOptions:
         """Return how rows of these columns become batches, or raise a ColumnError if what was chosen does not fit."""
-        added = self.row_id_column, MARKS_COLUMN if self.fingerprint else None
+        added: tuple[str | None, ...] = self.row_id_column, MARKS_COLUMN if self.fingerprint else None
+        if self.transform is not None:  # its table has the row ids or leaves them out
+            added = ()
         transform = ColumnTransform.of(schema, self.column_options, *added)
         if self.packing is not None:
             require_packable(self.packing, schema.names, transform.forms)
@@ -254,6 +269,25 @@ def _parse_format(given: Mapping[str, Any]) -> Format:
     return file_format
 
 
+def _parse_transform(given: Mapping[str, Any]) -> tuple[Transform, str | None] | None:
+    """Return the transform and what the user calls it, if nothing else is asked for that needs the rows themselves."""
+    transform, transform_id = given["transform"], given["transform_id"]
+    arguments.require_callable(transform, "transform")
+    if transform_id is not None and not isinstance(transform_id, str):
+        raise TypeError(f"transform_id={transform_id!r:.80} is {type(transform_id).__name__}, expected a string")
+    if transform_id == "" or (transform_id is not None and transform is None):
+        raise ValueError(
+            f"transform_id={transform_id!r}: it is what you call the `transform`, and needs one and a name"
+        )
+    if transform is None:
+        return None
+    if given["fingerprint"] is True:
+        raise ValueError(
+            "fingerprint=True hashes which rows of files are delivered, and a transform makes others of them"
+        )
+    return transform, transform_id
+
+
 def _parse_ranks(given: Mapping[str, Any]) -> MeshRanks:
     """Return the ranks: those of the mesh, else as specified, else of the process group or of the environment."""
     num_ranks, rank, mesh = given["num_ranks"], given["rank"], given["mesh"]
@@ -312,8 +346,8 @@ def _parse_plan(given: Mapping[str, Any], topology: Topology, batch_size: int, p
         shuffle_interleave=arguments.require_count(given["shuffle_interleave"], "shuffle_interleave"),
         uneven_ranks=uneven_ranks,
         batch_size=None if uneven_ranks == "allow" else batch_size // topology.streams_per_turn,
-        unit="rows" if packing is None else "sequences",
-        is_open_ended=packing is not None,
+        unit="sequences" if packing is not None else "rows" if given["transform"] is None else "transformed rows",
+        is_open_ended=packing is not None or given["transform"] is not None,
         packing=None if packing is None else packing_text(packing),
     )
 

@@ -25,6 +25,7 @@ from torch_dataloader_utils.dataset.partitions import Partitioning
 from torch_dataloader_utils.errors import ProgressUnknownError
 from torch_dataloader_utils.formats.base import KnownFooters, files_of
 from torch_dataloader_utils.formats.registry import FormatName
+from torch_dataloader_utils.formats.row_transform import Transform
 from torch_dataloader_utils.loader.arguments import PathLike, require_choice, require_count, require_flag
 from torch_dataloader_utils.loader.data_loader import DIVIDED_AGAIN, StructuredDataLoader
 from torch_dataloader_utils.loader.epoch import EpochState
@@ -58,6 +59,8 @@ class StructuredDataset(ExcludingDataset):
         drop_last: bool = False,
         columns: Sequence[str] | None = None,
         filters: Filters | None = None,
+        transform: Transform | None = None,
+        transform_id: str | None = None,
         shuffle: bool = False,
         shuffle_seed: int = 42,
         shuffle_buffer_size: int | None = None,
@@ -125,6 +128,18 @@ class StructuredDataset(ExcludingDataset):
                 rule out files, statistics rule out row groups, and then each remaining row is tested. A filter may use
                 columns outside `columns`. A filter that may keep NaN, such as ``pc.field("x") != 1`` of floats, rules
                 out no row group by that column, because statistics leave out NaN.
+            transform: A function that is called with rows as a ``pyarrow.Table``, in the worker, and returns the table
+                that is delivered in their place: changed rows, fewer or more. The rows are what the filter leaves of a
+                row group, or of any part of one, so it has to make the same rows in the same order however these are
+                cut, and each time.
+                Its table has the columns of `columns`, and last that of `row_id_column`. It is called once in this
+                call, with no rows, to learn the columns that it returns: `column_formats`, `fill_nulls` and
+                `mask_nulls` name those. As with a filter, only reading tells how many rows there are, so ``len``,
+                `uneven_ranks`, a virtual topology, `fingerprint`, `exclude` and the ledger are refused, and a resumed
+                run reads an unfinished shard again from its beginning. It may run in another thread than this one.
+                Workers that are not forked (`multiprocessing_context`) get it pickled, as they get `collate_fn`.
+            transform_id: What you call this transform, such as ``"tokenise, vocabulary 3"``. States record it, and load
+                only where it is the same: change it with what the function does.
             shuffle: Whether to shuffle the order of shards, differently in each epoch.
             shuffle_seed: Seed of every random choice; seed and epoch together determine the order.
             shuffle_buffer_size: Number of rows, at most, that are read together and shuffled. They come from row groups
@@ -228,6 +243,7 @@ class StructuredDataset(ExcludingDataset):
             ImportError: If `show_progress` is True and tqdm is missing.
             FileNotFoundError: If the path matches no file.
             UnreadableFileError: If a footer cannot be read.
+            TransformError: If the transform fails for a table without rows, or returns something else than a table.
             ColumnError: If a column of `columns`, `filters` or another parameter does not exist; if its types in
                 different files cannot be unified; if its type does not fit the filter or what was chosen for it; or if
                 it has nulls that tensors and arrays cannot hold. Nulls that no footer announces raise it when they are
@@ -235,7 +251,7 @@ class StructuredDataset(ExcludingDataset):
         """
         options = LoaderOptions.parse(locals(), _parameters_of(cls))  # no other name is bound yet: the parameters alone
         opened_files = options.open_files()
-        read_options = options.read_options(opened_files.schema)
+        read_options = options.read_options(opened_files.delivered_schema)
         check_columns(opened_files, read_options)
         epoch_state = EpochState(
             opened_files,
@@ -282,7 +298,7 @@ class StructuredDataset(ExcludingDataset):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of a batch and their Arrow types, without the row id column."""
+        """The columns of a batch and their Arrow types, without the row id column unless a transform returns it."""
         return self._schema
 
     @property
@@ -290,7 +306,8 @@ class StructuredDataset(ExcludingDataset):
         """The epoch's number of batches for this rank, also when it is continued from a state, without skipped steps.
 
         Raises:
-            TypeError: If it is unknown before reading: with a filter, and for text whose rows were not counted.
+            TypeError: If it is unknown before reading: with a filter or a transform, and for text whose rows were not
+                counted.
         """
         return self._epoch_state.num_batches
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils.formats.read_cache import FooterStore, ReadCache
+from torch_dataloader_utils.formats.row_transform import UNKNOWN, RowTransform
 from torch_dataloader_utils.formats.schema import AllColumns, Projection
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, Split
 from torch_dataloader_utils.planning.plan import ShardSlice
@@ -232,6 +233,7 @@ class OpenedFiles:
     Attributes:
         manifest: The files by content.
         schema: The columns to deliver, in order, with their types; all nullable, as files may differ in that alone.
+            With a transform, those that it is called with.
         needed: These, and last the columns that only the filter needs.
         filter: Which rows to deliver, or None for all.
         filter_columns: The columns that the filter needs.
@@ -253,6 +255,7 @@ class OpenedFiles:
         stored_rows: The rows of each file's row groups before the filter, by path, if those that it keeps were counted.
             Then the manifest has the rows that it keeps. None where they were not.
         source: The name of the source of a mixture that these files are; None for a single dataset.
+        transform: What makes other rows of the rows that the filter keeps, and is delivered in their place.
         unknown_made: Why it is unknown how many rows are made of those that are read; None if they are delivered.
     """
 
@@ -279,6 +282,7 @@ class OpenedFiles:
     pin: Mapping[str, int] = field(default_factory=dict)
     stored_rows: Mapping[str, tuple[int, ...]] | None = field(default=None, repr=False)
     source: str | None = None
+    transform: RowTransform | None = None
     unknown_made: str | None = None
 
     @property
@@ -332,6 +336,11 @@ class OpenedFiles:
             constants = [repr(values[name]) for name in names if name in values]
             yield f"{sources[self.projected.get(file.path, 0)]} {constants}"
 
+    @property
+    def delivered_schema(self) -> pa.Schema:
+        """The columns that are delivered: those of the transform, if there is one."""
+        return self.schema if self.transform is None else self.transform.schema
+
     def row_group_name(self, path: str, number: int) -> str:
         """Return a row group's name for messages."""
         return f"row group {number} of {self.manifest.full_path(path)}"
@@ -355,6 +364,8 @@ class OpenedFiles:
     @property
     def unknown_rows_read(self) -> str | None:
         """Why it is unknown how many rows the filter leaves; None where it is known."""
+        if self.transform is not None:
+            return UNKNOWN
         if self.filter is not None and self.stored_rows is None:
             return f"only reading tells how many rows {self.filter_name} leaves"
         return self.format.unknown_rows
@@ -437,6 +448,7 @@ class OpenedSources:
     filter_binding: ClassVar[None] = None
     filter_bindings: ClassVar[None] = None
     selection: ClassVar[None] = None
+    transform: ClassVar[None] = None
     pin: ClassVar[Mapping[str, int]] = {}
     footers: ClassVar[Mapping[str, bytes]] = {}
     expressions: ClassVar[Mapping[str, pc.Expression]] = {}
@@ -446,6 +458,11 @@ class OpenedSources:
     def schema(self) -> pa.Schema:
         """The columns that all sources deliver."""
         return next(iter(self.sources.values())).schema
+
+    @property
+    def delivered_schema(self) -> pa.Schema:
+        """The same: a mixture has no transform."""
+        return self.schema
 
     @property
     def announced_nulls(self) -> str | None:

@@ -171,7 +171,8 @@ class EpochState(SkipsSteps):
         """Digest of all that determines which rows each rank delivers. Their batches may have different sizes."""
         files = self._opened_files
         versions = files.manifest.fingerprint, files.manifest.versions_digest, *sorted(files.pin.items())
-        contents = *versions, files.filter_digest, files.filter_binding, files.options_digest
+        made = () if files.transform is None else (files.transform.id,)
+        contents = *versions, files.filter_digest, files.filter_binding, files.options_digest, *made
         algorithm = self._plan_algorithm or newest_algorithm()
         fixed = algorithm, self.topology.num_ranks
         excluded = () if self._exclusions.digest is None else (self._exclusions.digest,)
@@ -567,6 +568,7 @@ class EpochState(SkipsSteps):
             batch_size=self._read_options.batch_size,
             drop_last=self._read_options.drop_last,
             mixture=mixture,
+            transform_id=None if self._opened_files.transform is None else self._opened_files.transform.id,
         )
 
     def _batches(self, progress: Progress) -> int:

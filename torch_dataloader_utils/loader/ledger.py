@@ -127,12 +127,14 @@ class Ledger:
         return ledger
 
     def _require_known_rows(self) -> None:
-        """Raise if only reading tells which rows are delivered, and nothing is to be read, or reading does not tell."""
+        """Raise if only reading tells which rows are delivered, and nothing is to be read, or that would not tell."""
+        msg = f"which step has which rows is not known: {self.files.unknown_rows}"
         if self.files.unknown_made is not None:
-            msg = (
-                f"which step has which rows is not known: {self.files.unknown_made}, and a sequence has tokens of many"
+            raise LedgerUnknownError(f"{msg}, and a sequence has tokens of many rows")
+        if self.files.transform is not None:
+            raise LedgerUnknownError(
+                f"{msg}, and not of which rows of files it makes them; row_id_column in its table can tell"
             )
-            raise LedgerUnknownError(f"{msg} rows")
         if self.files.unknown_rows is not None and not self.scan:
             what = f"the columns that {self.files.filter_name} needs, of the rank's rows,"
             what = "the rank's text" if self.files.filter is None else what

@@ -65,6 +65,7 @@ class LoggedSegments:
             "format": files.format_name,
             "format_options": files.options_digest,
             "split_strategy": segments.strategy_digest(segment.epoch),
+            "transform_id": None if files.transform is None else files.transform.id,
         }
         then = {**saved.settings, "files": saved.fingerprint}
         different = [name for name, value in now.items() if then[name] != value]

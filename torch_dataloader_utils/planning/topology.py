@@ -76,11 +76,13 @@ def arrange(
     """Return the topology, or raise a ValueError unless real and virtual ranks and workers fit together.
 
     `adopts_num_workers` says that `num_workers` is a default, which a virtual topology may lower. `batch_size` counts
-    the rows of a rank's step, and `filtered` says that a filter drops rows.
+    the rows of a rank's step, and `filtered` says that a filter or a transform changes the number of rows.
     """
     if uneven_ranks != "allow" and filtered:
-        msg = f"uneven_ranks={uneven_ranks!r} needs the number of rows of each rank, which with a filter only reading "
-        msg += "tells: use distributed.in_step(loader), which lets ranks stop together"
+        msg = (
+            f"uneven_ranks={uneven_ranks!r} needs the number of rows of each rank, which with a filter or a transform "
+        )
+        msg += "only reading tells: use distributed.in_step(loader), which lets ranks stop together"
         raise ValueError(msg)
     if (virtual_ranks is None) != (virtual_workers is None):
         raise ValueError(f"virtual_ranks={virtual_ranks} and virtual_workers={virtual_workers}: give both or neither")

@@ -118,7 +118,13 @@ class RowGroupReader:
     @property
     def columns(self) -> int:
         """Number of columns of a table, those that are added included."""
-        return len(self._schema)
+        transform = self._files.transform
+        return len(self._schema if transform is None else transform.schema)
+
+    @property
+    def makes_rows(self) -> bool:
+        """Whether the rows that are delivered are made of those that are read."""
+        return self._files.transform is not None
 
     @property
     def knows_rows(self) -> bool:
@@ -215,11 +221,13 @@ class RowGroupReader:
     def read(self, group: FileRowGroup) -> pa.Table:
         """Return the rows that the filter keeps of a row group that was requested, in file order.
 
-        The columns are those of the files' schema, and last the row ids and marks if they are added.
+        The columns are those of the files' schema, and last the row ids and marks if they are added. With a transform,
+        they are its rows and its columns.
 
         Raises:
             FileNotFoundError: If the file is gone.
             UnreadableFileError: If it changed, is damaged, or cannot be read.
+            TransformError: If the transform fails.
         """
         began = time.perf_counter()
         with self._errors(group):
@@ -227,7 +235,7 @@ class RowGroupReader:
             self._require_all(group, decoded.table.num_rows)
             finished = self._finished(group, decoded.table, 0)[0]
         self._note_wait(began, decoded)
-        return finished
+        return self._transformed(group, finished)
 
     def read_in_parts(self, group: FileRowGroup, rows: int) -> Iterator[tuple[pa.Table, int]]:
         """Yield a row group in parts of at most so many rows. It was requested, but not as a whole.
@@ -235,6 +243,11 @@ class RowGroupReader:
         Each part is the rows that the filter keeps, and how many there were before it and before excluded rows were
         left out. Raises what `read` raises.
         """
+        for table, count in self._stored_parts(group, rows):
+            yield self._transformed(group, table), count
+            del table
+
+    def _stored_parts(self, group: FileRowGroup, rows: int) -> Iterator[tuple[pa.Table, int]]:
         with self._errors(group):
             done, began = 0, time.perf_counter()
             for decoded in self._next_decoder().in_parts(group.path, group.number, rows):
@@ -281,7 +294,12 @@ class RowGroupReader:
                 self._require_all(group, first + decoded.table.num_rows)
             finished = self._finished(group, decoded.table, first)[0]
         self._note_wait(began, decoded)
-        return finished
+        return self._transformed(group, finished)
+
+    def _transformed(self, group: FileRowGroup, table: pa.Table) -> pa.Table:
+        """Return what is delivered in place of rows of a row group."""
+        transform = self._files.transform
+        return table if transform is None else transform.apply(table, self.name(group))
 
     def take_waits(self) -> tuple[Wait, ...]:
         """Return when rows were waited for, since the last call."""

@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from torch_dataloader_utils.columns.options import Packing
 from torch_dataloader_utils.columns.transform import ColumnTransform
-from torch_dataloader_utils.errors import ColumnError
-from torch_dataloader_utils.planning.plan import ShardSlice
+from torch_dataloader_utils.errors import ColumnError, TransformError
+from torch_dataloader_utils.planning.plan import TO_THE_END, ShardSlice
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.row_groups import FileRowGroup, RowGroupReader
@@ -143,6 +143,20 @@ class Scan(ABC):
         if again:
             self._counters.row_groups_read_again += 1
             self._counters.bytes_read_again += size
+
+    def require_rows(self, shard_slice: ShardSlice, rows: int) -> None:
+        """Raise a TransformError if a shard that was read to its end makes fewer rows than were delivered of it."""
+        known = shard_slice.start if shard_slice.stop == TO_THE_END else shard_slice.stop
+        if not self.reader.makes_rows or rows >= known:
+            return
+        first = shard_slice.shard.splits[0]
+        msg = (
+            f"transform: it makes {rows} rows of the shard that begins with row {first.row_offset} of {first.path}, of "
+        )
+        msg += (
+            f"which the loaded state records {known}: it has to make the same rows of the same table each time. Begin "
+        )
+        raise TransformError(f"{msg}the epoch again, without the state")
 
     def delivered(self, group: FileRowGroup, table: pa.Table) -> pa.Table:
         """Return rows of a row group as they are delivered, or raise a ColumnError that names the row group."""

@@ -32,6 +32,8 @@ class SequentialScan(Scan):
             if step.number == 0 or self.reader.knows_rows:
                 first = step.first
             for table, is_last, paid in self._tables(step, lease):
+                if step.last and is_last:
+                    self.require_rows(step.shard_slice, first + table.num_rows)
                 skip = min(table.num_rows, max(0, step.shard_slice.start - first))
                 rows = max(0, min(table.num_rows, step.shard_slice.stop - first) - skip)
                 columns = convert(table.slice(skip, rows), self.options.transform)

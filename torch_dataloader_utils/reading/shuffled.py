@@ -96,6 +96,7 @@ class ShuffledScan(Scan):
             if step.last:
                 parts = [tables[number] for number in sorted(tables)]
                 tables.clear()
+                self.require_rows(step.shard_slice, sum(part.num_rows for part in parts))
                 block = _Block(range(1), 0, last=True, lease=shard_lease, indices=indices)
                 yield self._shuffled(step, block, parts)
 
@@ -203,6 +204,8 @@ class ShuffledScan(Scan):
                 parts = [self.delivered(group, cursor.take()) for cursor, group in zip(cursors, groups, strict=True)]
                 rows = sum(part.num_rows for part in parts)
                 last = number == len(blocks) - 1 or first + rows >= shard_slice.stop
+                if last:
+                    self.require_rows(shard_slice, first + rows)
                 yield self._shuffled(step, _Block(rounds, first, last, ahead.pop(0), indices), parts)
                 first += rows
                 if last:

@@ -23,6 +23,8 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "drop_last": ("no", TypeError),
     "columns": ("value", TypeError),
     "filters": ("value > 3", TypeError),
+    "transform": ("tokenise", TypeError),
+    "transform_id": (3, TypeError),
     "shuffle": (None, TypeError),
     "shuffle_seed": (1.5, TypeError),
     "shuffle_buffer_size": (0, ValueError),
