@@ -161,12 +161,11 @@ def test_a_shard_that_is_larger_than_the_memory_for_it_is_packed_all_the_same(da
 
 
 @pytest.mark.parametrize(
-    "given", [{"uneven_ranks": "drop"}, {"row_id_column": "row"}, {"output_format": "arrow"}], ids=str
+    ("name", "given"), [("uneven_ranks", "drop"), ("row_id_column", "row"), ("output_format", "arrow")]
 )
-def test_what_has_no_meaning_for_sequences_is_refused(dataset, given):
-    (name,) = given
+def test_what_has_no_meaning_for_sequences_is_refused(dataset, name, given):
     with pytest.raises(ValueError, match=rf"{name}=.* beside packing: "):
-        open_packed(dataset, **given)
+        open_packed(dataset, **{name: given})
 
 
 def test_rows_cannot_be_excluded_and_the_ledger_says_why_it_does_not_know(dataset):

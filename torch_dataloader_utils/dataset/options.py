@@ -17,13 +17,14 @@ from torch.utils.data import DataLoader
 from torch_dataloader_utils.columns.convert import OUTPUT_FORMATS
 from torch_dataloader_utils.columns.options import ColumnOptions, Packing, parse_column_options
 from torch_dataloader_utils.columns.transform import ColumnTransform, refuses_announced_nulls
-from torch_dataloader_utils.dataset.discovery import Request, require_no_column
+from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet, PathSet
 from torch_dataloader_utils.dataset.mesh import MeshRanks
 from torch_dataloader_utils.dataset.packing import UNKNOWN_SEQUENCES, packing_text, parse_packing, require_packable
-from torch_dataloader_utils.formats.base import Format, Opened, OpenedFiles, files_of
+from torch_dataloader_utils.dataset.transforms import parse_transform, with_transform
+from torch_dataloader_utils.formats.base import Format, Opened, files_of
 from torch_dataloader_utils.formats.registry import FORMATS, choose_format, require_known_rows
-from torch_dataloader_utils.formats.row_transform import RowTransform, Transform
+from torch_dataloader_utils.formats.row_transform import Transform
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader import arguments
 from torch_dataloader_utils.loader.events import Hook, parse_hooks
@@ -113,7 +114,7 @@ class LoaderOptions:
         arguments.require_known_names(torch_options, {*parameters, *arguments.TORCH_OPTIONS})
         columns = arguments.parse_columns(given["columns"], given["row_id_column"])
         arguments.require_callable(given["collate_fn"], "collate_fn")
-        transform = _parse_transform(given)
+        transform = parse_transform(given)
         arguments.require_options(given["storage_options"], "storage_options")
         file_format = _parse_format(given)
         files = given["path"] if isinstance(given["path"], FileSet) else PathSet.parse(given, file_format)
@@ -163,7 +164,7 @@ class LoaderOptions:
         request = Request(self.columns, self.filters, self._refuses_nulls, self.storage_timeout, self.memory_map)
         opened = self.files.open(request)
         if self.transform is not None:
-            opened = self._transforming(files_of(opened, "transform"), *self.transform)
+            opened = with_transform(files_of(opened, "transform"), *self.transform, self.row_id_column)
         if self.packing is not None:
             opened = replace(files_of(opened, "packing"), unknown_made=UNKNOWN_SEQUENCES)
         return opened
@@ -171,13 +172,6 @@ class LoaderOptions:
     def _refuses_nulls(self, column: pa.Field) -> bool:
         """Whether nulls that a footer announces in a column are certain to be an error; a transform may fill them."""
         return self.transform is None and refuses_announced_nulls(column, self.column_options)
-
-    def _transforming(self, opened: OpenedFiles, function: Transform, transform_id: str | None) -> OpenedFiles:
-        """Return the same files with the transform, which is called once with no rows."""
-        require_no_column(self.row_id_column, (*opened.schema.names, *opened.filter_columns))
-        added = [] if self.row_id_column is None else [pa.field(self.row_id_column, pa.int64())]
-        transform = RowTransform.opened(function, transform_id, pa.schema([*opened.schema, *added]))
-        return replace(opened, transform=transform)
 
     def read_options(self, schema: pa.Schema) -> ReadOptions:
         """Return how rows of these columns become batches, or raise a ColumnError if what was chosen does not fit."""
@@ -267,25 +261,6 @@ def _parse_format(given: Mapping[str, Any]) -> Format:
         needing["split_strategy with shuffle_buffer_size"] = buffer_rows
     require_known_rows(file_format, needing)
     return file_format
-
-
-def _parse_transform(given: Mapping[str, Any]) -> tuple[Transform, str | None] | None:
-    """Return the transform and what the user calls it, if nothing else is asked for that needs the rows themselves."""
-    transform, transform_id = given["transform"], given["transform_id"]
-    arguments.require_callable(transform, "transform")
-    if transform_id is not None and not isinstance(transform_id, str):
-        raise TypeError(f"transform_id={transform_id!r:.80} is {type(transform_id).__name__}, expected a string")
-    if transform_id == "" or (transform_id is not None and transform is None):
-        raise ValueError(
-            f"transform_id={transform_id!r}: it is what you call the `transform`, and needs one and a name"
-        )
-    if transform is None:
-        return None
-    if given["fingerprint"] is True:
-        raise ValueError(
-            "fingerprint=True hashes which rows of files are delivered, and a transform makes others of them"
-        )
-    return transform, transform_id
 
 
 def _parse_ranks(given: Mapping[str, Any]) -> MeshRanks:

@@ -89,6 +89,7 @@ def test_reading_changes_nothing_in_the_opened_files_and_no_footer_is_read_twice
     monkeypatch.setattr(FooterReader, "content", record)
     loader, dataset = open_loader(described, read_ahead_bytes=limit, row_id_column=None)
     assert read == ["_metadata"]
+    loader.state_dict()  # what states say of the files is computed once
     files = pickle.dumps(dataset._opened_files)
     for _ in range(2):
         assert sorted(all_rows_of(loader)) == sorted([*range(100)] * 2)
