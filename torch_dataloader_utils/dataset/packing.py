@@ -34,6 +34,8 @@ def parse_packing(given: Mapping[str, Any]) -> Packing | None:
     if not isinstance(packing, Packing):
         raise TypeError(f"packing={packing!r:.80}: expected a Packing, such as Packing('tokens', length=4096)")
     for name, (default, why) in REFUSED.items():
+        if name == "row_id_column" and given["transform"] is not None:  # for the transform alone
+            continue
         if given[name] is not None and given[name] != default:
             raise ValueError(f"{name}={given[name]!r} beside packing: {why}")
     if given["output_format"] not in ("torch", "numpy"):

@@ -14,7 +14,7 @@ from torch_dataloader_utils.columns.packed import document_lengths, packed
 from torch_dataloader_utils.columns.ragged import Ragged
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.planning.packing import Pieces, pack
-from torch_dataloader_utils.planning.plan import Shard, ShardSlice
+from torch_dataloader_utils.planning.plan import TO_THE_END, Shard, ShardSlice
 from torch_dataloader_utils.planning.shuffle import permutation
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.memory_budget import MemoryLease
@@ -25,9 +25,10 @@ SEQUENCES = -1
 """Stands for a round in the key of the permutation of a shard's sequences: no round has this number."""
 
 
-def unpacked(slices: Sequence[ShardSlice]) -> tuple[ShardSlice, ...]:
-    """Return the slices to read in order to pack these: all rows of their shards."""
-    return tuple(ShardSlice(replace(part.shard, delivers=None)) for part in slices)
+def unpacked(slices: Sequence[ShardSlice], *, knows_rows: bool) -> tuple[ShardSlice, ...]:
+    """Return the slices to read in order to pack these: all rows of their shards, if it is known how many there are."""
+    delivers = None if knows_rows else TO_THE_END
+    return tuple(ShardSlice(replace(part.shard, delivers=delivers)) for part in slices)
 
 
 class PackedScan(Scan):

@@ -107,7 +107,7 @@ def _scan(
     reader: RowGroupReader, stream: StreamAssignment, epoch: int, options: ReadOptions, budget: MemoryBudget
 ) -> Scan:
     seed, packing = options.row_shuffle_seed, options.packing
-    slices = stream.slices if packing is None else unpacked(stream.slices)
+    slices = stream.slices if packing is None else unpacked(stream.slices, knows_rows=reader.knows_rows)
     scan: Scan
     if seed is None:
         scan = SequentialScan(reader, slices, options, budget)
