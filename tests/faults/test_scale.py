@@ -57,6 +57,7 @@ def epoch_of(files: int, options: PlanOptions, ranks: int, workers: int) -> Epoc
         filter_bindings=None,
         format_name="parquet",
         options_digest=None,
+        transform=None,
         pin={},
         take_retries=tuple,
     )

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.cli.memory_bound import memory_bound
+from torch_dataloader_utils.cli.options import TIMEOUT_SEC
 from torch_dataloader_utils.dataset.discovery import check_columns
 from torch_dataloader_utils.dataset.manifest_file import dump_manifest
 from torch_dataloader_utils.dataset.options import LoaderOptions
@@ -168,7 +169,7 @@ def plan_epoch(parameters: Mapping[str, Any]) -> PlannedEpoch:
     """Open files and plan their first epoch, with parameters of ``create_dataloader``. Reads footers alone."""
     signature = inspect.signature(StructuredDataset.create_dataloader).parameters
     defaults = {name: one.default for name, one in signature.items() if one.kind is not one.VAR_KEYWORD}
-    given = {**defaults, "dataloader_kwargs": {}, **parameters}
+    given = {**defaults, "dataloader_kwargs": {}, "storage_timeout": TIMEOUT_SEC, **parameters}
     options = LoaderOptions.parse(given, signature)
     opened = files_of(options.open_files(), "this")
     check_columns(opened, options.read_options(opened.schema))

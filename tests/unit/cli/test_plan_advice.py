@@ -29,6 +29,11 @@ def test_nothing_is_advised_where_files_and_settings_fit(tmp_path):
     assert advice(tmp_path, [2_000] * 32, num_workers=4, batch_size=100) == {}
 
 
+def test_a_storage_that_fails_is_waited_for_half_a_minute(tmp_path):
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "data.parquet")
+    assert plan_epoch({"path": str(tmp_path), **SETTINGS}).options.storage_timeout == 30
+
+
 def test_workers_without_a_row_group_are_counted(tmp_path):
     text, reason = advice(tmp_path, [2_000] * 5, num_workers=4, num_ranks=2)["workers"]
     assert "row groups of about 312 rows" in text
