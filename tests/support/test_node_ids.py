@@ -55,9 +55,9 @@ def test_processes_of_other_clocks_hash_seeds_and_locales_collect_the_same_tests
     other = [node for node in collected_elsewhere if "holds_the_time[" not in node]
     assert len(other) > 1000
     own = request.config.stash[COLLECTED]
-    if request.config.option.file_or_dir:  # some tests alone were asked for
-        chosen = set(own)
-        other = [node for node in other if node in chosen]
+    if request.config.option.file_or_dir:  # some tests alone were asked for, and in that order
+        chosen = set(other)
+        other = [node for node in own if node in chosen]
     assert own == other
     assert [node for node in other if re.search(r"0x[0-9a-f]{6}|<(class|function|lambda)| at 0x|[\\{}`]", node)] == []
     assert [node for node in other if not node.isprintable() or str(Path.cwd()) in node] == []
