@@ -195,3 +195,18 @@ def test_an_audit_of_packed_sequences_counts_rows_of_whole_shards_as_done(datase
     found = audit(loader.state_dict(), dataset).total
     assert found.under_way + found.done + found.left == len(document_lengths())
     assert found.under_way > 0
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("way", WAYS)
+def test_metrics_count_each_token_once_as_packed_or_dropped(dataset, way, num_workers):
+    loader = open_packed(dataset, packing=WAYS[way], num_workers=num_workers, **ORDERS["rows shuffled"])
+    places = sum(batch["tokens"].numel() for batch in loader)
+    found = loader.dataset.get_metrics()
+    lengths = document_lengths()
+    separators = (lengths >= 0).sum() if "separator" in WAYS[way] else 0
+    assert found["tokens_separators"] == separators
+    assert found["tokens_packed"] + found["tokens_dropped"] == lengths.sum() + separators
+    assert found["tokens_packed"] - found["tokens_separators"] == expected(WAYS[way]).total()
+    assert found["tokens_packed"] + found["tokens_padding"] == places
+    assert found["fill_rate"] == found["tokens_packed"] / places

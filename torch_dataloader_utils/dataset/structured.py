@@ -453,11 +453,17 @@ class StructuredDataset(ExcludingDataset):
             ``uneven_rows_dropped`` and ``uneven_rows_repeated``, of all ranks: a list of rows, each as its file's path
             relative to the root and its number there, from 0. With `fingerprint` also ``delivered_hash``: for this
             rank, or for each virtual rank that it delivers, ``rank``, ``rows`` and ``hash``, of what was delivered in
-            this epoch, before a resume too; None if the epoch was continued from a state without it.
+            this epoch, before a resume too; None if the epoch was continued from a state without it. With `packing`
+            also ``tokens_packed``, ``tokens_separators`` among them, ``tokens_padding`` and ``tokens_dropped`` of the
+            sequences that were made, and ``fill_rate``, the share of tokens in them; None before there are any.
         """
         counters: dict[str, Any] = {"epoch": self.epoch, **self._epoch_state.metrics()}
         counters |= dict(zip(("row_groups_pruned", "bytes_pruned"), self._opened_files.pruned, strict=True))
         counters |= self._epoch_state.delivered_hash()
+        packing = self._stream.options.packing
+        if packing is not None:
+            places = counters["tokens_packed"] + counters["tokens_padding"]
+            counters["fill_rate"] = counters["tokens_packed"] / places if places else None
         return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._epoch_state.balanced_rows().items()}
 
     def get_total_metrics(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from torch_dataloader_utils.columns.options import Packing
 from torch_dataloader_utils.columns.packed import document_lengths, packed
 from torch_dataloader_utils.columns.ragged import Ragged
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
-from torch_dataloader_utils.planning.packing import Pieces, pack
+from torch_dataloader_utils.planning.packing import Numbers, Pieces, pack
 from torch_dataloader_utils.planning.plan import TO_THE_END, Shard, ShardSlice
 from torch_dataloader_utils.planning.shuffle import permutation
 from torch_dataloader_utils.reading.batching import Chunk
@@ -53,7 +53,9 @@ class PackedScan(Scan):
 
     def take_work(self) -> Work:
         """Return what was read, and waited for, since the last call."""
-        return self._scan.take_work()
+        work = super().take_work()
+        work.add(self._scan.take_work())
+        return work
 
     def chunks(self) -> Generator[Chunk, None, None]:
         """Yield the sequences of every slice in one chunk."""
@@ -96,9 +98,21 @@ class PackedScan(Scan):
             msg = f"{_named(shard_slice.shard)} gave {shard_slice.start} sequences before, and now {pieces.sequences}: "
             raise UnreadableFileError(f"{msg}its rows, or what a transform makes of them, have changed")
         stop = min(shard_slice.stop, pieces.sequences)
-        order = self._order(shard_slice.shard, pieces)[shard_slice.start : stop]
+        taken = pieces.taken(self._order(shard_slice.shard, pieces)[shard_slice.start : stop])
+        self._count_tokens(taken, lengths)
+        if not shard_slice.start:  # a resume in the middle of the shard does not count them again
+            self._counters.tokens_dropped += pieces.dropped
         del tokens
-        return packed(columns, pieces.taken(order), packing), shard_slice.start
+        return packed(columns, taken, packing), shard_slice.start
+
+    def _count_tokens(self, pieces: Pieces, lengths: Numbers) -> None:
+        """Count the tokens of sequences. `lengths` are the tokens of each document."""
+        tokens = int(pieces.lengths.sum())
+        self._counters.tokens_packed += tokens
+        self._counters.tokens_padding += pieces.sequences * self._packing.length - tokens
+        if self._packing.separator is not None:
+            ends = pieces.firsts + pieces.lengths == lengths[pieces.documents]
+            self._counters.tokens_separators += int(ends.sum())
 
     def _order(self, shard: Shard, pieces: Pieces) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
         if self._seed is None:

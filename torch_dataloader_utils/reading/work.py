@@ -35,6 +35,10 @@ class Counters:
         bytes_read_again: Those of them in row groups that hold rows which were delivered before a resume.
         row_groups_read: Row groups that were read, some only in part.
         row_groups_read_again: Those of them that hold rows which were delivered before a resume.
+        tokens_packed: Tokens in the sequences that were made, separators included.
+        tokens_separators: The separators among them.
+        tokens_padding: What fills these sequences up.
+        tokens_dropped: Tokens of documents that are longer than a sequence, and not to be split.
         waiting_for_storage_sec: Seconds in which the next rows had not come from the storage.
         decoding_sec: Seconds in which they were decoded and filtered. A file that is mapped into memory is read here.
         converting_sec: Seconds in which they were shuffled, converted and cut into batches.
@@ -48,6 +52,10 @@ class Counters:
     bytes_read_again: int = 0
     row_groups_read: int = 0
     row_groups_read_again: int = 0
+    tokens_packed: int = 0
+    tokens_separators: int = 0
+    tokens_padding: int = 0
+    tokens_dropped: int = 0
     waiting_for_storage_sec: float = 0.0
     decoding_sec: float = 0.0
     converting_sec: float = 0.0
