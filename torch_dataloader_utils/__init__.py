@@ -31,7 +31,7 @@ from torch_dataloader_utils.errors import (
 if TYPE_CHECKING:
     from torch_dataloader_utils.checkpoint.audit import Audit, FileAudit
     from torch_dataloader_utils.checkpoint.run_segments import RunSegment as RunSegment
-    from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Packing, Padded, TokenBudget
+    from torch_dataloader_utils.columns.options import Codes, ColumnFormat, Packing, Padded
     from torch_dataloader_utils.columns.ragged import PackedBytes
     from torch_dataloader_utils.dataset.mixed import MixedDataset
     from torch_dataloader_utils.dataset.structured import StructuredDataset
@@ -90,7 +90,6 @@ __all__ = [
     "StorageRetryWarning",
     "StructuredDataLoader",
     "StructuredDataset",
-    "TokenBudget",
     "TransformError",
     "UnevenRanksWarning",
     "UnreadableFileError",
@@ -113,7 +112,6 @@ _LAZY = {
     "MixedDataset": "dataset.mixed",
     "PackedBytes": "columns.ragged",
     "Packing": "columns.options",
-    "TokenBudget": "columns.options",
     "Padded": "columns.options",
     "RowGroup": "planning.manifest",
     "RowStep": "planning.ledger",

@@ -36,7 +36,6 @@ from torch_dataloader_utils import (
     StoredCheckpoint,
     StructuredDataLoader,
     StructuredDataset,
-    TokenBudget,
     audit,
     to_device,
 )
@@ -141,7 +140,6 @@ def use_every_parameter() -> None:
         column_formats={"x": "packed", "y": Padded(-1, length=8), "z": Codes(["a", "b"])},
         fill_nulls={"x": "", "z": -100},
         mask_nulls=["y"],
-        batching=TokenBudget("tokens", 32_768, padded=True, oversized="alone"),
         packing=Packing("tokens", length=4096, strategy="best_fit", outputs=["cu_seqlens"]),
         collate_fn=len,
         storage_options={"anon": True},

@@ -108,37 +108,6 @@ class Packing:
         return self.pad_value[name] if isinstance(self.pad_value, Mapping) else self.pad_value
 
 
-Oversized: TypeAlias = Literal["error", "alone"]
-OVERSIZED: tuple[Oversized, ...] = get_args(Oversized)
-
-
-@dataclass(frozen=True, slots=True)
-class TokenBudget:
-    """Batches of as many whole rows as fit, in place of a number of rows.
-
-    Attributes:
-        column: The column of lists of tokens.
-        tokens: Most tokens in a batch.
-        padded: Whether a row counts as long as the longest row of its batch, as it is where rows are padded.
-        oversized: What becomes of a row that is larger: ``"error"``, or ``"alone"``, a batch of its own.
-    """
-
-    column: str
-    tokens: int
-    padded: bool = False
-    oversized: Oversized = "error"
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.column, str):
-            raise TypeError(f"TokenBudget({self.column!r}): expected the name of a column")
-        if type(self.tokens) is not int or self.tokens < 1:
-            raise ValueError(f"TokenBudget(tokens={self.tokens!r}): expected a number of tokens, at least 1")
-        if type(self.padded) is not bool:
-            raise TypeError(f"TokenBudget(padded={self.padded!r}): expected True or False")
-        if self.oversized not in OVERSIZED:
-            raise ValueError(f"TokenBudget(oversized={self.oversized!r}): expected one of {', '.join(OVERSIZED)}")
-
-
 NamedFormat: TypeAlias = Literal["list", "padded", "packed", "float64", "int64"]
 
 ColumnFormat: TypeAlias = NamedFormat | Padded | Codes

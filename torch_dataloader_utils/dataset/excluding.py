@@ -46,13 +46,13 @@ class ExcludingDataset(LedgerDataset):
 
         Raises:
             TypeError: If `rows` is something else.
-            ValueError: If there is a transform, packing or batching; if a file or a row does not exist; if the rows of
+            ValueError: If there is a transform, or rows are packed; if a file or a row does not exist; if the rows of
                 text files were not counted; or if ranks are balanced (`uneven_ranks`) and `rows` is an expression.
             ColumnError: If the expression does not fit the columns, or rows of a column cannot be left out.
         """
         files = files_of(self._opened_files, "exclude")
         if files.unknown_made is not None:
-            raise ValueError(f"exclude is not possible where {files.unknown_made}; leave rows out by `filters`")
+            raise ValueError("exclude: rows cannot be excluded beside packing; leave them out with filters")
         if files.transform is not None:
             msg = "exclude is not possible with a transform: of which rows a row was made is not known; leave rows "
             raise ValueError(f"{msg}out by `filters`, or in the transform")

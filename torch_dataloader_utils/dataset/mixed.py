@@ -287,8 +287,6 @@ def refuse_options(options: Mapping[str, Any]) -> None:
         raise TypeError(f"{msg}are for its run_log, and there is none")
     if options.get("split_strategy") is not None:
         raise ValueError("split_strategy: the shards of a mixture are those of its sources' passes")
-    if options.get("batching") is not None:
-        raise ValueError("batching: a mixture makes equally many steps on all ranks, and only reading tells how many")
     if options.get("packing") is not None:
         raise ValueError(
             "packing: the shares of a mixture are counted ahead, and only reading tells how many sequences"

@@ -15,19 +15,12 @@ import torch.distributed as dist  # noqa: TID251 - only its size and rank are re
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils.columns.convert import OUTPUT_FORMATS
-from torch_dataloader_utils.columns.options import ColumnOptions, Packing, TokenBudget, parse_column_options
+from torch_dataloader_utils.columns.options import ColumnOptions, Packing, parse_column_options
 from torch_dataloader_utils.columns.transform import ColumnTransform, refuses_announced_nulls
 from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet, PathSet
 from torch_dataloader_utils.dataset.mesh import MeshRanks
-from torch_dataloader_utils.dataset.packing import (
-    UNKNOWN_BATCHES,
-    UNKNOWN_SEQUENCES,
-    packing_text,
-    parse_batching,
-    parse_packing,
-    require_packable,
-)
+from torch_dataloader_utils.dataset.packing import UNKNOWN_SEQUENCES, packing_text, parse_packing, require_packable
 from torch_dataloader_utils.dataset.transforms import parse_transform, with_transform
 from torch_dataloader_utils.formats.base import Format, Opened, files_of
 from torch_dataloader_utils.formats.registry import FORMATS, choose_format, require_known_rows
@@ -42,7 +35,6 @@ from torch_dataloader_utils.planning.strategy import SplitStrategy, require_stra
 from torch_dataloader_utils.planning.topology import Topology, arrange
 from torch_dataloader_utils.reading.row_groups import MARKS_COLUMN
 from torch_dataloader_utils.reading.scan import ReadOptions
-from torch_dataloader_utils.reading.token_budget import require_lists
 from torch_dataloader_utils.workers.cpus import default_num_workers
 
 Condition: TypeAlias = tuple[str, str, Any]
@@ -81,7 +73,6 @@ class LoaderOptions:
         torch_options: `dataloader_kwargs`, for ``torch.utils.data.DataLoader``.
         transform: What makes other rows of the rows, and what the user calls it; None for nothing.
         packing: How rows become sequences; None where they do not.
-        batching: How many tokens a batch holds; None where it holds `batch_size` rows.
     """
 
     files: FileSet
@@ -108,7 +99,6 @@ class LoaderOptions:
     torch_options: Mapping[str, Any]
     transform: tuple[Transform, str | None] | None
     packing: Packing | None
-    batching: TokenBudget | None
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], parameters: Iterable[str]) -> LoaderOptions:
@@ -134,7 +124,7 @@ class LoaderOptions:
         topology = _parse_topology(
             given, ranks, batch_size, is_filtered=filters is not None or files.is_filtered or transform is not None
         )
-        packing, batching = parse_packing(given), parse_batching(given)
+        packing = parse_packing(given)
         plan = _parse_plan(given, topology, batch_size, packing)
         if given["split_strategy"] is not None:
             require_strategy(given["split_strategy"], plan)
@@ -167,7 +157,6 @@ class LoaderOptions:
             torch_options=torch_options,
             transform=transform,
             packing=packing,
-            batching=batching,
         )
 
     def open_files(self) -> Opened:
@@ -178,8 +167,6 @@ class LoaderOptions:
             opened = with_transform(files_of(opened, "transform"), *self.transform, self.row_id_column)
         if self.packing is not None:
             opened = replace(files_of(opened, "packing"), unknown_made=UNKNOWN_SEQUENCES)
-        if self.batching is not None:
-            opened = replace(files_of(opened, "batching"), unknown_made=UNKNOWN_BATCHES)
         return opened
 
     def _refuses_nulls(self, column: pa.Field) -> bool:
@@ -194,8 +181,6 @@ class LoaderOptions:
         transform = ColumnTransform.of(schema, self.column_options, *added)
         if self.packing is not None:
             require_packable(self.packing, schema.names, transform.forms)
-        if self.batching is not None:
-            require_lists(self.batching, schema)
         return ReadOptions(
             batch_size=self.batch_size,
             drop_last=self.drop_last,
@@ -205,7 +190,6 @@ class LoaderOptions:
             read_ahead_bytes=self.read_ahead_bytes,
             fingerprint=self.fingerprint,
             packing=self.packing,
-            batching=self.batching,
         )
 
 

@@ -1,4 +1,4 @@
-"""The arguments `packing` and `batching`, checked: alone, beside other arguments, and against the columns."""
+"""The argument `packing`, checked: alone, beside other arguments, and against the columns."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch_dataloader_utils.columns.column_plan import Form
-from torch_dataloader_utils.columns.options import Packing, TokenBudget
+from torch_dataloader_utils.columns.options import Packing
 from torch_dataloader_utils.errors import ColumnError
 
-UNKNOWN_SEQUENCES = (
-    "only reading tells how many sequences the rows are packed into, and a sequence has tokens of many rows"
-)
-
-UNKNOWN_BATCHES = "only reading tells how many rows fit into a batch of so many tokens"
+UNKNOWN_SEQUENCES = "only reading tells how many sequences the rows are packed into"
 
 REFUSED = {
     "uneven_ranks": (
@@ -45,26 +41,6 @@ def parse_packing(given: Mapping[str, Any]) -> Packing | None:
     if given["output_format"] not in ("torch", "numpy"):
         raise ValueError(f"output_format={given['output_format']!r} beside packing: sequences are tensors or arrays")
     return packing
-
-
-def parse_batching(given: Mapping[str, Any]) -> TokenBudget | None:
-    """Return the argument, or raise a TypeError or ValueError if it does not fit the others."""
-    batching = given["batching"]
-    if batching is None:
-        return None
-    if not isinstance(batching, TokenBudget):
-        raise TypeError(f"batching={batching!r:.80}: expected a TokenBudget, such as TokenBudget('tokens', 32_768)")
-    for name in ("batch_size", "global_batch_size"):
-        if given[name] is not None:
-            raise ValueError(f"{name}={given[name]!r} beside batching, by which a batch has as many rows as fit")
-    if given["packing"] is not None:
-        raise ValueError("packing beside batching: packed sequences have one length: batch_size says how many")
-    for name in ("virtual_ranks", "uneven_ranks"):
-        if given[name] not in (None, "allow"):
-            msg = f"{name}={given[name]!r} beside batching: it needs the number of batches of each rank, which only "
-            msg += "reading tells; distributed.in_step lets ranks stop together, Packing makes sequences of one length"
-            raise ValueError(msg)
-    return batching
 
 
 def packing_text(packing: Packing) -> str:

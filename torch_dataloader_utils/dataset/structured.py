@@ -14,7 +14,7 @@ from torch.utils.data import get_worker_info
 from torch_dataloader_utils.checkpoint.merge import ON_CHANGED_FILES
 from torch_dataloader_utils.checkpoint.parse import MOST_EPOCHS
 from torch_dataloader_utils.columns.convert import OutputFormat
-from torch_dataloader_utils.columns.options import ColumnFormat, Packing, TokenBudget
+from torch_dataloader_utils.columns.options import ColumnFormat, Packing
 from torch_dataloader_utils.dataset.discovery import check_columns
 from torch_dataloader_utils.dataset.excluding import ExcludingDataset
 from torch_dataloader_utils.dataset.file_set import FileSet
@@ -79,7 +79,6 @@ class StructuredDataset(ExcludingDataset):
         fill_nulls: Mapping[str, Any] | None = None,
         mask_nulls: Sequence[str] | None = None,
         packing: Packing | None = None,
-        batching: TokenBudget | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         storage_timeout: float = DEFAULT_TIMEOUT_SEC,
@@ -188,10 +187,6 @@ class StructuredDataset(ExcludingDataset):
                 ``position_ids``, ``cu_seqlens`` and ``max_seqlen``. What is made of each shard is a function of its
                 rows alone, so resumes are exact. How many sequences there are is known when all is read:
                 ``len(loader)``, `uneven_ranks`, `virtual_ranks`, `row_id_column` and `fingerprint` are refused.
-            batching: A `TokenBudget`, in place of `batch_size`: a batch holds as many whole rows as fit into a number
-                of tokens. Where a batch ends depends on the rows from its first on, so resumes make the same batches.
-                How many there are is known when all is read: ``len(loader)``, `uneven_ranks` and `virtual_ranks` are
-                refused.
             collate_fn: Called with each batch, in the worker. Its result is delivered.
             storage_options: fsspec's options for the storage, credentials included. They appear in no state,
                 message or log.

@@ -130,7 +130,7 @@ class Ledger:
         """Raise if only reading tells which rows are delivered, and nothing is to be read, or that would not tell."""
         msg = f"which step has which rows is not known: {self.files.unknown_rows}"
         if self.files.unknown_made is not None:
-            raise LedgerUnknownError(msg)
+            raise LedgerUnknownError(f"{msg}, and a sequence has tokens of many rows")
         if self.files.transform is not None:
             raise LedgerUnknownError(
                 f"{msg}, and not of which rows of files it makes them; row_id_column in its table can tell"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.options import Packing, TokenBudget
+from torch_dataloader_utils.columns.options import Packing
 from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.errors import ColumnError, TransformError
 from torch_dataloader_utils.planning.plan import TO_THE_END, ShardSlice
@@ -39,7 +39,6 @@ class ReadOptions:
         read_ahead_bytes: Decoded bytes that a stream holds at most; with row-level shuffle a shard may have more.
         fingerprint: Whether each batch gets the hash of its rows: which rows of which files they are.
         packing: How rows become sequences, which batches then count; None where they do not.
-        batching: How many tokens a batch holds, in place of `batch_size` rows; None where rows count.
     """
 
     batch_size: int
@@ -50,7 +49,6 @@ class ReadOptions:
     read_ahead_bytes: int
     fingerprint: bool
     packing: Packing | None = None
-    batching: TokenBudget | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,6 @@ from torch_dataloader_utils.reading.row_marks import with_hashes
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 from torch_dataloader_utils.reading.sequential import SequentialScan
 from torch_dataloader_utils.reading.shuffled import ShuffledScan
-from torch_dataloader_utils.reading.token_budget import BudgetBatcher
 
 
 def read_assignment(
@@ -135,10 +134,7 @@ def _read_grid(
 
 def _batches(scan: Scan, stream: StreamAssignment, options: ReadOptions) -> Generator[Batches | StreamEnd, None, None]:
     """Cut chunks into batches that span row groups, shards and files, and yield many together, then the end."""
-    if options.batching is None:
-        batcher = Batcher(stream.stream, options.batch_size)
-    else:
-        batcher = BudgetBatcher(stream.stream, stream.slices, options.batching)
+    batcher = Batcher(stream.stream, options.batch_size)
     for chunk in scan.chunks():
         batcher.add(chunk)
         del chunk  # it must be gone before the next one is read

@@ -42,7 +42,6 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "fill_nulls": ({"x": None}, ValueError),
     "mask_nulls": (["x", "x"], ValueError),
     "packing": ("tokens", TypeError),
-    "batching": (32_768, TypeError),
     "collate_fn": ("list", TypeError),
     "storage_options": ("key", TypeError),
     "storage_timeout": (0, ValueError),
