@@ -19,6 +19,7 @@ from torch_dataloader_utils.reading.row_marks import with_hashes
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 from torch_dataloader_utils.reading.sequential import SequentialScan
 from torch_dataloader_utils.reading.shuffled import ShuffledScan
+from torch_dataloader_utils.reading.token_batching import TokenBatcher
 from torch_dataloader_utils.reading.work import Work
 
 MIXTURE_KEY = 0
@@ -133,6 +134,8 @@ def _read_stream(
 def _batches(scan: Scan | PackedScan, stream: StreamAssignment, options: ReadOptions) -> Iterator[Batches | StreamEnd]:
     """Cut chunks into batches that span row groups, shards and files."""
     batcher = Batcher(stream.stream, options.batch_size, stream.sizes)
+    if options.batching is not None:
+        batcher = TokenBatcher(stream.stream, options.batching)
     for chunk in scan.chunks():
         batcher.add(chunk)
         del chunk  # it must be gone before the next one is read
