@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import torch
+from commands import Commands
 from jobs.forked import start
 
 from torch_dataloader_utils import (
@@ -294,6 +295,21 @@ def test_a_run_log_has_the_segment_and_says_why_its_steps_are_not_known(path, tm
         dataset.rows_at(1)
 
 
+def test_the_command_line_says_why_steps_are_not_known_and_shows_the_difference(path, tmp_path):
+    loader = open_batches(path)
+    next(iter(loader))
+    (tmp_path / "tokens.json").write_text(json.dumps(loader.state_dict()))
+    by_rows, _ = StructuredDataset.create_dataloader(path, batch_size=8, num_workers=0, split_rows=25)
+    next(iter(by_rows))
+    (tmp_path / "rows.json").write_text(json.dumps(by_rows.state_dict()))
+    tdu = Commands(tmp_path)
+    done = tdu("rows", tmp_path / "tokens.json", 0)
+    assert done.code
+    assert "TokenBudget" in done.err
+    settings = tdu("diff", tmp_path / "tokens.json", tmp_path / "rows.json", "--json").value["settings"]
+    assert [tuple(one.values()) for one in settings] == [("batch_size", None, 8)]
+
+
 def test_skipped_steps_are_left_out_and_all_others_are_the_same(path):
     order = ORDERS["rows shuffled"]
     whole = [rows_of(batch) for batch in open_batches(path, **order)]
@@ -415,8 +431,7 @@ def test_lists_of_one_length_null_lists_and_lists_of_lists_are_counted(tmp_path)
             assert sizes == expected
 
 
-@pytest.mark.parametrize("fill", [{}, {"fill_nulls": {"name": ""}}])
-def test_a_column_without_lists_and_a_missing_one_are_refused(tmp_path, fill):
+def test_a_column_without_lists_and_a_missing_one_are_refused(tmp_path):
     pq.write_table(pa.table({"name": ["a", "b"], "row": [1, 2]}), tmp_path / "names.parquet")
     for column, message in (
         ("name", "type string, and only values of lists"),
@@ -424,7 +439,7 @@ def test_a_column_without_lists_and_a_missing_one_are_refused(tmp_path, fill):
         ("rows", "no column 'rows'"),
     ):
         with pytest.raises(ColumnError, match=message):
-            StructuredDataset.create_dataloader(tmp_path, batching=TokenBudget(column, 8), num_workers=0, **fill)
+            StructuredDataset.create_dataloader(tmp_path, batching=TokenBudget(column, 8), num_workers=0)
 
 
 @pytest.mark.parametrize(
