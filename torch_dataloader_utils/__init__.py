@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
     from torch_dataloader_utils.planning.plan import Shard
     from torch_dataloader_utils.planning.strategy import SplitStrategy
+    from torch_dataloader_utils.planning.token_budget import TokenBudget
     from torch_dataloader_utils.tables.delta import DeltaDataset as DeltaDataset
     from torch_dataloader_utils.tables.iceberg import IcebergDataset as IcebergDataset
     from torch_dataloader_utils.tables.source import Source
@@ -90,6 +91,7 @@ __all__ = [
     "StorageRetryWarning",
     "StructuredDataLoader",
     "StructuredDataset",
+    "TokenBudget",
     "TransformError",
     "UnevenRanksWarning",
     "UnreadableFileError",
@@ -125,6 +127,7 @@ _LAZY = {
     "StoredCheckpoint": "distributed.store_files",
     "StructuredDataLoader": "loader.data_loader",
     "StructuredDataset": "dataset.structured",
+    "TokenBudget": "planning.token_budget",
     "audit": "distributed.audit",
     "to_device": "loader.device",
 }

@@ -36,6 +36,7 @@ from torch_dataloader_utils import (
     StoredCheckpoint,
     StructuredDataLoader,
     StructuredDataset,
+    TokenBudget,
     audit,
     to_device,
 )
@@ -141,6 +142,7 @@ def use_every_parameter() -> None:
         fill_nulls={"x": "", "z": -100},
         mask_nulls=["y"],
         packing=Packing("tokens", length=4096, strategy="best_fit", outputs=["cu_seqlens"]),
+        batching=TokenBudget("tokens", tokens=32_768, padded=True, oversized="alone"),
         collate_fn=len,
         storage_options={"anon": True},
         storage_timeout=30.0,
@@ -164,6 +166,7 @@ def refuse_what_is_wrong(path: Path) -> None:
     StructuredDataset.create_dataloader(path, batch_size="8")  # type: ignore[arg-type]
     StructuredDataset.create_dataloader(path, column_formats={"x": "jagged"})  # type: ignore[dict-item]
     StructuredDataset.create_dataloader(path, packing=Packing("tokens", 8, strategy="first_fit"))  # type: ignore[arg-type]
+    StructuredDataset.create_dataloader(path, batching=TokenBudget("tokens", 8, oversized="cut"))  # type: ignore[arg-type]
     StructuredDataset.create_dataloader(path, mask_nulls=[1])  # type: ignore[list-item]
 
 

@@ -149,9 +149,9 @@ class RunSegment:
         return self.state.num_ranks
 
     @property
-    def batch_size(self) -> int:
-        """Rows of a rank's batch."""
-        return self.state.batch_size or 1
+    def batch_size(self) -> int | None:
+        """Rows of a rank's batch; None where a token budget decided how many these were."""
+        return self.state.batch_size
 
     @property
     def drop_last(self) -> bool:
@@ -251,7 +251,7 @@ def parse_segment(raw: object, name: str) -> Recorded:
     if saved != json_digest(content).hex():
         raise value["checksum"].fail("the checksum of what it holds: it was damaged or edited")
     state = parse_state(value["state"].mapping())
-    if state.batch_size is None or state.drop_last is None:
+    if state.drop_last is None:
         raise value["state"].fail("a state with the size of its batches")
     reached = value["reached"]
     segment = RunSegment(

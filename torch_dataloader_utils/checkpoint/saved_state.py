@@ -220,6 +220,11 @@ class SavedState:
         return bool(self.settings["unit"] != "rows")
 
     @property
+    def has_unequal_batches(self) -> bool:
+        """Whether a token budget made its batches. Earlier releases record neither their size nor `drop_last`."""
+        return self.batch_size is None and self.drop_last is not None
+
+    @property
     def rank(self) -> int:
         """The rank that saved it."""
         return int(self.settings["rank"])

@@ -143,6 +143,9 @@ def _parameters(saved: SavedState, arguments: argparse.Namespace) -> dict[str, A
     if settings["filters"] is not None and arguments.filter is None:
         msg = f"{arguments.checkpoint} was saved with a filter, of which it holds a digest alone: pass it, as in "
         raise ValueError(msg + '--filter \'[["x", ">", 3]]\'')
+    if saved.has_unequal_batches:
+        msg = f"{arguments.checkpoint} was saved with a TokenBudget: only reading tells which rows its steps have, "
+        raise ValueError(f"{msg}and row_id_column delivers with each row which one it is")
     counts = str(settings["format_options"]).endswith(COUNTED)
     drop_last = arguments.drop_last if saved.drop_last is None else saved.drop_last
     return {name: settings[name] for name in SAME_NAMES} | {

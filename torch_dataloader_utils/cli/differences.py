@@ -135,9 +135,8 @@ def _of_states(before: Sequence[SavedState], after: Sequence[SavedState]) -> Dif
 def _settings(first: SavedState, second: SavedState) -> Iterator[Change]:
     pairs = {name: (value, second.settings[name]) for name, value in first.settings.items() if name not in OF_A_RANK}
     pairs |= {"path": (first.root, second.root)}
-    for name in ("batch_size", "drop_last"):  # which states of earlier releases do not hold
-        values = getattr(first, name), getattr(second, name)
-        pairs |= {name: values} if None not in values else {}
+    if None not in (first.drop_last, second.drop_last):  # states of earlier releases hold neither of these
+        pairs |= {name: (getattr(first, name), getattr(second, name)) for name in ("batch_size", "drop_last")}
     for name, (one, other) in pairs.items():
         if one != other:
             yield Change(name, one, other)

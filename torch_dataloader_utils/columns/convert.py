@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import torch
 
 from torch_dataloader_utils.columns.arrow import copied, takeable
@@ -215,6 +216,16 @@ def _interleaved_rows(lengths: Sequence[int], count: int) -> pa.Array:
     starts = accumulate(lengths, initial=0)
     rows = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=False)]
     return pa.array(_interleave_column(rows, count))
+
+
+def list_lengths(columns: Columns, name: str) -> npt.NDArray[np.int64]:
+    """Return how many values each row of a column of lists has; a null has none."""
+    values = columns[name]
+    if isinstance(values, Ragged):
+        return np.diff(values.offsets)
+    if isinstance(values, pa.ChunkedArray):
+        return pc.fill_null(pc.list_value_length(values), 0).to_numpy().astype(np.int64)  # type: ignore[no-any-return]
+    return np.full(len(values), values.shape[1], np.int64)  # lists of one length
 
 
 def size_of(columns: Columns) -> int:

@@ -74,7 +74,8 @@ class BatchDataset(IterableDataset[Any]):
         which it depends: each worker's stream may end with a short batch.
 
         Raises:
-            TypeError: If it is unknown before reading: with a filter, and for text whose rows were not counted.
+            TypeError: If it is unknown before reading: with a filter, with a token budget, and for text whose rows were
+                not counted.
             ProgressUnknownError: If a loaded state does not fit the plain loader's workers.
         """
         # torch's DataLoader.__len__ calls len(dataset), and passes nothing about its workers.
@@ -96,9 +97,10 @@ class BatchDataset(IterableDataset[Any]):
     # What the loader calls -------------------------------------------------------------------------------------------
 
     @property
-    def batch_size(self) -> int:
-        """Rows in a batch."""
-        return self._stream.options.batch_size
+    def batch_size(self) -> int | None:
+        """Rows in a batch; None where a token budget decides how many these are."""
+        options = self._stream.options
+        return options.batch_size if options.batching is None else None
 
     def prepare_iteration(self) -> None:
         """End the newest iteration. From now on the state is that at which the next one begins."""

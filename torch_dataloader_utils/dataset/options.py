@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from torch_dataloader_utils.columns.convert import OUTPUT_FORMATS
 from torch_dataloader_utils.columns.options import ColumnOptions, Packing, parse_column_options
 from torch_dataloader_utils.columns.transform import ColumnTransform, refuses_announced_nulls
+from torch_dataloader_utils.dataset.batching import parse_batching, require_countable
 from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet, PathSet
 from torch_dataloader_utils.dataset.mesh import MeshRanks
@@ -32,6 +33,7 @@ from torch_dataloader_utils.loader.progress_bar import require_tqdm
 from torch_dataloader_utils.loader.run_log import RunLogFiles
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS, PlanOptions
 from torch_dataloader_utils.planning.strategy import SplitStrategy, require_strategy
+from torch_dataloader_utils.planning.token_budget import TokenBudget
 from torch_dataloader_utils.planning.topology import Topology, arrange
 from torch_dataloader_utils.reading.row_groups import MARKS_COLUMN
 from torch_dataloader_utils.reading.scan import ReadOptions
@@ -65,7 +67,8 @@ class LoaderOptions:
         process_group: The process group of the ranks that `mesh` stands for; None without one.
         adopts_num_workers: Whether the number of workers of a loaded state replaces this run's.
         plan: What the plan depends on: the sizes of shards, shuffling, balancing.
-        batch_size: Rows in a batch of this rank, given as `batch_size` or by `global_batch_size`.
+        batch_size: Rows in a batch of this rank, given as `batch_size` or by `global_batch_size`; not used beside
+            `batching`.
         progress_interval_sec: Seconds after which the progress bar is drawn again; None for no bar in this process.
         run_log: The directory of the run log; None without one.
         writes_run_log: Whether this process writes it: the first one of a job.
@@ -73,6 +76,7 @@ class LoaderOptions:
         torch_options: `dataloader_kwargs`, for ``torch.utils.data.DataLoader``.
         transform: What makes other rows of the rows, and what the user calls it; None for nothing.
         packing: How rows become sequences; None where they do not.
+        batching: How many tokens a batch has; None where batches have `batch_size` rows.
     """
 
     files: FileSet
@@ -99,6 +103,7 @@ class LoaderOptions:
     torch_options: Mapping[str, Any]
     transform: tuple[Transform, str | None] | None
     packing: Packing | None
+    batching: TokenBudget | None
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], parameters: Iterable[str]) -> LoaderOptions:
@@ -119,6 +124,7 @@ class LoaderOptions:
         file_format = _parse_format(given)
         files = given["path"] if isinstance(given["path"], FileSet) else PathSet.parse(given, file_format)
         filters = parse_filters(given["filters"])
+        batching = parse_batching(given, sources=files.sources)
         ranks = _parse_ranks(given)
         batch_size = _parse_batch_size(given, ranks.num_ranks)
         topology = _parse_topology(
@@ -157,6 +163,7 @@ class LoaderOptions:
             torch_options=torch_options,
             transform=transform,
             packing=packing,
+            batching=batching,
         )
 
     def open_files(self) -> Opened:
@@ -181,6 +188,8 @@ class LoaderOptions:
         transform = ColumnTransform.of(schema, self.column_options, *added)
         if self.packing is not None:
             require_packable(self.packing, schema.names, transform.forms)
+        if self.batching is not None:
+            require_countable(self.batching, transform.schema)
         return ReadOptions(
             batch_size=self.batch_size,
             drop_last=self.drop_last,
@@ -190,6 +199,7 @@ class LoaderOptions:
             read_ahead_bytes=self.read_ahead_bytes,
             fingerprint=self.fingerprint,
             packing=self.packing,
+            batching=self.batching,
         )
 
 

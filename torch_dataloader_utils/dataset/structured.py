@@ -32,6 +32,7 @@ from torch_dataloader_utils.loader.epoch import EpochState
 from torch_dataloader_utils.loader.events import Hook, Hooks
 from torch_dataloader_utils.planning.plan import UnevenRanks
 from torch_dataloader_utils.planning.strategy import SplitStrategy
+from torch_dataloader_utils.planning.token_budget import TokenBudget
 from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC
 
 
@@ -79,6 +80,7 @@ class StructuredDataset(ExcludingDataset):
         fill_nulls: Mapping[str, Any] | None = None,
         mask_nulls: Sequence[str] | None = None,
         packing: Packing | None = None,
+        batching: TokenBudget | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
         storage_timeout: float = DEFAULT_TIMEOUT_SEC,
@@ -187,6 +189,10 @@ class StructuredDataset(ExcludingDataset):
                 ``position_ids``, ``cu_seqlens`` and ``max_seqlen``. What is made of each shard is a function of its
                 rows alone, so resumes are exact. How many sequences there are is known when all is read:
                 ``len(loader)``, `uneven_ranks`, `virtual_ranks`, `row_id_column` and `fingerprint` are refused.
+            batching: Batches by tokens in place of rows: see `TokenBudget`. A batch has as many whole rows as fit. That
+                depends on where it begins and on the rows behind it, so resumes are exact. How many batches there are
+                is known when all is read: ``len(loader)``, `uneven_ranks` and `virtual_ranks` are refused. So are
+                `batch_size`, `global_batch_size`, `drop_last` and `packing` beside it.
             collate_fn: Called with each batch, in the worker. Its result is delivered.
             storage_options: fsspec's options for the storage, credentials included. They appear in no state,
                 message or log.
@@ -306,8 +312,8 @@ class StructuredDataset(ExcludingDataset):
         """The epoch's number of batches for this rank, also when it is continued from a state, without skipped steps.
 
         Raises:
-            TypeError: If it is unknown before reading: with a filter or a transform, and for text whose rows were not
-                counted.
+            TypeError: If it is unknown before reading: with a filter, a transform or a token budget, and for text whose
+                rows were not counted.
         """
         return self._epoch_state.num_batches
 

@@ -92,8 +92,8 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         return self.loader.dataset  # type: ignore[return-value]
 
     @property
-    def batch_size(self) -> int:
-        """Rows in a batch of this rank."""
+    def batch_size(self) -> int | None:
+        """Rows in a batch of this rank; None where a token budget decides how many these are."""
         return self.dataset.batch_size
 
     @property

@@ -64,7 +64,9 @@ class ResumableTrainerMixin(Trainer):  # type: ignore[misc]
             raise ValueError("auto_find_batch_size=True cannot change the batches of train_dataloader: leave it out")
         self.train_dataloader = train_dataloader
         self._require_own_rank()
-        self.args.per_device_train_batch_size = max(1, self._rows.batch_size // max(1, self.args.n_gpu))
+        rows = self._rows.batch_size
+        if rows is not None:
+            self.args.per_device_train_batch_size = max(1, rows // max(1, self.args.n_gpu))
         self._train_batch_size = self.args.train_batch_size
         # Skipping passes over numbers of batches here, and reads nothing. Without it the Trainer's counts are wrong.
         self.args.ignore_data_skip = False
@@ -259,7 +261,9 @@ class _Batches(Dataset[Any]):
     def __len__(self) -> int:
         """Return the rows of an epoch on all ranks, rounded up to whole batches: the Trainer reports it."""
         dataset: StructuredDataset = self.loader.dataset  # type: ignore[assignment]
-        return len(self.loader) * dataset.batch_size * dataset.num_ranks
+        batches, rows = len(self.loader), dataset.batch_size
+        assert rows is not None  # noqa: S101 - else there was no number of batches
+        return batches * rows * dataset.num_ranks
 
     def count(self) -> None:
         """Deliver the batches that were fetched."""

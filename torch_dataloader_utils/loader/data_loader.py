@@ -52,7 +52,7 @@ class _Dataset(Protocol):
     @property
     def num_batches(self) -> int: ...
     @property
-    def batch_size(self) -> int: ...
+    def batch_size(self) -> int | None: ...
     @property
     def process_group(self) -> Any: ...
     def begin_iteration(self) -> Iteration: ...
@@ -129,7 +129,7 @@ class StructuredDataLoader(DataLoader[Any]):
         """Return the number of batches of the whole epoch, also if it continues from a state, without skipped steps.
 
         Raises:
-            TypeError: If it is not known before the rows are read, because of a filter or of text files.
+            TypeError: If it is not known before the rows are read, because of a filter, a token budget or text files.
         """
         return self._dataset.num_batches
 

@@ -97,7 +97,8 @@ class EpochState(SkipsSteps):
         self._read_options = read_options
         self._planner = planner
         self.owner = ProgressOwner()
-        self.segments = Segments(self._planner, counts_rows=opened_files.unknown_rows is None)
+        counts_rows = opened_files.unknown_rows is None and read_options.batching is None
+        self.segments = Segments(self._planner, counts_rows=counts_rows)
         self._adopts_num_workers = adopts_num_workers
         self._progress_interval_sec = progress_interval_sec
         self._hooks = hooks
@@ -135,20 +136,21 @@ class EpochState(SkipsSteps):
     def _removing(self, progress: Progress) -> Progress:
         """Return the progress with all rows that batches lose if an iteration begins with it."""
         removed, seed = self.excluded_in(self.epoch).removed, self._planner.options.row_shuffle_seed
-        return with_removed(progress, removed, seed=seed, epoch=self.epoch, is_exact=self.unknown_rows is None)
+        is_exact = self._opened_files.unknown_rows is None and self.excluded_in(self.epoch).unknown_rows is None
+        return with_removed(progress, removed, seed=seed, epoch=self.epoch, is_exact=is_exact)
 
     def excluded_in(self, epoch: int) -> EpochExclusions:
         """Return what is excluded in an epoch."""
         return self._exclusions.in_epoch(epoch)
 
     @property
-    def unknown_rows(self) -> str | None:
-        """Why it is unknown, before the epoch is read, how many rows are delivered; None where it is known."""
-        return self._opened_files.unknown_rows or self.excluded_in(self.epoch).unknown_rows
+    def unknown_steps(self) -> str | None:
+        """Why it is unknown, before the epoch is read, which rows each step has; None where it is known."""
+        return self._unknown_steps(self.excluded_in(self.epoch))
 
-    def _unknown_rows_of(self, run: Run, epoch: int) -> str | None:
-        """Return the same for an epoch of a run that is to become this one."""
-        return self._opened_files.unknown_rows or run.exclusions.in_epoch(epoch).unknown_rows
+    def _unknown_steps(self, excluded: EpochExclusions) -> str | None:
+        """Return the same for an epoch in which this is excluded."""
+        return self._opened_files.unknown_rows or excluded.unknown_rows or self._read_options.unknown_batches
 
     @property
     def num_batches(self) -> int:
@@ -157,14 +159,15 @@ class EpochState(SkipsSteps):
         Raises:
             TypeError: If it is known only once the rows are read.
         """
-        if self.unknown_rows is not None:
-            raise TypeError(f"the number of batches is not known ahead: {self.unknown_rows}")
+        if self.unknown_steps is not None:
+            raise TypeError(f"the number of batches is not known ahead: {self.unknown_steps}")
         return self._batches(self.progress)
 
     @property
     def plan_digest(self) -> str:
         """Digest of this epoch's plan and of everything else that determines its batches."""
-        return _digest(self._rows_digest, self._read_options.batch_size, self._read_options.drop_last)
+        options = self._read_options
+        return _digest(self._rows_digest, options.batching or options.batch_size, options.drop_last)
 
     @property
     def _rows_digest(self) -> str:
@@ -190,7 +193,7 @@ class EpochState(SkipsSteps):
         progress = self._fresh() if self.owner.upcoming is None else self.owner.upcoming
         progress = progress if is_going_on else self._skipping(progress)
         total = None
-        if self.unknown_rows is None:
+        if self.unknown_steps is None:
             total = self._batches(progress)
             if uneven is not None and self._planner.options.uneven_ranks == "allow":
                 requests = SkipRequests(progress.skip_requests, restores=progress.restores)
@@ -427,7 +430,7 @@ class EpochState(SkipsSteps):
             self._plan_for(run, checked.epoch, checked.baseline),
             self._skipped_plan_for(run, checked.epoch, checked.baseline),
         )
-        counts_rows = self._unknown_rows_of(run, checked.epoch) is None
+        counts_rows = self._unknown_steps(run.exclusions.in_epoch(checked.epoch)) is None
         quotas = self._planner.quotas(checked.epoch, run.topology, progress.baseline)
         require_same_batches(progress, self._read_options, quotas, counts_rows=counts_rows)
         warn_of_touched_files(states[0], run)
@@ -444,7 +447,7 @@ class EpochState(SkipsSteps):
         warn_of_lost_rows(merged.lost_rows, period, counts_rows=run.manifest.counts_rows)
         progress = Progress.fresh(run.topology.own_streams(plan), run.topology.streams_per_turn, baseline)
         progress = with_carried(progress, run.topology, self._skipped_plan_for(run, epoch, baseline))
-        if self._unknown_rows_of(run, epoch) is not None:
+        if self._unknown_steps(run.exclusions.in_epoch(epoch)) is not None:
             progress = replace(progress, skip_requests=requests_left(states[0], baseline))
         return progress
 
@@ -565,7 +568,7 @@ class EpochState(SkipsSteps):
             split_strategy=self._planner.strategy_digest(epoch),
             plan_algorithm=self._plan_algorithm or newest_algorithm(),
             exclusions=self._exclusions,
-            batch_size=self._read_options.batch_size,
+            batch_size=None if self._read_options.batching else self._read_options.batch_size,
             drop_last=self._read_options.drop_last,
             mixture=mixture,
             transform_id=None if self._opened_files.transform is None else self._opened_files.transform.id,
@@ -589,9 +592,9 @@ class EpochState(SkipsSteps):
         allowed = self.topology.num_ranks > 1 and self._planner.options.uneven_ranks == "allow"
         if self._warned_of_uneven_ranks or not allowed:
             return
-        if self.unknown_rows is not None:
+        if self.unknown_steps is not None:
             self._warned_of_uneven_ranks = True
-            warn_of_unknown_lengths(self.unknown_rows)
+            warn_of_unknown_lengths(self.unknown_steps)
             return
         ranks = self._ranks(self.plan)
         batches = list(map(self._batches, ranks))

@@ -128,6 +128,9 @@ class Ledger:
 
     def _require_known_rows(self) -> None:
         """Raise if only reading tells which rows are delivered, and nothing is to be read, or that would not tell."""
+        if self.options.unknown_batches is not None:
+            msg = f"which step has which rows is not known: {self.options.unknown_batches}; row_id_column delivers "
+            raise LedgerUnknownError(f"{msg}with each row which one it is")
         msg = f"which step has which rows is not known: {self.files.unknown_rows}"
         if self.files.unknown_made is not None:
             raise LedgerUnknownError(f"{msg}, and a sequence has tokens of many rows")

@@ -58,6 +58,8 @@ class LoggedSegments:
         if not segment.is_certain:
             raise LedgerUnknownError(f"{where} are not known: a file that comes after {segment.name} is missing")
         files, saved = self.opened_files, segment.state
+        if saved.has_unequal_batches:
+            raise LedgerUnknownError(f"{where} have unequal numbers of rows: a TokenBudget made their batches")
         now = {
             "files": files.manifest.fingerprint,
             "filters": files.filter_digest,
@@ -141,7 +143,7 @@ def _of(segment: RunSegment, segments: Segments) -> Segment:
         plan_algorithm=segment.settings["plan_algorithm"],
         options=segment.options,
         topology=segment.topology,
-        batch_size=segment.batch_size,
+        batch_size=saved.batch_size or 1,  # never None: see `_require_known`
         drop_last=segment.drop_last,
         stops=None if stop is None else segment.rank_stops or (stop,) * segment.num_ranks,
         skipped=segment.skipped,

@@ -202,6 +202,11 @@ class Segments:
         The batches after it may have another size, and a virtual topology may have other real ranks.
         """
         topology = segment.topology
+        if self._counts_rows and saved.has_unequal_batches:
+            own = RankStart(tuple(stream.left for stream in progress.streams), progress.next_turn)
+            self._before[segment.epoch] = OTHER_BATCHES
+            step, restores = progress.batches_delivered, segment.restores and progress.restored is None
+            return (replace(segment, first_step=step, starts={topology.rank: own}, restores=restores),)
         rows = segment.batch_size * topology.num_ranks  # of all ranks, as the state's may be others
         rows = rows if saved.batch_size is None else saved.batch_size * saved.num_ranks
         drop_last = segment.drop_last if saved.drop_last is None else saved.drop_last

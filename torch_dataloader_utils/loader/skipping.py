@@ -40,8 +40,8 @@ class SkipsSteps(ABC):
 
     @property
     @abstractmethod
-    def unknown_rows(self) -> str | None:
-        """Why it is unknown, before the epoch is read, how many rows are delivered; None where it is known."""
+    def unknown_steps(self) -> str | None:
+        """Why it is unknown, before the epoch is read, which rows each step has; None where it is known."""
 
     @abstractmethod
     def _all_ranks(self) -> list[Progress]:
@@ -89,12 +89,12 @@ class SkipsSteps(ABC):
         """Return the progress with what the user wants skipped and restored."""
         if self._skips.are_of(progress):
             return progress
-        quotas, counts_rows = self._quotas_of(progress), self.unknown_rows is None
+        quotas, counts_rows = self._quotas_of(progress), self.unknown_steps is None
         return self._skips.applied(progress, self._read_options, quotas, counts_rows=counts_rows)
 
     def _most_steps(self) -> int | None:
         """Return the largest number of steps of a rank, skipped ones included; None if only reading tells."""
-        if self.unknown_rows is not None:
+        if self.unknown_steps is not None:
             return None
         size, drop_last = self._read_options.batch_size, self._read_options.drop_last
         ranks = self._all_ranks()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -156,9 +156,14 @@ class Batcher:
 
     def _take_many(self) -> Batches:
         """Cut off as many full batches as the only chunk has."""
-        chunk, start, size = self._chunks[0], self._start, self._batch_size
-        stops = range(start + size, chunk.rows + 1, size)
-        receipts = tuple(self._receipt(chunk, stop, size) for stop in stops)
+        first = self._start + self._batch_size
+        return self._take_each(range(first, self._chunks[0].rows + 1, self._batch_size))
+
+    def _take_each(self, stops: Sequence[int]) -> Batches:
+        """Cut the next rows of the only chunk into batches that end at these rows of it."""
+        chunk, start = self._chunks[0], self._start
+        starts = (start, *stops[:-1])
+        receipts = tuple(self._receipt(chunk, stop, stop - begin) for begin, stop in zip(starts, stops, strict=True))
         cut = join([ColumnSlice(chunk.columns, start, stops[-1])])
         self._advance(stops[-1])
         return Batches(cut, receipts, lease=self._take_lease())

@@ -151,6 +151,10 @@ class RowGroupReader:
         left_out = self._excluded.left_out
         return left_out.left(Split(group.path, group.first_row, group.rows)) if left_out else group.rows
 
+    def has_all_rows(self, group: FileRowGroup) -> bool:
+        """Whether neither the filter nor the plan leaves out a row of a row group."""
+        return self.knows_rows and self.rows_left(group) == group.unfiltered
+
     def name(self, group: FileRowGroup) -> str:
         """Return a row group's name for messages."""
         return self._files.row_group_name(group.path, group.number)

@@ -11,15 +11,18 @@ from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 
+from torch_dataloader_utils.columns.convert import list_lengths, without_column
 from torch_dataloader_utils.columns.options import Packing
 from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.errors import ColumnError, TransformError
 from torch_dataloader_utils.planning.plan import TO_THE_END, ShardSlice
+from torch_dataloader_utils.planning.token_budget import UNKNOWN_BATCHES, TokenBudget
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
-from torch_dataloader_utils.reading.row_groups import FileRowGroup, RowGroupReader
+from torch_dataloader_utils.reading.row_groups import REMOVED_COLUMN, FileRowGroup, RowGroupReader
 from torch_dataloader_utils.reading.work import Counters, Work
 
 MOST_IN_PARTS = 2
@@ -31,7 +34,7 @@ class ReadOptions:
     """How rows become batches.
 
     Attributes:
-        batch_size: Rows in a batch; only a stream's last batch has fewer.
+        batch_size: Rows in a batch; only a stream's last batch has fewer. It has no meaning with `batching`.
         drop_last: Whether a stream's short last batch is left out.
         transform: What is delivered of the columns that are read.
         row_id_column: Name of the added row id column, or None.
@@ -39,6 +42,7 @@ class ReadOptions:
         read_ahead_bytes: Decoded bytes that a stream holds at most; with row-level shuffle a shard may have more.
         fingerprint: Whether each batch gets the hash of its rows: which rows of which files they are.
         packing: How rows become sequences, which batches then count; None where they do not.
+        batching: How many tokens a batch has; None where batches have `batch_size` rows.
     """
 
     batch_size: int
@@ -49,6 +53,12 @@ class ReadOptions:
     read_ahead_bytes: int
     fingerprint: bool
     packing: Packing | None = None
+    batching: TokenBudget | None = None
+
+    @property
+    def unknown_batches(self) -> str | None:
+        """Why it is unknown how many batches rows make; None where it is known."""
+        return None if self.batching is None else UNKNOWN_BATCHES
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,9 +168,34 @@ class Scan(ABC):
         )
         raise TransformError(f"{msg}the epoch again, without the state")
 
-    def delivered(self, group: FileRowGroup, table: pa.Table) -> pa.Table:
-        """Return rows of a row group as they are delivered, or raise a ColumnError that names the row group."""
+    def delivered(self, group: FileRowGroup, table: pa.Table, first: int | None = None) -> pa.Table:
+        """Return rows of a row group as they are delivered, or raise a ColumnError that names the row group.
+
+        `first` is the number of the first of them in the row group if no row was left out; None if that is not known.
+        """
+        batching = self.options.batching
         try:
-            return self.options.transform.apply(table)
+            delivered = self.options.transform.apply(table)
+            if batching is not None and batching.oversized == "error":
+                self._require_fitting(batching, group, delivered, first)
         except ColumnError as error:
             raise ColumnError(f"{error} ({self.reader.name(group)})") from None
+        return delivered
+
+    def _require_fitting(self, batching: TokenBudget, group: FileRowGroup, table: pa.Table, first: int | None) -> None:
+        """Raise a ColumnError if a row has more tokens than a batch may have. Rows that batches lose do not count."""
+        lengths = list_lengths(table, batching.column)
+        if REMOVED_COLUMN in table.column_names:
+            lengths = np.where(without_column(table, REMOVED_COLUMN)[1], 0, lengths)
+        if lengths.max(initial=0) <= batching.tokens:
+            return
+        row = int(np.argmax(lengths > batching.tokens))
+        place = ""
+        if first is not None and self.reader.has_all_rows(group):
+            place = f" in row {group.first_unfiltered + first + row} of the file"
+        elif self.options.row_id_column is not None:
+            name = self.options.row_id_column
+            place = f" in the row whose {name!r} is {table[name][row].as_py()}"
+        msg = f"column {batching.column!r} holds a list of {lengths[row]} values{place}, more than TokenBudget(tokens="
+        msg += f"{batching.tokens}) allows in a batch: raise tokens, let such rows have batches of their own with "
+        raise ColumnError(f"{msg}oversized='alone', or leave them out by filters or exclude")

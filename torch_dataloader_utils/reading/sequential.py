@@ -71,7 +71,7 @@ class SequentialScan(Scan):
         if not step.whole:
             yield from self._parts(step, lease)
             return
-        table = self.delivered(group, self.reader.read(group))
+        table = self.delivered(group, self.reader.read(group), 0)
         lease.resize(self.reader.held_bytes(table))
         yield table, True, lease
 
@@ -87,9 +87,11 @@ class SequentialScan(Scan):
         if step.last and counted:
             left = min(left, step.shard_slice.stop - step.first)
         lease.merge(self.budget.take(share))
+        done = 0
         for read, count in self.reader.read_in_parts(group, rows):
             left -= read.num_rows if counted else count
-            table = self.delivered(group, read)
+            table = self.delivered(group, read, done)
+            done += table.num_rows
             del read
             lease.resize(self.reader.held_bytes(table))
             yield table, left <= 0, lease

@@ -91,7 +91,7 @@ class ShuffledScan(Scan):
                 indices = self._draw(shard, range(1))
             else:
                 shard_lease.merge(lease)
-            tables[step.number] = self.delivered(step.group, self.reader.read(step.group))
+            tables[step.number] = self.delivered(step.group, self.reader.read(step.group), 0)
             self.count(step.group, again=step.shard_slice.start > 0)
             if step.last:
                 parts = [tables[number] for number in sorted(tables)]

@@ -21,6 +21,7 @@ from torch_dataloader_utils.reading.row_marks import with_hashes
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 from torch_dataloader_utils.reading.sequential import SequentialScan
 from torch_dataloader_utils.reading.shuffled import ShuffledScan
+from torch_dataloader_utils.reading.token_batching import TokenBatcher
 
 
 def read_assignment(
@@ -135,6 +136,8 @@ def _read_grid(
 def _batches(scan: Scan, stream: StreamAssignment, options: ReadOptions) -> Generator[Batches | StreamEnd, None, None]:
     """Cut chunks into batches that span row groups, shards and files, and yield many together, then the end."""
     batcher = Batcher(stream.stream, options.batch_size)
+    if options.batching is not None:
+        batcher = TokenBatcher(stream.stream, options.batching)
     for chunk in scan.chunks():
         batcher.add(chunk)
         del chunk  # it must be gone before the next one is read
