@@ -61,7 +61,9 @@ def epoch_of(files: int, options: PlanOptions, ranks: int, workers: int) -> Epoc
         pin={},
         take_retries=tuple,
     )
-    read_options: Any = SimpleNamespace(batch_size=1024, drop_last=False, fingerprint=False)
+    read_options: Any = SimpleNamespace(
+        batch_size=1024, drop_last=False, fingerprint=False, batching=None, unknown_batches=None
+    )
     return EpochState(
         opened,  # type: ignore[arg-type] # what an epoch asks of the opened files
         EpochPlanner(opened.manifest, options, selection=None, strategy=None),
