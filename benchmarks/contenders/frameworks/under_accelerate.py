@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,13 @@ def train(job: Job, recorder: Recorder) -> None:
     """Train as the guide of Accelerate says: the checkpoint with `save_state`, the loop in a function of its own."""
     stateful = DataLoaderConfiguration(use_stateful_dataloader=job.way == "stateful")
     accelerator = Accelerator(cpu=True, dataloader_config=stateful)
+    _train(job, recorder, accelerator)
+    accelerator.free_memory()  # it holds the model
+    gc.collect()  # DDP is in a reference cycle and holds the process group, whose threads would not end
+    accelerator.end_training()
+
+
+def _train(job: Job, recorder: Recorder, accelerator: Accelerator) -> None:
     model: Any = torch.nn.Linear(len(FEATURES), 1)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
     loader = _prepared(job, accelerator)
@@ -41,7 +49,6 @@ def train(job: Job, recorder: Recorder) -> None:
                 recorder.save()
                 accelerator.save_state(str(Path(job.directory, f"step-{recorder.step}")))
             recorder.may_die()
-    accelerator.end_training()
 
 
 def _prepared(job: Job, accelerator: Accelerator) -> Any:
