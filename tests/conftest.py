@@ -19,6 +19,7 @@ import pytest
 import requests
 from faults.outcome import Record, recorded
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 from jobs.forked import preload_in_fork_server
 from jobs.processes import (
     collect_garbage,
@@ -52,6 +53,10 @@ settings.register_profile(
     "repeatable", settings.get_profile("random"), max_examples=40, derandomize=True, database=None
 )
 settings.load_profile("repeatable")
+
+# By itself Hypothesis also tries the numbers and texts that stand in the modules that are loaded: which these are
+# depends on the tests that ran before.
+providers.is_local_module_file = lambda _: False
 
 ACCESS_KEY = "MADEUPACCESSKEY00017"
 SECRET_KEY = "made-up/secret+key/that/must/not/leak"
