@@ -61,6 +61,32 @@ def test_a_killed_training_goes_on_with_each_row_once(tmp_path: Path, runs: list
     assert len(states) == runs[-1][0]
 
 
+def test_a_pass_ends_on_all_ranks_when_a_filter_leaves_one_of_them_no_batch(tmp_path: Path):
+    """Killed at a step, and at the end of an epoch of which one rank has rows left: as without an interruption."""
+    assert write_dataset(tmp_path / "data", FILES) == ROWS
+    arguments = {"data": str(tmp_path / "data"), "from_value": 140, "workers": 0, "die": None}
+
+    def trained_of(name: str, dies: list[int]) -> Counter[tuple[int, int]]:
+        (tmp_path / name).mkdir()
+        of_run = {**arguments, "directory": str(tmp_path / name)}
+        for die in dies:
+            with running_ranks("accelerate_job.py", 2, {**of_run, "die": die}, tmp_path) as job:
+                assert job.wait(120) == -9, job.output()
+                job.end()
+        run_ranks("accelerate_job.py", 2, of_run, tmp_path)
+        return Counter(map(tuple, json.loads((tmp_path / name / "trained.json").read_text())))
+
+    whole = trained_of("whole", [])
+    passed = ROWS - 140
+    for epoch in range(2):
+        rows = [row for of_epoch, row in whole if of_epoch == epoch]
+        assert passed // 2 < len(rows) < passed, "the ranks had equally many batches: nothing was tried"
+        assert set(rows) <= set(range(140, ROWS))
+    [end, _] = json.loads((tmp_path / "whole" / "ends.json").read_text())
+    assert trained_of("killed", [5, end - 3]) == whole
+    assert whole.total() == len(whole), "rows repeated"
+
+
 @pytest.mark.parametrize(
     ("sizes", "num_ranks", "remedy"),
     [

@@ -176,6 +176,23 @@ def test_a_checkpoint_continues_on_other_ranks_with_each_row_once(tmp_path: Path
     assert audit(states, tmp_path / "data").is_fine
 
 
+def test_an_epoch_ends_on_all_ranks_when_a_filter_leaves_one_of_them_no_batch(tmp_path: Path):
+    options = {"batch_size": 8, "filtered": True, "at_end": True}
+    whole = [rank["None"]["batches"] for rank in run(tmp_path, "whole", 2, options, None)]
+    passed = ROWS - 100
+    for epoch in range(2):
+        rows = [[row for of_epoch, rows in rank if of_epoch == epoch for row in rows] for rank in whole]
+        trained = {*rows[0], *rows[1]}
+        assert len(trained) == len(rows[0]) + len(rows[1]) < passed, "the ranks had equally many: nothing was tried"
+        assert trained <= set(range(100, ROWS))
+    assert len(whole[0]) == len(whole[1])
+    checkpoints = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert len([name for name in checkpoints if name.startswith("end")]) == 2
+    for rank, one in enumerate(run(tmp_path, "resumed", 2, options, checkpoints)):
+        for name, found in one.items():
+            assert found["batches"] == whole[rank][int(name[-7:-5]) :], (rank, name)
+
+
 ACCUMULATING = """
 import sys
 import lightning, torch

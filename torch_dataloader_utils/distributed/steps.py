@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import torch.distributed as dist
 
-from torch_dataloader_utils.distributed.gather import LOG, require_one_plan
+from torch_dataloader_utils.distributed.gather import LOG, on_all_ranks, require_one_plan
 from torch_dataloader_utils.distributed.groups import Group, Sum, all_gather, group_of, size_of
 from torch_dataloader_utils.loader.arguments import require_choice
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
@@ -73,6 +74,19 @@ def in_step(
         yield own.pop()
     left = "batches left" if agreement.has_own else "no batch left"
     LOG.info("ranks ended together after %d steps; process %d had %s", steps, dist.get_rank(), left)
+
+
+def agreed_end(loader: StructuredDataLoader) -> Callable[[bool], bool]:
+    """Return a function that says whether a step follows, from whether this rank has a batch for it.
+
+    Where the number of batches is known before the rows are read, a rank need not ask the others. Else all ranks call
+    the function together, before each step, and it is False as soon as one of them has no batch.
+    """
+    try:
+        len(loader)
+    except TypeError:
+        return functools.partial(on_all_ranks, group=group_of(loader, None))
+    return bool
 
 
 class _Agreement:

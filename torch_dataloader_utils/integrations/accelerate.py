@@ -11,6 +11,7 @@ from accelerate.utils import send_to_device
 
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.distributed.gather import gather_states, load_gathered, on_all_ranks
+from torch_dataloader_utils.distributed.steps import agreed_end
 from torch_dataloader_utils.loader.arguments import require_count
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import require_loader
@@ -41,7 +42,7 @@ def prepare_loader(accelerator: Accelerator, loader: StructuredDataLoader) -> Pr
         TypeError: If the loader is not this package's loader.
         ValueError: If the loader has another number of data-parallel ranks than the accelerator, or is another rank's.
     """
-    prepared = PreparedLoader(accelerator, loader)
+    prepared = PreparedLoader(accelerator, loader, ends_together=True)
     accelerator.register_for_checkpointing(prepared)
     return prepared
 
@@ -52,6 +53,13 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
     Each pass delivers the next epoch, as with Accelerate's own loaders: `set_epoch` need not be called. A pass after
     ``load_state`` continues the saved epoch, or begins the next one if the saved epoch had ended on all ranks.
 
+    Args:
+        accelerator: The accelerator.
+        loader: This rank's loader.
+        ends_together: Whether a pass ends on all ranks as soon as one has no batch left, where a filter may leave them
+            different numbers of batches. Training needs that, and `prepare_loader` asks for it. To validate, each rank
+            delivers all of its rows.
+
     Attributes:
         loader: The loader of this package.
     """
@@ -59,7 +67,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
     _is_accelerate_prepared = True  # Accelerator.prepare returns what has this as it is
     use_stateful_dataloader = False
 
-    def __init__(self, accelerator: Accelerator, loader: StructuredDataLoader) -> None:
+    def __init__(self, accelerator: Accelerator, loader: StructuredDataLoader, *, ends_together: bool = False) -> None:
         require_loader(loader)
         self.loader = loader
         self._require_own_rank(accelerator)
@@ -67,6 +75,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         self._accelerator = accelerator
         self.gradient_state = accelerator.gradient_state
         self._non_blocking = accelerator.non_blocking
+        self._agreed = agreed_end(loader) if ends_together else bool
         self._ended: int | None = None  # the epoch that was delivered last, if it was to its end
         self.reset()
 
@@ -123,7 +132,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         self.reset()
         self.gradient_state._add_dataloader(self)  # noqa: SLF001 - as the mixin's begin() does
         try:
-            for batch, is_last in with_last(iter(self.loader)):
+            for batch, is_last in with_last(iter(self.loader), self._agreed):
                 self.end_of_dataloader = is_last
                 self._ended = self.dataset.epoch if is_last else None
                 yield batch if self.device is None else send_to_device(batch, self.device, self._non_blocking)
@@ -135,11 +144,13 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         """Return the states of all ranks. All ranks call it together, as ``accelerator.save_state`` does."""
         is_alike = self.dataset.num_ranks == 1  # on all processes
         states = [self.loader.state_dict()] if is_alike else gather_states(self.loader)
-        return {"ranks": states, "step": self._accelerator.step}
+        return {"ranks": states, "step": self._accelerator.step, "ended": self._ended == self.dataset.epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load the states of all ranks. All ranks call it together, as ``accelerator.load_state`` does."""
         load_gathered(self.loader, state_dict["ranks"])
         # Accelerate keeps its count towards the next accumulated step per rank: a new rank would begin at 0, and wait.
         self._accelerator.step = state_dict["step"]
-        self._ended = self.dataset.epoch if on_all_ranks(self.dataset.is_finished) else None
+        # Where ranks end together, some have batches left when the epoch has ended. Older states do not say that.
+        ended = on_all_ranks(self.dataset.is_finished) or state_dict.get("ended", False)
+        self._ended = self.dataset.epoch if ended else None

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_map_only
 
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.distributed.gather import gather_states, load_gathered
+from torch_dataloader_utils.distributed.steps import agreed_end
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import require_loader
 from torch_dataloader_utils.loader.iteration import BatchIterator
@@ -157,6 +158,7 @@ class _Batches(Iterator[Any]):
         self._fetcher = fetcher
         self._progress = None if fit_loop is None else fit_loop.epoch_loop.batch_progress.total
         self._batches: BatchIterator | None = None
+        self._agreed = bool if fit_loop is None else agreed_end(loader)
         self._fetched = 0
         self._trained = -1  # Lightning's count when the last batch was delivered
 
@@ -164,7 +166,7 @@ class _Batches(Iterator[Any]):
         if self._batches is None:  # only now: Lightning also calls iter() to see whether it can
             self._batches = iter(self._loader)
         self._count(self._batches)
-        if not self._batches.has_next(self._fetched):
+        if not self._agreed(self._batches.has_next(self._fetched)):
             raise StopIteration
         if not self._is_ahead:
             return self._deliver(self._batches)

@@ -19,6 +19,7 @@ from transformers.trainer_utils import has_length, sort_checkpoints
 
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.distributed.gather import gather_states, load_gathered, on_all_ranks
+from torch_dataloader_utils.distributed.steps import agreed_end
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import require_loader
 from torch_dataloader_utils.loader.iteration import BatchIterator
@@ -224,6 +225,7 @@ class _Batches(Dataset[Any]):
     def __init__(self, loader: StructuredDataLoader) -> None:
         self.loader = loader
         self.has_length: bool = has_length(loader)
+        self._agreed = agreed_end(loader)
         self.passed = 0
         self._batches: BatchIterator | None = None
         self._fetched = 0
@@ -248,8 +250,7 @@ class _Batches(Dataset[Any]):
             # torch draws a seed when it starts workers. The model's random numbers must not depend on that.
             with torch.random.fork_rng(devices=[]):
                 self._batches = iter(self.loader)
-        found = self._batches.has_next(self._fetched)
-        return found if self.has_length else on_all_ranks(found)
+        return self._agreed(self._batches.has_next(self._fetched))
 
     def __getitem__(self, number: int) -> Any:
         """Return the batch of which `has_next` said that it is there: the one with this number."""

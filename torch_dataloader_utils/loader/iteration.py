@@ -312,12 +312,14 @@ class BatchIterator(CountedIterator):
             self._on_error()
 
 
-def with_last(batches: CountedIterator) -> Iterator[tuple[Any, bool]]:
+def with_last(batches: CountedIterator, agreed: Callable[[bool], bool] = bool) -> Iterator[tuple[Any, bool]]:
     """Yield each batch with whether it is the last.
 
     The batch after it is fetched first, so that two are held. If that fails, the error is raised in place of the batch
-    before it, which is not counted as delivered.
+    before it, which is not counted as delivered. `agreed` says what follows for this process from whether it has a
+    batch: the other ranks may have none.
     """
-    while batches.has_next():
-        is_last = not batches.has_next(after=1)
-        yield next(batches), is_last
+    goes_on = agreed(batches.has_next())
+    while goes_on:
+        goes_on = agreed(batches.has_next(after=1))
+        yield next(batches), not goes_on

@@ -1,7 +1,8 @@
 """In several ranks, under Accelerate: train two epochs, from the newest checkpoint, and die at a step if told to.
 
-Its argument, JSON: ``data``; ``directory``, where the checkpoint is; ``workers``; ``die``, a step, or null. A
-checkpoint is written every third step and at an epoch's end, with the rows that were trained.
+Its argument, JSON: ``data``; ``directory``, where the checkpoint is; ``workers``; ``die``, a step, or null; perhaps
+``from_value``, of a filter. A checkpoint is written every third step and at an epoch's end, with the rows that were
+trained.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, skip_first_batches
@@ -98,7 +100,8 @@ def main() -> None:
         num_workers=arguments["workers"],
         shuffle=True,
         shuffle_buffer_size=60,
-        uneven_ranks="drop",
+        filters=pc.field("value") >= arguments["from_value"] if "from_value" in arguments else None,
+        uneven_ranks="allow" if "from_value" in arguments else "drop",
     )
     prepared = prepare_loader(accelerator, loader)
     assert refuses_plain_prepare(accelerator, prepared)
@@ -113,6 +116,7 @@ def main() -> None:
     if (directory / "newest").exists():
         accelerator.load_state(str(directory / "newest"))
     step = 0
+    ends = []
     while prepared.epoch < EPOCHS:
         epoch = prepared.epoch
         for batch in prepared:
@@ -126,10 +130,12 @@ def main() -> None:
                 save(accelerator, directory)
             if step == arguments["die"]:
                 os.kill(os.getpid(), signal.SIGKILL)
+        ends.append(step)
         assert accelerator.sync_gradients, "the last accumulated gradients were not stepped"
     rows = trained.state_dict()["rows"]
     if accelerator.is_main_process:
         (directory / "trained.json").write_text(json.dumps(rows))
+        (directory / "ends.json").write_text(json.dumps(ends))
     # Before the process group: a model that is freed after it may wait for gloo's threads without end.
     model, optimizer = accelerator.free_memory(model, optimizer)
     accelerator.end_training()
