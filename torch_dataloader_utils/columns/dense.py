@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ NAT = np.iinfo(np.int64).min
 """The integer that NumPy reads as NaT (not a time)."""
 
 
+@lru_cache(maxsize=1_000)
 def numpy_dtype(dtype: pa.DataType, *, numpy_times: bool) -> np.dtype[Any]:
     """Return NumPy's dtype for a column's values, also inside lists.
 

@@ -39,16 +39,13 @@ class StepLayout:
 
     def write(self, target: Array, source: int, first: int, rows: Array) -> None:
         """Copy rows of a source, of which `first` are before them in the block, to their places."""
+        target = self.by_step(target)
         for place, part in self.places(source, first, len(rows)):
-            self.put(target, place, rows[part])
+            put(target, place, rows[part])
 
-    def put(self, target: Array, place: Place, rows: Array) -> None:
-        """Copy rows to one of their places."""
-        if not isinstance(place, tuple):
-            target[place] = rows
-            return
-        steps = target.reshape(len(self.counts), -1, *target.shape[1:])[place]
-        steps[...] = rows.reshape(steps.shape)
+    def by_step(self, target: Array) -> Array:
+        """Return a block's rows as `put` takes them: where steps are alike, of shape (steps, rows of a step, ...)."""
+        return target.reshape(len(self.counts), -1, *target.shape[1:]) if self._is_regular else target
 
     def places(self, source: int, first: int, count: int) -> list[tuple[Place, slice]]:
         """Return where so many rows of a source go, part by part; `first` of its rows are before them in the block."""
@@ -89,13 +86,23 @@ class StepLayout:
         return order
 
 
+def put(target: Array, place: Place, rows: Array) -> None:
+    """Copy rows to one of their places."""
+    if isinstance(place, tuple):
+        steps = target[place]
+        steps[...] = rows.reshape(steps.shape)
+    else:
+        target[place] = rows
+
+
 class Interleaved:
     """The columns of a block of steps, of which the rows of sources are added part by part."""
 
     def __init__(self, counts: Counts) -> None:
         self._layout = StepLayout(counts)
         self._added = [0] * counts.shape[1]
-        self._dense: dict[str, tuple[Array, Any]] = {}
+        self._dense: dict[str, Any] = {}
+        self._by_step: dict[str, Array] = {}
         self._others: dict[int, list[Columns]] = {}
         self._names: tuple[str, ...] = ()
 
@@ -121,7 +128,7 @@ class Interleaved:
                 target = self._target(name, values)
                 array = values.numpy() if isinstance(values, torch.Tensor) else values
                 for place, rows in places:
-                    self._layout.put(target, place, array[rows])
+                    put(target, place, array[rows])
             else:
                 others[name] = values
         if others:
@@ -129,18 +136,20 @@ class Interleaved:
             self._others.setdefault(source, []).append(join([part]) if is_whole else copy_rows(part))
 
     def _target(self, name: str, like: Any) -> Array:
-        if name not in self._dense:
+        target = self._by_step.get(name)
+        if target is None:
             array = np.asarray(like)
-            target = _new_array((self._layout.rows, *array.shape[1:]), array.dtype)
-            self._dense[name] = target, torch.from_numpy(target) if isinstance(like, torch.Tensor) else target
-        return self._dense[name][0]
+            rows = _new_array((self._layout.rows, *array.shape[1:]), array.dtype)
+            self._dense[name] = torch.from_numpy(rows) if isinstance(like, torch.Tensor) else rows
+            target = self._by_step[name] = self._layout.by_step(rows)
+        return target
 
     def columns(self) -> Columns:
         """Return the columns, once all rows are added. They keep nothing in memory of what was added."""
         in_order = [parts for _, parts in sorted(self._others.items())]
         if in_order and isinstance(in_order[0][0], pa.Table):
             return _in_order(pa.concat_tables([table for parts in in_order for table in parts]), self._layout)
-        found = {name: values for name, (_, values) in self._dense.items()}
+        found = dict(self._dense)
         for name in in_order[0][0] if in_order else ():
             parts = [[columns[name] for columns in of_source] for of_source in in_order]
             if isinstance(parts[0][0], Ragged):

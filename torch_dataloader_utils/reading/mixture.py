@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import chain
 from typing import TypeAlias
 
@@ -43,11 +42,11 @@ class SourceReader:
         self._chunks = scan.chunks()
         self._chunk: Chunk | None = None
         self._start = 0  # rows of the chunk that are taken
+        self._row_bytes = 0.0
 
     def row_bytes(self) -> float:
         """Return about how many bytes a row takes; read first if nothing is in memory."""
-        chunk = self._held()
-        return 0.0 if chunk is None else size_of(chunk.columns) / chunk.rows
+        return 0.0 if self._held() is None else self._row_bytes
 
     def add_to(self, block: Interleaved, source: int, sizes: Sequence[int]) -> list[Receipt]:
         """Add the rows of some steps to a block, and return the receipt of each step. No size is 0."""
@@ -90,6 +89,7 @@ class SourceReader:
             if following is None:
                 return None
             self._chunk, self._start = following, 0
+            self._row_bytes = size_of(following.columns) / max(1, following.rows)
         return self._chunk
 
     def _drop(self) -> None:
@@ -175,12 +175,14 @@ def _next_batches(
 def joined(receipts: list[Receipt]) -> Receipt:
     """Return the receipt of what several streams deliver together."""
     first, *others = receipts
-    return replace(
-        first,
-        rows=sum(receipt.rows for receipt in receipts),
-        rows_dropped=sum(receipt.rows_dropped for receipt in receipts),
-        others=tuple(others),
-    )
+    if not others:
+        return first
+    rows, dropped = first.rows, first.rows_dropped
+    for other in others:
+        rows += other.rows
+        dropped += other.rows_dropped
+    position = first.stream, first.position, first.rows_delivered
+    return Receipt(*position, rows, dropped, tuple(others), first.last, first.rows_excluded, first.row_hash)
 
 
 def total(works: Sequence[Work | None]) -> Work:

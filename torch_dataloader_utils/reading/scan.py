@@ -75,6 +75,7 @@ class Step:
         whole: Whether it is read as one table.
         size: Bytes to lease before it is requested. A row group that is read in parts takes a lease for each part.
         requested: Whether it is requested ahead. Rounds request their parts themselves.
+        continues: Whether its shard is read together with the next one.
     """
 
     position: int
@@ -86,6 +87,7 @@ class Step:
     whole: bool
     size: int
     requested: bool = True
+    continues: bool = False
 
 
 class Scan(ABC):

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.columns.convert import convert
+from torch_dataloader_utils.columns.convert import ColumnSlice, convert, join
 from torch_dataloader_utils.planning.plan import Shard, ShardSlice
 from torch_dataloader_utils.planning.shuffle import left_bounds, permutation, round_bounds
 from torch_dataloader_utils.reading.arrow_threads import allocate_first
@@ -29,6 +29,10 @@ MISSING = (1 << 32) - 1
 
 BLOCK_SHARE = 8
 """Rounds are read together, but permuted each for itself, up to this part (an eighth) of the budget: reading a round
+has costs that do not depend on its size."""
+
+TOGETHER_BYTES = 4 << 20
+"""Small shards are read together, but permuted each for itself, up to so many bytes: each table and each column of it
 has costs that do not depend on its size."""
 
 COLUMNS_OF_A_THREAD = 8
@@ -55,8 +59,33 @@ class _Block:
     indices: Future[pa.Array] | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The rows of a small shard that are read, until those of others are read that are permuted together with it.
+
+    Attributes:
+        position: Index of its slice in the stream's slices.
+        shard_slice: The slice.
+        indices: Its row order, drawn while it is read; None where only reading tells how many rows there are.
+        tables: The rows of each row group, by its number in the shard.
+    """
+
+    position: int
+    shard_slice: ShardSlice
+    indices: Future[pa.Array] | None
+    tables: dict[int, pa.Table]
+
+    @property
+    def rows(self) -> int:
+        """The rows that are read."""
+        return sum(table.num_rows for table in self.tables.values())
+
+
 class ShuffledScan(Scan):
-    """Yields shards, or rounds of those that are too large, with their rows in shuffled order."""
+    """Yields shards, or rounds of those that are too large, with their rows in shuffled order.
+
+    `num_streams` counts those that are read side by side, this one included: they share the memory.
+    """
 
     def __init__(
         self,
@@ -65,9 +94,12 @@ class ShuffledScan(Scan):
         options: ReadOptions,
         budget: MemoryBudget,
         epoch: int,
+        *,
+        num_streams: int,
     ) -> None:
         super().__init__(reader, slices, options, budget)
         self._epoch = epoch
+        self._most_together = TOGETHER_BYTES // num_streams
         self._helpers = max(1, min(pa.cpu_count(), reader.columns // COLUMNS_OF_A_THREAD)) - 1
         threads = max(1, self._helpers)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="shuffle", initializer=allocate_first)
@@ -79,57 +111,119 @@ class ShuffledScan(Scan):
 
     def chunks(self) -> Generator[Chunk, None, None]:
         """Yield the rows of every slice. The last chunk of each slice says so, even if it holds no rows."""
-        tables: dict[int, pa.Table] = {}
+        together: list[_Read] = []
         for step, lease in self.requested(self._steps()):
             shard = step.shard_slice.shard
             if shard.rounds > 1:
                 lease.release()  # an empty one: the rounds take their own
                 yield from self._rounds(step)
                 continue
-            if not tables:
-                shard_lease = lease
-                indices = self._draw(shard, range(1))
+            if lease.size:  # of the first shard that is read together with others
+                shared_lease = lease
             else:
-                shard_lease.merge(lease)
-            tables[step.number] = self.delivered(step.group, self.reader.read(step.group), 0)
+                lease.release()
+            if not together or together[-1].position != step.position:
+                together.append(_Read(step.position, step.shard_slice, self._draw(shard, range(1)), {}))
+            read = together[-1]
+            read.tables[step.number] = self.delivered(step.group, self.reader.read(step.group), 0)
             self.count(step.group, again=step.shard_slice.start > 0)
             if step.last:
-                parts = [tables[number] for number in sorted(tables)]
-                tables.clear()
-                self.require_rows(step.shard_slice, sum(part.num_rows for part in parts))
-                block = _Block(range(1), 0, last=True, lease=shard_lease, indices=indices)
-                yield self._shuffled(step, block, parts)
+                self.require_rows(step.shard_slice, read.rows)
+                if not step.continues:
+                    yield from self._chunks_of(together, shared_lease)
 
     def _steps(self) -> Iterator[Step]:
         """Yield all row groups of each slice's shard, file by file, so that each file is opened once."""
-        for position, part in enumerate(self.slices):
+        position = 0
+        while position < len(self.slices):
             groups = self.row_groups(position)
+            part = self.slices[position]
             if part.shard.rounds > 1:
                 yield Step(position, part, groups[0], 0, last=True, number=0, whole=False, size=0, requested=False)
+                position += 1
                 continue
-            sizes = [self.reader.fetched_bytes(group) + self.reader.decoded_bytes(group) for group in groups]
-            size = self._half_at_least(sum(sizes))
-            in_file_order = sorted(range(len(groups)), key=lambda number: (groups[number].path, groups[number].number))
-            for number in in_file_order:
-                last = number == in_file_order[-1]
-                yield Step(position, part, groups[number], 0, last, number, whole=True, size=size)
-                size = 0  # the first of them takes the lease for all
+            together, size = [groups], self._size(groups)
+            while groups and (following := position + len(together)) < len(self.slices):
+                groups = [] if self.slices[following].shard.rounds > 1 else self.row_groups(following)
+                if not groups or size + self._size(groups) > min(self._most_together, self.budget.limit // 2):
+                    break
+                together.append(groups)
+                size += self._size(groups)
+            lease = self._half_at_least(size)
+            for number, groups in enumerate(together):
+                continues = number < len(together) - 1
+                yield from self._steps_of(position + number, groups, lease, continues=continues)
+                lease = 0
+            position += len(together)
+
+    def _steps_of(
+        self, position: int, groups: Sequence[FileRowGroup], lease: int, *, continues: bool
+    ) -> Iterator[Step]:
+        """Yield the row groups of a shard, file by file. The first of them takes the lease."""
+        part = self.slices[position]
+        in_file_order = sorted(range(len(groups)), key=lambda number: (groups[number].path, groups[number].number))
+        for number in in_file_order:
+            last = number == in_file_order[-1]
+            yield Step(position, part, groups[number], 0, last, number, whole=True, size=lease, continues=continues)
+            lease = 0
+
+    def _size(self, groups: Sequence[FileRowGroup]) -> int:
+        return sum(self.reader.fetched_bytes(group) + self.reader.decoded_bytes(group) for group in groups)
+
+    def _chunks_of(self, together: list[_Read], lease: MemoryLease) -> Iterator[Chunk]:
+        """Yield the rows of shards that were read together, a chunk for each. The last has the lease of all.
+
+        The list is emptied.
+        """
+        orders: list[pa.Array] = []
+        parts: list[pa.Table] = []
+        rows = 0
+        for read in together:
+            drawn = self._drawn(read.indices, read.shard_slice.shard, 0, read.rows)
+            order = drawn.slice(read.shard_slice.start, read.shard_slice.stop - read.shard_slice.start)
+            orders.append(pa.array(order.to_numpy() + np.uint32(rows)) if rows else order)
+            rows += read.rows
+            parts += [read.tables[number] for number in sorted(read.tables)]
+            read.tables.clear()
+        positions = [(read.position, read.shard_slice.start) for read in together]
+        together.clear()
+        table = self._permuted(parts, pa.concat_arrays(orders) if len(orders) > 1 else orders[0])
+        lease.resize(self._half_at_least(table.nbytes))
+        columns = convert(table, self.options.transform)
+        del table
+        begin = 0
+        for (position, first), order in zip(positions, orders, strict=True):
+            end = begin + len(order)
+            is_last = len(orders) == 1 or order is orders[-1]
+            own = columns if len(orders) == 1 else join([ColumnSlice(columns, begin, end)])
+            if is_last:
+                columns = {}  # not kept here while the chunk is used
+            yield Chunk(position, first, len(order), True, own, lease if is_last else None)  # noqa: FBT003
+            begin = end
 
     def _shuffled(self, step: Step, block: _Block, parts: list[pa.Table]) -> Chunk:
+        """Return the rows of rounds, of which the parts are those of each row group. Their list is emptied."""
+        shard_slice = step.shard_slice
+        skip = max(0, shard_slice.start - block.first)
+        drawn = self._drawn(block.indices, shard_slice.shard, block.rounds[0], sum(part.num_rows for part in parts))
+        table = self._permuted(parts, drawn.slice(skip, shard_slice.stop - block.first - skip))
+        block.lease.resize(self._half_at_least(table.nbytes))
+        converted = convert(table, self.options.transform)
+        return Chunk(step.position, block.first + skip, table.num_rows, block.last, converted, block.lease)
+
+    def _drawn(self, indices: Future[pa.Array] | None, shard: Shard, number: int, rows: int) -> pa.Array:
+        """Return the order of rows that were read, which is drawn now if it was not while they were read."""
+        return _packed(self._permutation(shard, number, rows)) if indices is None else indices.result()
+
+    def _permuted(self, parts: list[pa.Table], indices: pa.Array) -> pa.Table:
         """Permute rows column by column, several columns at once, and free each column once it is permuted.
 
-        The parts are the rows of each row group. Their list is emptied, for nothing else may keep them in memory.
+        The list of the parts is emptied, for nothing else may keep them in memory.
         """
-        shard_slice = step.shard_slice
         whole = pa.concat_tables(parts)
         parts.clear()
-        skip = max(0, shard_slice.start - block.first)
-        if block.indices is None:
-            (number,) = block.rounds
-            drawn = _packed(self._permutation(shard_slice.shard, number, whole.num_rows))
-        else:
-            drawn = block.indices.result()
-        indices = drawn.slice(skip, shard_slice.stop - block.first - skip)
+        if whole.nbytes <= TOGETHER_BYTES:  # a copy of all columns at once is small
+            return pc.take(whole, indices, boundscheck=False)
         names, columns = whole.column_names, deque(enumerate(whole.columns))
         del whole
         permuted: dict[int, pa.ChunkedArray] = {}
@@ -143,10 +237,7 @@ class ShuffledScan(Scan):
         permute()
         for helper in helping:
             helper.result()
-        table = pa.table([permuted[number] for number in range(len(names))], names=names)
-        block.lease.resize(self._half_at_least(table.nbytes))
-        converted = convert(table, self.options.transform)
-        return Chunk(step.position, block.first + skip, table.num_rows, block.last, converted, block.lease)
+        return pa.table([permuted[number] for number in range(len(names))], names=names)
 
     def _draw(self, shard: Shard, rounds: range) -> Future[pa.Array] | None:
         """Begin to draw the order of rounds, where it is known how many rows they have."""

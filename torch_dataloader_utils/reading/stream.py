@@ -89,8 +89,9 @@ def _read_streams(
     reserved = budget.take(budget.limit // 2)
     reserved.keep()
     epoch = MIXTURE_KEY if isinstance(files, OpenedSources) else assignment.epoch
+    share = max(1, reserved.size // len(streams))
     scans = [
-        _scan(new_reader(stream), stream, epoch, options, MemoryBudget(max(1, reserved.size // len(streams))))
+        _scan(new_reader(stream), stream, epoch, options, MemoryBudget(share), num_streams=len(streams))
         for stream in streams
     ]
     try:
@@ -105,7 +106,13 @@ def _read_streams(
 
 
 def _scan(
-    reader: RowGroupReader, stream: StreamAssignment, epoch: int, options: ReadOptions, budget: MemoryBudget
+    reader: RowGroupReader,
+    stream: StreamAssignment,
+    epoch: int,
+    options: ReadOptions,
+    budget: MemoryBudget,
+    *,
+    num_streams: int = 1,
 ) -> Scan:
     seed, packing = options.row_shuffle_seed, options.packing
     slices = stream.slices if packing is None else unpacked(stream.slices, knows_rows=reader.knows_rows)
@@ -113,7 +120,7 @@ def _scan(
     if seed is None:
         scan = SequentialScan(reader, slices, options, budget)
     else:
-        scan = ShuffledScan(reader, slices, options, budget, epoch)
+        scan = ShuffledScan(reader, slices, options, budget, epoch, num_streams=num_streams)
     return scan if packing is None else PackedScan(scan, stream.slices, packing, seed=seed, epoch=epoch)
 
 
