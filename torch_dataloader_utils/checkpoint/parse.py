@@ -266,6 +266,7 @@ def _source(source: JsonValue) -> SavedSource:
             "filters": source["filters"].optional_string(),
             "filter_binding": source["filter_binding"].optional_string(),
             "rows": source["rows"].integer(),
+            "transform_id": None if source["transform_id"].missing else source["transform_id"].optional_string(),
         },
         weight=parse_fraction(source["weight"]),
         position=SourcePosition(

@@ -55,6 +55,7 @@ class Request:
         refuses_nulls: Whether a column refuses nulls.
         storage_timeout: Bounds each operation of the storage, in seconds.
         memory_map: Whether local files are mapped into memory; None for those on a file system of this machine.
+        row_id_column: The name of the row id column, which transforms of sources see; None without one.
     """
 
     columns: Sequence[str] | None
@@ -62,6 +63,7 @@ class Request:
     refuses_nulls: Callable[[pa.Field], bool]
     storage_timeout: float
     memory_map: bool | None
+    row_id_column: str | None = None
 
     def storage_of(self, urls: Sequence[str], options: Mapping[str, Any] | None) -> tuple[Storage, list[str]]:
         """Return the storage of some paths or URLs, and what it calls each of them: see `Storage.for_urls`."""

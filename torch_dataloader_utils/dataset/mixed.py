@@ -92,6 +92,8 @@ class MixedDataset(StructuredDataset):
         if len(schedule) > 1 and rows_per_epoch is None:
             raise ValueError("rows_per_epoch: give it together with a schedule of weights, under which it would change")
         require_column_name(source_column)
+        if options.get("fingerprint") is True:
+            require_stored_rows(described)
         files = MixedFiles(
             described,
             schedule,
@@ -140,8 +142,8 @@ class MixedDataset(StructuredDataset):
         The file of a row is given as ``source@pass/path``.
 
         Raises:
-            LedgerUnknownError: Also if rows of the step are of a source with a filter: of these the dataset knows the
-                number, and not which they are.
+            LedgerUnknownError: Also if rows of the step are of a source with a filter or a transform: of these the
+                dataset knows the number, and not which they are.
         """
         rows = super().rows_at(step, epoch, rank, scan=scan)
         for path in np.unique(rows.files).tolist():
@@ -189,6 +191,9 @@ class MixedDataset(StructuredDataset):
 
     def _require_unfiltered(self, source: str) -> None:
         """Raise if only reading tells which rows a source has."""
+        if self._sources[source].makes_rows:
+            msg = f"source {source!r} has a transform, and only reading tells which rows it makes of which; "
+            raise LedgerUnknownError(f"{msg}batch_at(step) reads a batch")
         if self._sources[source].stored_rows is not None:
             msg = (
                 f"source {source!r} has a filter: how many rows it keeps of each row group was counted, and not which "
@@ -264,7 +269,10 @@ class MixedFiles(FileSet):
             ValueError: If a source with a weight has no row.
         """
         assert isinstance(opened, OpenedSources)  # noqa: S101 - `open` returned it
-        sources = [PlannedSource(name, files.manifest, files.selection) for name, files in opened.sources.items()]
+        sources = [
+            PlannedSource(name, files.manifest, files.selection, files.makes_rows)
+            for name, files in opened.sources.items()
+        ]
         for _, weights in self.schedule:
             for source, weight in zip(sources, weights, strict=True):
                 require_rows(source.name, weight, source.rows())
@@ -275,6 +283,14 @@ def require_column_name(name: object) -> None:
     """Raise unless the value is the name of the source column, or None."""
     if name is not None and (not isinstance(name, str) or not name):
         raise TypeError(f"source_column={name!r}: expected the name of the column to add")
+
+
+def require_stored_rows(sources: Mapping[str, SourceDescription]) -> None:
+    """Raise a ValueError if a source delivers other rows than those of its files."""
+    for name, source in sources.items():
+        if source.transform is not None:
+            msg = f"fingerprint=True hashes which rows of files are delivered, and the transform of source {name!r} "
+            raise ValueError(f"{msg}makes others of them")
 
 
 def refuse_options(options: Mapping[str, Any]) -> None:
@@ -292,7 +308,7 @@ def refuse_options(options: Mapping[str, Any]) -> None:
             "packing: the shares of a mixture are counted ahead, and only reading tells how many sequences"
         )
     if options.get("transform") is not None:
-        raise ValueError("transform: a mixture has to know how many rows its sources have, and only reading tells that")
+        raise TypeError("transform: give that to each source, as in Source(path, transform=..., count_rows=True)")
     if options.get("uneven_ranks") == "allow":
         msg = "uneven_ranks='allow': the ranks of a mixture always make equally many steps; choose 'drop' or 'pad'"
         raise ValueError(msg)

@@ -168,7 +168,14 @@ class LoaderOptions:
 
     def open_files(self) -> Opened:
         """List the files and read their footers."""
-        request = Request(self.columns, self.filters, self._refuses_nulls, self.storage_timeout, self.memory_map)
+        request = Request(
+            self.columns,
+            self.filters,
+            self._refuses_nulls,
+            self.storage_timeout,
+            self.memory_map,
+            self.row_id_column,
+        )
         opened = self.files.open(request)
         if self.transform is not None:
             opened = with_transform(files_of(opened, "transform"), *self.transform, self.row_id_column)

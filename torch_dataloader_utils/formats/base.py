@@ -252,8 +252,8 @@ class OpenedFiles:
         all_columns: The columns of all files; None in copies that are sent to workers.
         expressions: The expressions by which rows are excluded, by their digest.
         pin: What a table was pinned to: its ``snapshot_id`` or ``version``, which states record.
-        stored_rows: The rows of each file's row groups before the filter, by path, if those that it keeps were counted.
-            Then the manifest has the rows that it keeps. None where they were not.
+        stored_rows: The rows of each file's row groups before filter and transform, by path, if those that are
+            delivered were counted. Then the manifest has the rows that are delivered. None where they were not.
         source: The name of the source of a mixture that these files are; None for a single dataset.
         transform: What makes other rows of the rows that the filter keeps, and is delivered in their place.
         unknown_made: Why it is unknown how many rows are made of those that are read; None if they are delivered.
@@ -339,7 +339,7 @@ class OpenedFiles:
     @property
     def delivered_schema(self) -> pa.Schema:
         """The columns that are delivered: those of the transform, if there is one."""
-        return self.schema if self.transform is None else self.transform.schema
+        return self.schema if self.transform is None else self.transform.delivered_schema
 
     def row_group_name(self, path: str, number: int) -> str:
         """Return a row group's name for messages."""
@@ -364,7 +364,7 @@ class OpenedFiles:
     @property
     def unknown_rows_read(self) -> str | None:
         """Why it is unknown how many rows the filter leaves; None where it is known."""
-        if self.transform is not None:
+        if self.transform is not None and self.stored_rows is None:
             return UNKNOWN
         if self.filter is not None and self.stored_rows is None:
             return f"only reading tells how many rows {self.filter_name} leaves"
@@ -382,6 +382,11 @@ class OpenedFiles:
             if number not in selected
         ]
         return len(groups), sum(group.bytes for group in groups)
+
+    @property
+    def makes_rows(self) -> bool:
+        """Whether what is delivered is made of the rows that are read."""
+        return self.transform is not None
 
     def for_filter_alone(self) -> OpenedFiles:
         """Return the same files with the columns of the filter alone, before the rows that it keeps were counted."""
@@ -457,11 +462,11 @@ class OpenedSources:
     @property
     def schema(self) -> pa.Schema:
         """The columns that all sources deliver."""
-        return next(iter(self.sources.values())).schema
+        return next(iter(self.sources.values())).delivered_schema
 
     @property
     def delivered_schema(self) -> pa.Schema:
-        """The same: a mixture has no transform."""
+        """The same."""
         return self.schema
 
     @property
@@ -497,6 +502,7 @@ class OpenedSources:
                 files.format_name,
                 files.options_digest,
                 *files.pin.items(),
+                *([] if files.transform is None else [files.transform.id]),
             )
             for name, files in self.sources.items()
         ]
