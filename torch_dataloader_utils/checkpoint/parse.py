@@ -83,7 +83,8 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         files = known[1].files
     else:
         files = None if state["files"].is_null else _files(state["files"])
-    tree = _Tree(root, {file.path: file.rows for file in files or ()}, settings["unit"] != "rows")
+    is_open_ended = settings["unit"] != "rows" and state["mixture"].missing
+    tree = _Tree(root, {file.path: file.rows for file in files or ()}, is_open_ended)
     rows = _rows(tree, settings["rows"], state)
     epoch = _epoch(state["epoch"])
     excluded = parse_exclusions(state["excluded"], settings["rows"])

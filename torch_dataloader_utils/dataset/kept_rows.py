@@ -1,4 +1,4 @@
-"""Counts the rows that a filter keeps, or a transform makes, of each row group, so that their number is known."""
+"""Counts what a filter, a transform or packing makes of each row group, so that it is known ahead."""
 
 from __future__ import annotations
 
@@ -51,10 +51,12 @@ class KeptRows:
 
 def made_digest(files: OpenedFiles) -> str | None:
     """Return the digest of what makes rows of those that are read; None if nothing does, or it has no name."""
-    if files.transform is None or not files.transform.id:
+    transform, packing = files.transform, files.packing
+    if not files.makes_rows or (transform is not None and not transform.id):
         return None
-    columns = [(column.name, str(column.type)) for column in files.schema]
-    return hashlib.blake2b(repr((files.transform.id, columns)).encode(), digest_size=8).hexdigest()
+    columns = [(column.name, str(column.type)) for column in files.schema] if transform is not None else []
+    makers = None if transform is None else transform.id, None if packing is None else packing.text
+    return hashlib.blake2b(repr((makers, columns)).encode(), digest_size=8).hexdigest()
 
 
 def kept_rows(files: OpenedFiles) -> KeptRows | None:
@@ -70,14 +72,15 @@ def kept_rows(files: OpenedFiles) -> KeptRows | None:
 
 
 def with_kept_rows(files: OpenedFiles, known: KeptRows | None, row_id_column: str | None = None) -> OpenedFiles:
-    """Return files with a filter or a transform whose manifest has the rows that are delivered.
+    """Return files whose manifest has the rows, or the sequences, that are delivered, as only reading tells.
 
-    `known` are counts of an earlier run; they are used if they are of the same filter and transform. Else the filter's
-    columns are read, or all that the transform gets, with the row id column.
+    `known` are counts of an earlier run; they are used if they are of the same filter, transform and packing. Else the
+    filter's columns are read, with the column that is packed, or all that the transform gets, with the row id column.
 
     Raises:
         UnreadableFileError: If a file cannot be read.
         TransformError: If the transform fails.
+        ColumnError: If documents cannot be packed.
     """
     rows = known.rows if known is not None and known.are_of(files) else _counted(files, row_id_column)
     manifest = files.manifest
@@ -95,8 +98,10 @@ def _with_rows(group: RowGroup, rows: int) -> RowGroup:
 def _counted(files: OpenedFiles, row_id_column: str | None) -> dict[str, tuple[int, ...]]:
     """Read the row groups that may hold rows for the filter, and count those that are delivered."""
     kept = {file.path: [0] * len(file.row_groups) for file in files.manifest.files}
-    cache = ReadCache.of_opened(files.footers)
-    if files.makes_rows:
+    cache, packing = ReadCache.of_opened(files.footers), files.packing
+    if packing is not None:
+        reader = RowGroupReader(files.for_lengths_alone(), cache)
+    elif files.makes_rows:
         reader = RowGroupReader(files, cache, row_id_column)
     else:
         reader = RowGroupReader(files.for_filter_alone(), cache)
@@ -104,7 +109,9 @@ def _counted(files: OpenedFiles, row_id_column: str | None) -> dict[str, tuple[i
 
     def read_next() -> None:
         group = waiting.popleft()
-        kept[group.path][group.number] = reader.read(group).num_rows
+        table = reader.read(group)
+        rows = table.num_rows if packing is None else packing.sequences(table, reader.name(group))
+        kept[group.path][group.number] = rows
 
     try:
         for path, number in _selected(files):

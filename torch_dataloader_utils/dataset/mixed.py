@@ -191,6 +191,9 @@ class MixedDataset(StructuredDataset):
 
     def _require_unfiltered(self, source: str) -> None:
         """Raise if only reading tells which rows a source has."""
+        if self._sources[source].packing is not None:
+            msg = f"source {source!r} is packed, and a sequence has tokens of many rows; batch_at(step) reads a batch"
+            raise LedgerUnknownError(msg)
         if self._sources[source].makes_rows:
             msg = f"source {source!r} has a transform, and only reading tells which rows it makes of which; "
             raise LedgerUnknownError(f"{msg}batch_at(step) reads a batch")
@@ -251,6 +254,11 @@ class MixedFiles(FileSet):
         """Number of sources."""
         return len(self.described)
 
+    @property
+    def is_mixture(self) -> bool:
+        """That they are those of a mixture."""
+        return True
+
     def open(self, request: Request) -> OpenedSources:
         """Open every source once."""
         return OpenedSources(open_sources(self.described, request, self.cutting, self.source_column))
@@ -303,10 +311,6 @@ def refuse_options(options: Mapping[str, Any]) -> None:
         raise TypeError(f"{msg}are for its run_log, and there is none")
     if options.get("split_strategy") is not None:
         raise ValueError("split_strategy: the shards of a mixture are those of its sources' passes")
-    if options.get("packing") is not None:
-        raise ValueError(
-            "packing: the shares of a mixture are counted ahead, and only reading tells how many sequences"
-        )
     if options.get("transform") is not None:
         raise TypeError("transform: give that to each source, as in Source(path, transform=..., count_rows=True)")
     if options.get("uneven_ranks") == "allow":

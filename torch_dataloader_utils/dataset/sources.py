@@ -18,6 +18,7 @@ from torch_dataloader_utils.dataset.manifest_file import parse_kept_rows
 from torch_dataloader_utils.dataset.transforms import with_transform
 from torch_dataloader_utils.errors import ColumnError, TransformError
 from torch_dataloader_utils.formats.base import OpenedFiles, files_of
+from torch_dataloader_utils.formats.row_packing import RowGroupPacking
 from torch_dataloader_utils.formats.row_transform import Transform
 from torch_dataloader_utils.formats.schema import FileSchema, Projection, unified
 from torch_dataloader_utils.formats.text.footer import Cutting
@@ -99,7 +100,23 @@ def open_sources(
         if homes:
             msg = f"source_column={source_column!r} is the name of a column of source {homes[0]!r}: choose another"
             raise ColumnError(msg)
-        schema = schema.append(pa.field(source_column, pa.int64()))
+        if request.new_packing is None:
+            schema = schema.append(pa.field(source_column, pa.int64()))
+    if request.new_packing is not None:
+        packing = request.new_packing(schema)
+        if source_column in packing.packing.outputs:
+            raise ColumnError(f"source_column={source_column!r} is the name of an output of Packing: choose another")
+        return {
+            name: _packed(
+                name,
+                sources[name],
+                _with_made_schema(name, files, schema, None, {})
+                if files.makes_rows
+                else _with_schema(name, files, schema, opened, request.refuses_nulls),
+                packing.with_constants({} if source_column is None else {source_column: number}),
+            )
+            for number, (name, files) in enumerate(opened.items())
+        }
     return {
         name: _with_made_schema(
             name, files, schema, request.row_id_column, {} if source_column is None else {source_column: number}
@@ -121,12 +138,22 @@ def _opened(name: str, source: SourceDescription, request: Request, cutting: Cut
             files = with_transform(files, *source.transform, request.row_id_column)
     except (ValueError, FileNotFoundError) as error:
         raise _of_source(name, error) from error.__cause__
-    if files.filter is None and not files.makes_rows:
+    if request.new_packing is not None or (files.filter is None and not files.makes_rows):
         return files
+    return _counted(name, source, files, request.row_id_column)
+
+
+def _packed(name: str, source: SourceDescription, files: OpenedFiles, packing: RowGroupPacking) -> OpenedFiles:
+    """Return a source whose documents are packed, with the number of its sequences."""
+    return _counted(name, source, replace(files, packing=packing), None)
+
+
+def _counted(name: str, source: SourceDescription, files: OpenedFiles, row_id_column: str | None) -> OpenedFiles:
+    """Return a source with what is delivered of each row group counted, or raise an error that names the source."""
     known = None if source.manifest is None else parse_kept_rows(source.manifest)
     try:
-        return with_kept_rows(files, known, request.row_id_column)
-    except TransformError as error:
+        return with_kept_rows(files, known, row_id_column)
+    except (ColumnError, TransformError) as error:
         raise _of_source(name, error) from error.__cause__
 
 

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils.formats.read_cache import FooterStore, ReadCache
+from torch_dataloader_utils.formats.row_packing import RowGroupPacking
 from torch_dataloader_utils.formats.row_transform import UNKNOWN, RowTransform
 from torch_dataloader_utils.formats.schema import AllColumns, Projection
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, Split
@@ -257,6 +258,7 @@ class OpenedFiles:
         source: The name of the source of a mixture that these files are; None for a single dataset.
         transform: What makes other rows of the rows that the filter keeps, and is delivered in their place.
         unknown_made: Why it is unknown how many rows are made of those that are read; None if they are delivered.
+        packing: What makes sequences of the rows of each row group; None where nothing does, or of whole shards.
     """
 
     storage: Storage
@@ -284,6 +286,7 @@ class OpenedFiles:
     source: str | None = None
     transform: RowTransform | None = None
     unknown_made: str | None = None
+    packing: RowGroupPacking | None = None
 
     @property
     def format_name(self) -> str:
@@ -338,7 +341,9 @@ class OpenedFiles:
 
     @property
     def delivered_schema(self) -> pa.Schema:
-        """The columns that are delivered: those of the transform, if there is one."""
+        """The columns that are delivered: those of the sequences, or of the transform, if there are any."""
+        if self.packing is not None:
+            return self.packing.schema
         return self.schema if self.transform is None else self.transform.delivered_schema
 
     def row_group_name(self, path: str, number: int) -> str:
@@ -364,9 +369,11 @@ class OpenedFiles:
     @property
     def unknown_rows_read(self) -> str | None:
         """Why it is unknown how many rows the filter leaves; None where it is known."""
-        if self.transform is not None and self.stored_rows is None:
+        if self.stored_rows is not None:
+            return self.format.unknown_rows
+        if self.transform is not None:
             return UNKNOWN
-        if self.filter is not None and self.stored_rows is None:
+        if self.filter is not None:
             return f"only reading tells how many rows {self.filter_name} leaves"
         return self.format.unknown_rows
 
@@ -386,12 +393,28 @@ class OpenedFiles:
     @property
     def makes_rows(self) -> bool:
         """Whether what is delivered is made of the rows that are read."""
-        return self.transform is not None
+        return self.transform is not None or self.packing is not None
 
     def for_filter_alone(self) -> OpenedFiles:
         """Return the same files with the columns of the filter alone, before the rows that it keeps were counted."""
-        names = list(self.filter_columns)
+        return self._with_columns(())
+
+    def for_lengths_alone(self) -> OpenedFiles:
+        """Return the same files with the column alone that decides how many sequences there are, and not packed.
+
+        A transform needs all of its columns.
+        """
+        packing = self.packing
+        assert packing is not None  # noqa: S101 - the caller asks
+        if self.transform is not None:
+            return replace(self, packing=None)
+        return replace(self._with_columns((packing.packing.column,)), packing=None)
+
+    def _with_columns(self, delivered: tuple[str, ...]) -> OpenedFiles:
+        """Return the same files with some columns and those of the filter; those of the filter alone for none."""
+        names = list(dict.fromkeys([*delivered, *self.filter_columns]))
         needed = pa.schema([self.needed.field(name) for name in names])
+        schema = pa.schema([self.needed.field(name) for name in delivered or names])
         places = [self.needed.get_field_index(name) for name in names]
         projections = tuple(
             projection.of(tuple(projection.sources[place] for place in places)) for projection in self.projections
@@ -410,7 +433,7 @@ class OpenedFiles:
             for file in self.manifest.files
         )
         manifest = replace(self.manifest, files=files)
-        return replace(self, schema=needed, needed=needed, projections=projections, manifest=manifest, stored_rows=None)
+        return replace(self, schema=schema, needed=needed, projections=projections, manifest=manifest, stored_rows=None)
 
     def projection(self, path: str) -> Projection:
         """Return how a file's columns become the needed ones."""
@@ -503,6 +526,7 @@ class OpenedSources:
                 files.options_digest,
                 *files.pin.items(),
                 *([] if files.transform is None else [files.transform.id]),
+                *([] if files.packing is None else [files.packing.text]),
             )
             for name, files in self.sources.items()
         ]
