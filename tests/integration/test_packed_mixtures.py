@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from fractions import Fraction
@@ -25,6 +26,7 @@ from torch_dataloader_utils import (
     Packing,
     Source,
     TokenBudget,
+    audit,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
@@ -303,6 +305,53 @@ def test_a_state_of_other_packing_is_refused(root, strict):
     for other in (opened(root, packing=Packing("tokens", length=LENGTH))[0], opened(root, packing=None)[0]):
         with pytest.raises(CheckpointMismatchError, match="packing"):
             other.load_state_dict(state if strict else [state], strict=strict)
+
+
+@pytest.mark.filterwarnings("ignore::torch_dataloader_utils.LostRowsWarning")
+@pytest.mark.parametrize("way", ["concat", "best fit"])
+@pytest.mark.parametrize("stop", [1, 3])
+def test_sequences_of_files_that_did_not_change_come_once_a_pass_when_others_do(root, tmp_path, way, stop):
+    copied = tmp_path / "sources"
+    shutil.copytree(root, copied)
+    one_pass, options = in_one_pass(root, way), ORDERS["sequences shuffled"]
+    loaders = [opened(copied, way, num_ranks=2, rank=rank, **options)[0] for rank in range(2)]
+    found = Counter(itertools.chain(*delivered_by(loaders, stop, WEIGHTS)))
+    states = list(map(saved, loaders))
+    tokens = pa.array([document(0, row) for row in range(100, 140)], pa.list_(pa.int32()))
+    pq.write_table(pa.table({"tokens": tokens, "row": range(40)}), copied / "web" / "1.parquet", row_group_size=GROUP)
+    loaders = [opened(copied, way, num_ranks=3, rank=rank, **options)[0] for rank in range(3)]
+    with pytest.raises(CheckpointMismatchError, match=r"web/1\.parquet"):
+        loaders[0].load_state_dict(states, strict=False)
+    for loader in loaders:
+        loader.load_state_dict(states, strict=False, on_changed_files="continue")
+    found.update(itertools.chain(*delivered_by(loaders, None, WEIGHTS)))
+    for epoch in range(1, 4):
+        for loader in loaders:
+            loader.set_epoch(epoch)
+        found.update(itertools.chain(*delivered_by(loaders, None, WEIGHTS)))
+    require_once_a_pass(Counter({key: times for key, times in found.items() if key[0] == 1}), {1: one_pass[1]})
+    unchanged = [key for key in one_pass[0] if key[1] and all(piece[1] < 45 for piece in key[1])]
+    counts = {found[key] for key in unchanged}
+    assert len(unchanged) > 10
+    assert max(counts) - min(counts) <= 1
+    assert any(piece[1] >= 100 for _, pieces in found for piece in pieces)
+
+
+def test_an_audit_counts_sequences(root):
+    loader, dataset = opened(root)
+    list(itertools.islice(loader, 5))
+    found = audit([saved(loader)], dataset)
+    assert found.total.done + found.total.under_way == 20
+    assert any("sequences, which were counted" in note for note in found.notes)
+
+
+def test_steps_are_skipped_and_read_again(root):
+    options = ORDERS["sequences shuffled"]
+    whole = [sequences_of(batch) for batch in opened(root, **options)[0]]
+    loader, dataset = opened(root, **options)
+    assert [sequences_of(dataset.batch_at(step)) for step in (0, 4, 11)] == [whole[0], whole[4], whole[11]]
+    loader.skip_steps(2, 4)
+    assert [sequences_of(batch) for batch in loader] == whole[:2] + whole[4:]
 
 
 @pytest.mark.parametrize(

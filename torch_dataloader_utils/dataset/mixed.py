@@ -35,6 +35,8 @@ OF_A_SOURCE = (
     "count_rows",
     "columns",
     "filters",
+    "transform",
+    "transform_id",
     "partitioning",
     "manifest",
 )
@@ -70,7 +72,9 @@ class MixedDataset(StructuredDataset):
                 its share.
             source_column: Name of an int64 column to add: the place of the row's source among `sources`, from 0.
             **options: The parameters of `StructuredDataset.create_dataloader`, except those that say which rows there
-                are, which each `Source` has for itself, and `split_strategy`. `shuffle_buffer_size` and
+                are, which each `Source` has for itself, `split_strategy` and `batching`. With `packing` the documents
+                of each row group of each source are packed, and all that counts rows here counts sequences: how many
+                there are is counted in this call. `shuffle_buffer_size` and
                 `read_ahead_bytes` are those of the whole mixture. `uneven_ranks` is ``"drop"`` unless it is ``"pad"``:
                 all ranks make equally many steps. `storage_options` are those of the run log.
 
@@ -143,7 +147,7 @@ class MixedDataset(StructuredDataset):
 
         Raises:
             LedgerUnknownError: Also if rows of the step are of a source with a filter or a transform: of these the
-                dataset knows the number, and not which they are.
+                dataset knows the number, and not which they are. So it is with `packing`.
         """
         rows = super().rows_at(step, epoch, rank, scan=scan)
         for path in np.unique(rows.files).tolist():
@@ -311,8 +315,6 @@ def refuse_options(options: Mapping[str, Any]) -> None:
         raise TypeError(f"{msg}are for its run_log, and there is none")
     if options.get("split_strategy") is not None:
         raise ValueError("split_strategy: the shards of a mixture are those of its sources' passes")
-    if options.get("transform") is not None:
-        raise TypeError("transform: give that to each source, as in Source(path, transform=..., count_rows=True)")
     if options.get("uneven_ranks") == "allow":
         msg = "uneven_ranks='allow': the ranks of a mixture always make equally many steps; choose 'drop' or 'pad'"
         raise ValueError(msg)
