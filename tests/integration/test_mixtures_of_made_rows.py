@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 from torch_dataloader_utils import (
     CheckpointMismatchError,
@@ -281,3 +283,45 @@ def test_a_state_names_another_transform_and_one_that_makes_other_numbers_of_row
 def opened_plain(root: Path) -> Any:
     """Open the mixture without the transform; the column that it adds is in the other source."""
     return opened(root, source=Source(root / "made"), fill_nulls={"copy": -1})
+
+
+def test_rows_of_text_and_of_a_table_are_made_into_others(root, tmp_path):
+    lines = [json.dumps({"x": row}) for row in range(ROWS["made"])]
+    (tmp_path / "lines.jsonl").write_text("\n".join(lines))
+    write_deltalake(tmp_path / "table", pa.table({"x": range(ROWS["made"])}))
+    transform = {"transform": Copying(), "transform_id": "copies", "count_rows": True}
+    for source in (
+        Source(tmp_path / "lines.jsonl", "jsonl", **transform),
+        Source.delta(tmp_path / "table", **transform),
+    ):
+        loader, _ = opened(root, source=source, rows_per_epoch=None, **ORDERS["rows shuffled"])
+        rows: Counter[tuple[int, int, int]] = Counter()
+        for epoch in range(2):
+            loader.set_epoch(epoch)
+            batches = [rows_of(batch) for batch in loader]
+            require_quota(batches, WEIGHTS)
+            rows.update(itertools.chain(*batches))
+            require_once_a_pass(rows)
+    with pytest.raises(ValueError, match=r"source 'made' .*only reading tells how many rows the transform makes"):
+        opened(root, source=Source.delta(tmp_path / "table", transform=Copying()))
+
+
+@pytest.mark.filterwarnings("ignore::torch_dataloader_utils.LostRowsWarning")
+def test_rows_of_files_that_did_not_change_come_once_a_pass_when_others_do(root, tmp_path):
+    copied = tmp_path / "sources"
+    shutil.copytree(root, copied)
+    loaders = [opened(copied, num_ranks=2, rank=rank, **ORDERS["rows shuffled"])[0] for rank in range(2)]
+    rows = Counter(itertools.chain(*delivered(loaders, 3, WEIGHTS)))
+    states = list(map(saved, loaders))
+    (copied / "made" / "2.parquet").unlink()
+    loaders = [opened(copied, num_ranks=3, rank=rank, **ORDERS["rows shuffled"])[0] for rank in range(3)]
+    for loader in loaders:
+        loader.load_state_dict(states, strict=False, on_changed_files="continue")
+    for epoch in range(4):
+        for loader in loaders:
+            if epoch:
+                loader.set_epoch(epoch)
+        rows.update(itertools.chain(*delivered(loaders, None, WEIGHTS)))
+    counts = {rows[1, row, copy] for row, copy in wanted(1) if row < 64}
+    assert max(counts) - min(counts) <= 1
+    assert max(rows[1, row, copy] for row, copy in wanted(1) if row >= 64) <= 1

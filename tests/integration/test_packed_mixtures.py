@@ -377,3 +377,41 @@ def test_the_ledger_says_why_it_does_not_know(root):
     _, dataset = opened(root)
     with pytest.raises(LedgerUnknownError, match="source 'web' is packed"):
         dataset.step_of("web/0.parquet", 0)
+
+
+def test_columns_are_packed_alike_and_nulls_filled_before(tmp_path):
+    tables = {
+        "web": pa.table({"tokens": [[1, 2, 3], None, [4]], "marks": [[1, 1, 0], None, [0]]}),
+        "code": pa.table({"tokens": [[7] * 5] * 3, "marks": [[1] * 5] * 3}),
+    }
+    for name, table in tables.items():
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    packing = Packing("tokens", length=4, separator={"tokens": 9, "marks": 1}, pad_value={"tokens": 0, "marks": -1})
+    sources = {name: Source(tmp_path / f"{name}.parquet") for name in tables}
+    options = {"packing": packing, "rows_per_epoch": None, "batch_size": 2, "output_format": "numpy"}
+    options |= {"weights": {"web": 1, "code": 1}, "sources": sources}
+    loader, _ = opened(tmp_path, fill_nulls={"tokens": 0, "marks": 0}, **options)
+    rows = {name: [] for name in ("tokens", "marks")}
+    for batch in loader:
+        assert batch["source"].tolist() == [0, 1]
+        for name, of_column in rows.items():
+            of_column.append(batch[name][0].tolist())
+    assert rows == {"tokens": [[1, 2, 3, 9], [9, 4, 9, 0]], "marks": [[1, 1, 0, 1], [1, 0, 1, -1]]}
+    with pytest.raises(ColumnError, match=r"'tokens' holds 1 nulls"):
+        opened(tmp_path, **options)
+
+
+def test_lists_of_other_lengths_and_columns_of_other_types_are_named(root, tmp_path):
+    pq.write_table(pa.table({"tokens": [[1, 2], [3]], "marks": [[1], [1]]}), tmp_path / "part.parquet")
+    sources = {"web": Source(tmp_path / "part.parquet")}
+    loader, _ = opened(root, weights={"web": 1}, sources=sources, rows_per_epoch=None, batch_size=1)
+    with pytest.raises(ColumnError, match=r"'marks' has lists of other lengths than 'tokens'.*row group 0 of .*part"):
+        list(loader)
+    with pytest.raises(ColumnError, match="'row' does not have lists of numbers"):
+        opened(root, sources={name: Source(root / name) for name in DOCUMENTS})
+
+
+def test_workers_that_are_spawned_pack_the_same(root):
+    loader, _ = opened(root, num_workers=1, multiprocessing_context="spawn")
+    expected = [sequences_of(batch) for batch in opened(root, num_workers=1)[0]]
+    assert [sequences_of(batch) for batch in loader] == expected
