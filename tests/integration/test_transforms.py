@@ -367,8 +367,8 @@ def test_what_needs_the_rows_of_files_is_refused(path, options, message):
         opened(path, **options)
 
 
-def test_a_mixture_refuses_it(path):
-    with pytest.raises(ValueError, match="transform: a mixture has to know"):
+def test_a_mixture_wants_it_of_each_source(path):
+    with pytest.raises(TypeError, match="transform: give that to each source"):
         MixedDataset.create_dataloader({"a": Source(path)}, weights={"a": 1}, transform=Making("none at all"))
 
 

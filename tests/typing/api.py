@@ -66,7 +66,14 @@ def open_tables(path: Path) -> None:
 
 def mix_sources(path: Path) -> None:
     sources = {
-        "web": Source(path, columns=["x"], filters=[("x", ">", 3)], count_rows=True),
+        "web": Source(
+            path,
+            columns=["x"],
+            filters=[("x", ">", 3)],
+            count_rows=True,
+            transform=lambda table: table,
+            transform_id="same",
+        ),
         "code": Source("data/code", "jsonl", count_rows=True),
         "math": Source.iceberg("db.math", catalog_config={"type": "sql"}),
         "more": Source.delta(path, version=3),

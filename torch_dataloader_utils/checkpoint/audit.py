@@ -243,7 +243,7 @@ class _Auditing:
         saved, today = self._saved, self._today
         excluded = EpochExclusions() if self._layout is None else self._exclusions.in_epoch(saved.epoch)
         is_filtered = saved.settings["filters"] is not None or bool(excluded.left_out_by)
-        is_exact = self._unit == "rows" and not is_filtered and saved.settings["unit"] == "rows"
+        is_exact = self._unit == "rows" and not is_filtered and not saved.is_open_ended
         self._left_out_rows = excluded.left_out
         if excluded.removed:
             excluded = self._without_delivered(excluded, is_exact=is_exact)
@@ -384,7 +384,9 @@ class _Auditing:
             yield "rows are counted as the files have them, before the filter"
             if self._today is None or self._today.selection is None:
                 yield "rows of row groups that the filter rules out count as left"
-        if saved.settings["unit"] != "rows":
+        if saved.settings["unit"] != "rows" and not saved.is_open_ended:
+            yield f"the numbers are those of {saved.settings['unit']}, which were counted, and not of rows of the files"
+        elif saved.settings["unit"] != "rows":
             yield f"rows are counted as the files have them, and not the {saved.settings['unit']} that were delivered"
         if self._unit == "bytes":
             yield "the rows of text are not counted: the numbers are bytes of uncompressed text"

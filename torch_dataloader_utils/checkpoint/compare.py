@@ -9,9 +9,9 @@ from operator import attrgetter
 from typing import Any
 
 from torch_dataloader_utils.checkpoint.file_changes import FileChanges
-from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun
+from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun, SourceRun
 from torch_dataloader_utils.checkpoint.run import Run
-from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedState, dump_splits
+from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedSource, SavedState, dump_splits
 from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, RankMismatchError, cut, shown
 from torch_dataloader_utils.planning.excluded import ExcludedExpression
 from torch_dataloader_utils.planning.manifest import Manifest, Split
@@ -78,6 +78,19 @@ def _compare_mixtures(saved: SavedMixture, run: MixtureRun, may_differ: Collecti
         for name, value in current.settings().items():
             if source.settings[name] != value and name not in may_differ:
                 yield Difference(f"{name} of source {source.name!r}", source.settings[name], value)
+        if current.transform_id is not None and current.transform_id == source.settings["transform_id"]:
+            yield from _compare_made_rows(source, current)
+
+
+def _compare_made_rows(saved: SavedSource, run: SourceRun) -> Iterator[Difference]:
+    """Yield in which unchanged files the same transform makes other numbers of rows than it did."""
+    now = {(file.path, file.size, file.digest): file for file in run.manifest.files}
+    for before in saved.files or ():
+        file = now.get((before.path, before.size, before.digest))
+        if file is not None and before.rows not in (None, file.rows):
+            name = f"rows that the transform of source {saved.name!r} makes of {file.path}"
+            yield Difference(name, before.rows, file.rows)
+            return
 
 
 # What states must be -----------------------------------------------------------------------------------------------

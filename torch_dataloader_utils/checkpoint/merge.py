@@ -236,7 +236,7 @@ def _require_known_rows(partial: PartialShard, missing: set[int], run: Run, epoc
     """Raise unless it is known which delivered rows of a partial shard are of which file."""
     excluded = any(partial.shard.excluded.within(partial.shard.splits[index]) for index in missing)
     excluded |= run.exclusions.in_epoch(epoch).unknown_rows is not None
-    is_made = run.options.unit != "rows"
+    is_made = run.options.is_open_ended
     if run.filter_digest is None and run.manifest.counts_rows and not excluded and not is_made:
         return
     # Windows count the rows that the filter left. Only the changed files would show which rows these were.

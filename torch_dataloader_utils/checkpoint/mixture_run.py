@@ -48,6 +48,7 @@ class SourceRun:
         manifest: Its files, each once.
         weight: Its share from the beginning of the epoch, or the last elastic load, on.
         position: Where the epoch begins in it.
+        transform_id: What the user calls its transform; None without one.
     """
 
     name: str
@@ -61,6 +62,7 @@ class SourceRun:
     format_options: str | None
     snapshot_id: int | None = None
     version: int | None = None
+    transform_id: str | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return what must be equal to load a state, by the names that users know. Files are compared separately."""
@@ -72,6 +74,7 @@ class SourceRun:
             "filters": self.filter_digest,
             "filter_binding": self.filter_binding,
             "rows": self.manifest.rows,
+            "transform_id": self.transform_id,
         }
 
     def dump(self, *, lists_files: bool) -> dict[str, Any]:
@@ -82,7 +85,7 @@ class SourceRun:
             "position": [self.position.number, self.position.row],
             "buffers": list(self.position.buffers),
             "changed": [[number, list(paths)] for number, paths in self.position.changed],
-            **self.settings(),
+            **{name: value for name, value in self.settings().items() if name != "transform_id" or value is not None},
             "filter_bindings": self.filter_bindings,
             "fingerprint": self.manifest.fingerprint,
             "root": self.manifest.root,

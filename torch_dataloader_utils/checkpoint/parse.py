@@ -83,7 +83,8 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         files = known[1].files
     else:
         files = None if state["files"].is_null else _files(state["files"])
-    tree = _Tree(root, {file.path: file.rows for file in files or ()}, settings["unit"] != "rows")
+    is_open_ended = settings["unit"] != "rows" and state["mixture"].missing
+    tree = _Tree(root, {file.path: file.rows for file in files or ()}, is_open_ended)
     rows = _rows(tree, settings["rows"], state)
     epoch = _epoch(state["epoch"])
     excluded = parse_exclusions(state["excluded"], settings["rows"])
@@ -266,6 +267,7 @@ def _source(source: JsonValue) -> SavedSource:
             "filters": source["filters"].optional_string(),
             "filter_binding": source["filter_binding"].optional_string(),
             "rows": source["rows"].integer(),
+            "transform_id": None if source["transform_id"].missing else source["transform_id"].optional_string(),
         },
         weight=parse_fraction(source["weight"]),
         position=SourcePosition(

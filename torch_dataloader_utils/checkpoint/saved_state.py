@@ -217,7 +217,7 @@ class SavedState:
     @property
     def is_open_ended(self) -> bool:
         """Whether only reading tells how many rows its shards deliver."""
-        return bool(self.settings["unit"] != "rows")
+        return bool(self.settings["unit"] != "rows") and self.mixture is None
 
     @property
     def has_unequal_batches(self) -> bool:

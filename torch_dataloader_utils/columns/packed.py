@@ -86,27 +86,30 @@ def packed(columns: Mapping[str, Ragged], pieces: Pieces, packing: Packing) -> d
 
 def _sequences(column: Ragged, pieces: Pieces, used: Numbers, packing: Packing, name: str) -> npt.NDArray[Any]:
     """Return the values of a column as sequences of one length, padded at their ends."""
-    values, separator, pad = np.asarray(column.values), packing.separator_of(name), packing.pad_value_of(name)
-    offsets = column.offsets - column.offsets[0]
+    values = joined_pieces(column, pieces, packing.separator_of(name))
     shape = (pieces.sequences, packing.length)
-    if separator is not None:
-        values, offsets = _with_separators(values, offsets, separator)
-    starts = offsets[pieces.documents] + pieces.firsts
-    total = int(pieces.lengths.sum())
-    if len(starts) and (starts[1:] != starts[:-1] + pieces.lengths[:-1]).any():
-        values = _gathered(values, starts, pieces.lengths)
-    else:
-        first = int(starts[0]) if len(starts) else 0
-        values = values[first : first + total]
+    total = len(values)
     if total == pieces.sequences * packing.length:
         return values.reshape(shape)
-    made = np.full(shape, pad, values.dtype)
+    made = np.full(shape, packing.pad_value_of(name), values.dtype)
     is_full = used == packing.length
     if is_full[:-1].all():
         made.reshape(-1)[:total] = values
     else:
         made[np.arange(packing.length) < used[:, None]] = values
     return made
+
+
+def joined_pieces(column: Ragged, pieces: Pieces, separator: int | None) -> npt.NDArray[Any]:
+    """Return the values of a column's pieces, one after the other, with a separator at the end of each document."""
+    values, offsets = np.asarray(column.values), column.offsets - column.offsets[0]
+    if separator is not None:
+        values, offsets = _with_separators(values, offsets, separator)
+    starts = offsets[pieces.documents] + pieces.firsts
+    if len(starts) and (starts[1:] != starts[:-1] + pieces.lengths[:-1]).any():
+        return _gathered(values, starts, pieces.lengths)
+    first = int(starts[0]) if len(starts) else 0
+    return values[first : first + int(pieces.lengths.sum())]
 
 
 def _with_separators(values: npt.NDArray[Any], offsets: Offsets, separator: int) -> tuple[npt.NDArray[Any], Offsets]:

@@ -25,14 +25,14 @@ REFUSED = {
 """Arguments that make no sense beside a token budget: their default values, and why."""
 
 
-def parse_batching(given: Mapping[str, Any], *, sources: int) -> TokenBudget | None:
+def parse_batching(given: Mapping[str, Any], *, is_mixture: bool) -> TokenBudget | None:
     """Return the argument, or raise a TypeError or ValueError if it does not fit the others."""
     batching = given["batching"]
     if batching is None:
         return None
     if not isinstance(batching, TokenBudget):
         raise TypeError(f"batching={batching!r:.80}: expected a TokenBudget, such as TokenBudget('tokens', 32_768)")
-    if sources > 1:
+    if is_mixture:
         msg = "batching is not possible with a mixture of sources, whose shares are exact in batches of equally many "
         raise ValueError(f"{msg}rows: Packing makes rows of one length, whose tokens batch_size counts")
     for name, (default, why) in REFUSED.items():

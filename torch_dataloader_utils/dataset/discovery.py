@@ -28,6 +28,7 @@ from torch_dataloader_utils.formats.base import (
     expression_digest,
 )
 from torch_dataloader_utils.formats.filters import all_of, filter_columns, rules_out
+from torch_dataloader_utils.formats.row_packing import RowGroupPacking
 from torch_dataloader_utils.formats.schema import (
     AllColumns,
     FileSchema,
@@ -55,6 +56,8 @@ class Request:
         refuses_nulls: Whether a column refuses nulls.
         storage_timeout: Bounds each operation of the storage, in seconds.
         memory_map: Whether local files are mapped into memory; None for those on a file system of this machine.
+        row_id_column: The name of the row id column, which transforms of sources see; None without one.
+        new_packing: Returns what packs the columns that all sources of a mixture deliver; None where nothing does.
     """
 
     columns: Sequence[str] | None
@@ -62,6 +65,8 @@ class Request:
     refuses_nulls: Callable[[pa.Field], bool]
     storage_timeout: float
     memory_map: bool | None
+    row_id_column: str | None = None
+    new_packing: Callable[[pa.Schema], RowGroupPacking] | None = None
 
     def storage_of(self, urls: Sequence[str], options: Mapping[str, Any] | None) -> tuple[Storage, list[str]]:
         """Return the storage of some paths or URLs, and what it calls each of them: see `Storage.for_urls`."""

@@ -42,6 +42,11 @@ class FileSet(ABC):
         """Number of sources of a mixture; 1 for a single dataset."""
         return 1
 
+    @property
+    def is_mixture(self) -> bool:
+        """Whether these are the files of the sources of a mixture, of which there may be one."""
+        return False
+
     def planner(
         self,
         opened: Opened,

@@ -45,7 +45,7 @@ def dump_manifest(
 ) -> bytes:
     """Return files and their footers as an Arrow IPC stream, compressed, after a digest of it.
 
-    `kept` are the rows that a filter keeps, if they were counted.
+    `kept` are the rows that a filter keeps, or a transform makes, if they were counted.
 
     Raises:
         ValueError: If a URL has a query or a user name that may be secret: the file cannot be found without it.
@@ -62,6 +62,8 @@ def dump_manifest(
         about[METADATA_FILE_KEY] = known.metadata_file
     if kept is not None:
         counts = {"filter": kept.filter_digest, "binding": kept.filter_binding, "rows": kept.rows}
+        if kept.made is not None:
+            counts["made"] = kept.made
         about[KEPT_ROWS_KEY] = json.dumps(counts).encode()
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
@@ -111,14 +113,17 @@ def load_manifest(content: bytes, storage: Storage, locations: Sequence[str]) ->
 
 
 def parse_kept_rows(content: bytes) -> KeptRows | None:
-    """Return the rows that a filter keeps, if a manifest holds them. `parse_manifest` has to have accepted it."""
+    """Return the rows that were counted of each row group, if a manifest holds them.
+
+    `parse_manifest` has to have accepted it.
+    """
     with pa.ipc.open_stream(pa.py_buffer(_unsealed(content)[1])) as stream:
         counts = (stream.schema.metadata or {}).get(KEPT_ROWS_KEY)
     if counts is None:
         return None
     held = json.loads(counts)
     rows = {path: tuple(of_file) for path, of_file in held["rows"].items()}
-    return KeptRows(held["filter"], held["binding"], rows)
+    return KeptRows(held["filter"], held["binding"], rows, held.get("made"))
 
 
 def parse_manifest(content: bytes) -> tuple[Listing, KnownFooters]:

@@ -35,6 +35,8 @@ OF_A_SOURCE = (
     "count_rows",
     "columns",
     "filters",
+    "transform",
+    "transform_id",
     "partitioning",
     "manifest",
 )
@@ -70,7 +72,9 @@ class MixedDataset(StructuredDataset):
                 its share.
             source_column: Name of an int64 column to add: the place of the row's source among `sources`, from 0.
             **options: The parameters of `StructuredDataset.create_dataloader`, except those that say which rows there
-                are, which each `Source` has for itself, and `split_strategy`. `shuffle_buffer_size` and
+                are, which each `Source` has for itself, `split_strategy` and `batching`. With `packing` the documents
+                of each row group of each source are packed, and all that counts rows here counts sequences: how many
+                there are is counted in this call. `shuffle_buffer_size` and
                 `read_ahead_bytes` are those of the whole mixture. `uneven_ranks` is ``"drop"`` unless it is ``"pad"``:
                 all ranks make equally many steps. `storage_options` are those of the run log.
 
@@ -92,6 +96,8 @@ class MixedDataset(StructuredDataset):
         if len(schedule) > 1 and rows_per_epoch is None:
             raise ValueError("rows_per_epoch: give it together with a schedule of weights, under which it would change")
         require_column_name(source_column)
+        if options.get("fingerprint") is True:
+            require_stored_rows(described)
         files = MixedFiles(
             described,
             schedule,
@@ -140,8 +146,8 @@ class MixedDataset(StructuredDataset):
         The file of a row is given as ``source@pass/path``.
 
         Raises:
-            LedgerUnknownError: Also if rows of the step are of a source with a filter: of these the dataset knows the
-                number, and not which they are.
+            LedgerUnknownError: Also if rows of the step are of a source with a filter or a transform: of these the
+                dataset knows the number, and not which they are. So it is with `packing`.
         """
         rows = super().rows_at(step, epoch, rank, scan=scan)
         for path in np.unique(rows.files).tolist():
@@ -189,6 +195,12 @@ class MixedDataset(StructuredDataset):
 
     def _require_unfiltered(self, source: str) -> None:
         """Raise if only reading tells which rows a source has."""
+        if self._sources[source].packing is not None:
+            msg = f"source {source!r} is packed, and a sequence has tokens of many rows; batch_at(step) reads a batch"
+            raise LedgerUnknownError(msg)
+        if self._sources[source].makes_rows:
+            msg = f"source {source!r} has a transform, and only reading tells which rows it makes of which; "
+            raise LedgerUnknownError(f"{msg}batch_at(step) reads a batch")
         if self._sources[source].stored_rows is not None:
             msg = (
                 f"source {source!r} has a filter: how many rows it keeps of each row group was counted, and not which "
@@ -246,6 +258,11 @@ class MixedFiles(FileSet):
         """Number of sources."""
         return len(self.described)
 
+    @property
+    def is_mixture(self) -> bool:
+        """That they are those of a mixture."""
+        return True
+
     def open(self, request: Request) -> OpenedSources:
         """Open every source once."""
         return OpenedSources(open_sources(self.described, request, self.cutting, self.source_column))
@@ -264,7 +281,10 @@ class MixedFiles(FileSet):
             ValueError: If a source with a weight has no row.
         """
         assert isinstance(opened, OpenedSources)  # noqa: S101 - `open` returned it
-        sources = [PlannedSource(name, files.manifest, files.selection) for name, files in opened.sources.items()]
+        sources = [
+            PlannedSource(name, files.manifest, files.selection, files.makes_rows)
+            for name, files in opened.sources.items()
+        ]
         for _, weights in self.schedule:
             for source, weight in zip(sources, weights, strict=True):
                 require_rows(source.name, weight, source.rows())
@@ -277,6 +297,14 @@ def require_column_name(name: object) -> None:
         raise TypeError(f"source_column={name!r}: expected the name of the column to add")
 
 
+def require_stored_rows(sources: Mapping[str, SourceDescription]) -> None:
+    """Raise a ValueError if a source delivers other rows than those of its files."""
+    for name, source in sources.items():
+        if source.transform is not None:
+            msg = f"fingerprint=True hashes which rows of files are delivered, and the transform of source {name!r} "
+            raise ValueError(f"{msg}makes others of them")
+
+
 def refuse_options(options: Mapping[str, Any]) -> None:
     """Raise if options of a mixture are those of a source, or cannot be had with several sources."""
     wrong = [name for name in OF_A_SOURCE if name in options]
@@ -287,12 +315,6 @@ def refuse_options(options: Mapping[str, Any]) -> None:
         raise TypeError(f"{msg}are for its run_log, and there is none")
     if options.get("split_strategy") is not None:
         raise ValueError("split_strategy: the shards of a mixture are those of its sources' passes")
-    if options.get("packing") is not None:
-        raise ValueError(
-            "packing: the shares of a mixture are counted ahead, and only reading tells how many sequences"
-        )
-    if options.get("transform") is not None:
-        raise ValueError("transform: a mixture has to know how many rows its sources have, and only reading tells that")
     if options.get("uneven_ranks") == "allow":
         msg = "uneven_ranks='allow': the ranks of a mixture always make equally many steps; choose 'drop' or 'pad'"
         raise ValueError(msg)

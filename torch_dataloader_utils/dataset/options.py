@@ -25,6 +25,7 @@ from torch_dataloader_utils.dataset.packing import UNKNOWN_SEQUENCES, packing_te
 from torch_dataloader_utils.dataset.transforms import parse_transform, with_transform
 from torch_dataloader_utils.formats.base import Format, Opened, files_of
 from torch_dataloader_utils.formats.registry import FORMATS, choose_format, require_known_rows
+from torch_dataloader_utils.formats.row_packing import FACTS, RowGroupPacking
 from torch_dataloader_utils.formats.row_transform import Transform
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader import arguments
@@ -124,14 +125,16 @@ class LoaderOptions:
         file_format = _parse_format(given)
         files = given["path"] if isinstance(given["path"], FileSet) else PathSet.parse(given, file_format)
         filters = parse_filters(given["filters"])
-        batching = parse_batching(given, sources=files.sources)
+        batching = parse_batching(given, is_mixture=files.is_mixture)
         ranks = _parse_ranks(given)
         batch_size = _parse_batch_size(given, ranks.num_ranks)
         topology = _parse_topology(
             given, ranks, batch_size, is_filtered=filters is not None or files.is_filtered or transform is not None
         )
-        packing = parse_packing(given)
+        packing = parse_packing(given, is_mixture=files.is_mixture)
         plan = _parse_plan(given, topology, batch_size, packing)
+        if files.is_mixture:  # what its sources deliver is counted when they are opened
+            plan = replace(plan, is_open_ended=False)
         if given["split_strategy"] is not None:
             require_strategy(given["split_strategy"], plan)
         _try_torch_options(torch_options, topology.num_workers)
@@ -168,13 +171,28 @@ class LoaderOptions:
 
     def open_files(self) -> Opened:
         """List the files and read their footers."""
-        request = Request(self.columns, self.filters, self._refuses_nulls, self.storage_timeout, self.memory_map)
+        request = Request(
+            self.columns,
+            self.filters,
+            self._refuses_nulls,
+            self.storage_timeout,
+            self.memory_map,
+            self.row_id_column,
+            self._new_packing if self.packing is not None and self.files.is_mixture else None,
+        )
         opened = self.files.open(request)
         if self.transform is not None:
             opened = with_transform(files_of(opened, "transform"), *self.transform, self.row_id_column)
-        if self.packing is not None:
+        if self.packing is not None and not self.files.is_mixture:
             opened = replace(files_of(opened, "packing"), unknown_made=UNKNOWN_SEQUENCES)
         return opened
+
+    def _new_packing(self, schema: pa.Schema) -> RowGroupPacking:
+        """Return what packs the columns that all sources of a mixture deliver."""
+        packing, documents = self.packing, ColumnTransform.of(schema, self.column_options)
+        assert packing is not None  # noqa: S101 - the caller asks
+        require_packable(packing, schema.names, documents.forms)
+        return RowGroupPacking.of(packing, packing_text(packing), schema, documents)
 
     def _refuses_nulls(self, column: pa.Field) -> bool:
         """Whether nulls that a footer announces in a column are certain to be an error; a transform may fill them."""
@@ -182,6 +200,8 @@ class LoaderOptions:
 
     def read_options(self, schema: pa.Schema) -> ReadOptions:
         """Return how rows of these columns become batches, or raise a ColumnError if what was chosen does not fit."""
+        if self.packing is not None and self.files.is_mixture:
+            return self._read_options(_of_sequences(schema, self.column_options.output_format))
         added: tuple[str | None, ...] = self.row_id_column, MARKS_COLUMN if self.fingerprint else None
         if self.transform is not None:  # its table has the row ids or leaves them out
             added = ()
@@ -190,6 +210,9 @@ class LoaderOptions:
             require_packable(self.packing, schema.names, transform.forms)
         if self.batching is not None:
             require_countable(self.batching, transform.schema)
+        return self._read_options(transform)
+
+    def _read_options(self, transform: ColumnTransform) -> ReadOptions:
         return ReadOptions(
             batch_size=self.batch_size,
             drop_last=self.drop_last,
@@ -201,6 +224,13 @@ class LoaderOptions:
             packing=self.packing,
             batching=self.batching,
         )
+
+
+def _of_sequences(schema: pa.Schema, output_format: str) -> ColumnTransform:
+    """Return what is delivered of sequences that are made of row groups."""
+    transform = ColumnTransform.of(schema, ColumnOptions(output_format))
+    columns = [column for column in transform.schema if column.name not in FACTS.names]
+    return replace(transform, schema=pa.schema(columns))
 
 
 def parse_filters(filters: Any) -> pc.Expression | None:

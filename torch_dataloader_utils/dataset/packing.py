@@ -26,7 +26,11 @@ REFUSED = {
 """Arguments that have no meaning for sequences: their default values, and why."""
 
 
-def parse_packing(given: Mapping[str, Any]) -> Packing | None:
+COUNTED = ("uneven_ranks", "virtual_ranks")
+"""Those that a mixture may have: its sequences are counted when it is made."""
+
+
+def parse_packing(given: Mapping[str, Any], *, is_mixture: bool) -> Packing | None:
     """Return the argument, or raise a TypeError or ValueError if it does not fit the others."""
     packing = given["packing"]
     if packing is None:
@@ -35,6 +39,8 @@ def parse_packing(given: Mapping[str, Any]) -> Packing | None:
         raise TypeError(f"packing={packing!r:.80}: expected a Packing, such as Packing('tokens', length=4096)")
     for name, (default, why) in REFUSED.items():
         if name == "row_id_column" and given["transform"] is not None:  # for the transform alone
+            continue
+        if name in COUNTED and is_mixture:
             continue
         if given[name] is not None and given[name] != default:
             raise ValueError(f"{name}={given[name]!r} beside packing: {why}")

@@ -15,8 +15,11 @@ from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.kept_rows import with_kept_rows
 from torch_dataloader_utils.dataset.manifest_file import parse_kept_rows
-from torch_dataloader_utils.errors import ColumnError
+from torch_dataloader_utils.dataset.transforms import with_transform
+from torch_dataloader_utils.errors import ColumnError, TransformError
 from torch_dataloader_utils.formats.base import OpenedFiles, files_of
+from torch_dataloader_utils.formats.row_packing import RowGroupPacking
+from torch_dataloader_utils.formats.row_transform import Transform
 from torch_dataloader_utils.formats.schema import FileSchema, Projection, unified
 from torch_dataloader_utils.formats.text.footer import Cutting
 
@@ -33,6 +36,7 @@ class SourceDescription:
         count_rows: Whether rows that only reading tells are counted when the source is opened.
         unknown_rows: Why the number of rows is unknown, if they are not counted; None where it is known.
         manifest: The result of `dump_manifest` that the files are taken from, or None.
+        transform: What makes other rows of the rows, and what the user calls it; None for nothing.
     """
 
     text: str
@@ -42,6 +46,7 @@ class SourceDescription:
     count_rows: bool
     unknown_rows: str | None
     manifest: bytes | None = field(default=None, repr=False)
+    transform: tuple[Transform, str | None] | None = field(default=None, repr=False)
 
 
 def require_sources(sources: object) -> dict[str, SourceDescription]:
@@ -71,8 +76,8 @@ def require_sources(sources: object) -> dict[str, SourceDescription]:
 def require_rows(name: str, weight: Fraction, rows: int) -> None:
     """Raise a ValueError if a source has a weight, and no row to deliver."""
     if weight and not rows:
-        msg = f"source {name!r} has the weight {float(weight):g} of 1, and its files, or its filter, leave no row: "
-        raise ValueError(f"{msg}give it the weight 0, or leave it out")
+        msg = f"source {name!r} has the weight {float(weight):g} of 1, and its files, or its filter or transform, "
+        raise ValueError(f"{msg}leave no row: give it the weight 0, or leave it out")
 
 
 def open_sources(
@@ -85,15 +90,39 @@ def open_sources(
             the sources and the column.
     """
     opened = {name: _opened(name, source, request, cutting) for name, source in sources.items()}
-    schema = _common_schema(opened)
+    schema = _common_schema(opened, request.row_id_column)
     if source_column is not None:
-        homes = [name for name, files in opened.items() if source_column in (*files.schema.names, *files.needed.names)]
+        homes = [
+            name
+            for name, files in opened.items()
+            if source_column in (*files.delivered_schema.names, *files.needed.names)
+        ]
         if homes:
             msg = f"source_column={source_column!r} is the name of a column of source {homes[0]!r}: choose another"
             raise ColumnError(msg)
-        schema = schema.append(pa.field(source_column, pa.int64()))
+        if request.new_packing is None:
+            schema = schema.append(pa.field(source_column, pa.int64()))
+    if request.new_packing is not None:
+        packing = request.new_packing(schema)
+        if source_column in packing.packing.outputs:
+            raise ColumnError(f"source_column={source_column!r} is the name of an output of Packing: choose another")
+        return {
+            name: _packed(
+                name,
+                sources[name],
+                _with_made_schema(name, files, schema, None, {})
+                if files.makes_rows
+                else _with_schema(name, files, schema, opened, request.refuses_nulls),
+                packing.with_constants({} if source_column is None else {source_column: number}),
+            )
+            for number, (name, files) in enumerate(opened.items())
+        }
     return {
-        name: _numbered(_with_schema(name, files, schema, opened, request.refuses_nulls), source_column, number)
+        name: _with_made_schema(
+            name, files, schema, request.row_id_column, {} if source_column is None else {source_column: number}
+        )
+        if files.makes_rows
+        else _numbered(_with_schema(name, files, schema, opened, request.refuses_nulls), source_column, number)
         for number, (name, files) in enumerate(opened.items())
     }
 
@@ -102,21 +131,72 @@ def _opened(name: str, source: SourceDescription, request: Request, cutting: Cut
     """Open a source, or raise an error that names it."""
     try:
         own = replace(request, columns=source.columns, filters=source.filters)
+        if source.transform is not None:  # it may fill nulls
+            own = replace(own, refuses_nulls=_refuses_none)
         files = files_of(source.file_set(cutting).open(own), "a source")
+        if source.transform is not None:
+            files = with_transform(files, *source.transform, request.row_id_column)
     except (ValueError, FileNotFoundError) as error:
-        known = next(kind for kind in (ColumnError, ValueError, FileNotFoundError) if isinstance(error, kind))
-        raise known(f"source {name!r}: {error}") from None
-    if files.filter is None:
+        raise _of_source(name, error) from error.__cause__
+    if request.new_packing is not None or (files.filter is None and not files.makes_rows):
         return files
-    return with_kept_rows(files, None if source.manifest is None else parse_kept_rows(source.manifest))
+    return _counted(name, source, files, request.row_id_column)
 
 
-def _common_schema(opened: Mapping[str, OpenedFiles]) -> pa.Schema:
+def _packed(name: str, source: SourceDescription, files: OpenedFiles, packing: RowGroupPacking) -> OpenedFiles:
+    """Return a source whose documents are packed, with the number of its sequences."""
+    return _counted(name, source, replace(files, packing=packing), None)
+
+
+def _counted(name: str, source: SourceDescription, files: OpenedFiles, row_id_column: str | None) -> OpenedFiles:
+    """Return a source with what is delivered of each row group counted, or raise an error that names the source."""
+    known = None if source.manifest is None else parse_kept_rows(source.manifest)
+    try:
+        return with_kept_rows(files, known, row_id_column)
+    except (ColumnError, TransformError) as error:
+        raise _of_source(name, error) from error.__cause__
+
+
+def _of_source(name: str, error: ValueError | FileNotFoundError) -> ValueError | FileNotFoundError:
+    """Return an error of a source with a message that names it."""
+    kinds: tuple[type[ValueError | FileNotFoundError], ...]
+    kinds = ColumnError, TransformError, ValueError, FileNotFoundError
+    return next(kind for kind in kinds if isinstance(error, kind))(f"source {name!r}: {error}")
+
+
+def _refuses_none(column: pa.Field) -> bool:  # noqa: ARG001 - nulls of no column are refused
+    return False
+
+
+def _common_schema(opened: Mapping[str, OpenedFiles], row_id_column: str | None) -> pa.Schema:
     """Return the columns of all sources: the first one's, then those that only others have."""
-    whole = unified(FileSchema(f"source {name!r}", files.schema) for name, files in opened.items())
+    whole = unified(
+        FileSchema(f"source {name!r}", _without_row_ids(name, files, row_id_column)) for name, files in opened.items()
+    )
     for column, problem in whole.problems.items():
         raise ColumnError(f"column {column!r} {problem}")
     return whole.schema
+
+
+def _without_row_ids(name: str, files: OpenedFiles, row_id_column: str | None) -> pa.Schema:
+    """Return the columns that a source delivers, without the row ids, which its transform has to return."""
+    columns = files.delivered_schema
+    if row_id_column is None or files.transform is None:
+        return columns
+    number = columns.get_field_index(row_id_column)
+    if number < 0 or columns.field(number).type != pa.int64():
+        msg = f"source {name!r}: row_id_column={row_id_column!r} is delivered of every source, and the transform does "
+        raise ColumnError(f"{msg}not return it as int64: let it return the column that it is called with")
+    return columns.remove(number)
+
+
+def _with_made_schema(
+    name: str, files: OpenedFiles, schema: pa.Schema, row_id_column: str | None, constants: Mapping[str, int]
+) -> OpenedFiles:
+    """Return a source with a transform that delivers the columns of all sources, some of them with one value."""
+    assert files.transform is not None  # noqa: S101 - the caller asks
+    transform = replace(files.transform, common=schema, constants=constants, row_id_column=row_id_column)
+    return replace(files, transform=transform, source=name)
 
 
 def _with_schema(
@@ -130,7 +210,7 @@ def _with_schema(
     own = files.schema.names
     for filtering in files.filter_columns:
         if filtering not in own and filtering in schema.names:
-            home = next(other for other in opened if filtering in opened[other].schema.names)
+            home = next(other for other in opened if filtering in opened[other].delivered_schema.names)
             msg = (
                 f"source {name!r} filters by column {filtering!r} and does not deliver it, which source {home!r} does: "
             )
@@ -139,7 +219,7 @@ def _with_schema(
     rows = files.manifest.rows
     for column in schema:
         if column.name not in own and rows and refuses_nulls(column) and nulls is None:
-            homes = [other for other in opened if column.name in opened[other].schema.names]
+            homes = [other for other in opened if column.name in opened[other].delivered_schema.names]
             if homes:
                 nulls = (
                     f"column {column.name!r} is in source {homes[0]!r} but not in source {name!r}, where it is null: "

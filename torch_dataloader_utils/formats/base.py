@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils.formats.read_cache import FooterStore, ReadCache
+from torch_dataloader_utils.formats.row_packing import RowGroupPacking
 from torch_dataloader_utils.formats.row_transform import UNKNOWN, RowTransform
 from torch_dataloader_utils.formats.schema import AllColumns, Projection
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, Split
@@ -252,11 +253,12 @@ class OpenedFiles:
         all_columns: The columns of all files; None in copies that are sent to workers.
         expressions: The expressions by which rows are excluded, by their digest.
         pin: What a table was pinned to: its ``snapshot_id`` or ``version``, which states record.
-        stored_rows: The rows of each file's row groups before the filter, by path, if those that it keeps were counted.
-            Then the manifest has the rows that it keeps. None where they were not.
+        stored_rows: The rows of each file's row groups before filter and transform, by path, if those that are
+            delivered were counted. Then the manifest has the rows that are delivered. None where they were not.
         source: The name of the source of a mixture that these files are; None for a single dataset.
         transform: What makes other rows of the rows that the filter keeps, and is delivered in their place.
         unknown_made: Why it is unknown how many rows are made of those that are read; None if they are delivered.
+        packing: What makes sequences of the rows of each row group; None where nothing does, or of whole shards.
     """
 
     storage: Storage
@@ -284,6 +286,7 @@ class OpenedFiles:
     source: str | None = None
     transform: RowTransform | None = None
     unknown_made: str | None = None
+    packing: RowGroupPacking | None = None
 
     @property
     def format_name(self) -> str:
@@ -338,8 +341,10 @@ class OpenedFiles:
 
     @property
     def delivered_schema(self) -> pa.Schema:
-        """The columns that are delivered: those of the transform, if there is one."""
-        return self.schema if self.transform is None else self.transform.schema
+        """The columns that are delivered: those of the sequences, or of the transform, if there are any."""
+        if self.packing is not None:
+            return self.packing.schema
+        return self.schema if self.transform is None else self.transform.delivered_schema
 
     def row_group_name(self, path: str, number: int) -> str:
         """Return a row group's name for messages."""
@@ -364,9 +369,11 @@ class OpenedFiles:
     @property
     def unknown_rows_read(self) -> str | None:
         """Why it is unknown how many rows the filter leaves; None where it is known."""
+        if self.stored_rows is not None:
+            return self.format.unknown_rows
         if self.transform is not None:
             return UNKNOWN
-        if self.filter is not None and self.stored_rows is None:
+        if self.filter is not None:
             return f"only reading tells how many rows {self.filter_name} leaves"
         return self.format.unknown_rows
 
@@ -383,10 +390,31 @@ class OpenedFiles:
         ]
         return len(groups), sum(group.bytes for group in groups)
 
+    @property
+    def makes_rows(self) -> bool:
+        """Whether what is delivered is made of the rows that are read."""
+        return self.transform is not None or self.packing is not None
+
     def for_filter_alone(self) -> OpenedFiles:
         """Return the same files with the columns of the filter alone, before the rows that it keeps were counted."""
-        names = list(self.filter_columns)
+        return self._with_columns(())
+
+    def for_lengths_alone(self) -> OpenedFiles:
+        """Return the same files with the column alone that decides how many sequences there are, and not packed.
+
+        A transform needs all of its columns.
+        """
+        packing = self.packing
+        assert packing is not None  # noqa: S101 - the caller asks
+        if self.transform is not None:
+            return replace(self, packing=None)
+        return replace(self._with_columns((packing.packing.column,)), packing=None)
+
+    def _with_columns(self, delivered: tuple[str, ...]) -> OpenedFiles:
+        """Return the same files with some columns and those of the filter; those of the filter alone for none."""
+        names = list(dict.fromkeys([*delivered, *self.filter_columns]))
         needed = pa.schema([self.needed.field(name) for name in names])
+        schema = pa.schema([self.needed.field(name) for name in delivered or names])
         places = [self.needed.get_field_index(name) for name in names]
         projections = tuple(
             projection.of(tuple(projection.sources[place] for place in places)) for projection in self.projections
@@ -405,7 +433,7 @@ class OpenedFiles:
             for file in self.manifest.files
         )
         manifest = replace(self.manifest, files=files)
-        return replace(self, schema=needed, needed=needed, projections=projections, manifest=manifest, stored_rows=None)
+        return replace(self, schema=schema, needed=needed, projections=projections, manifest=manifest, stored_rows=None)
 
     def projection(self, path: str) -> Projection:
         """Return how a file's columns become the needed ones."""
@@ -457,11 +485,11 @@ class OpenedSources:
     @property
     def schema(self) -> pa.Schema:
         """The columns that all sources deliver."""
-        return next(iter(self.sources.values())).schema
+        return next(iter(self.sources.values())).delivered_schema
 
     @property
     def delivered_schema(self) -> pa.Schema:
-        """The same: a mixture has no transform."""
+        """The same."""
         return self.schema
 
     @property
@@ -497,6 +525,8 @@ class OpenedSources:
                 files.format_name,
                 files.options_digest,
                 *files.pin.items(),
+                *([] if files.transform is None else [files.transform.id]),
+                *([] if files.packing is None else [files.packing.text]),
             )
             for name, files in self.sources.items()
         ]

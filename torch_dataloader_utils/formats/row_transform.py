@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils.columns.arrow import takeable
@@ -28,11 +29,23 @@ class RowTransform:
         function: The function.
         id: What the user calls it, which states record; an empty string if it has no name.
         schema: The columns that it returns; all nullable.
+        common: For a source of a mixture, the columns that all sources deliver, and their types. Those that the
+            function does not return are null.
+        constants: The values of those of them that are the same in all rows.
+        row_id_column: The column of row ids that is delivered after the common ones, and that the function returns.
     """
 
     function: Transform = field(repr=False)
     id: str
     schema: pa.Schema
+    common: pa.Schema | None = None
+    constants: Mapping[str, int] = field(default_factory=dict)
+    row_id_column: str | None = None
+
+    @property
+    def delivered_schema(self) -> pa.Schema:
+        """The columns that are delivered, without the row ids of a mixture."""
+        return self.schema if self.common is None else self.common
 
     @classmethod
     def opened(cls, function: Transform, transform_id: str | None, columns: pa.Schema) -> RowTransform:
@@ -60,14 +73,29 @@ class RowTransform:
             TransformError: If the function fails, or returns other columns than before.
         """
         if not table.num_rows:
-            return self.schema.empty_table()
+            return self._as_delivered(self.schema.empty_table())
         made = _called(self.function, table, f"rows of {row_group}")
         if _fields(made.schema) != _fields(self.schema):
             msg = (
                 f"transform: for rows of {row_group}, it returned the columns {_text(made.schema)}, and for {NO_ROWS}, "
             )
             raise TransformError(f"{msg}{_text(self.schema)}: they have to be the same for all rows")
-        return takeable(pa.table(made.columns, schema=self.schema))
+        return self._as_delivered(takeable(pa.table(made.columns, schema=self.schema)))
+
+    def _as_delivered(self, table: pa.Table) -> pa.Table:
+        """Return a table with the columns that all sources of a mixture deliver."""
+        if self.common is None:
+            return table
+        row_ids = [] if self.row_id_column is None else [pa.field(self.row_id_column, pa.int64())]
+        columns = []
+        for column in (*self.common, *row_ids):
+            if column.name in self.constants:
+                columns.append(pa.array(np.full(len(table), self.constants[column.name], np.int64)))
+            elif column.name in table.column_names:
+                columns.append(table[column.name].cast(column.type))
+            else:
+                columns.append(pa.nulls(len(table), column.type))
+        return pa.table(columns, schema=pa.schema([*self.common, *row_ids]))
 
 
 def _called(function: Transform, table: pa.Table, rows: str) -> pa.Table:

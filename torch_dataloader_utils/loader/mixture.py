@@ -42,6 +42,7 @@ def mixture_of(opened: Opened, planner: EpochPlanner, epoch: int, topology: Topo
             filter_bindings=files.filter_bindings,
             format=files.format_name,
             format_options=files.options_digest,
+            transform_id=None if files.transform is None else files.transform.id,
             **files.pin,
         )
         for number, (name, files) in enumerate(opened.sources.items())
@@ -104,6 +105,7 @@ def different_sources(opened: OpenedSources, saved: SavedMixture) -> list[str]:
             "format": files.format_name,
         }
         now |= {"format_options": files.options_digest, "rows": files.manifest.rows}
+        now["transform_id"] = None if files.transform is None else files.transform.id
         names = [name for name, value in now.items() if source.settings[name] != value]
         names += ["files"] if source.fingerprint != files.manifest.fingerprint else []
         different += [f"{name} of source {source.name}" for name in names]

@@ -25,11 +25,20 @@ Shares: TypeAlias = tuple[tuple[int, tuple[Fraction, ...]], ...]
 
 @dataclass(frozen=True)
 class PlannedSource:
-    """A source as plans see it: its name, its files, and the row groups that its filter leaves."""
+    """A source as plans see it.
+
+    Attributes:
+        name: Its name.
+        manifest: Its files.
+        selection: The row groups that its filter leaves.
+        has_whole_groups: Whether a row group is read as a whole where rows are shuffled, however large it is, since
+            what is delivered is made of its rows.
+    """
 
     name: str
     manifest: Manifest
     selection: Selection = None
+    has_whole_groups: bool = False
 
     def rows(self) -> int:
         """Return the rows of a pass."""
@@ -43,8 +52,19 @@ class PlannedSource:
     def slices(self, number: int, options: PlanOptions, buffer_rows: int | None) -> Iterator[ShardSlice]:
         """Yield the shards of a pass, in its order."""
         groups = [self._in_pass(group, number) for group in self._groups()]
-        options = replace(options, shuffle_buffer_size=buffer_rows)
+        options = self._of_pass(options, buffer_rows)
         yield from map(ShardSlice, make_shards(groups, options, number, SHARDS_OF_A_PASS // 4))
+
+    def _of_pass(self, options: PlanOptions, buffer_rows: int | None) -> PlanOptions:
+        """Return the options by which a pass is divided into shards.
+
+        What is made of a row group is in memory as a whole, so that the buffer has room for the largest one.
+        """
+        if buffer_rows is not None and self.has_whole_groups:
+            groups = list(self._groups())
+            buffer_rows = max([buffer_rows, *(group.rows for group in groups)])
+            options = replace(options, split_bytes=max([options.split_bytes, *(group.bytes for group in groups)]))
+        return replace(options, shuffle_buffer_size=buffer_rows)
 
     def _in_pass(self, group: SizedSplit, number: int) -> SizedSplit:
         return replace(group, split=replace(group.split, path=source_path(self.name, number, group.split.path)))
@@ -61,7 +81,7 @@ class PlannedSource:
         yield from map(ShardSlice, taken.begun(path))
         untouched = taken.untouched(self._in_pass(group, number) for group in self._groups())
         groups = [group for group in untouched if group.split.path not in left_out]
-        options = replace(options, shuffle_buffer_size=buffer_rows)
+        options = self._of_pass(options, buffer_rows)
         yield from map(ShardSlice, make_shards(groups, options, number, SHARDS_OF_A_PASS // 4))
 
     def files(self, number: int) -> Iterator[DataFile]:

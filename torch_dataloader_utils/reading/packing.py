@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +13,11 @@ from torch_dataloader_utils.columns.options import Packing
 from torch_dataloader_utils.columns.packed import document_lengths, packed
 from torch_dataloader_utils.columns.ragged import Ragged
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
+from torch_dataloader_utils.formats.row_packing import DROPPED_COLUMN, ENDED_COLUMN, SEGMENTS_COLUMN
 from torch_dataloader_utils.planning.packing import Numbers, Pieces, pack
 from torch_dataloader_utils.planning.plan import TO_THE_END, Shard, ShardSlice
 from torch_dataloader_utils.planning.shuffle import permutation
-from torch_dataloader_utils.reading.batching import Chunk
+from torch_dataloader_utils.reading.batching import Batches, Chunk, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryLease
 from torch_dataloader_utils.reading.scan import Scan
 from torch_dataloader_utils.reading.work import Work
@@ -29,6 +30,37 @@ def unpacked(slices: Sequence[ShardSlice], *, knows_rows: bool) -> tuple[ShardSl
     """Return the slices to read in order to pack these: all rows of their shards, if it is known how many there are."""
     delivers = None if knows_rows else TO_THE_END
     return tuple(ShardSlice(replace(part.shard, delivers=delivers)) for part in slices)
+
+
+def with_sequences(contents: Iterable[Batches | StreamEnd], packing: Packing) -> Iterator[Batches | StreamEnd]:
+    """Yield batches of sequences, whose row groups were packed, in the form that is delivered."""
+    for content in contents:
+        yield _finished(content, packing) if isinstance(content, Batches) else content
+        del content
+
+
+def _finished(batches: Batches, packing: Packing) -> Batches:
+    columns = dict(batches.columns)
+    segments: Ragged = columns.pop(SEGMENTS_COLUMN)
+    ended, dropped = (int(np.asarray(columns.pop(name)).sum()) for name in (ENDED_COLUMN, DROPPED_COLUMN))
+    lengths, bounds = np.asarray(segments.values), segments.offsets - segments.offsets[0]
+    sequences = len(segments)
+    starts = np.cumsum(lengths) - lengths
+    documents = np.repeat(np.arange(sequences), np.diff(bounds))
+    pieces = Pieces(documents, starts - np.append(starts, 0)[bounds[:-1]][documents], lengths, bounds)
+    tokens = int(lengths.sum())
+    work = Work() if batches.work is None else batches.work
+    work.counters.tokens_packed += tokens
+    work.counters.tokens_padding += sequences * packing.length - tokens
+    work.counters.tokens_separators += ended if packing.separator is not None else 0
+    work.counters.tokens_dropped += dropped
+    documents_of = {name: values for name, values in columns.items() if isinstance(values, Ragged)}
+    others = {name: values for name, values in columns.items() if name not in documents_of}
+    has_separators = replace(packing, separator=None)  # its documents have theirs already
+    made = {**packed(documents_of, pieces, has_separators), **others}
+    if batches.lease is not None:
+        batches.lease.resize(max(size_of(made), batches.lease.size))
+    return replace(batches, columns=made, work=work)
 
 
 class PackedScan(Scan):

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
 from torch_dataloader_utils.columns.arrow import takeable, width
-from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.errors import TransformError, UnreadableFileError
 from torch_dataloader_utils.formats.base import Measures, OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions, Flags
@@ -118,13 +118,12 @@ class RowGroupReader:
     @property
     def columns(self) -> int:
         """Number of columns of a table, those that are added included."""
-        transform = self._files.transform
-        return len(self._schema if transform is None else transform.schema)
+        return len(self._files.delivered_schema if self.makes_rows else self._schema)
 
     @property
     def makes_rows(self) -> bool:
         """Whether the rows that are delivered are made of those that are read."""
-        return self._files.transform is not None
+        return self._files.makes_rows
 
     @property
     def knows_rows(self) -> bool:
@@ -239,7 +238,7 @@ class RowGroupReader:
             self._require_all(group, decoded.table.num_rows)
             finished = self._finished(group, decoded.table, 0)[0]
         self._note_wait(began, decoded)
-        return self._transformed(group, finished)
+        return self._packed(group, self._transformed(group, finished))
 
     def read_in_parts(self, group: FileRowGroup, rows: int) -> Iterator[tuple[pa.Table, int]]:
         """Yield a row group in parts of at most so many rows. It was requested, but not as a whole.
@@ -247,9 +246,20 @@ class RowGroupReader:
         Each part is the rows that the filter keeps, and how many there were before it and before excluded rows were
         left out. Raises what `read` raises.
         """
-        for table, count in self._stored_parts(group, rows):
-            yield self._transformed(group, table), count
+        packing = self._files.packing
+        if packing is not None:  # all documents of a row group are packed together
+            parts = [self._transformed(group, stored) for stored, _ in self._stored_parts(group, rows)]
+            yield self._packed(group, pa.concat_tables(parts)), group.rows
+            return
+        made = 0
+        for stored, count in self._stored_parts(group, rows):
+            table = self._transformed(group, stored)
+            del stored
+            made += table.num_rows
+            self._require_counted(group, made, is_whole=False)
+            yield table, count
             del table
+        self._require_counted(group, made, is_whole=True)
 
     def _stored_parts(self, group: FileRowGroup, rows: int) -> Iterator[tuple[pa.Table, int]]:
         with self._errors(group):
@@ -304,6 +314,29 @@ class RowGroupReader:
         """Return what is delivered in place of rows of a row group."""
         transform = self._files.transform
         return table if transform is None else transform.apply(table, self.name(group))
+
+    def _packed(self, group: FileRowGroup, table: pa.Table) -> pa.Table:
+        """Return the sequences of a row group, or its rows where none are made of them."""
+        packing = self._files.packing
+        made = table if packing is None else packing.apply(table, self.name(group))
+        self._require_counted(group, made.num_rows, is_whole=True)
+        return made
+
+    def _require_counted(self, group: FileRowGroup, rows: int, *, is_whole: bool) -> None:
+        """Raise an error unless so many rows are made of a row group as were counted; of a part, no more."""
+        files = self._files
+        if files.stored_rows is None or not files.makes_rows or rows == group.rows:
+            return
+        if files.transform is None:
+            msg = f"{self.name(group)} gave {group.rows} sequences when they were counted, and now {rows}: its rows "
+            raise UnreadableFileError(f"{msg}have changed")
+        if is_whole or rows > group.rows:
+            of_source = "" if files.source is None else f" of source {files.source!r}"
+            unit = "rows" if files.packing is None else "sequences"
+            msg = (
+                f"transform{of_source}: it makes {rows} {unit} of {self.name(group)}, and made {group.rows} when they "
+            )
+            raise TransformError(f"{msg}were counted: it has to make the same rows of the same table each time")
 
     def take_waits(self) -> tuple[Wait, ...]:
         """Return when rows were waited for, since the last call."""

@@ -14,7 +14,7 @@ from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
 from torch_dataloader_utils.reading.batching import Batcher, Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.mixture import joined, read_mixture, total
-from torch_dataloader_utils.reading.packing import PackedScan, unpacked
+from torch_dataloader_utils.reading.packing import PackedScan, unpacked, with_sequences
 from torch_dataloader_utils.reading.removal import without_removed
 from torch_dataloader_utils.reading.row_groups import REMOVED_COLUMN, RowGroupReader
 from torch_dataloader_utils.reading.row_marks import with_hashes
@@ -89,14 +89,17 @@ def _read_streams(
     reserved = budget.take(budget.limit // 2)
     reserved.keep()
     epoch = MIXTURE_KEY if isinstance(files, OpenedSources) else assignment.epoch
+    # A mixture packs row groups, one by one.
+    of_streams = replace(options, packing=None) if isinstance(files, OpenedSources) else options
     share = max(1, reserved.size // len(streams))
     scans = [
-        _scan(new_reader(stream), stream, epoch, options, MemoryBudget(share), num_streams=len(streams))
+        _scan(new_reader(stream), stream, epoch, of_streams, MemoryBudget(share), num_streams=len(streams))
         for stream in streams
     ]
     try:
         if isinstance(files, OpenedSources):
-            yield from read_mixture(assignment.turns, scans, budget, fingerprint=options.fingerprint)
+            batches = read_mixture(assignment.turns, scans, budget, fingerprint=options.fingerprint)
+            yield from batches if options.packing is None else with_sequences(batches, options.packing)
         else:
             yield from _read_grid(assignment, scans, options, budget)
     finally:

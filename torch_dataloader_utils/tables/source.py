@@ -12,8 +12,10 @@ from torch_dataloader_utils.dataset.file_set import FileSet, PathSet
 from torch_dataloader_utils.dataset.options import Filters, parse_filters
 from torch_dataloader_utils.dataset.partitions import Partitioning
 from torch_dataloader_utils.dataset.sources import SourceDescription
+from torch_dataloader_utils.dataset.transforms import parse_transform
 from torch_dataloader_utils.formats.base import FILTER_UNKNOWN, Format
 from torch_dataloader_utils.formats.registry import FORMATS, FormatName, choose_format
+from torch_dataloader_utils.formats.row_transform import UNKNOWN, Transform
 from torch_dataloader_utils.formats.text.footer import LARGEST_RANGE, Cutting
 from torch_dataloader_utils.loader.arguments import (
     PathLike,
@@ -44,12 +46,16 @@ class Source(SourceDescription):
         columns: Columns to deliver, in this order; None for all. The columns of all sources become one schema, as those
             of files do: a column that a source lacks is null in its rows.
         filters: Which rows to deliver. Needs `count_rows`.
+        transform: A function from a table of these rows to the table that is delivered in their place, as in
+            `StructuredDataset.create_dataloader`. Needs `count_rows`. What it returns is a row of the mixture.
+        transform_id: What you call this transform. States record it, and load only where it is the same. Counts of a
+            transform without an id are in no `manifest`.
         storage_options: fsspec's options for the storage of this source, credentials included.
         partitioning: Which directories become columns.
         manifest: The result of `MixedDataset.dump_manifest` for this source, or of `StructuredDataset.dump_manifest`.
         count_rows: Whether to count, once, when the mixture is made, the rows that only reading tells: all rows of text
-            files, and those that a filter keeps of each row group. A mixture has to know them. `manifest` holds what
-            was counted.
+            files, and those that a filter keeps, or a transform makes, of each row group. A mixture has to know them.
+            `manifest` holds what was counted.
 
     Raises:
         TypeError: If an argument has the wrong type.
@@ -66,6 +72,8 @@ class Source(SourceDescription):
         format_options: Mapping[str, Any] | None = None,
         columns: Sequence[str] | None = None,
         filters: Filters | None = None,
+        transform: Transform | None = None,
+        transform_id: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         partitioning: Partitioning | None = None,
         manifest: bytes | None = None,
@@ -93,7 +101,11 @@ class Source(SourceDescription):
         unknown = None if file_format.unknown_rows is None else UNCOUNTED
         if kept is not None and not count_rows:
             unknown = FILTER_UNKNOWN
-        super().__init__(text, partial(_path_set, given, new_format), names, kept, count_rows, unknown, manifest)
+        made = parse_transform({"transform": transform, "transform_id": transform_id, "fingerprint": False})
+        if made is not None and not count_rows:
+            unknown = UNKNOWN
+        files = partial(_path_set, given, new_format)
+        super().__init__(text, files, names, kept, count_rows, unknown, manifest, made)
 
     @classmethod
     def iceberg(
@@ -105,6 +117,8 @@ class Source(SourceDescription):
         scan_filter: str | BooleanExpression | None = None,
         columns: Sequence[str] | None = None,
         filters: Filters | None = None,
+        transform: Transform | None = None,
+        transform_id: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         count_rows: bool = False,
     ) -> Source:
@@ -118,8 +132,11 @@ class Source(SourceDescription):
                 `count_rows`.
             columns: Columns to deliver, in this order; None for all.
             filters: Which rows to deliver. Needs `count_rows`.
+            transform: What makes other rows of the rows, as in `StructuredDataset.create_dataloader`. Needs
+                `count_rows`.
+            transform_id: What you call this transform. States record it.
             storage_options: fsspec's options for the storage of the files.
-            count_rows: Whether to count the rows that the filters leave.
+            count_rows: Whether to count the rows that the filters leave, or the transform makes.
 
         Raises:
             TypeError: If an argument has the wrong type.
@@ -129,7 +146,8 @@ class Source(SourceDescription):
         tables = import_module("torch_dataloader_utils.tables.iceberg.table")  # pyiceberg is an extra
         files = tables.CatalogTable.parse(table, catalog_config, snapshot_id, scan_filter, storage_options)
         require_options(storage_options, "storage_options")
-        return cls._of_table(repr(table), files, columns, filters, count_rows=count_rows)
+        made = parse_transform({"transform": transform, "transform_id": transform_id, "fingerprint": False})
+        return cls._of_table(repr(table), files, columns, filters, made, count_rows=count_rows)
 
     @classmethod
     def delta(
@@ -139,6 +157,8 @@ class Source(SourceDescription):
         version: int | None = None,
         columns: Sequence[str] | None = None,
         filters: Filters | None = None,
+        transform: Transform | None = None,
+        transform_id: str | None = None,
         storage_options: Mapping[str, Any] | None = None,
         delta_options: Mapping[str, str] | None = None,
         count_rows: bool = False,
@@ -150,9 +170,12 @@ class Source(SourceDescription):
             version: The version to read; None for the latest.
             columns: Columns to deliver, in this order; None for all.
             filters: Which rows to deliver. Needs `count_rows`.
+            transform: What makes other rows of the rows, as in `StructuredDataset.create_dataloader`. Needs
+                `count_rows`.
+            transform_id: What you call this transform. States record it.
             storage_options: fsspec's options for the storage of the files.
             delta_options: deltalake's options for the same storage, to read the log.
-            count_rows: Whether to count the rows that the filter leaves.
+            count_rows: Whether to count the rows that the filter leaves, or the transform makes.
 
         Raises:
             TypeError: If an argument has the wrong type.
@@ -163,7 +186,8 @@ class Source(SourceDescription):
         require_options(storage_options, "storage_options")
         files = tables.VersionFiles.parse(table, version, storage_options, delta_options)
         text = Redactor(storage_options or {}, [os.fspath(table)]).clean(os.fspath(table))
-        return cls._of_table(text, files, columns, filters, count_rows=count_rows)
+        made = parse_transform({"transform": transform, "transform_id": transform_id, "fingerprint": False})
+        return cls._of_table(text, files, columns, filters, made, count_rows=count_rows)
 
     @classmethod
     def _of_table(
@@ -172,16 +196,18 @@ class Source(SourceDescription):
         files: FileSet,
         columns: Sequence[str] | None,
         filters: Filters | None,
+        transform: tuple[Transform, str | None] | None,
         *,
         count_rows: bool,
     ) -> Source:
         kept = parse_filters(filters)
         counts = require_flag(count_rows, "count_rows")
         unknown = FILTER_UNKNOWN if (kept is not None or files.is_filtered) and not counts else None
+        if transform is not None and not counts:
+            unknown = UNKNOWN
         source = cls.__new__(cls)
-        SourceDescription.__init__(
-            source, text, partial(_of_any_cutting, files), parse_columns(columns, None), kept, counts, unknown
-        )
+        new_files, names = partial(_of_any_cutting, files), parse_columns(columns, None)
+        SourceDescription.__init__(source, text, new_files, names, kept, counts, unknown, None, transform)
         return source
 
 
