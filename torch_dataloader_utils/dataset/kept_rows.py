@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import pyarrow as pa
 
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
@@ -65,25 +67,26 @@ def _with_rows(group: RowGroup, rows: int) -> RowGroup:
 def _counted(files: OpenedFiles) -> dict[str, tuple[int, ...]]:
     """Read the filter's columns of the row groups that may hold rows for it, and count those that it keeps."""
     kept = {file.path: [0] * len(file.row_groups) for file in files.manifest.files}
-    reader = RowGroupReader(files.for_filter_alone(), ReadCache.of_opened(files.footers))
+    for group, table in read_row_groups(files.for_filter_alone(), _selected(files)):
+        kept[group.path][group.number] = table.num_rows
+    return {path: tuple(rows) for path, rows in kept.items()}
+
+
+def read_row_groups(files: OpenedFiles, groups: Iterable[tuple[str, int]]) -> Iterator[tuple[FileRowGroup, pa.Table]]:
+    """Read row groups, each given as its path and number, and yield them in their order."""
+    reader = RowGroupReader(files, ReadCache.of_opened(files.footers))
     waiting: deque[FileRowGroup] = deque()
-
-    def read_next() -> None:
-        group = waiting.popleft()
-        kept[group.path][group.number] = reader.read(group).num_rows
-
     try:
-        for path, number in _selected(files):
+        for path, number in groups:
             group = reader.group(path, number)
             reader.request(group, whole=True)
             waiting.append(group)
             if len(waiting) >= reader.most_requested(group):
-                read_next()
+                yield waiting[0], reader.read(waiting.popleft())
         while waiting:
-            read_next()
+            yield waiting[0], reader.read(waiting.popleft())
     finally:
         reader.close()
-    return {path: tuple(rows) for path, rows in kept.items()}
 
 
 def _selected(files: OpenedFiles) -> Iterator[tuple[str, int]]:

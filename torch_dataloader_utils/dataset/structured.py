@@ -80,6 +80,7 @@ class StructuredDataset(ExcludingDataset):
         fill_nulls: Mapping[str, Any] | None = None,
         mask_nulls: Sequence[str] | None = None,
         packing: Packing | None = None,
+        count_tokens: bool | str = False,
         batching: TokenBudget | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -187,8 +188,14 @@ class StructuredDataset(ExcludingDataset):
             packing: How documents, which are lists of tokens, become sequences of one length: see `Packing`. A batch
                 then has `batch_size` sequences of shape ``(batch_size, length)``, and as asked their ``document_ids``,
                 ``position_ids``, ``cu_seqlens`` and ``max_seqlen``. What is made of each shard is a function of its
-                rows alone, so resumes are exact. How many sequences there are is known when all is read:
-                ``len(loader)``, `uneven_ranks`, `virtual_ranks`, `row_id_column` and `fingerprint` are refused.
+                rows alone, so resumes are exact. `row_id_column` and `fingerprint` are refused; so are
+                ``len(loader)``, `uneven_ranks` and `virtual_ranks` unless `count_tokens` counts the sequences ahead.
+            count_tokens: Whether to count the tokens of the documents that `packing` packs, in this call: True, or the
+                name of a column of integers that says how many tokens each document has. The sums of tokens of row
+                groups are taken from footers where these tell them exactly; else that column is read, or without one
+                the documents, once: `dump_manifest` keeps what was counted. ``"best_fit"``, and documents that are not
+                split, need the length of each document: 4 bytes of memory for each. `filters` and `transform` are
+                refused beside it.
             batching: Batches by tokens in place of rows: see `TokenBudget`. A batch has as many whole rows as fit. That
                 depends on where it begins and on the rows behind it, so resumes are exact. How many batches there are
                 is known when all is read: ``len(loader)``, `uneven_ranks` and `virtual_ranks` are refused. So are
@@ -438,7 +445,11 @@ class StructuredDataset(ExcludingDataset):
             raise ValueError(f"a manifest cannot describe a table: open the table with {pinned} instead")
         known = KnownFooters(opened_files.footers, opened_files.metadata_file)
         return dump_manifest(
-            opened_files.manifest.root, tuple(opened_files.files.values()), known, opened_files.storage
+            opened_files.manifest.root,
+            tuple(opened_files.files.values()),
+            known,
+            opened_files.storage,
+            tokens=opened_files.tokens,
         )
 
     def get_metrics(self) -> dict[str, Any]:

@@ -600,7 +600,8 @@ class EpochState(SkipsSteps):
         batches = list(map(self._batches, ranks))
         if len(set(batches)) > 1:
             self._warned_of_uneven_ranks = True
-            warn_of_uneven_ranks(self.epoch, batches, [rank.rows_left for rank in ranks])
+            rows = [rank.rows_left for rank in ranks]
+            warn_of_uneven_ranks(self.epoch, batches, rows, self._planner.options.unit)
 
 
 def _nothing_counted(topology: Topology) -> tuple[MetricsReading, Metrics]:
