@@ -251,7 +251,7 @@ def _left(stream: Iterable[ShardSlice], recorded: _Recorded) -> Iterator[ShardSl
         if later or (reached_end and until > shard_slice.start):
             msg = "not a state of this package: a worker's shards are done in their order, and these are not"
             raise ValueError(msg)
-        if until < shard_slice.stop:
+        if until < shard_slice.stop or reached_end:  # a shard that delivers nothing is done once those before it are
             reached_end = True
             yield replace(shard_slice, start=until)
 
