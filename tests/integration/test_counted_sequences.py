@@ -13,8 +13,18 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from icebergs import append_rows, config_of, data_files, delete_rows, new_catalog
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, ListType, NestedField
 
-from torch_dataloader_utils import CheckpointMismatchError, ColumnError, Packing, StructuredDataset
+from torch_dataloader_utils import (
+    CheckpointMismatchError,
+    ColumnError,
+    IcebergDataset,
+    Packing,
+    StructuredDataset,
+    audit,
+)
 from torch_dataloader_utils.dataset import counted_tokens
 
 LENGTH, LONGEST = 32, 2_000
@@ -234,6 +244,37 @@ def test_skipped_steps_are_known_ahead(dataset):
     assert pieces_of(loader) == whole[:6] + whole[15:]
 
 
+@pytest.mark.parametrize("way", ["concat", "best fit"])
+def test_skipped_steps_are_restored_on_other_ranks(dataset, way):
+    options = {"packing": WAYS[way], "uneven_ranks": "drop", **ROWS_SHUFFLED}
+    delivered, states = [], []
+    for rank in range(2):
+        loader = open_packed(dataset, num_ranks=2, rank=rank, **options)
+        loader.skip_steps(1, 6)
+        delivered += pieces_of(islice(loader, 3))
+        states.append(loader.state_dict())
+    loader = open_packed(dataset, **options)
+    loader.load_state_dict(states, strict=False)
+    loader.restore_skipped()
+    done, following = loader.state_dict()["batches_delivered"], list(loader)
+    assert len(loader) == done - 5 + len(following)
+    assert tokens_of(delivered + pieces_of(following)) == expected(WAYS[way])
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_an_audit_counts_rows_of_whole_shards_as_done(dataset, order):
+    """Also of those that give no sequence."""
+    loader = open_packed(dataset, **ORDERS[order])
+    assert len(list(islice(loader, 40))) == 40
+    found = audit(loader.state_dict(), dataset).total
+    assert found.under_way + found.done + found.left == len(document_lengths())
+    assert found.under_way > 0
+    loader = open_packed(dataset, **ORDERS[order])
+    assert list(loader)
+    found = audit(loader.state_dict(), dataset).total
+    assert (found.done, found.missing, found.twice) == (len(document_lengths()), 0, 0)
+
+
 # What is read to count ------------------------------------------------------------------------------------------------
 
 
@@ -306,6 +347,35 @@ def test_other_writers_statistics_are_not_trusted(tmp_path, reads, monkeypatch):
     pq.write_table(pa.table({"tokens": [[1, 2], [3]], "num_tokens": [2, 1]}), tmp_path / "a.parquet")
     assert len(open_packed(tmp_path, count_tokens="num_tokens")) == 1
     assert reads == [("num_tokens", "a.parquet", 0)]
+
+
+def test_text_is_counted_where_its_rows_are(tmp_path, reads):
+    lines = "".join(f'{{"tokens": {list(range(number % 7))}}}\n' for number in range(60))
+    (tmp_path / "a.jsonl").write_text(lines)
+    with pytest.raises(ValueError, match=r"count_tokens=True .*count_rows=True"):
+        open_packed(tmp_path, format="jsonl")
+    loader = open_packed(tmp_path, format="jsonl", count_rows=True, split_rows=None)
+    assert len(loader) == sum(1 for _ in loader)
+    assert reads
+
+
+def test_deleted_rows_of_a_table_are_no_documents(tmp_path, reads):
+    schema = Schema(NestedField(1, "tokens", ListType(2, IntegerType(), element_required=True)))
+    table = new_catalog(tmp_path).create_table("db.documents", schema, properties={"format-version": "2"})
+    documents = pa.array(documents_of(range(40)), pa.list_(pa.field("element", pa.int32(), nullable=False)))
+    for _ in range(2):
+        append_rows(table, pa.table({"tokens": documents}), group_rows=7)
+    delete_rows(table, {data_files(table)[0]: [*range(7, 14), 22, 39]})
+    loader, _ = IcebergDataset.create_dataloader(
+        "db.documents",
+        catalog_config=config_of(tmp_path),
+        packing=Packing("tokens", LENGTH),
+        count_tokens=True,
+        batch_size=3,
+        num_workers=0,
+    )
+    assert len(loader) == sum(1 for _ in loader)
+    assert len(reads) == 5  # of the row groups with rows, of the file with deletes alone
 
 
 # What is wrong --------------------------------------------------------------------------------------------------------
