@@ -432,6 +432,8 @@ class StructuredDataset(ExcludingDataset):
     def dump_manifest(self) -> bytes:
         """Return the files and their footers, for `create_dataloader` of another rank or a later run.
 
+        Tokens that `count_tokens` has counted are kept, too.
+
         Returns:
             Bytes to keep in a file or to send (``broadcast_object_list``). They hold no credentials.
 
@@ -472,7 +474,9 @@ class StructuredDataset(ExcludingDataset):
             rank, or for each virtual rank that it delivers, ``rank``, ``rows`` and ``hash``, of what was delivered in
             this epoch, before a resume too; None if the epoch was continued from a state without it. With `packing`
             also ``tokens_packed``, ``tokens_separators`` among them, ``tokens_padding`` and ``tokens_dropped`` of the
-            sequences that were made, and ``fill_rate``, the share of tokens in them; None before there are any.
+            sequences that were made, and ``fill_rate``, the share of tokens in them; None before there are any. With
+            `uneven_ranks` and `packing`, in place of the rows, the numbers ``uneven_sequences_dropped`` and
+            ``uneven_sequences_repeated``, of all ranks.
         """
         counters: dict[str, Any] = {"epoch": self.epoch, **self._epoch_state.metrics()}
         counters |= dict(zip(("row_groups_pruned", "bytes_pruned"), self._opened_files.pruned, strict=True))
@@ -481,6 +485,9 @@ class StructuredDataset(ExcludingDataset):
         if packing is not None:
             places = counters["tokens_packed"] + counters["tokens_padding"]
             counters["fill_rate"] = counters["tokens_packed"] / places if places else None
+        counters |= {
+            f"uneven_sequences_{verb}": count for verb, count in self._epoch_state.balanced_sequences().items()
+        }
         return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._epoch_state.balanced_rows().items()}
 
     def get_total_metrics(self) -> dict[str, Any]:

@@ -167,17 +167,18 @@ class EpochPlanner:
             return {}
         known = self._uneven_rows
         if known is None or known[0] is not plan or known[1] is not restored:
-            seed = self.options.row_shuffle_seed
-            parts = [part.balanced for part in (plan, restored) if part is not None and part.balanced is not None]
-            slices = {
-                "dropped": [dropped for part in parts for dropped in part.dropped],
-                "repeated": [repeated for part in parts for repeated in part.repeated],
-            }
+            seed, slices = self.options.row_shuffle_seed, _uneven(plan, restored)
             rows = {
                 verb: list(delivered_rows(of_verb, seed=seed, epoch=plan.epoch)) for verb, of_verb in slices.items()
             }
             known = self._uneven_rows = plan, restored, rows
         return known[2]
+
+    def uneven_sequences(self, plan: Plan, restored: Plan | None = None) -> dict[str, int]:
+        """Return how many sequences a plan drops and repeats: see `uneven_rows`. Empty where these are rows."""
+        if plan.balanced is None or not self.options.is_open_ended:
+            return {}
+        return {verb: sum(part.rows for part in slices) for verb, slices in _uneven(plan, restored).items()}
 
     def _bundled(self, strategy: SplitStrategy, epoch: int) -> tuple[list[list[SizedSplit]], str]:
         if self._bundles is None or self._bundles[0] != epoch:
@@ -244,6 +245,15 @@ PLAN_ALGORITHMS: dict[int, Callable[..., Plan]] = {2: make_plan}
 A change that can change a plan or a permutation is a new algorithm with a number of its own, beside those here:
 states that were saved name them.
 """
+
+
+def _uneven(plan: Plan, restored: Plan | None) -> dict[str, list[ShardSlice]]:
+    """Return what a plan, and that of restored rows, drop and repeat."""
+    parts = [part.balanced for part in (plan, restored) if part is not None and part.balanced is not None]
+    return {
+        "dropped": [dropped for part in parts for dropped in part.dropped],
+        "repeated": [repeated for part in parts for repeated in part.repeated],
+    }
 
 
 def newest_algorithm() -> int:
