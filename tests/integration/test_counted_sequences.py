@@ -347,8 +347,9 @@ def test_nulls_and_empty_lists_are_no_tokens(tmp_path, reads, lists, statistics)
     assert bool(reads) == (unclear or not statistics)
 
 
-def test_other_writers_statistics_are_not_trusted(tmp_path, reads, monkeypatch):
-    monkeypatch.setattr("torch_dataloader_utils.formats.parquet.footer.COUNTING_WRITERS", ("someone",))
+@pytest.mark.parametrize("trusted", [{"someone": 1}, {"parquet-cpp-arrow": 1000}], ids=["another", "a later one"])
+def test_other_writers_statistics_are_not_trusted(tmp_path, reads, monkeypatch, trusted):
+    monkeypatch.setattr("torch_dataloader_utils.formats.parquet.footer.COUNTING_WRITERS", trusted)
     pq.write_table(pa.table({"tokens": [[1, 2], [3]], "num_tokens": [2, 1]}), tmp_path / "a.parquet")
     assert len(open_packed(tmp_path, count_tokens="num_tokens")) == 1
     assert reads == [("num_tokens", "a.parquet", 0)]

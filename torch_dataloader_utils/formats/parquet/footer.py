@@ -7,6 +7,8 @@ format specification, https://parquet.apache.org/docs/file-format/.
 from __future__ import annotations
 
 import hashlib
+import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -26,8 +28,9 @@ SIGNATURE_BYTES = 28
 """The nonce and the tag at the end of a plain footer if columns are encrypted: "Plaintext footer mode" in
 https://github.com/apache/parquet-format/blob/master/Encryption.md."""
 
-COUNTING_WRITERS = ("parquet-cpp-arrow", "parquet-mr", "parquet-rs")
-"""Writers whose statistics count an empty list as a null, as they do a null list. Others may count nulls alone."""
+COUNTING_WRITERS = {"parquet-cpp-arrow": 7, "parquet-mr": 1, "parquet-rs": 1}
+"""Writers whose statistics count null lists and empty lists as nulls, each with the first such release. Others may count
+nulls within lists alone, as Arrow did before https://github.com/apache/arrow/pull/11281."""
 
 SHOWN = 3
 """How many files a warning names."""
@@ -188,7 +191,8 @@ def list_values(content: bytes, column: str, *, nulls_are_values: bool) -> list[
     metadata = parse_footer(content)
     schema = metadata.schema.to_arrow_schema()
     groups = row_groups_of(metadata)
-    if not (metadata.created_by or "").startswith(COUNTING_WRITERS):
+    writer = re.match(r"(\S+) version (\d+)", metadata.created_by or "")
+    if writer is None or int(writer[2]) < COUNTING_WRITERS.get(writer[1], sys.maxsize):
         return [None] * len(groups)
     has_nulls = nulls_are_values and schema.field(column).type.value_field.nullable
     leaf = leaves_of(schema)[column][0]
