@@ -29,8 +29,9 @@ SIGNATURE_BYTES = 28
 https://github.com/apache/parquet-format/blob/master/Encryption.md."""
 
 COUNTING_WRITERS = {"parquet-cpp-arrow": 7, "parquet-mr": 1, "parquet-rs": 1}
-"""Writers whose statistics count null lists and empty lists as nulls, each with the first such release. Others may count
-nulls within lists alone, as Arrow did before https://github.com/apache/arrow/pull/11281."""
+"""Writers whose statistics count null lists and empty lists as nulls, each with the first such release.
+
+Others may count nulls within lists alone, as Arrow did before https://github.com/apache/arrow/pull/11281."""
 
 SHOWN = 3
 """How many files a warning names."""
