@@ -149,6 +149,7 @@ def use_every_parameter() -> None:
         fill_nulls={"x": "", "z": -100},
         mask_nulls=["y"],
         packing=Packing("tokens", length=4096, strategy="best_fit", outputs=["cu_seqlens"]),
+        count_tokens="num_tokens",
         batching=TokenBudget("tokens", tokens=32_768, padded=True, oversized="alone"),
         collate_fn=len,
         storage_options={"anon": True},

@@ -190,11 +190,11 @@ def _delivered(
     repeated: dict[Shard, list[tuple[int, int]]] = defaultdict(list)
     for part in slices:
         if part.repeats:
-            repeated[part.shard].append((part.start, part.stop))
+            repeated[part.shard].append(part.window)
         elif part.is_whole:
             done.append(part.shard)
         else:
-            parts[part.shard].append((part.start, part.stop))
+            parts[part.shard].append(part.window)
     partial = {shard: merged(windows) for shard, windows in parts.items()}
     done += [shard for shard, windows in partial.items() if _is_whole(shard, windows)]
     partial = {shard: windows for shard, windows in partial.items() if not _is_whole(shard, windows)}
@@ -202,7 +202,7 @@ def _delivered(
 
 
 def _is_whole(shard: Shard, windows: Windows) -> bool:
-    return windows == ((0, shard.rows),) and not shard.missing
+    return windows == ((0, shard.end),) and not shard.missing
 
 
 def _splits(shards: Iterable[Shard]) -> list[Split]:

@@ -28,7 +28,15 @@ from torch_dataloader_utils.checkpoint.skipped_steps import rows_in
 from torch_dataloader_utils.errors import Difference, RankMismatchError, shown
 from torch_dataloader_utils.planning.excluded import ExcludedRows
 from torch_dataloader_utils.planning.manifest import Manifest, Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, Plan, ShardSlice, SkippedRows
+from torch_dataloader_utils.planning.plan import (
+    TO_THE_END,
+    DeliveredBaseline,
+    PartialShard,
+    Plan,
+    Shard,
+    ShardSlice,
+    SkippedRows,
+)
 from torch_dataloader_utils.planning.row_ranges import (
     Coverage,
     RowRange,
@@ -150,6 +158,7 @@ def place_states(checked: CheckedStates, plan: Plan, skipped_plan: Plan | None =
     ranks = range(plan.num_ranks) if checked.of_all_ranks else topology.own_ranks
     streams = {(rank, worker): plan.stream(rank, worker) for worker in range(plan.streams) for rank in ranks}
     recorded = _Recorded(checked.states, manifest)
+    recorded.end_with(part.shard for stream in streams.values() for part in stream)
     lost = recorded.first_unplaced(streams.values())
     if checked.differences or checked.files or lost:
         raise mismatch(checked.differences, checked.files, lost, manifest)
@@ -177,6 +186,18 @@ class _Recorded:
         self._partial, self._repeated = ({key: merged(held[key]) for key in held} for held in recorded)
         if any(size_of(self._partial[splits]) != size_of(windows) for splits, windows in recorded[0].items()):
             raise ValueError("not a state of this package: it records a shard in progress twice")
+
+    def end_with(self, shards: Iterable[Shard]) -> None:
+        """Let windows end with these shards, where it is known what they deliver, and states record an open end."""
+        for shard in shards:
+            if shard.delivers is None or shard.delivers == TO_THE_END:
+                continue
+            for held in (self._partial, self._repeated):
+                windows = held.get(shard.splits, ())
+                if windows and windows[-1][1] == TO_THE_END:
+                    start = windows[-1][0]
+                    last = ((start, shard.rows),) if start < shard.rows else ()
+                    held[shard.splits] = (*windows[:-1], *last)
 
     def windows(self, shard_slice: ShardSlice) -> Windows:
         """Return the rows of a slice's shard that were delivered."""
@@ -230,7 +251,7 @@ def _left(stream: Iterable[ShardSlice], recorded: _Recorded) -> Iterator[ShardSl
         if later or (reached_end and until > shard_slice.start):
             msg = "not a state of this package: a worker's shards are done in their order, and these are not"
             raise ValueError(msg)
-        if until < shard_slice.stop:
+        if until < shard_slice.stop or reached_end:  # a shard that delivers nothing is done once those before it are
             reached_end = True
             yield replace(shard_slice, start=until)
 

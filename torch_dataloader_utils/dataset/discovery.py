@@ -168,6 +168,19 @@ def with_expression(files: OpenedFiles, expression: pc.Expression, options: Read
     return replace(files, needed=needed, projections=projections, projected=projected_by, expressions=expressions)
 
 
+def with_column_alone(files: OpenedFiles, column: str) -> OpenedFiles:
+    """Return the same files with one column, delivered or not.
+
+    Raises:
+        ColumnError: If it does not exist, or has no common type.
+    """
+    columns = files.all_columns
+    assert columns is not None  # noqa: S101 - only copies in workers have none
+    needed = _needed(columns.unified, [column], [])
+    projections, projected_by = _projections(columns, needed)
+    return replace(files, schema=needed, needed=needed, projections=projections, projected=projected_by)
+
+
 def with_filters(files: OpenedFiles, excluding: Iterable[str]) -> OpenedFiles:
     """Return the same files with some expressions that exclude rows, given by digest, as a part of the filter."""
     expressions = [files.expressions[digest] for digest in excluding]

@@ -51,7 +51,7 @@ class ExcludingDataset(LedgerDataset):
             ColumnError: If the expression does not fit the columns, or rows of a column cannot be left out.
         """
         files = files_of(self._opened_files, "exclude")
-        if files.unknown_made is not None:
+        if self._stream.options.packing is not None:
             raise ValueError("exclude: rows cannot be excluded beside packing; leave them out with filters")
         if files.transform is not None:
             msg = "exclude is not possible with a transform: of which rows a row was made is not known; leave rows "

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch_dataloader_utils.dataset.discovery import Request, open_files
 from torch_dataloader_utils.dataset.manifest_file import load_manifest
+from torch_dataloader_utils.dataset.packing import sequence_counts
 from torch_dataloader_utils.dataset.partitions import Partitioning, is_hive, partition_columns, require_partitioning
 from torch_dataloader_utils.formats.base import Format, Opened, OpenedFiles
 from torch_dataloader_utils.formats.recognition import format_hint
@@ -56,7 +57,7 @@ class FileSet(ABC):
         drop_last: bool,  # noqa: ARG002
     ) -> EpochPlanner:
         """Return what plans the epochs of the opened files."""
-        return EpochPlanner(opened.manifest, options, opened.selection, strategy)
+        return EpochPlanner(opened.manifest, options, opened.selection, strategy, sequence_counts(opened, options))
 
 
 @dataclass(frozen=True, slots=True)

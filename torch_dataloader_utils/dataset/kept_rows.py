@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+
+import pyarrow as pa
 
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
@@ -98,33 +100,38 @@ def _with_rows(group: RowGroup, rows: int) -> RowGroup:
 def _counted(files: OpenedFiles, row_id_column: str | None) -> dict[str, tuple[int, ...]]:
     """Read the row groups that may hold rows for the filter, and count those that are delivered."""
     kept = {file.path: [0] * len(file.row_groups) for file in files.manifest.files}
-    cache, packing = ReadCache.of_opened(files.footers), files.packing
+    packing = files.packing
     if packing is not None:
-        reader = RowGroupReader(files.for_lengths_alone(), cache)
+        read = files.for_lengths_alone()
     elif files.makes_rows:
-        reader = RowGroupReader(files, cache, row_id_column)
+        read = files
     else:
-        reader = RowGroupReader(files.for_filter_alone(), cache)
-    waiting: deque[FileRowGroup] = deque()
-
-    def read_next() -> None:
-        group = waiting.popleft()
-        table = reader.read(group)
-        rows = table.num_rows if packing is None else packing.sequences(table, reader.name(group))
+        read = files.for_filter_alone()
+    for group, table in read_row_groups(read, _selected(files), row_id_column if read is files else None):
+        rows = table.num_rows
+        if packing is not None:
+            rows = packing.sequences(table, files.row_group_name(group.path, group.number))
         kept[group.path][group.number] = rows
+    return {path: tuple(rows) for path, rows in kept.items()}
 
+
+def read_row_groups(
+    files: OpenedFiles, groups: Iterable[tuple[str, int]], row_id_column: str | None = None
+) -> Iterator[tuple[FileRowGroup, pa.Table]]:
+    """Read row groups, each given as its path and number, and yield them in their order."""
+    reader = RowGroupReader(files, ReadCache.of_opened(files.footers), row_id_column)
+    waiting: deque[FileRowGroup] = deque()
     try:
-        for path, number in _selected(files):
+        for path, number in groups:
             group = reader.group(path, number)
             reader.request(group, whole=True)
             waiting.append(group)
             if len(waiting) >= (MOST_WHOLE if files.makes_rows else reader.most_requested(group)):
-                read_next()
+                yield waiting[0], reader.read(waiting.popleft())
         while waiting:
-            read_next()
+            yield waiting[0], reader.read(waiting.popleft())
     finally:
         reader.close()
-    return {path: tuple(rows) for path, rows in kept.items()}
 
 
 def _selected(files: OpenedFiles) -> Iterator[tuple[str, int]]:

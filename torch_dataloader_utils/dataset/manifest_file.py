@@ -12,11 +12,13 @@ from itertools import pairwise
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils.dataset.kept_rows import KeptRows
 from torch_dataloader_utils.errors import cut
 from torch_dataloader_utils.formats.base import KnownFooters
+from torch_dataloader_utils.planning.token_counts import Lengths, TokenCounts
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 from torch_dataloader_utils.storage.listing import GLOB, Listing
 from torch_dataloader_utils.storage.redaction import REDACTED
@@ -27,6 +29,7 @@ MAGIC = b"TDUM"
 DIGEST_SIZE = 16
 KEY = b"torch_dataloader_utils"
 METADATA_FILE_KEY = b"torch_dataloader_utils:_metadata"
+TOKENS_KEY = b"torch_dataloader_utils:tokens"
 KEPT_ROWS_KEY = b"torch_dataloader_utils:kept_rows"
 SCHEMA = pa.schema(
     {
@@ -41,11 +44,17 @@ SCHEMA = pa.schema(
 
 
 def dump_manifest(
-    root: str, files: Sequence[StoredFile], known: KnownFooters, storage: Storage, kept: KeptRows | None = None
+    root: str,
+    files: Sequence[StoredFile],
+    known: KnownFooters,
+    storage: Storage,
+    *,
+    kept: KeptRows | None = None,
+    tokens: TokenCounts | None = None,
 ) -> bytes:
     """Return files and their footers as an Arrow IPC stream, compressed, after a digest of it.
 
-    `kept` are the rows that a filter keeps, or a transform makes, if they were counted.
+    `kept` are the rows that a filter keeps, or a transform makes, and `tokens` those of documents, if counted.
 
     Raises:
         ValueError: If a URL has a query or a user name that may be secret: the file cannot be found without it.
@@ -65,6 +74,8 @@ def dump_manifest(
         if kept.made is not None:
             counts["made"] = kept.made
         about[KEPT_ROWS_KEY] = json.dumps(counts).encode()
+    if tokens is not None:
+        about[TOKENS_KEY] = _dump_tokens(tokens)
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="zstd")
     with pa.ipc.new_stream(sink, SCHEMA.with_metadata(about), options=options) as stream:
@@ -124,6 +135,39 @@ def parse_kept_rows(content: bytes) -> KeptRows | None:
     held = json.loads(counts)
     rows = {path: tuple(of_file) for path, of_file in held["rows"].items()}
     return KeptRows(held["filter"], held["binding"], rows, held.get("made"))
+
+
+def _dump_tokens(tokens: TokenCounts) -> bytes:
+    """Return counted tokens: a line of JSON, and the lengths of all documents, compressed, if they are known."""
+    about: dict[str, Any] = {
+        "column": tokens.column,
+        "length_column": tokens.length_column,
+        "rows": dict(tokens.rows),
+        "sums": dict(tokens.sums),
+    }
+    lengths = b""
+    if tokens.lengths is not None:
+        whole = np.concatenate([np.empty(0, np.int32), *map(tokens.lengths.__getitem__, tokens.rows)]).astype("<i4")
+        about["documents"] = len(whole)
+        lengths = pa.compress(whole.tobytes(), codec="zstd", asbytes=True)
+    return json.dumps(about).encode() + b"\n" + lengths
+
+
+def parse_tokens(content: bytes) -> TokenCounts | None:
+    """Return the counted tokens, if a manifest holds them. `parse_manifest` has to have accepted it."""
+    with pa.ipc.open_stream(pa.py_buffer(_unsealed(content)[1])) as stream:
+        stored = (stream.schema.metadata or {}).get(TOKENS_KEY)
+    if stored is None:
+        return None
+    text, compressed = stored.split(b"\n", 1)
+    held = json.loads(text)
+    rows, sums = ({path: tuple(of_file) for path, of_file in held[name].items()} for name in ("rows", "sums"))
+    lengths: dict[str, Lengths] | None = None
+    if "documents" in held:
+        raw = pa.decompress(compressed, held["documents"] * 4, codec="zstd", asbytes=True)
+        bounds = np.cumsum([sum(of_file) for of_file in rows.values()])[:-1]
+        lengths = dict(zip(rows, np.split(np.frombuffer(raw, "<i4"), bounds), strict=True))
+    return TokenCounts(held["column"], held["length_column"], rows, sums, lengths)
 
 
 def parse_manifest(content: bytes) -> tuple[Listing, KnownFooters]:

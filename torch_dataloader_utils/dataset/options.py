@@ -18,12 +18,14 @@ from torch_dataloader_utils.columns.convert import OUTPUT_FORMATS
 from torch_dataloader_utils.columns.options import ColumnOptions, Packing, parse_column_options
 from torch_dataloader_utils.columns.transform import ColumnTransform, refuses_announced_nulls
 from torch_dataloader_utils.dataset.batching import parse_batching, require_countable
+from torch_dataloader_utils.dataset.counted_tokens import with_tokens
 from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet, PathSet
+from torch_dataloader_utils.dataset.manifest_file import parse_tokens
 from torch_dataloader_utils.dataset.mesh import MeshRanks
 from torch_dataloader_utils.dataset.packing import UNKNOWN_SEQUENCES, packing_text, parse_packing, require_packable
 from torch_dataloader_utils.dataset.transforms import parse_transform, with_transform
-from torch_dataloader_utils.formats.base import Format, Opened, files_of
+from torch_dataloader_utils.formats.base import Format, Opened, OpenedFiles, files_of
 from torch_dataloader_utils.formats.registry import FORMATS, choose_format, require_known_rows
 from torch_dataloader_utils.formats.row_packing import FACTS, RowGroupPacking
 from torch_dataloader_utils.formats.row_transform import Transform
@@ -77,6 +79,7 @@ class LoaderOptions:
         torch_options: `dataloader_kwargs`, for ``torch.utils.data.DataLoader``.
         transform: What makes other rows of the rows, and what the user calls it; None for nothing.
         packing: How rows become sequences; None where they do not.
+        count_tokens: Whether their tokens are counted ahead, or the column that says how many each document has.
         batching: How many tokens a batch has; None where batches have `batch_size` rows.
     """
 
@@ -104,6 +107,7 @@ class LoaderOptions:
     torch_options: Mapping[str, Any]
     transform: tuple[Transform, str | None] | None
     packing: Packing | None
+    count_tokens: bool | str
     batching: TokenBudget | None
 
     @classmethod
@@ -166,6 +170,7 @@ class LoaderOptions:
             torch_options=torch_options,
             transform=transform,
             packing=packing,
+            count_tokens=given["count_tokens"],
             batching=batching,
         )
 
@@ -184,8 +189,22 @@ class LoaderOptions:
         if self.transform is not None:
             opened = with_transform(files_of(opened, "transform"), *self.transform, self.row_id_column)
         if self.packing is not None and not self.files.is_mixture:
-            opened = replace(files_of(opened, "packing"), unknown_made=UNKNOWN_SEQUENCES)
+            opened = self._packable(files_of(opened, "packing"), self.packing)
         return opened
+
+    def _packable(self, files: OpenedFiles, packing: Packing) -> OpenedFiles:
+        """Return files whose rows are packed, with their tokens counted if that is asked for."""
+        if self.count_tokens is False:
+            return replace(files, unknown_made=UNKNOWN_SEQUENCES)
+        require_packable(packing, files.schema.names, ColumnTransform.of(files.schema, self.column_options).forms)
+        manifest = self.files.manifest if isinstance(self.files, PathSet) else None
+        return with_tokens(
+            files,
+            packing,
+            self.count_tokens if isinstance(self.count_tokens, str) else None,
+            known=None if manifest is None else parse_tokens(manifest),
+            nulls_are_values=packing.column in self.column_options.fills,
+        )
 
     def _new_packing(self, schema: pa.Schema) -> RowGroupPacking:
         """Return what packs the columns that all sources of a mixture deliver."""
@@ -297,6 +316,8 @@ def _parse_format(given: Mapping[str, Any]) -> Format:
         del needing["uneven_ranks"]
     if arguments.require_flag(given["fingerprint"], "fingerprint"):
         needing["fingerprint"] = True
+    if given["count_tokens"] is not False:
+        needing["count_tokens"] = given["count_tokens"]
     if given["split_strategy"] is not None:
         needing["split_strategy with shuffle_buffer_size"] = buffer_rows
     require_known_rows(file_format, needing)

@@ -9,15 +9,20 @@ from typing import Any
 from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.options import Packing
 from torch_dataloader_utils.errors import ColumnError
+from torch_dataloader_utils.formats.base import Opened
+from torch_dataloader_utils.planning.plan import PlanOptions
+from torch_dataloader_utils.planning.token_counts import SequenceCounts
 
-UNKNOWN_SEQUENCES = "only reading tells how many sequences the rows are packed into"
+UNKNOWN_SEQUENCES = "only reading tells how many sequences the rows are packed into; count_tokens counts them ahead"
+
+SEQUENCES_OF_RANKS = "it needs the number of sequences of each rank, which count_tokens=True counts ahead"
 
 REFUSED = {
     "uneven_ranks": (
         "allow",
-        "it needs the number of sequences of each rank; distributed.in_step lets ranks stop together",
+        f"{SEQUENCES_OF_RANKS}; without it distributed.in_step lets ranks stop together",
     ),
-    "virtual_ranks": (None, "it needs the number of sequences of each rank"),
+    "virtual_ranks": (None, SEQUENCES_OF_RANKS),
     "row_id_column": (None, "a sequence has tokens of many rows"),
     "fingerprint": (False, "a sequence has tokens of many rows"),
     "mask_nulls": (None, "a sequence has tokens of many rows: leave rows with nulls out by a filter"),
@@ -25,14 +30,14 @@ REFUSED = {
 }
 """Arguments that have no meaning for sequences: their default values, and why."""
 
-
-COUNTED = ("uneven_ranks", "virtual_ranks")
-"""Those that a mixture may have: its sequences are counted when it is made."""
+NEED_COUNTS = ("uneven_ranks", "virtual_ranks")
+"""Those of them that are possible where tokens are counted. A mixture counts its sequences when it is made."""
 
 
 def parse_packing(given: Mapping[str, Any], *, is_mixture: bool) -> Packing | None:
     """Return the argument, or raise a TypeError or ValueError if it does not fit the others."""
     packing = given["packing"]
+    _require_counting(given, is_mixture=is_mixture)
     if packing is None:
         return None
     if not isinstance(packing, Packing):
@@ -40,13 +45,32 @@ def parse_packing(given: Mapping[str, Any], *, is_mixture: bool) -> Packing | No
     for name, (default, why) in REFUSED.items():
         if name == "row_id_column" and given["transform"] is not None:  # for the transform alone
             continue
-        if name in COUNTED and is_mixture:
+        if name in NEED_COUNTS and (is_mixture or given["count_tokens"] is not False):
             continue
         if given[name] is not None and given[name] != default:
             raise ValueError(f"{name}={given[name]!r} beside packing: {why}")
     if given["output_format"] not in ("torch", "numpy"):
         raise ValueError(f"output_format={given['output_format']!r} beside packing: sequences are tensors or arrays")
     return packing
+
+
+def _require_counting(given: Mapping[str, Any], *, is_mixture: bool) -> None:
+    """Raise unless tokens can be counted as asked."""
+    count_tokens = given["count_tokens"]
+    if not isinstance(count_tokens, (bool, str)):
+        raise TypeError(f"count_tokens={count_tokens!r:.80}: expected True, or the name of a column of lengths")
+    if count_tokens == "":
+        raise ValueError("count_tokens='': expected True, or the name of a column of lengths")
+    if count_tokens is False:
+        return
+    if is_mixture:
+        raise ValueError(f"count_tokens={count_tokens!r}: a mixture counts its sequences when it is made; leave it out")
+    if given["packing"] is None:
+        raise ValueError(f"count_tokens={count_tokens!r} counts the tokens of sequences: it needs `packing`")
+    for name in ("filters", "transform"):
+        if given[name] is not None:
+            msg = f"count_tokens={count_tokens!r} beside {name}: only reading tells which documents are packed then; "
+            raise ValueError(f"{msg}leave one of them out")
 
 
 def packing_text(packing: Packing) -> str:
@@ -60,6 +84,21 @@ def packing_text(packing: Packing) -> str:
             "strategy": packing.strategy,
         },
         default=dict,
+    )
+
+
+def sequence_counts(opened: Opened, options: PlanOptions) -> SequenceCounts | None:
+    """Return what tells the sequences of shards, if tokens were counted."""
+    tokens = opened.tokens
+    if tokens is None or options.packing is None:
+        return None
+    packing = json.loads(options.packing)
+    return SequenceCounts(
+        tokens,
+        length=packing["length"],
+        strategy=packing["strategy"],
+        split_documents=packing["split_documents"],
+        has_separator=packing["separator"] is not None,
     )
 
 

@@ -80,6 +80,7 @@ class StructuredDataset(ExcludingDataset):
         fill_nulls: Mapping[str, Any] | None = None,
         mask_nulls: Sequence[str] | None = None,
         packing: Packing | None = None,
+        count_tokens: bool | str = False,
         batching: TokenBudget | None = None,
         collate_fn: Callable[[Any], Any] | None = None,
         storage_options: Mapping[str, Any] | None = None,
@@ -187,8 +188,14 @@ class StructuredDataset(ExcludingDataset):
             packing: How documents, which are lists of tokens, become sequences of one length: see `Packing`. A batch
                 then has `batch_size` sequences of shape ``(batch_size, length)``, and as asked their ``document_ids``,
                 ``position_ids``, ``cu_seqlens`` and ``max_seqlen``. What is made of each shard is a function of its
-                rows alone, so resumes are exact. How many sequences there are is known when all is read:
-                ``len(loader)``, `uneven_ranks`, `virtual_ranks`, `row_id_column` and `fingerprint` are refused.
+                rows alone, so resumes are exact. `row_id_column` and `fingerprint` are refused; so are
+                ``len(loader)``, `uneven_ranks` and `virtual_ranks` unless `count_tokens` counts the sequences ahead.
+            count_tokens: Whether to count the tokens of the documents that `packing` packs, in this call: True, or the
+                name of a column of integers that says how many tokens each document has. The sums of tokens of row
+                groups are taken from footers where these tell them exactly; else that column is read, or without one
+                the documents, once: `dump_manifest` keeps what was counted. ``"best_fit"``, and documents that are not
+                split, need the length of each document: 4 bytes of memory for each. `filters` and `transform` are
+                refused beside it.
             batching: Batches by tokens in place of rows: see `TokenBudget`. A batch has as many whole rows as fit. That
                 depends on where it begins and on the rows behind it, so resumes are exact. How many batches there are
                 is known when all is read: ``len(loader)``, `uneven_ranks` and `virtual_ranks` are refused. So are
@@ -425,6 +432,8 @@ class StructuredDataset(ExcludingDataset):
     def dump_manifest(self) -> bytes:
         """Return the files and their footers, for `create_dataloader` of another rank or a later run.
 
+        Tokens that `count_tokens` has counted are kept, too.
+
         Returns:
             Bytes to keep in a file or to send (``broadcast_object_list``). They hold no credentials.
 
@@ -438,7 +447,11 @@ class StructuredDataset(ExcludingDataset):
             raise ValueError(f"a manifest cannot describe a table: open the table with {pinned} instead")
         known = KnownFooters(opened_files.footers, opened_files.metadata_file)
         return dump_manifest(
-            opened_files.manifest.root, tuple(opened_files.files.values()), known, opened_files.storage
+            opened_files.manifest.root,
+            tuple(opened_files.files.values()),
+            known,
+            opened_files.storage,
+            tokens=opened_files.tokens,
         )
 
     def get_metrics(self) -> dict[str, Any]:
@@ -461,7 +474,9 @@ class StructuredDataset(ExcludingDataset):
             rank, or for each virtual rank that it delivers, ``rank``, ``rows`` and ``hash``, of what was delivered in
             this epoch, before a resume too; None if the epoch was continued from a state without it. With `packing`
             also ``tokens_packed``, ``tokens_separators`` among them, ``tokens_padding`` and ``tokens_dropped`` of the
-            sequences that were made, and ``fill_rate``, the share of tokens in them; None before there are any.
+            sequences that were made, and ``fill_rate``, the share of tokens in them; None before there are any. With
+            `uneven_ranks` and `packing`, in place of the rows, the numbers ``uneven_sequences_dropped`` and
+            ``uneven_sequences_repeated``, of all ranks.
         """
         counters: dict[str, Any] = {"epoch": self.epoch, **self._epoch_state.metrics()}
         counters |= dict(zip(("row_groups_pruned", "bytes_pruned"), self._opened_files.pruned, strict=True))
@@ -470,6 +485,9 @@ class StructuredDataset(ExcludingDataset):
         if packing is not None:
             places = counters["tokens_packed"] + counters["tokens_padding"]
             counters["fill_rate"] = counters["tokens_packed"] / places if places else None
+        counters |= {
+            f"uneven_sequences_{verb}": count for verb, count in self._epoch_state.balanced_sequences().items()
+        }
         return counters | {f"uneven_rows_{verb}": rows for verb, rows in self._epoch_state.balanced_rows().items()}
 
     def get_total_metrics(self) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from torch_dataloader_utils.formats.schema import AllColumns, Projection
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, Split
 from torch_dataloader_utils.planning.plan import ShardSlice
 from torch_dataloader_utils.planning.source_paths import parse_source_path
+from torch_dataloader_utils.planning.token_counts import TokenCounts
 from torch_dataloader_utils.storage.attempts import Retry
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 from torch_dataloader_utils.storage.listing import Listing
@@ -211,6 +212,19 @@ class Format(ABC):
         """
         return None
 
+    def list_values(
+        self,
+        files: OpenedFiles,  # noqa: ARG002 - formats with statistics need them
+        column: str,  # noqa: ARG002
+        *,
+        nulls_are_values: bool,  # noqa: ARG002
+    ) -> Mapping[str, Sequence[int | None]]:
+        """Return, by path, how many values the lists of a column have in each row group; None where it is not known.
+
+        `nulls_are_values` says that nulls within lists count.
+        """
+        return {}
+
     def verify(self, files: OpenedFiles) -> None:  # noqa: B027 - most have nothing to verify
         """Raise if a file that is never read, because `_metadata` rules out all of its rows, is not as described."""
 
@@ -259,6 +273,7 @@ class OpenedFiles:
         transform: What makes other rows of the rows that the filter keeps, and is delivered in their place.
         unknown_made: Why it is unknown how many rows are made of those that are read; None if they are delivered.
         packing: What makes sequences of the rows of each row group; None where nothing does, or of whole shards.
+        tokens: The tokens of documents, where they were counted; else None.
     """
 
     storage: Storage
@@ -287,6 +302,7 @@ class OpenedFiles:
     transform: RowTransform | None = None
     unknown_made: str | None = None
     packing: RowGroupPacking | None = None
+    tokens: TokenCounts | None = None
 
     @property
     def format_name(self) -> str:
@@ -449,7 +465,8 @@ class OpenedFiles:
 
     def without_footers(self) -> OpenedFiles:
         """Return the same for a process that gets footers with its assignments."""
-        return replace(self, footers={}, metadata_file=None, all_columns=None)
+        tokens = None if self.tokens is None else self.tokens.without_lengths()
+        return replace(self, footers={}, metadata_file=None, all_columns=None, tokens=tokens)
 
     def path_of(self, split: Split) -> str:
         """Return the path of a split's file. In a mixture a split names source and pass, too."""
@@ -470,6 +487,7 @@ class OpenedSources:
     sources: Mapping[str, OpenedFiles]
     unknown_rows: ClassVar[None] = None
     unknown_made: ClassVar[None] = None
+    tokens: ClassVar[None] = None
     filter: ClassVar[None] = None
     filter_columns: ClassVar[tuple[str, ...]] = ()
     filter_digest: ClassVar[None] = None

@@ -215,10 +215,18 @@ class EpochState(SkipsSteps):
 
     def balanced_rows(self) -> dict[str, list[tuple[str, int]]]:
         """Return the rows that are dropped or repeated in this epoch: see `EpochPlanner.uneven_rows`."""
-        progress, restored = self.progress, None
-        if progress.restores and progress.baseline is not None:
-            restored = self._skipped_plan_for(self.run(self.epoch), self.epoch, progress.baseline)
-        return self._planner.uneven_rows(self._current_plan(), restored)
+        return self._planner.uneven_rows(self._current_plan(), self._restored_plan())
+
+    def balanced_sequences(self) -> dict[str, int]:
+        """Return how many sequences are dropped or repeated in this epoch."""
+        return self._planner.uneven_sequences(self._current_plan(), self._restored_plan())
+
+    def _restored_plan(self) -> Plan | None:
+        """Return the plan of rows that were skipped before an elastic load and are restored."""
+        progress = self.progress
+        if not progress.restores or progress.baseline is None:
+            return None
+        return self._skipped_plan_for(self.run(self.epoch), self.epoch, progress.baseline)
 
     def metrics(self) -> dict[str, Any]:
         """Return the counters of the newest iteration, and what they say of the bottleneck."""
@@ -600,7 +608,8 @@ class EpochState(SkipsSteps):
         batches = list(map(self._batches, ranks))
         if len(set(batches)) > 1:
             self._warned_of_uneven_ranks = True
-            warn_of_uneven_ranks(self.epoch, batches, [rank.rows_left for rank in ranks])
+            rows = [rank.rows_left for rank in ranks]
+            warn_of_uneven_ranks(self.epoch, batches, rows, self._planner.options.unit)
 
 
 def _nothing_counted(topology: Topology) -> tuple[MetricsReading, Metrics]:

@@ -131,9 +131,9 @@ class Ledger:
         if self.options.unknown_batches is not None:
             msg = f"which step has which rows is not known: {self.options.unknown_batches}; row_id_column delivers "
             raise LedgerUnknownError(f"{msg}with each row which one it is")
+        if self.options.packing is not None:
+            raise LedgerUnknownError("which step has which rows is not known: a sequence has tokens of many rows")
         msg = f"which step has which rows is not known: {self.files.unknown_rows}"
-        if self.files.unknown_made is not None:
-            raise LedgerUnknownError(f"{msg}, and a sequence has tokens of many rows")
         if self.files.transform is not None:
             raise LedgerUnknownError(
                 f"{msg}, and not of which rows of files it makes them; row_id_column in its table can tell"

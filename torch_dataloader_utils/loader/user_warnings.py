@@ -22,9 +22,9 @@ from torch_dataloader_utils.errors import (
 LOG = logging.getLogger("torch_dataloader_utils")
 
 
-def warn_of_uneven_ranks(epoch: int, batches: Sequence[int], rows: Sequence[int]) -> None:
-    """Warn that ranks have different numbers of batches, given each rank's batches and rows."""
-    text = f"ranks make different numbers of steps in epoch {epoch}: batches {batches}, rows {rows}"
+def warn_of_uneven_ranks(epoch: int, batches: Sequence[int], rows: Sequence[int], unit: str) -> None:
+    """Warn that ranks have different numbers of batches, given each rank's batches and rows, or other units."""
+    text = f"ranks make different numbers of steps in epoch {epoch}: batches {batches}, {unit} {rows}"
     _warn_of_waiting_ranks(text, "uneven_ranks='drop' or 'pad'")
 
 

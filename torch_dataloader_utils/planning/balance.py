@@ -31,7 +31,8 @@ def balance(ranks: Sequence[Sequence[Sequence[ShardSlice]]], batch_size: int, *,
     surplus: deque[ShardSlice] = deque()
     kept = [[_keep(stream, count, surplus) for stream, count in zip(streams, wanted, strict=True)] for streams in ranks]
     missing = num_ranks * rows - total
-    first_slices = deque(islice(cycle(slices), max(0, missing)))  # each of them has at least one row
+    with_rows = [part for part in slices if part.rows]  # a shard of counted documents may give no sequence
+    first_slices = deque(islice(cycle(with_rows), max(0, missing)))  # each of them has at least one row
     repeated = tuple(replace(part, repeats=True) for part in _take(first_slices, missing))
     repeats = deque(repeated)
     for streams in kept:

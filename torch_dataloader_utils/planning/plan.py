@@ -50,6 +50,11 @@ class Shard:
         object.__setattr__(self, "rows", rows if self.delivers is None else self.delivers)
 
     @property
+    def end(self) -> int:
+        """How a state writes the end of what it delivers: `TO_THE_END` where rows of files do not tell it."""
+        return self.rows if self.delivers is None else TO_THE_END
+
+    @property
     def present(self) -> tuple[Split, ...]:
         """The splits that can be read."""
         missing = frozenset(self.missing)
@@ -93,6 +98,11 @@ class ShardSlice:
     def expected_rows(self) -> int:
         """About how much it delivers, to compare slices: the rows of its shard where only reading tells its end."""
         return self.shard.rows_read if self.stop == TO_THE_END else self.rows
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """Its start and stop as states write them: see `Shard.end`."""
+        return self.start, self.shard.end if self.stop == self.shard.rows else self.stop
 
     @property
     def is_whole(self) -> bool:
@@ -206,7 +216,8 @@ class Plan:
             shard = shard_slice.shard
             digest.update(b"\n\n" + shard.content())
             if not shard_slice.is_whole or shard.rounds > 1:
-                digest.update(f"\n{shard_slice.start} {shard_slice.stop} {shard.rounds} {shard.missing}".encode())
+                start, stop = shard_slice.window
+                digest.update(f"\n{start} {stop} {shard.rounds} {shard.missing}".encode())
         return digest.hexdigest()
 
 

@@ -26,6 +26,7 @@ from torch_dataloader_utils.planning.row_ranges import Coverage, gaps
 from torch_dataloader_utils.planning.shards import balanced_shards, given_shards, make_shards
 from torch_dataloader_utils.planning.shuffle import delivered_rows
 from torch_dataloader_utils.planning.strategy import SplitStrategy, bundled_by, digest_of
+from torch_dataloader_utils.planning.token_counts import SequenceCounts
 from torch_dataloader_utils.planning.topology import Topology
 
 Selection: TypeAlias = Sequence[Sequence[int]] | None
@@ -36,12 +37,18 @@ class EpochPlanner:
     """Makes the plans of a run's epochs. It keeps the last plan, because several calls in a row need the same one."""
 
     def __init__(
-        self, manifest: Manifest, options: PlanOptions, selection: Selection, strategy: SplitStrategy | None
+        self,
+        manifest: Manifest,
+        options: PlanOptions,
+        selection: Selection,
+        strategy: SplitStrategy | None,
+        sequences: SequenceCounts | None = None,
     ) -> None:
         self.manifest = manifest
         self.options = options
         self.strategy = strategy
         self._selection = selection
+        self._sequences = sequences
         self._plan: tuple[tuple[Any, ...], Plan] | None = None
         self._skipped: tuple[tuple[Any, ...], Plan] | None = None
         self._bundles: tuple[int, list[list[SizedSplit]], str] | None = None
@@ -89,7 +96,7 @@ class EpochPlanner:
     def with_options(self, options: PlanOptions) -> EpochPlanner:
         """Return a planner of its own, which may have other options, and knows the last plan if they are the same."""
         if options != self.options:
-            return EpochPlanner(self.manifest, options, self._selection, self.strategy)
+            return EpochPlanner(self.manifest, options, self._selection, self.strategy, self._sequences)
         return copy.copy(self)
 
     def plan(
@@ -141,6 +148,7 @@ class EpochPlanner:
             baseline=baseline,
             left_out=left_out,
             bundles=None if self.strategy is None else self._bundled(self.strategy, epoch)[0],
+            sequences=self._sequences,
         )
 
     def strategy_digest(self, epoch: int) -> str | None:
@@ -152,23 +160,25 @@ class EpochPlanner:
 
         Those of a plan of restored rows come after them.
 
-        They are under ``dropped`` and ``repeated``. Where ranks are not balanced, the dictionary is empty.
+        They are under ``dropped`` and ``repeated``. Where ranks are not balanced, the dictionary is empty; so it is
+        where sequences are dropped and repeated, which have tokens of many rows.
         """
-        if plan.balanced is None:
+        if plan.balanced is None or self.options.is_open_ended:
             return {}
         known = self._uneven_rows
         if known is None or known[0] is not plan or known[1] is not restored:
-            seed = self.options.row_shuffle_seed
-            parts = [part.balanced for part in (plan, restored) if part is not None and part.balanced is not None]
-            slices = {
-                "dropped": [dropped for part in parts for dropped in part.dropped],
-                "repeated": [repeated for part in parts for repeated in part.repeated],
-            }
+            seed, slices = self.options.row_shuffle_seed, _uneven(plan, restored)
             rows = {
                 verb: list(delivered_rows(of_verb, seed=seed, epoch=plan.epoch)) for verb, of_verb in slices.items()
             }
             known = self._uneven_rows = plan, restored, rows
         return known[2]
+
+    def uneven_sequences(self, plan: Plan, restored: Plan | None = None) -> dict[str, int]:
+        """Return how many sequences a plan drops and repeats: see `uneven_rows`. Empty where these are rows."""
+        if plan.balanced is None or not self.options.is_open_ended:
+            return {}
+        return {verb: sum(part.rows for part in slices) for verb, slices in _uneven(plan, restored).items()}
 
     def _bundled(self, strategy: SplitStrategy, epoch: int) -> tuple[list[list[SizedSplit]], str]:
         if self._bundles is None or self._bundles[0] != epoch:
@@ -192,13 +202,15 @@ def make_plan(
     baseline: DeliveredBaseline | None = None,
     left_out: ExcludedRows = NONE_EXCLUDED,
     bundles: Sequence[Sequence[SizedSplit]] | None = None,
+    sequences: SequenceCounts | None = None,
 ) -> Plan:
     """Plan an epoch, or the rows of it that a baseline does not contain.
 
     The plan has first the undelivered rows of the baseline's partial shards, then every other selected row group in
     exactly one shard. Ranks and workers may be virtual. Excluded rows that are left out change no shard but its number
     of rows; shards without any other row are left out. `bundles` are the row groups of each shard as a split strategy
-    returns them.
+    returns them. `sequences` tells how many sequences shards of documents give, where these were counted. Where they
+    were not, the plan has the same shards in the same order.
     """
     streams = num_ranks * max(1, num_workers)
     groups = list(_row_groups(manifest, selection))
@@ -216,7 +228,10 @@ def make_plan(
         shards = [replace(shard, delivers=TO_THE_END) for shard in shards]
     if bundles is None and options.shuffle:
         shards = balanced_shards(shards, carried, streams)
-    plan = Plan(epoch, num_ranks, num_workers, slices=(*carried, *map(ShardSlice, shards)))
+    slices = (*carried, *map(ShardSlice, shards))
+    if sequences is not None:
+        slices = sequences.counted_slices(slices, seed=options.row_shuffle_seed, epoch=epoch)
+    plan = Plan(epoch, num_ranks, num_workers, slices)
     if options.uneven_ranks == "allow":
         return plan
     assert options.batch_size is not None  # noqa: S101 - it is set wherever ranks are balanced
@@ -230,6 +245,15 @@ PLAN_ALGORITHMS: dict[int, Callable[..., Plan]] = {2: make_plan}
 A change that can change a plan or a permutation is a new algorithm with a number of its own, beside those here:
 states that were saved name them.
 """
+
+
+def _uneven(plan: Plan, restored: Plan | None) -> dict[str, list[ShardSlice]]:
+    """Return what a plan, and that of restored rows, drop and repeat."""
+    parts = [part.balanced for part in (plan, restored) if part is not None and part.balanced is not None]
+    return {
+        "dropped": [dropped for part in parts for dropped in part.dropped],
+        "repeated": [repeated for part in parts for repeated in part.repeated],
+    }
 
 
 def newest_algorithm() -> int:

@@ -126,6 +126,10 @@ class PackedScan(Scan):
         pieces = pack(
             lengths, length=packing.length, strategy=packing.strategy, split_documents=packing.split_documents
         )
+        counted = shard_slice.shard.delivers
+        if counted not in (None, TO_THE_END, pieces.sequences):
+            msg = f"{_named(shard_slice.shard)} gives {pieces.sequences} sequences, and by the tokens counted ahead "
+            raise ColumnError(f"{msg}{counted}: {self._source()} does not tell the tokens of each document")
         if pieces.sequences < shard_slice.start:
             msg = f"{_named(shard_slice.shard)} gave {shard_slice.start} sequences before, and now {pieces.sequences}: "
             raise UnreadableFileError(f"{msg}its rows, or what a transform makes of them, have changed")
@@ -145,6 +149,11 @@ class PackedScan(Scan):
         if self._packing.separator is not None:
             ends = pieces.firsts + pieces.lengths == lengths[pieces.documents]
             self._counters.tokens_separators += int(ends.sum())
+
+    def _source(self) -> str:
+        tokens = self.reader.tokens
+        column = None if tokens is None else tokens.length_column
+        return f"column {self._packing.column!r} has changed, so that it" if column is None else f"column {column!r}"
 
     def _order(self, shard: Shard, pieces: Pieces) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
         if self._seed is None:

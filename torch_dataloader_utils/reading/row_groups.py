@@ -26,6 +26,7 @@ from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions, Flags
 from torch_dataloader_utils.planning.manifest import DataFile, Split
 from torch_dataloader_utils.planning.row_hash import file_key, row_marks
+from torch_dataloader_utils.planning.token_counts import TokenCounts
 from torch_dataloader_utils.reading.decoder import Decoded, Decoder
 from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
 from torch_dataloader_utils.reading.work import Wait
@@ -144,6 +145,11 @@ class RowGroupReader:
         start = bisect_left(groups, split.row_offset, key=attrgetter("first_row"))
         stop = bisect_left(groups, split.row_offset + split.row_length, key=attrgetter("first_row"))
         return [group for group in groups[start:stop] if group.rows]
+
+    @property
+    def tokens(self) -> TokenCounts | None:
+        """The tokens of documents, if they were counted ahead."""
+        return self._files.tokens
 
     def rows_left(self, group: FileRowGroup) -> int:
         """Return the rows of a row group that the plan does not leave out."""

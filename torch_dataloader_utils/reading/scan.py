@@ -20,6 +20,7 @@ from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.errors import ColumnError, TransformError
 from torch_dataloader_utils.planning.plan import TO_THE_END, ShardSlice
 from torch_dataloader_utils.planning.token_budget import UNKNOWN_BATCHES, TokenBudget
+from torch_dataloader_utils.planning.token_counts import TokenCounts
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.row_groups import REMOVED_COLUMN, FileRowGroup, RowGroupReader
@@ -101,6 +102,7 @@ class Scan(ABC):
         self.options = options
         self.budget = budget
         self._counters = Counters()
+        self._read: dict[FileRowGroup, tuple[int, int]] = {}
 
     @abstractmethod
     def chunks(self) -> Generator[Chunk, None, None]:
@@ -180,9 +182,26 @@ class Scan(ABC):
             delivered = self.options.transform.apply(table)
             if batching is not None and batching.oversized == "error":
                 self._require_fitting(batching, group, delivered, first)
+            if self.reader.tokens is not None:
+                self._require_counted(self.reader.tokens, group, delivered)
         except ColumnError as error:
             raise ColumnError(f"{error} ({self.reader.name(group)})") from None
         return delivered
+
+    def _require_counted(self, tokens: TokenCounts, group: FileRowGroup, table: pa.Table) -> None:
+        """Raise a ColumnError once a row group is read to its end, if it has other tokens than were counted ahead."""
+        rows, read = self._read.pop(group, (0, 0))
+        rows, read = rows + table.num_rows, read + int(list_lengths(table, tokens.column).sum())
+        if rows < group.rows:
+            self._read[group] = rows, read
+            return
+        counted = tokens.sums[group.path][group.number]
+        if read != counted:
+            source = "its statistics, or an earlier reading, tell"
+            if tokens.length_column is not None:
+                source = f"column {tokens.length_column!r} tells"
+            msg = f"column {tokens.column!r} has {read} tokens, and {source} {counted}: the counts of sequences would "
+            raise ColumnError(f"{msg}be wrong; open the dataset without count_tokens")
 
     def _require_fitting(self, batching: TokenBudget, group: FileRowGroup, table: pa.Table, first: int | None) -> None:
         """Raise a ColumnError if a row has more tokens than a batch may have. Rows that batches lose do not count."""

@@ -42,6 +42,7 @@ WRONG: dict[str, tuple[Any, type[Exception]]] = {
     "fill_nulls": ({"x": None}, ValueError),
     "mask_nulls": (["x", "x"], ValueError),
     "packing": ("tokens", TypeError),
+    "count_tokens": (3, TypeError),
     "batching": ("tokens", TypeError),
     "collate_fn": ("list", TypeError),
     "storage_options": ("key", TypeError),

@@ -142,7 +142,9 @@ def test_a_manifest_keeps_the_counts_for_the_same_filter(tmp_path, monkeypatch):
     kept = {"filters": pc.field("x") < 31}
     [files] = opened({"web": Source(path, count_rows=True, **kept)}).values()
     known = KnownFooters(files.footers, files.metadata_file)
-    manifest = dump_manifest(files.manifest.root, tuple(files.files.values()), known, files.storage, kept_rows(files))
+    manifest = dump_manifest(
+        files.manifest.root, tuple(files.files.values()), known, files.storage, kept=kept_rows(files)
+    )
     counted = [group.rows for group in files.manifest.files[0].row_groups]
 
     other = Source(path, filters=pc.field("x") >= 50, count_rows=True, manifest=manifest)

@@ -7,6 +7,8 @@ format specification, https://parquet.apache.org/docs/file-format/.
 from __future__ import annotations
 
 import hashlib
+import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +27,11 @@ TAIL_BYTES = 64 * 1024
 SIGNATURE_BYTES = 28
 """The nonce and the tag at the end of a plain footer if columns are encrypted: "Plaintext footer mode" in
 https://github.com/apache/parquet-format/blob/master/Encryption.md."""
+
+COUNTING_WRITERS = {"parquet-cpp-arrow": 7, "parquet-mr": 1, "parquet-rs": 1}
+"""Writers whose statistics count null lists and empty lists as nulls, each with the first such release.
+
+Others may count nulls within lists alone, as Arrow did before https://github.com/apache/arrow/pull/11281."""
 
 SHOWN = 3
 """How many files a warning names."""
@@ -174,6 +181,28 @@ def parse_footer(footer: bytes) -> pq.FileMetaData:
 def row_groups_of(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
     """Return the row groups that a footer describes."""
     return [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+
+
+def list_values(content: bytes, column: str, *, nulls_are_values: bool) -> list[int | None]:
+    """Return how many values the lists of a column have in each row group, by a footer; None where it does not say.
+
+    A column chunk has an entry for each value, for each null list and for each empty list. The statistics count those
+    without a value. Where values within lists may be null, as well, and `nulls_are_values`, that does not tell.
+    """
+    metadata = parse_footer(content)
+    schema = metadata.schema.to_arrow_schema()
+    groups = row_groups_of(metadata)
+    writer = re.match(r"(\S+) version (\d+)", metadata.created_by or "")
+    if writer is None or int(writer[2]) < COUNTING_WRITERS.get(writer[1], sys.maxsize):
+        return [None] * len(groups)
+    has_nulls = nulls_are_values and schema.field(column).type.value_field.nullable
+    leaf = leaves_of(schema)[column][0]
+    counted: list[int | None] = []
+    for chunk in (group.column(leaf) for group in groups):
+        statistics = chunk.statistics
+        nulls = statistics.null_count if statistics is not None and statistics.has_null_count else None
+        counted.append(None if nulls is None or (nulls and has_nulls) else chunk.num_values - nulls)
+    return counted
 
 
 def leaves_of(schema: pa.Schema) -> dict[str, tuple[int, ...]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from torch_dataloader_utils.formats.base import Codec, Described, FileCase, Format, KnownFooters, OpenedFiles
 from torch_dataloader_utils.formats.concurrency import read_each
 from torch_dataloader_utils.formats.parquet.codec import FooterCache, ParquetCodec
-from torch_dataloader_utils.formats.parquet.footer import FooterReader
+from torch_dataloader_utils.formats.parquet.footer import FooterReader, list_values
 from torch_dataloader_utils.formats.parquet.metadata_file import MetadataFile, known_metadata_file, read_metadata_file
 from torch_dataloader_utils.formats.parquet.statistics import select_row_groups
 from torch_dataloader_utils.formats.read_cache import FooterStore
@@ -63,6 +63,18 @@ class Parquet(Format):
             return None
         paths = [footer.file.path for footer in described.footers]
         return MetadataFile(described.metadata_file).select_row_groups(paths, filters, needed)
+
+    def list_values(
+        self, files: OpenedFiles, column: str, *, nulls_are_values: bool
+    ) -> Mapping[str, Sequence[int | None]]:
+        """Return how many values the lists of a column have in each row group: see `Format`."""
+        place = files.needed.names.index(column)
+        names = {path: files.projection(path).sources[place] for path in files.footers if path not in files.deletes}
+        return {
+            path: list_values(files.footers[path], name, nulls_are_values=nulls_are_values)
+            for path, name in names.items()
+            if name is not None
+        }
 
     def verify(self, files: OpenedFiles) -> None:
         """Read the footers of files of which no row is read later: what `_metadata` says of them must be true."""
