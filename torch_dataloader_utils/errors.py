@@ -88,8 +88,9 @@ class RankMismatchError(DatasetError, ValueError):
 class TransformError(DatasetError, ValueError):
     """The function passed as `transform` failed, or returned no table, other columns, or fewer rows than it did before.
 
-    The message names the file and the row group. The function's own error is the cause (``__cause__``), but where it
-    comes from a worker process: then its traceback is in the message.
+    In a mixture, whose rows are counted, also where it returned more. The message names the file and the row group. The
+    function's own error is the cause (``__cause__``), but where it comes from a worker process: then its traceback is
+    in the message.
     """
 
 

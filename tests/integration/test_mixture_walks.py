@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from itertools import pairwise
 from random import Random
 from typing import Any
 
@@ -12,11 +13,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from torch_dataloader_utils import MixedDataset, Source
+from torch_dataloader_utils import MixedDataset, Packing, Source
 
 
 class Walk:
     """A run of random sources and options, and how often each row was delivered."""
+
+    LAST_EPOCHS = 12
 
     def __init__(self, root, seed) -> None:
         self.random = Random(seed)
@@ -53,8 +56,19 @@ class Walk:
             if sum(weights.values()):
                 return weights
 
+    def source(self, name):
+        return Source(self.root / name)
+
+    def ids_of(self, batch):
+        """The number of each row in its source, or another id of it."""
+        return batch["x"].tolist()
+
+    def ids(self, name):
+        """The ids of all rows of a source."""
+        return range(self.sizes[name])
+
     def open(self, ranks, batch_size, grid=None):
-        sources = {name: Source(self.root / name) for name in self.sizes}
+        sources = {name: self.source(name) for name in self.sizes}
         options = self.options | {"batch_size": batch_size}
         if grid is not None:
             each, workers = grid
@@ -76,7 +90,7 @@ class Walk:
                 if batch is None:
                     break
                 count += 1
-                self.taken.update(zip(batch["source"].tolist(), batch["x"].tolist(), strict=True))
+                self.taken.update(zip(batch["source"].tolist(), self.ids_of(batch), strict=True))
             made.add(count)
             states.append(json.loads(json.dumps(loader.state_dict())))
         assert len(made) == 1  # all ranks make equal steps
@@ -97,12 +111,81 @@ class Walk:
             states, epoch = self.deliver(loaders, last, self.random.choice([None, 0, 1, 3, 7])), last
         loaders = self.open(1, 7)
         loaders[0].load_state_dict(states, strict=False)
-        for whole in range(epoch, epoch + 12):  # until nothing is carried
+        for whole in range(epoch, epoch + self.LAST_EPOCHS):  # until nothing is carried
             self.deliver(loaders, whole, None)
-        for number, (name, rows) in enumerate(self.sizes.items()):
-            counts = [self.taken[number, row] for row in range(rows)]
+        for number, name in enumerate(self.sizes):
+            counts = [self.taken[number, row] for row in self.ids(name)]
             if self.weights[name]:  # a source that rests keeps what was delivered ahead
                 assert max(counts) - min(counts) <= 1, name
+
+
+def several(table):
+    """Make up to three rows of each."""
+    rows = table["x"].to_numpy()
+    counts = (rows * 7 + 1) % 4
+    numbers = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    return pa.table({"x": np.repeat(rows, counts) * 10 + numbers})
+
+
+class MakingWalk(Walk):
+    """A run of sources with a transform."""
+
+    LAST_EPOCHS = 40  # a source may have many more rows than others
+
+    def source(self, name):
+        return Source(self.root / name, transform=several, transform_id="several", count_rows=True)
+
+    def ids(self, name):
+        return several(pa.table({"x": np.arange(self.sizes[name])}))["x"].to_pylist()
+
+
+class PackedWalk(Walk):
+    """A run of packed sources. A sequence is known by its first token, since all tokens of a source differ."""
+
+    LAST_EPOCHS = 40
+
+    def __init__(self, root, seed) -> None:
+        super().__init__(root, seed)
+        length, strategy = self.random.randint(5, 30), self.random.choice(["concat", "best_fit"])
+        self.options["packing"] = Packing("tokens", length=length, strategy=strategy, outputs=[])
+
+    def _write(self, name):
+        (self.root / name).mkdir()
+        tokens = 0
+        for part in range(self.random.randint(1, 3)):
+            lengths = [1 + self.random.randint(0, 9) ** 2 for _ in range(self.random.randint(1, 80))]
+            bounds = np.cumsum([tokens, *lengths])
+            documents = [list(range(start, stop)) for start, stop in pairwise(bounds.tolist())]
+            rows = self.random.randint(3, 40)
+            pq.write_table(pa.table({"tokens": documents}), self.root / name / f"{part}.parquet", row_group_size=rows)
+            tokens = int(bounds[-1])
+        return tokens
+
+    def ids_of(self, batch):
+        return batch["tokens"][:, 0].tolist()
+
+    def ids(self, name):
+        alone = {name: Source(self.root / name)}
+        packing = self.options["packing"]
+        loader, _ = MixedDataset.create_dataloader(
+            alone, {name: 1}, packing=packing, batch_size=1, num_workers=0, num_ranks=1, rank=0
+        )
+        found = [row for batch in loader for row in self.ids_of(batch)]
+        assert len(set(found)) == len(found)
+        return found
+
+
+@pytest.mark.parametrize("kind", [MakingWalk, PackedWalk], ids=["transforms", "packing"])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_made_of_rows_comes_once_a_pass_however_the_run_is_continued(tmp_path, seed, kind):
+    kind(tmp_path, seed).walk()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", [MakingWalk, PackedWalk], ids=["transforms", "packing"])
+@pytest.mark.parametrize("seed", range(100, 200))
+def test_what_is_made_of_rows_comes_once_a_pass_in_many_walks(tmp_path, seed, kind):
+    kind(tmp_path, seed).walk()
 
 
 @pytest.mark.parametrize("seed", range(6))
