@@ -6,9 +6,8 @@ document, or the documents are read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +23,6 @@ from torch_dataloader_utils.planning.token_counts import Lengths, TokenCounts, n
 from torch_dataloader_utils.reading.row_groups import FileRowGroup
 
 MOST_TOKENS = np.iinfo(np.int32).max
-
-Read: TypeAlias = Callable[[str, pa.Table], npt.NDArray[np.int64]]
-"""Returns the tokens of each document of a row group, given its name and the column that tells them."""
 
 
 def with_tokens(
@@ -48,14 +44,17 @@ def with_tokens(
         UnreadableFileError: If a file cannot be read.
     """
     if files.filter is not None:
-        raise ValueError(f"count_tokens: {files.filter_name} leaves out documents, and {ALL_DOCUMENTS}")
+        msg = (
+            f"count_tokens: {files.filter_name} leaves out documents, and only reading tells which; leave one of them "
+        )
+        raise ValueError(f"{msg}out")
     rows = {file.path: tuple(group.rows for group in file.row_groups) for file in files.manifest.files}
     wants_lengths = needs_lengths(packing.strategy, split_documents=packing.split_documents)
     if known is not None and _are_of(known, rows, packing.column, length_column, wants_lengths=wants_lengths):
         return replace(files, tokens=known)
-    require_lengths = None if length_column is None else with_column_alone(files, length_column)
-    if require_lengths is not None and not pa.types.is_integer(require_lengths.schema[0].type):
-        dtype = require_lengths.schema[0].type
+    source = with_column_alone(files, length_column or packing.column)
+    dtype = source.schema[0].type
+    if length_column is not None and not pa.types.is_integer(dtype):
         raise ColumnError(f"count_tokens={length_column!r}: that column is {dtype}, expected integers")
     stated: Mapping[str, Sequence[int | None]] = {}
     if not wants_lengths:
@@ -70,7 +69,6 @@ def with_tokens(
         for number, count in enumerate(of_file)
         if count and sums[path][number] is None
     ]
-    source = with_column_alone(files, packing.column) if require_lengths is None else require_lengths
     for group, table in read_row_groups(source, groups):
         lengths = _lengths(files, group, table)
         sums[group.path][group.number] = int(lengths.sum())
@@ -87,9 +85,6 @@ def with_tokens(
             {path: np.concatenate([none, *of_file]) for path, of_file in parts.items()} if wants_lengths else None,
         ),
     )
-
-
-ALL_DOCUMENTS = "tokens are counted of all documents of a row group: leave the others out when the files are written"
 
 
 def _are_of(
