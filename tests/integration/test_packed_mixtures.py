@@ -360,10 +360,11 @@ def test_steps_are_skipped_and_read_again(root):
         ({"packing": None, "batching": TokenBudget("tokens", tokens=64), "batch_size": None}, ValueError, "Packing"),
         ({"row_id_column": "id"}, ValueError, "row_id_column='id' beside packing"),
         ({"fingerprint": True}, ValueError, "fingerprint=True beside packing"),
+        ({"count_tokens": True}, ValueError, "a mixture counts its sequences when it is made"),
         ({"source_column": "document_ids"}, ColumnError, "output of Packing"),
         ({"packing": Packing("words", length=4)}, ColumnError, "no such column"),
     ],
-    ids=["token budget", "row ids", "fingerprint", "source column", "column"],
+    ids=["token budget", "row ids", "fingerprint", "counted tokens", "source column", "column"],
 )
 @pytest.mark.parametrize("count", [1, 2])
 def test_what_has_no_meaning_for_sequences_is_refused(root, options, error, message, count):

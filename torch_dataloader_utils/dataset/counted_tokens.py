@@ -44,10 +44,8 @@ def with_tokens(
         UnreadableFileError: If a file cannot be read.
     """
     if files.filter is not None:
-        msg = (
-            f"count_tokens: {files.filter_name} leaves out documents, and only reading tells which; leave one of them "
-        )
-        raise ValueError(f"{msg}out")
+        msg = f"count_tokens: {files.filter_name} leaves out documents, and only reading tells which; "
+        raise ValueError(f"{msg}leave out one of the two")
     rows = {file.path: tuple(group.rows for group in file.row_groups) for file in files.manifest.files}
     wants_lengths = needs_lengths(packing.strategy, split_documents=packing.split_documents)
     if known is not None and _are_of(known, rows, packing.column, length_column, wants_lengths=wants_lengths):

@@ -131,7 +131,7 @@ class Ledger:
         if self.options.unknown_batches is not None:
             msg = f"which step has which rows is not known: {self.options.unknown_batches}; row_id_column delivers "
             raise LedgerUnknownError(f"{msg}with each row which one it is")
-        if self.options.packing is not None:
+        if self.files.unknown_made is not None or self.files.tokens is not None:
             raise LedgerUnknownError("which step has which rows is not known: a sequence has tokens of many rows")
         msg = f"which step has which rows is not known: {self.files.unknown_rows}"
         if self.files.transform is not None:
