@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -40,6 +41,10 @@ JOBS = Path(__file__).parent / "support" / "jobs"
 # worker of pytest-xdist all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# A shell that starts the tests in the background ignores interrupts for them, and for all that they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Nothing that Hypothesis does depends on how fast the machine is, and `make test` tries the same examples every time.
 # `make soak` tries others each time, with --hypothesis-profile=random.

@@ -207,8 +207,8 @@ def _interleave_column(streams: list[Any], count: int) -> Any:
     # Of shape (batches, rows of a batch, ...), stacked by stream and flattened again.
     shape = (count, -1, *streams[0].shape[1:])
     shaped = [values.reshape(shape) for values in streams]
-    stacked = torch.stack(shaped, 1) if isinstance(streams[0], torch.Tensor) else np.stack(shaped, 1)
-    return stacked.reshape(-1, *shape[2:])
+    stacked = np.stack([np.asarray(values) for values in shaped], 1).reshape(-1, *shape[2:])
+    return torch.from_numpy(stacked) if isinstance(streams[0], torch.Tensor) else stacked
 
 
 def _interleaved_rows(lengths: Sequence[int], count: int) -> pa.Array:

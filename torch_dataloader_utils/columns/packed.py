@@ -14,7 +14,7 @@ import torch
 
 from torch_dataloader_utils.columns.dense import dense_array
 from torch_dataloader_utils.columns.options import Packing
-from torch_dataloader_utils.columns.ragged import Offsets, Ragged, Values, split_values
+from torch_dataloader_utils.columns.ragged import Ragged, Values, split_values
 
 PADDING_ID = -1
 """The document id of padding."""
@@ -86,41 +86,68 @@ def packed(columns: Mapping[str, Ragged], pieces: Pieces, packing: Packing) -> d
 
 def _sequences(column: Ragged, pieces: Pieces, used: Numbers, packing: Packing, name: str) -> npt.NDArray[Any]:
     """Return the values of a column as sequences of one length, padded at their ends."""
-    values = joined_pieces(column, pieces, packing.separator_of(name))
-    shape = (pieces.sequences, packing.length)
-    total = len(values)
-    if total == pieces.sequences * packing.length:
-        return values.reshape(shape)
-    made = np.full(shape, packing.pad_value_of(name), values.dtype)
-    is_full = used == packing.length
-    if is_full[:-1].all():
-        made.reshape(-1)[:total] = values
-    else:
-        made[np.arange(packing.length) < used[:, None]] = values
-    return made
+    missing = packing.length - used
+    padded = np.flatnonzero(missing)
+    missing = missing[padded]
+    # The padding of all sequences, one after the other, each from where its sequence's tokens end.
+    begins = padded * packing.length + used[padded] - (np.cumsum(missing) - missing)
+    padding = np.repeat(begins, missing) + np.arange(missing.sum())
+    before = np.zeros(pieces.sequences, np.int64)  # padding before each sequence
+    before[padded] = missing
+    before = np.cumsum(before) - before
+    stops = np.cumsum(pieces.lengths) + np.repeat(before, np.diff(pieces.bounds))
+    values = _laid_out(column, pieces, packing.separator_of(name), stops, (padding, packing.pad_value_of(name)))
+    return values.reshape(pieces.sequences, packing.length)
 
 
 def joined_pieces(column: Ragged, pieces: Pieces, separator: int | None) -> npt.NDArray[Any]:
     """Return the values of a column's pieces, one after the other, with a separator at the end of each document."""
-    values, offsets = np.asarray(column.values), column.offsets - column.offsets[0]
+    return _laid_out(column, pieces, separator, np.cumsum(pieces.lengths))
+
+
+def _laid_out(
+    column: Ragged,
+    pieces: Pieces,
+    separator: int | None,
+    stops: Numbers,
+    padding: tuple[Numbers, int] = (np.empty(0, np.int64), 0),
+) -> npt.NDArray[Any]:
+    """Return each piece so that it ends at its stop, with its document's separator, and padding between them.
+
+    Args:
+        column: The documents, without separators.
+        pieces: What to take of them, in the order in which they are laid out.
+        separator: The last value of each document, which `pieces` count; None if they have none.
+        stops: Where each piece ends.
+        padding: The places that no piece takes, and their value.
+    """
+    lengths = pieces.lengths
+    separators = np.empty(0, np.int64)
     if separator is not None:
-        values, offsets = _with_separators(values, offsets, separator)
-    starts = offsets[pieces.documents] + pieces.firsts
-    if len(starts) and (starts[1:] != starts[:-1] + pieces.lengths[:-1]).any():
-        return _gathered(values, starts, pieces.lengths)
-    first = int(starts[0]) if len(starts) else 0
-    return values[first : first + int(pieces.lengths.sum())]
-
-
-def _with_separators(values: npt.NDArray[Any], offsets: Offsets, separator: int) -> tuple[npt.NDArray[Any], Offsets]:
-    """Return documents with a value appended to each."""
-    ends = offsets[1:] + np.arange(len(offsets) - 1)
-    made = np.empty(len(values) + len(ends), values.dtype)
-    is_value = np.ones(len(made), np.bool_)
-    is_value[ends] = False
+        ends = pieces.firsts + lengths > np.diff(column.offsets)[pieces.documents]
+        lengths = lengths - ends
+        separators = stops[ends] - 1
+    values = _taken(column, pieces.documents, pieces.firsts, lengths)
+    total = len(values) + len(separators) + len(padding[0])
+    if len(values) == total:
+        return values
+    made = np.empty(total, values.dtype)
+    is_value = np.ones(total, np.bool_)
+    for places, value in ((separators, separator or 0), padding):
+        is_value[places] = False
+        made[places] = value
     made[is_value] = values
-    made[ends] = separator
-    return made, offsets + np.arange(len(offsets))
+    return made
+
+
+def _taken(column: Ragged, documents: Numbers, firsts: Numbers, lengths: Numbers) -> npt.NDArray[Any]:
+    """Return values of documents, one piece after the other: a view where they are so in the column."""
+    values = np.asarray(column.values)
+    starts = column.offsets[documents] - column.offsets[0] + firsts
+    if (starts[1:] != starts[:-1] + lengths[:-1]).any():
+        return _gathered(values, starts, lengths)
+    first = int(starts[0]) if len(starts) else 0
+    return values[first : first + int(lengths.sum())]
 
 
 def _gathered(values: npt.NDArray[Any], starts: Numbers, lengths: Numbers) -> npt.NDArray[Any]:

@@ -45,6 +45,12 @@ class Pieces:
         """Number of sequences."""
         return len(self.bounds) - 1
 
+    def between(self, start: int, stop: int) -> Pieces:
+        """Return consecutive sequences, from the first given to before the last given."""
+        bounds = self.bounds[start : stop + 1]
+        some = slice(int(bounds[0]), int(bounds[-1]))
+        return Pieces(self.documents[some], self.firsts[some], self.lengths[some], bounds - bounds[0], self.dropped)
+
     def taken(self, order: Numbers) -> Pieces:
         """Return some of the sequences, in the order given."""
         counts = np.diff(self.bounds)[order]

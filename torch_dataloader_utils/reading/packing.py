@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +20,9 @@ from torch_dataloader_utils.reading.batching import Batches, Chunk, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryLease
 from torch_dataloader_utils.reading.scan import Scan
 from torch_dataloader_utils.reading.work import Work
+
+BYTES_TOGETHER = 4 << 20
+"""Bytes of sequences, and of what is delivered beside them, that are made at once."""
 
 SEQUENCES = -1
 """Stands for a round in the key of the permutation of a shard's sequences: no round has this number."""
@@ -90,7 +92,7 @@ class PackedScan(Scan):
         return work
 
     def chunks(self) -> Generator[Chunk, None, None]:
-        """Yield the sequences of every slice in one chunk."""
+        """Yield the sequences of every slice. The last of a slice's chunks has the memory of all of them."""
         held: list[Columns] = []
         lease: MemoryLease | None = None
         for chunk in self._scan.chunks():
@@ -104,25 +106,56 @@ class PackedScan(Scan):
             position, is_last = chunk.position, chunk.ends
             del chunk  # its rows are freed when they are packed
             if is_last:
-                columns, first = self._sequences(self.slices[position], held)
-                rows = len(columns[self._packing.column])
-                if lease is not None:
-                    lease.resize(size_of(columns))
-                yield Chunk(position, first, rows, ends=True, columns=columns, lease=lease)
+                yield from self._packed_chunks(position, held, lease)
                 lease = None
-                del columns
 
-    def _sequences(self, shard_slice: ShardSlice, held: list[Columns]) -> tuple[dict[str, Any], int]:
-        """Return the sequences of a slice, and how many its shard delivers before them. The list is emptied."""
-        columns = dict(join([ColumnSlice(part, 0, len(part[self._packing.column])) for part in held]))
+    def _packed_chunks(self, position: int, held: list[Columns], lease: MemoryLease | None) -> Iterator[Chunk]:
+        """Yield the sequences of a slice, some at a time, so that they are made in the processor's cache.
+
+        The list of what was read is emptied.
+        """
+        shard_slice = self.slices[position]
+        pieces = self._pieces(shard_slice, held)
+        documents = _Documents(held, self._packing.column, in_order=self._is_in_order)
         held.clear()
-        tokens: Ragged = columns[self._packing.column]
+        size = 0 if lease is None else lease.size
+        made = 0
+        rows = self._rows_together(documents.columns)
+        starts = range(0, max(pieces.sequences, 1), rows)
+        for start in starts:
+            stop = min(start + rows, pieces.sequences)
+            columns = packed(*documents.of(pieces.between(start, stop)), self._packing)
+            is_last = start == starts[-1]
+            if is_last:
+                documents.columns.clear()
+            if lease is not None:
+                made += size_of(columns)
+                lease.resize(made if is_last else size + made)
+            first = shard_slice.start + start
+            yield Chunk(position, first, stop - start, is_last, columns, lease if is_last else None)
+            del columns
+
+    @property
+    def _is_in_order(self) -> bool:
+        """Whether sequences have the documents in the order in which they are read."""
+        return self._packing.strategy == "concat" and self._seed is None
+
+    def _rows_together(self, held: Sequence[Columns]) -> int:
+        """Return how many sequences are made at once: whole batches of some megabytes."""
+        ids = {"document_ids", "position_ids"} & set(self._packing.outputs)
+        bytes_each = 4 * len(ids) + sum(np.asarray(values.values).itemsize for values in held[0].values())
+        batch_size = self.options.batch_size
+        return max(BYTES_TOGETHER // (self._packing.length * bytes_each) // batch_size, 1) * batch_size
+
+    def _pieces(self, shard_slice: ShardSlice, held: Sequence[Columns]) -> Pieces:
+        """Return what the sequences of a slice are made of, and count their tokens."""
         packing = self._packing
-        for name, values in columns.items():
-            if not np.array_equal(np.diff(values.offsets), np.diff(tokens.offsets)):
-                msg = f"column {name!r} has lists of other lengths than {packing.column!r}, with which it is packed"
-                raise ColumnError(f"{msg} ({_named(shard_slice.shard)})")
-        lengths = document_lengths(tokens, packing)
+        for part in held:
+            for name, values in part.items():
+                if not np.array_equal(np.diff(values.offsets), np.diff(part[packing.column].offsets)):
+                    msg = f"column {name!r} has lists of other lengths than {packing.column!r}, with which it is packed"
+                    raise ColumnError(f"{msg} ({_named(shard_slice.shard)})")
+        lengths = np.concatenate([document_lengths(part[packing.column], packing) for part in held])
         pieces = pack(
             lengths, length=packing.length, strategy=packing.strategy, split_documents=packing.split_documents
         )
@@ -138,8 +171,7 @@ class PackedScan(Scan):
         self._count_tokens(taken, lengths)
         if not shard_slice.start:  # a resume in the middle of the shard does not count them again
             self._counters.tokens_dropped += pieces.dropped
-        del tokens
-        return packed(columns, taken, packing), shard_slice.start
+        return taken
 
     def _count_tokens(self, pieces: Pieces, lengths: Numbers) -> None:
         """Count the tokens of sequences. `lengths` are the tokens of each document."""
@@ -159,6 +191,35 @@ class PackedScan(Scan):
         if self._seed is None:
             return np.arange(pieces.sequences)
         return permutation(pieces.sequences, seed=self._seed, epoch=self._epoch, shard=shard, number=SEQUENCES)
+
+
+class _Documents:
+    """The documents of a slice, as they were read.
+
+    Where sequences have them in order, those that are packed together are views, mostly, of what was read; else the
+    documents of all sequences are joined once.
+    """
+
+    def __init__(self, held: Sequence[Columns], column: str, *, in_order: bool) -> None:
+        self.columns = list(held)
+        self._in_order = in_order
+        counts = [len(part[column]) for part in held]
+        if not in_order and len(held) > 1:
+            self.columns = [join([ColumnSlice(part, 0, count) for part, count in zip(held, counts, strict=True)])]
+        self._stops = np.cumsum(counts)
+
+    def of(self, pieces: Pieces) -> tuple[Columns, Pieces]:
+        """Return columns that have the documents of some pieces, and the pieces of these columns."""
+        if not self._in_order or not len(pieces.documents):
+            return self.columns[0], pieces
+        first, last = int(pieces.documents[0]), int(pieces.documents[-1])
+        begin, end = np.searchsorted(self._stops, [first, last], side="right").tolist()
+        slices = []
+        for number in range(begin, end + 1):
+            before = int(self._stops[number - 1]) if number else 0
+            stop = min(last + 1, int(self._stops[number]))
+            slices.append(ColumnSlice(self.columns[number], max(first - before, 0), stop - before))
+        return join(slices), replace(pieces, documents=pieces.documents - first)
 
 
 def _named(shard: Shard) -> str:
