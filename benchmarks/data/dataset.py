@@ -110,6 +110,6 @@ WRITERS = {".parquet": _write_parquet, ".orc": _write_orc, ".csv": _write_csv, "
 
 
 def _sum(column: pa.ChunkedArray) -> int:
-    if pa.types.is_fixed_size_list(column.type):
+    if pa.types.is_nested(column.type):
         return sum(int(chunk.flatten().to_numpy().sum(dtype=np.int64)) for chunk in column.chunks)
     return int(column.to_numpy().sum())

@@ -65,6 +65,19 @@ def _tokens(scale: float) -> Tables:
         yield f"part-{file:03}.parquet", tables
 
 
+def _documents(scale: float) -> Tables:
+    group = 2_500
+    for file in range(4):
+        random = np.random.default_rng([SEED, file])
+        tables = []
+        for _ in range(_scaled(8, scale, 1)):
+            lengths = np.clip(random.lognormal(5.8, 1.1, group), 1, 20_000).astype(np.int32)
+            tokens = random.integers(1, 50_257, int(lengths.sum()), dtype=np.int32)
+            documents = pa.ListArray.from_arrays(np.append(0, np.cumsum(lengths)).astype(np.int32), tokens)
+            tables.append(pa.table({"tokens": documents}))
+        yield f"part-{file:03}.parquet", tables
+
+
 def _strings(scale: float) -> Tables:
     random = np.random.default_rng(SEED)
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
@@ -167,6 +180,11 @@ RECIPES = {
         lambda scale: _numeric(scale, 2_000_000, 8, 10_000),
     ),
     "tokens": Recipe("rows of 1,024 int32 tokens in 4 files, row groups of 2,000 rows, snappy", _tokens, "tokens"),
+    "documents": Recipe(
+        "80,000 documents of int32 tokens in 4 files, log-normal lengths, row groups of 2,500 documents, snappy",
+        _documents,
+        "tokens",
+    ),
     "strings": Recipe("a text of 3 to 24 words, a category and an integer in 4 files, snappy", _strings),
     "wide": Recipe("1,000 float columns in one file, row groups of 10,000 rows, snappy", _wide),
     "uneven": Recipe("22 numeric columns in 6 files of 1 to 32 row groups, snappy", _uneven),

@@ -17,7 +17,17 @@ from benchmarks.measure.memory_bound import memory_bound
 from benchmarks.measure.rounds import Contender, Hooks, measure, warm
 from benchmarks.paths import SCRATCH
 
-__all__ = ["IN_PROCESS", "OTHER", "RAW_ARROW", "SOURCES", "TWO_WORKERS", "WORKLOADS", "Settings", "run_workload"]
+__all__ = [
+    "IN_PROCESS",
+    "OTHER",
+    "PACKED",
+    "RAW_ARROW",
+    "SOURCES",
+    "TWO_WORKERS",
+    "WORKLOADS",
+    "Settings",
+    "run_workload",
+]
 
 RAW_ARROW = "raw Arrow"
 IN_PROCESS = "torch_dataloader_utils, in process"
@@ -31,6 +41,12 @@ BATCH = {"tokens": 256, "labels_small": 250, "labels_large": 250}
 INTERLEAVED = (1, 2, 4, 8, 16)
 SOURCES = (2, 4, 8)
 """How many sources the mixtures have that are compared with one dataset."""
+
+PACKED = {
+    "packed with cu_seqlens": ["cu_seqlens"],
+    "packed with all outputs": ["document_ids", "position_ids", "cu_seqlens", "max_seqlen"],
+}
+"""What is delivered beside sequences, by the name of the contender."""
 
 SHARES = {"10 %": 0.1, "50 %": 0.5, "99 %": 0.99}
 EPOCHS = 20
@@ -189,6 +205,25 @@ def _mixture(settings: Settings) -> Results:
             for count in SOURCES
         ]
     return _compare(settings, data, contenders, baseline=None, **options)
+
+
+def _packing(settings: Settings) -> Results:
+    """Read documents as jagged batches, and packed into sequences. Rates are of tokens."""
+    data = make("documents", settings.scale)
+    ways: dict[str, dict[str, Any]] = {"jagged": {}}
+    ways |= {name: {"outputs": outputs} for name, outputs in PACKED.items()}
+    ways["best fit, with cu_seqlens"] = {"outputs": ["cu_seqlens"], "strategy": "best_fit"}
+    contenders = [
+        replace(
+            ours(data, workers, f"{name}, {how}", **options),
+            script="ours/packing.py",
+            job=replace(job_of(data, workers, **options), batch_size=16 if options else 128),
+            rows=None,
+        )
+        for workers, how in ((0, "in process"), (2, "2 workers"))
+        for name, options in ways.items()
+    ]
+    return _compare(settings, data, contenders, baseline=None, unit="tokens")
 
 
 def _mixing(name: str, group: int, ways: Sequence[tuple[str, int, int]]) -> Callable[[Settings], Results]:
@@ -383,6 +418,7 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "collate_1ms": _collate,
     "shuffle": _shuffle,
     "mixture": _mixture,
+    "packing": _packing,
     "mixing_small": _mixing("labels_small", 500, [(f"buffer of {size:,} rows", size, 8) for size in (5_000, 50_000)]),
     "mixing_large": _mixing(
         "labels_large", 50_000, [(f"{count} side by side", 10_000, count) for count in INTERLEAVED]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.measure.peers import PEERS
-from benchmarks.measure.workloads import ARROW_DIRECTORY, IN_PROCESS, SOURCES, TWO_WORKERS
+from benchmarks.measure.workloads import ARROW_DIRECTORY, IN_PROCESS, PACKED, SOURCES, TWO_WORKERS
 
 __all__ = [
     "CLAIMS",
@@ -249,6 +249,11 @@ CLAIMS: tuple[Claim, ...] = (
             1.0,
         )
         for count in SOURCES
+        for how in HOWS
+    ),
+    *(
+        Claim(f"documents {name}, {how}, of jagged", "packing", _versus(f"{name}, {how}", f"jagged, {how}"), least, aim)
+        for name, least, aim in zip(PACKED, (0.8, 0.6), (0.95, 0.8), strict=True)
         for how in HOWS
     ),
     *(

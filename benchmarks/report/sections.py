@@ -33,6 +33,7 @@ TITLES = {
     "collate_1ms": "A collate_fn that takes 1 ms of CPU a batch",
     "shuffle": "Shuffling",
     "mixture": "Mixtures, rows shuffled",
+    "packing": "Documents packed into sequences",
 }
 
 
@@ -61,9 +62,10 @@ def is_peer(contender: str) -> bool:
 
 def _rates(name: str, workload: Results, plots: Path, kind: str) -> Iterator[str]:
     """Rates of all contenders, their first batch and their memory; then the requests to S3."""
+    unit = workload["facts"].get("unit", "rows")
     yield from (f"### {TITLES.get(name, name)}", "", *_data(workload))
     yield from table(
-        ["", "rows/s", "of baseline", "with start", "first batch, s", "memory, MiB", "no file's, MiB", "rows"],
+        ["", f"{unit}/s", "of baseline", "with start", "first batch, s", "memory, MiB", "no file's, MiB", unit],
         [_rate_row(contender, found, workload) for contender, found in workload["contenders"].items()],
     )
     yield from _remarks(workload)
@@ -76,8 +78,8 @@ def _rates(name: str, workload: Results, plots: Path, kind: str) -> Iterator[str
     ]
     if len(shown) > 1:
         path = plots / f"{kind}-{name}.svg"
-        bars(path, TITLES.get(name, name), "rows a second", shown, logarithmic=kind == "peers")
-        yield from (f"![Rows a second, {TITLES.get(name, name)}]({plots.name}/{path.name})", "")
+        bars(path, TITLES.get(name, name), f"{unit} a second", shown, logarithmic=kind == "peers")
+        yield from (f"![{unit.capitalize()} a second, {TITLES.get(name, name)}]({plots.name}/{path.name})", "")
 
 
 def _rate_row(contender: str, found: Results, workload: Results) -> list[str]:
