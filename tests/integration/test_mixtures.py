@@ -318,6 +318,55 @@ def test_weights_change_by_a_schedule_from_the_first_step_that_begins_there(root
     assert [rows_of(batch) for batch in fresh] == second
 
 
+RISING = [(0, {"web": 1, "code": 0, "math": 0}), (100, {"web": 0, "code": 1, "math": 1})]
+
+
+@pytest.mark.parametrize(
+    ("saved", "loaded"),
+    [(RISING, [RISING[0], (150, RISING[1][1])]), (RISING, RISING[0][1]), (RISING[0][1], RISING)],
+    ids=["later", "weights alone", "a schedule now"],
+)
+def test_another_schedule_is_refused_also_before_it_changes_the_weights(root, saved, loaded):
+    loader, _ = open_mixture(root, saved, rows_per_epoch=210)
+    next(iter(loader))
+    state = loader.state_dict()
+    resumed, _ = open_mixture(root, loaded, rows_per_epoch=210)
+    with pytest.raises(CheckpointMismatchError, match=r"strict=False") as refused:
+        resumed.load_state_dict(state)
+    [difference] = refused.value.differences
+    assert difference.name == "weights"
+    schedule = "from row 0: web 1, code 0, math 0; from row 100: web 0, code 1/2, math 1/2"
+    assert schedule in (difference.checkpoint, difference.current)
+    resumed.load_state_dict([state], strict=False)
+    assert len(list(resumed)) == 210 // 16
+    del state["mixture"]["schedule"], state["checksum"]  # as releases before did not record it
+    other, _ = open_mixture(root, loaded, rows_per_epoch=210)
+    other.load_state_dict(state)
+
+
+def test_weights_that_were_announced_before_a_state_hold_from_the_next_epoch_on(root):
+    loader, dataset = open_mixture(root)
+    batches = iter(loader)
+    next(batches)
+    dataset.set_weights({"web": 0, "code": 3, "math": 1})
+    state = loader.state_dict()
+    list(batches)
+    loader.set_epoch(1)
+    following = [rows_of(batch) for batch in loader]
+    require_quota(following, {"web": 0, "code": 3, "math": 1})
+    resumed, _ = open_mixture(root)
+    resumed.load_state_dict(state)
+    require_quota([rows_of(batch) for batch in resumed])
+    resumed.set_epoch(1)
+    assert [rows_of(batch) for batch in resumed] == following
+
+
+def test_the_buffer_of_a_pass_follows_the_weights_that_hold_where_it_begins(root):
+    loader, _ = open_mixture(root, RISING, rows_per_epoch=210, shuffle_buffer_size=120)
+    buffers = {source["name"]: source["buffers"] for source in loader.state_dict()["mixture"]["sources"]}
+    assert {name: of[0] for name, of in buffers.items()} == {"web": 120, "code": 60, "math": 60}
+
+
 def test_metrics_tell_the_rows_and_the_shares_of_each_source(root):
     loader, dataset = open_mixture(root)
     loader.set_epoch(2)  # rows 420 to 630 of the 400 that a pass of `web` has

@@ -29,7 +29,7 @@ MOST_RANKS = 100
 TOPOLOGY = ("num_workers", "num_ranks", "rank", "virtual_ranks", "virtual_workers", "uneven_ranks", "global_batch_size")
 """Settings that an elastic load may change."""
 
-OF_A_MIXTURE = ("sources", "rows_per_epoch", "weights[")
+OF_A_MIXTURE = ("sources", "rows_per_epoch", "weights")
 """Of a mixture it may also change what begins so. Sources may be new; those that are gone need permission."""
 
 OF_FILES = "rows of source "
@@ -68,18 +68,41 @@ def _compare_mixtures(saved: SavedMixture, run: MixtureRun, may_differ: Collecti
         yield Difference("sources", before, now)
     if saved.rows_per_epoch != run.rows_per_epoch and not is_elastic:
         yield Difference("rows_per_epoch", saved.rows_per_epoch, run.rows_per_epoch)
+    if not is_elastic:
+        yield from _compare_weights(saved, run)
     own = {source.name: source for source in run.sources}
     for source in saved.sources:
         if source.name not in own:
             continue
         current = own[source.name]
-        if source.weight != current.weight and not is_elastic:
-            yield Difference(f"weights[{source.name!r}]", str(source.weight), str(current.weight))
         for name, value in current.settings().items():
             if source.settings[name] != value and name not in may_differ:
                 yield Difference(f"{name} of source {source.name!r}", source.settings[name], value)
         if current.transform_id is not None and current.transform_id == source.settings["transform_id"]:
             yield from _compare_made_rows(source, current)
+
+
+def _compare_weights(saved: SavedMixture, run: MixtureRun) -> Iterator[Difference]:
+    """Yield how the weights differ: those of the sources in force, or the whole schedule if they change by one."""
+    if saved.schedule is not None and (saved.schedule or run.schedule):
+        if saved.schedule != run.schedule:
+            yield Difference("weights", _weights(saved), _weights(run))
+        return
+    now = {source.name: source.weight for source in run.sources}
+    for source in saved.sources:
+        if source.weight != now.get(source.name, source.weight):
+            yield Difference(f"weights[{source.name!r}]", str(source.weight), str(now[source.name]))
+
+
+def _weights(mixture: SavedMixture | MixtureRun) -> str:
+    """Return the weights of a mixture as a message shows them: those of each source, or the schedule."""
+    names = [source.name for source in mixture.sources]
+    sections = mixture.schedule or ((0, tuple(source.weight for source in mixture.sources)),)
+    shown_sections = [
+        f"from row {row}: " + ", ".join(f"{name} {share}" for name, share in zip(names, shares, strict=True))
+        for row, shares in sections
+    ]
+    return "; ".join(shown_sections)
 
 
 def _compare_made_rows(saved: SavedSource, run: SourceRun) -> Iterator[Difference]:

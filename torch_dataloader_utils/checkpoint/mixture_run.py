@@ -12,6 +12,7 @@ from typing import Any
 
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
 from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.passes import Shares
 from torch_dataloader_utils.planning.plan import DeliveredBaseline
 
 
@@ -101,22 +102,30 @@ class MixtureRun:
         sources: The sources, in order.
         rows_per_epoch: Rows of an epoch, of all ranks.
         rows_before: Planned rows of the whole run before the epoch, of all ranks.
+        schedule: From which planned row of the whole run on which shares of the sources hold, if they change by a
+            schedule; else empty.
         carried: Rows that epochs before it have taken out of their turn: an elastic load had left them behind.
         earlier: Rows before the position of each source, of the pass that the epoch continues. They follow from the
             position, unless files change.
+        next_weights: The share of each source from the next epoch on, if another was announced.
     """
 
     sources: tuple[SourceRun, ...]
     rows_per_epoch: int
     rows_before: int
+    schedule: Shares
     carried: DeliveredBaseline
     earlier: DeliveredBaseline
+    next_weights: tuple[Fraction, ...] | None = None
 
     def dump(self, *, lists_files: bool) -> dict[str, Any]:
         """Return what a state records of the mixture."""
+        announced = {} if self.next_weights is None else {"next_weights": list(map(dump_fraction, self.next_weights))}
         return {
+            **announced,
             "rows_per_epoch": self.rows_per_epoch,
             "rows_before": self.rows_before,
+            "schedule": [[row, list(map(dump_fraction, shares))] for row, shares in self.schedule],
             "sources": [source.dump(lists_files=lists_files) for source in self.sources],
         }
 

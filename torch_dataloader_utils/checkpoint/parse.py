@@ -7,6 +7,7 @@ never a ``KeyError`` further on.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from fractions import Fraction
 from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -236,7 +237,25 @@ def _mixture(mixture: JsonValue, tree: _Tree, dataset_rows: int) -> SavedMixture
         raise mixture["sources"].fail("sources, each name once")
     carried, earlier = (_rows_by_number(mixture[name], tree, dataset_rows) for name in ("carried", "earlier"))
     counts = mixture["rows_per_epoch"].integer(), mixture["rows_before"].integer()
-    return SavedMixture(sources, *counts, carried, earlier)
+    schedule = mixture["schedule"]
+    shares = None if schedule.missing else tuple(_section(section, len(sources)) for section in schedule.items())
+    announced = mixture["next_weights"]
+    next_weights = None if announced.missing else _shares(announced, len(sources))
+    return SavedMixture(sources, *counts, shares, carried, earlier, next_weights)
+
+
+def _section(section: JsonValue, sources: int) -> tuple[int, tuple[Fraction, ...]]:
+    parts = section.items()
+    if len(parts) != len(("row", "shares")):
+        raise section.fail("a row, and the shares of the sources from there on")
+    return parts[0].integer(), _shares(parts[1], sources)
+
+
+def _shares(shares: JsonValue, sources: int) -> tuple[Fraction, ...]:
+    parts = tuple(map(parse_fraction, shares.items()))
+    if len(parts) != sources or sum(parts) != 1:
+        raise shares.fail("the share of each source, which add up to 1")
+    return parts
 
 
 def _rows_by_number(rows: JsonValue, tree: _Tree, dataset_rows: int) -> SavedRows:

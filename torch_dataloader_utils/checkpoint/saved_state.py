@@ -12,6 +12,7 @@ from torch_dataloader_utils.checkpoint.saved_exclusions import NO_SAVED_EXCLUSIO
 from torch_dataloader_utils.checkpoint.skipped_steps import Place, SkippedSteps
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
 from torch_dataloader_utils.planning.manifest import Manifest, Split
+from torch_dataloader_utils.planning.passes import Shares
 from torch_dataloader_utils.planning.plan import TO_THE_END, PartialShard, Shard
 from torch_dataloader_utils.planning.row_hash import RankHashes
 from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, splits_of_rows
@@ -150,6 +151,8 @@ class SavedSource:
 class SavedMixture:
     """What a state of a mixture records: its sources in order, the rows of an epoch, and those planned before it.
 
+    The schedule, and the weights of the next epoch, are those of a `MixtureRun`, and None in states of releases that
+    did not record them.
     The carried rows are those that epochs before it have taken out of their turn; the earlier ones are those before
     the sources' positions: see `MixtureRun`.
     """
@@ -157,8 +160,10 @@ class SavedMixture:
     sources: tuple[SavedSource, ...]
     rows_per_epoch: int
     rows_before: int
+    schedule: Shares | None
     carried: SavedRows
     earlier: SavedRows
+    next_weights: tuple[Fraction, ...] | None
 
     @property
     def layout(self) -> list[FileRows] | None:

@@ -388,7 +388,7 @@ class EpochState(SkipsSteps):
         except BaseException:
             self._planner = planner
             raise
-        self._weights = None
+        self._weights = saved[0].mixture.next_weights if strict and saved[0].mixture is not None else None
 
     def _load(self, saved: Sequence[SavedState], *, strict: bool, on_changed_files: OnChangedFiles) -> None:
         epoch = saved[0].epoch
@@ -561,7 +561,7 @@ class EpochState(SkipsSteps):
         """Return what a state of an epoch is compared with."""
         worker = get_worker_info()
         topology = self.topology if worker is None else replace(self.topology, num_workers=worker.num_workers)
-        mixture = mixture_of(self._opened_files, self._planner, epoch, topology)
+        mixture = mixture_of(self._opened_files, self._planner, epoch, topology, self._weights)
         return Run(
             manifest=self._planner.manifest_of(epoch, topology),
             options=self._planner.options,

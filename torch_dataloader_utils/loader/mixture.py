@@ -12,14 +12,20 @@ from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedState
 from torch_dataloader_utils.formats.base import Opened, OpenedSources
 from torch_dataloader_utils.planning.mixture_planner import MixturePlanner
-from torch_dataloader_utils.planning.passes import Base, MixturePlace, Start
+from torch_dataloader_utils.planning.passes import Base, MixturePlace, Shares, Start
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, ShardSlice
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.source_paths import parse_source_path
 from torch_dataloader_utils.planning.topology import Topology
 
 
-def mixture_of(opened: Opened, planner: EpochPlanner, epoch: int, topology: Topology) -> MixtureRun | None:
+def mixture_of(
+    opened: Opened,
+    planner: EpochPlanner,
+    epoch: int,
+    topology: Topology,
+    next_weights: tuple[Fraction, ...] | None,
+) -> MixtureRun | None:
     """Return what a run of a mixture has in addition to a single dataset's; None for a single dataset."""
     if not isinstance(planner, MixturePlanner) or not isinstance(opened, OpenedSources):
         return None
@@ -48,7 +54,10 @@ def mixture_of(opened: Opened, planner: EpochPlanner, epoch: int, topology: Topo
         for number, (name, files) in enumerate(opened.sources.items())
     )
     rows_before, carried = planner.rows_before(epoch, topology), planner.carried_in(epoch)
-    return MixtureRun(sources, planner.rows_per_epoch, rows_before, carried, planner.earlier_in(epoch, topology))
+    earlier = planner.earlier_in(epoch, topology)
+    return MixtureRun(
+        sources, planner.rows_per_epoch, rows_before, planner.changing_weights, carried, earlier, next_weights
+    )
 
 
 def placed(planner: EpochPlanner, saved: SavedState, topology: Topology) -> EpochPlanner:
@@ -85,11 +94,12 @@ def place_of(planner: EpochPlanner, saved: SavedState, topology: Topology, *, dr
     if not isinstance(there, MixturePlanner) or saved.mixture is None:
         return None
     weights = {source.name: source.weight for source in saved.mixture.sources}
-    schedule = ((0, tuple(weights.get(source.name, Fraction(0)) for source in there.sources)),)
-    own = there.place
-    return MixturePlace(
-        own.base, own.schedule if there.has_schedule else schedule, saved.mixture.rows_per_epoch, drop_last
-    )
+    schedule: Shares = ((0, tuple(weights.get(source.name, Fraction(0)) for source in there.sources)),)
+    if saved.mixture.schedule is None:  # of a release that did not record it
+        schedule = there.changing_weights or schedule
+    elif saved.mixture.schedule and len(saved.mixture.sources) == len(there.sources):
+        schedule = saved.mixture.schedule
+    return MixturePlace(there.base, schedule, saved.mixture.rows_per_epoch, drop_last)
 
 
 def different_sources(opened: OpenedSources, saved: SavedMixture) -> list[str]:
@@ -132,7 +142,7 @@ def with_changed_passes(planner: EpochPlanner, merged: Merged) -> EpochPlanner:
 
 def require_no_schedule(planner: EpochPlanner) -> None:
     """Raise a ValueError if the weights of a mixture change by a schedule."""
-    if isinstance(planner, MixturePlanner) and planner.has_schedule:
+    if isinstance(planner, MixturePlanner) and planner.changing_weights:
         raise ValueError("set_weights: the weights change by a schedule, which the loader was made with")
 
 

@@ -9,7 +9,7 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import count
+from itertools import count, pairwise
 from typing import Any
 
 from torch_dataloader_utils.planning.balance import deal
@@ -85,9 +85,9 @@ class MixturePlanner(EpochPlanner):
         return min(int(rows / weight) for rows, weight in shares if weight)
 
     @property
-    def has_schedule(self) -> bool:
-        """Whether the weights change by a schedule."""
-        return len(self._schedule) > 1
+    def changing_weights(self) -> Shares:
+        """The schedule by which the weights change; empty if they do not."""
+        return self._schedule if len(self._schedule) > 1 else ()
 
     def weights_in(self, epoch: int, topology: Topology) -> tuple[Fraction, ...]:
         """Return the share of each source at the beginning of an epoch."""
@@ -362,7 +362,20 @@ class MixturePlanner(EpochPlanner):
         if whole is None:
             return None
         least = max(1, whole // (LEAST_SHARE * len(self.sources)))
-        return self._base.buffers.get((source, number), max(least, int(whole * self._schedule[0][1][source])))
+        known = self._base.buffers
+        if (source, number) in known:
+            return known[source, number]
+        return max(least, int(whole * self._weight_of_pass(source, number)))
+
+    def _weight_of_pass(self, source: int, number: int) -> Fraction:
+        """Return the share that a source has where one of its passes begins, as if the schedule had always held."""
+        left = Fraction(number * self._rows[source])
+        for (row, weights), (stop, _) in pairwise(self._schedule):
+            taken = weights[source] * (stop - row)
+            if left < taken:
+                return weights[source]
+            left -= taken
+        return self._schedule[-1][1][source]
 
     def _shards(self, source: int, number: int, taken: Taken) -> Iterator[ShardSlice]:
         """Yield the shards of a pass. What was taken of it counts only where its files have changed."""
