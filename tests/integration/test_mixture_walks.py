@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from fractions import Fraction
 from itertools import pairwise
 from random import Random
 from typing import Any
@@ -39,6 +40,7 @@ class Walk:
         }
         self.weights = self.new_weights()
         self.taken = Counter()
+        self.virtual_each = 1  # planned ranks that each rank stands for
 
     def _write(self, name):
         (self.root / name).mkdir()
@@ -70,6 +72,7 @@ class Walk:
     def open(self, ranks, batch_size, grid=None):
         sources = {name: self.source(name) for name in self.sizes}
         options = self.options | {"batch_size": batch_size}
+        self.virtual_each = 1 if grid is None else grid[0]
         if grid is not None:
             each, workers = grid
             options |= {"virtual_ranks": ranks * each, "virtual_workers": workers, "batch_size": batch_size * each}
@@ -84,17 +87,25 @@ class Walk:
         for loader in loaders:
             loader.set_epoch(epoch)
             batches = iter(loader)
-            count = 0
+            count, counts = 0, Counter()
             while steps is None or count < steps:
                 batch = next(batches, None)
                 if batch is None:
                     break
                 count += 1
+                counts.update(batch["source"].tolist())
+                self.require_quota(counts)
                 self.taken.update(zip(batch["source"].tolist(), self.ids_of(batch), strict=True))
             made.add(count)
             states.append(json.loads(json.dumps(loader.state_dict())))
         assert len(made) == 1  # all ranks make equal steps
         return states
+
+    def require_quota(self, counts):
+        """Each planned rank has of each source, since the epoch or the load began, less than one row off its share."""
+        weights = [Fraction(repr(weight)) for weight in self.weights.values()]
+        for number, weight in enumerate(weights):
+            assert abs(counts[number] - counts.total() * weight / sum(weights)) < self.virtual_each
 
     def walk(self):
         states, epoch = None, 0

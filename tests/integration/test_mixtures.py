@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from torch_dataloader_utils import CheckpointMismatchError, MixedDataset, Source
+from torch_dataloader_utils import CheckpointMismatchError, MixedDataset, SmallWeightWarning, Source
 
 ROWS = {"web": 400, "code": 180, "math": 74}
 WEIGHTS = {"web": 0.7, "code": 0.2, "math": 0.1}
@@ -365,6 +365,12 @@ def test_the_buffer_of_a_pass_follows_the_weights_that_hold_where_it_begins(root
     loader, _ = open_mixture(root, RISING, rows_per_epoch=210, shuffle_buffer_size=120)
     buffers = {source["name"]: source["buffers"] for source in loader.state_dict()["mixture"]["sources"]}
     assert {name: of[0] for name, of in buffers.items()} == {"web": 120, "code": 60, "math": 60}
+
+
+def test_a_weight_of_less_than_a_row_an_epoch_is_warned_of(root):
+    with pytest.warns(SmallWeightWarning, match=r"no row of 'math' \(0.001\): each rank has 300 rows"):
+        loader, _ = open_mixture(root, {"web": 0.999, "code": 0, "math": 0.001})
+    assert {source for batch in loader for source, _ in rows_of(batch)} == {0}
 
 
 def test_metrics_tell_the_rows_and_the_shares_of_each_source(root):

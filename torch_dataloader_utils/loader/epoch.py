@@ -32,6 +32,7 @@ from torch_dataloader_utils.loader.iteration import Iteration
 from torch_dataloader_utils.loader.logged_segments import LoggedSegments
 from torch_dataloader_utils.loader.metrics import Metrics, MetricsReading
 from torch_dataloader_utils.loader.mixture import (
+    check_weights,
     mixture_of,
     placed,
     require_no_schedule,
@@ -597,6 +598,7 @@ class EpochState(SkipsSteps):
         """Warn once if ranks make different numbers of steps, and run a split strategy now, which may be wrong."""
         if self._planner.strategy is not None:
             self._planner.plan(self.epoch, self.topology, left_out=self.excluded_in(self.epoch).left_out)
+        check_weights(self._planner, self.epoch, self.topology)
         allowed = self.topology.num_ranks > 1 and self._planner.options.uneven_ranks == "allow"
         if self._warned_of_uneven_ranks or not allowed:
             return

@@ -11,6 +11,7 @@ from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun, SourcePosi
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedState
 from torch_dataloader_utils.formats.base import Opened, OpenedSources
+from torch_dataloader_utils.loader.user_warnings import warn_of_small_weights
 from torch_dataloader_utils.planning.mixture_planner import MixturePlanner
 from torch_dataloader_utils.planning.passes import Base, MixturePlace, Shares, Start
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, ShardSlice
@@ -138,6 +139,14 @@ def with_changed_passes(planner: EpochPlanner, merged: Merged) -> EpochPlanner:
         for source, start in zip(planner.sources, before.starts, strict=True)
     )
     return planner.begun_at(replace(before, starts=starts, carried=merged.passes.carried, changed=changed))
+
+
+def check_weights(planner: EpochPlanner, epoch: int, topology: Topology) -> None:
+    """Warn if an epoch of a mixture delivers nothing of a source that has a weight."""
+    if isinstance(planner, MixturePlanner) and topology.rank == 0:
+        small = planner.too_small_weights(epoch, topology)
+        if small:
+            warn_of_small_weights(small, planner.quotas(epoch, topology).rows)
 
 
 def require_no_schedule(planner: EpochPlanner) -> None:

@@ -15,6 +15,7 @@ from torch_dataloader_utils.errors import (
     ChangedFilesWarning,
     LostRowsWarning,
     SlowTransportWarning,
+    SmallWeightWarning,
     UnevenRanksWarning,
     warn_user,
 )
@@ -36,6 +37,15 @@ def warn_of_unknown_lengths(reason: str) -> None:
 
 def _warn_of_waiting_ranks(text: str, remedy: str) -> None:
     warn_user(f"{text}; a DDP loop needs {remedy}, or join(); else ranks wait for one another", UnevenRanksWarning)
+
+
+def warn_of_small_weights(weights: Mapping[str, float], rows: int) -> None:
+    """Warn of sources of which an epoch delivers nothing, given their weights and the rows of a rank in it."""
+    named = ", ".join(f"{name!r} ({weight:.3g})" for name, weight in weights.items())
+    text = f"an epoch delivers no row of {named}: each rank has {rows} rows in it, of which that is less than one, and "
+    warn_user(
+        f"{text}shares are counted anew in each epoch; make rows_per_epoch or the weight larger", SmallWeightWarning
+    )
 
 
 @cache

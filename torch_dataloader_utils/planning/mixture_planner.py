@@ -174,6 +174,15 @@ class MixturePlanner(EpochPlanner):
             self._totals = key, key.of_worker(0, 1)
         return self._totals[1]
 
+    def too_small_weights(self, epoch: int, topology: Topology) -> dict[str, float]:
+        """Return the weights that are above 0 and too small for a single row of an epoch, by source."""
+        quotas = self.quotas(epoch, topology)
+        of_epoch = [weights for row, weights in quotas.sections if row < quotas.rows]
+        taken = self._taken_in(epoch, topology)
+        largest = [max((weights[number] for weights in of_epoch), default=0) for number in range(len(taken))]
+        of_sources = zip(self.sources, largest, taken, strict=True)
+        return {source.name: float(weight) for source, weight, rows in of_sources if weight and not rows}
+
     def require_epoch(self, epoch: int, topology: Topology) -> None:
         """Raise a ValueError if an epoch is before those of which it is known."""
         self.starts(epoch, topology)
