@@ -36,11 +36,11 @@ def train(data: Path, directory: Path) -> dict[str, Any]:
     arguments = ["--data", str(data), "--run-dir", str(directory / "run"), "--checkpoint-every", "2", "--width", "8"]
     arguments += ["--epochs", str(EPOCHS), "--rows-per-epoch", str(ROWS_PER_EPOCH)]
     for ranks, workers, die in STARTS:
-        job = {"arguments": [*arguments, "--workers", str(workers)], "die": die}
+        job = {"example": "mixture", "arguments": [*arguments, "--workers", str(workers)], "die": die}
         if die is None:
-            run_ranks("mixture_example_job.py", ranks, job, directory)
+            run_ranks("example_job.py", ranks, job, directory)
             continue
-        with running_ranks("mixture_example_job.py", ranks, job, directory) as running:
+        with running_ranks("example_job.py", ranks, job, directory) as running:
             assert running.wait(120) == -9, running.output()
     checkpoint: dict[str, Any] = torch.load(directory / "run" / "checkpoint.pt", weights_only=True)
     return checkpoint

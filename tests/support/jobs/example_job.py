@@ -1,6 +1,6 @@
-"""In several ranks: run the training of the mixture example, and die at a step if told to.
+"""In several ranks: run the training of an example, and die at a step if told to.
 
-Its argument, JSON: ``arguments``, its command line; ``die``, the step of this run after which
+Its argument, JSON: ``example``, its folder; ``arguments``, its command line; ``die``, the step of this run after which
 rank 0 kills itself, or null.
 """
 
@@ -13,12 +13,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "mixture"
+ARGUMENTS = json.loads(sys.argv[1])
+EXAMPLE = Path(__file__).parents[3] / "examples" / ARGUMENTS["example"]
 sys.path.insert(0, str(EXAMPLE))
 
 import train  # noqa: E402 - the example is no package
-
-ARGUMENTS = json.loads(sys.argv[1])
 
 
 class Killed(train.Training):
