@@ -11,6 +11,8 @@ import torch
 from jobs.processes import inherited
 from jobs.ranks import run_ranks, running_ranks
 
+pytest.importorskip("tokenizers", reason="the group of examples is not installed")
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "pretrain"
 STARTS = ((2, 2, 3), (3, 1, 5), (1, 2, None))
 """Ranks, workers, and the step after which each run is killed. Every second step is saved."""

@@ -9,10 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
 from torch_dataloader_utils import Packing, StructuredDataset
+
+attention = pytest.importorskip("torch.nn.attention.flex_attention", reason="torch has flex_attention from 2.5 on")
 
 LENGTH, HEADS, WIDTH, WORDS = 64, 2, 8, 1_000
 EMBEDDINGS = torch.randn((3, WORDS, HEADS, WIDTH), generator=torch.Generator().manual_seed(0))
@@ -35,8 +36,8 @@ def batch(request, tmp_path):
 def attend(tokens, mask):
     """Return what flex_attention makes of tokens, of shape (sequences, heads, length, width)."""
     query, key, value = EMBEDDINGS[:, tokens].transpose(2, 3)
-    blocks = create_block_mask(mask, len(tokens), None, LENGTH, LENGTH, device="cpu")
-    return flex_attention(query, key, value, block_mask=blocks)
+    blocks = attention.create_block_mask(mask, len(tokens), None, LENGTH, LENGTH, device="cpu")
+    return attention.flex_attention(query, key, value, block_mask=blocks)
 
 
 def causal(_batch, _head, query, key):
