@@ -385,6 +385,41 @@ def test_metrics_tell_the_rows_and_the_shares_of_each_source(root):
     assert metrics["web"]["share_asked"] == metrics["web"]["share_delivered"] == 0.7
 
 
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "elastic"])
+def test_metrics_count_from_the_beginning_of_the_epoch_also_after_a_load(root, strict):
+    loader, _ = open_mixture(root)
+    loader.set_epoch(1)  # from row 210 of the 400 of a pass of `web` on
+    batches = iter(loader)
+    taken = Counter(source for _ in range(18) for source, _ in rows_of(next(batches)))
+    resumed, dataset = open_mixture(root)
+    resumed.load_state_dict(loader.state_dict(), strict=strict)
+    assert dataset.get_metrics()["sources"] == loader.dataset.get_metrics()["sources"]
+    taken.update(source for source, _ in rows_of(next(iter(resumed))))
+    assert taken.total() == 300
+    metrics = dataset.get_metrics()["sources"].values()
+    assert {source: found["rows"] for source, found in enumerate(metrics)} == taken
+
+
+def test_metrics_of_ranks_add_up_to_the_epoch_also_after_an_elastic_load(root):
+    states, taken = [], Counter()
+    for rank in range(2):
+        loader, _ = open_mixture(root, num_ranks=2, rank=rank)
+        batches = iter(loader)
+        for _ in range(5):
+            taken.update(source for source, _ in rows_of(next(batches)))
+        states.append(loader.state_dict())
+    found = Counter()
+    for rank in range(3):
+        loader, dataset = open_mixture(root, {"web": 0, "code": 1, "math": 1}, num_ranks=3, rank=rank)
+        loader.load_state_dict(states, strict=False)
+        taken.update(source for source, _ in rows_of(next(iter(loader))))
+        metrics = dataset.get_metrics()["sources"]
+        found.update({number: of["rows"] for number, of in enumerate(metrics.values())})
+    assert taken == {0: 112, 1: 56, 2: 40}
+    assert all(0 <= taken[source] - found[source] < 3 for source in taken)  # equal parts, rounded down
+    assert metrics["web"]["share_delivered"] == 112 / 208
+
+
 def test_rows_of_a_short_last_step_that_is_left_out_come_first_in_the_next_epoch(root):
     sequences = passes_of(root)
     loader, _ = open_mixture(root, drop_last=True)

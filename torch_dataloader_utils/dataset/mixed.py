@@ -134,9 +134,10 @@ class MixedDataset(StructuredDataset):
         """Return what `StructuredDataset.get_metrics` does, and what was delivered of each source.
 
         Returns:
-            Under ``sources``, by name, a dictionary of this rank's ``rows`` of the source in this epoch, since the last
-            elastic load if there was one; ``pass``, the newest pass of the source that they reach; ``share_asked``, its
-            weight at the beginning of the epoch; and ``share_delivered``, its share of this rank's rows.
+            Under ``sources``, by name, a dictionary of this rank's ``rows`` of the source in this epoch; ``pass``, the
+            newest pass of the source that they reach; ``share_asked``, its weight at the beginning of the epoch or at
+            the last elastic load; and ``share_delivered``, its share of the epoch's rows so far. Of the rows that all
+            ranks together had delivered before an elastic load, an equal part counts as this rank's.
         """
         return super().get_metrics() | {"sources": self._epoch_state.source_metrics()}
 

@@ -13,7 +13,7 @@ from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedSta
 from torch_dataloader_utils.formats.base import Opened, OpenedSources
 from torch_dataloader_utils.loader.user_warnings import warn_of_small_weights
 from torch_dataloader_utils.planning.mixture_planner import MixturePlanner
-from torch_dataloader_utils.planning.passes import Base, MixturePlace, Shares, Start
+from torch_dataloader_utils.planning.passes import Base, MixturePlace, Shares, Start, delivered_of, end_of_passes
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, ShardSlice
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.source_paths import parse_source_path
@@ -179,7 +179,10 @@ def with_sources(planner: EpochPlanner, hashes: list[dict[str, Any]]) -> list[di
 def source_metrics(
     planner: EpochPlanner, progress: Progress, epoch: int, topology: Topology
 ) -> dict[str, dict[str, Any]]:
-    """Return for each source of a mixture what this rank has delivered of it, by the names of `get_metrics`."""
+    """Return for each source of a mixture what this rank has delivered of it, by the names of `get_metrics`.
+
+    What all ranks had delivered before an elastic load counts in equal parts: they make equal steps.
+    """
     if not isinstance(planner, MixturePlanner):
         return {}
     weights, starts = planner.weights_in(epoch, topology), planner.starts(epoch, topology)
@@ -190,13 +193,21 @@ def source_metrics(
         rows[number % sources] += sum(part.rows for part in stream.done)
         reached = [parse_source_path(part.shard.splits[0].path).number for part in stream.done[-1:]]
         passes[number % sources] = max([passes[number % sources], *reached])
-    total = sum(rows)
+    before = [0] * sources
+    if progress.baseline is not None:
+        names = [source.name for source in planner.sources]
+        before = [delivered_of(progress.baseline, name) for name in names]
+        ends = [end_of_passes(progress.baseline, name) for name in names]
+        passes = [max(newest, end - 1) for newest, end in zip(passes, ends, strict=True)]
+    ranks = topology.num_ranks
+    of_all = [earlier + ranks * own for earlier, own in zip(before, rows, strict=True)]
+    total = sum(of_all)
     return {
         source.name: {
-            "rows": rows[number],
+            "rows": before[number] // ranks + rows[number],
             "pass": passes[number],
             "share_asked": float(weights[number]),
-            "share_delivered": rows[number] / total if total else 0.0,
+            "share_delivered": of_all[number] / total if total else 0.0,
         }
         for number, source in enumerate(planner.sources)
     }

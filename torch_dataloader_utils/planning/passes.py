@@ -9,7 +9,7 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, SizedSplit, Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, PlanOptions, Shard, ShardSlice
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, PlanOptions, Shard, ShardSlice
 from torch_dataloader_utils.planning.planner import Selection
 from torch_dataloader_utils.planning.row_ranges import Coverage, Windows, merged, size_of
 from torch_dataloader_utils.planning.shards import make_shards
@@ -181,13 +181,25 @@ class Taken:
 
 def rows_of(baseline: DeliveredBaseline, source: str | None = None) -> int:
     """Return the rows of a baseline, or those of one source that are still there."""
+    gone = baseline.gone if source is None else 0
+    return gone + _rows_of_source(baseline.done, baseline.partial, source)
+
+
+def delivered_of(baseline: DeliveredBaseline, source: str) -> int:
+    """Return the rows of a source that are still there, but for those that were skipped."""
+    skipped = baseline.skipped
+    less = 0 if skipped is None else _rows_of_source(skipped.whole, skipped.partial, source)
+    return rows_of(baseline, source) - less
+
+
+def _rows_of_source(whole: Iterable[Split], partial: Iterable[PartialShard], source: str | None) -> int:
+    """Return the rows of ranges and of parts of shards, or those of one source."""
 
     def counts(split: Split) -> bool:
         return source is None or parse_source_path(split.path).source == source
 
-    gone = baseline.gone if source is None else 0
-    whole = gone + sum(split.row_length for split in baseline.done if counts(split))
-    return whole + sum(size_of(partial.windows) for partial in baseline.partial if counts(partial.shard.splits[0]))
+    of_ranges = sum(split.row_length for split in whole if counts(split))
+    return of_ranges + sum(size_of(part.windows) for part in partial if counts(part.shard.splits[0]))
 
 
 def end_of_passes(baseline: DeliveredBaseline, source: str) -> int:
