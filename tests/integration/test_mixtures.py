@@ -361,6 +361,32 @@ def test_weights_that_were_announced_before_a_state_hold_from_the_next_epoch_on(
     assert [rows_of(batch) for batch in resumed] == following
 
 
+@pytest.mark.parametrize("way", ["loader", "set_weights"])
+def test_a_running_epoch_keeps_its_number_of_rows_under_other_weights(root, way):
+    options = {"rows_per_epoch": None, "batch_size": 10}
+    loader, _ = open_mixture(root, **options)
+    assert len(loader) == 58  # 400 rows of `web` / 0.7 are 571
+    first = next(iter(loader))
+    changed = {"web": 0.1, "code": 0.8, "math": 0.1}  # of these an epoch has 225 rows
+    other, dataset = open_mixture(root, changed if way == "loader" else WEIGHTS, **options)
+    if way == "set_weights":
+        dataset.set_weights(changed)
+    other.load_state_dict([loader.state_dict()], strict=False)
+    batches = iter(other)
+    rows = len(first["x"]) + sum(len(next(batches)["x"]) for _ in range(20))
+    again, dataset = open_mixture(root, changed, **options)
+    again.load_state_dict(json.loads(json.dumps(other.state_dict())))
+    rest = [rows_of(batch) for batch in again]
+    assert [rows_of(batch) for batch in batches] == rest
+    assert rows + sum(map(len, rest)) == 571
+    again.set_epoch(1)
+    following = [rows_of(batch) for batch in again]
+    assert sum(map(len, following)) == 225
+    other.set_epoch(2)
+    again.set_epoch(2)
+    assert [rows_of(batch) for batch in again] == [rows_of(batch) for batch in other]
+
+
 def test_the_buffer_of_a_pass_follows_the_weights_that_hold_where_it_begins(root):
     loader, _ = open_mixture(root, RISING, rows_per_epoch=210, shuffle_buffer_size=120)
     buffers = {source["name"]: source["buffers"] for source in loader.state_dict()["mixture"]["sources"]}

@@ -101,6 +101,7 @@ class MixtureRun:
     Attributes:
         sources: The sources, in order.
         rows_per_epoch: Rows of an epoch, of all ranks.
+        rows_of_epoch: Those of this epoch, which had begun before other weights changed the number.
         rows_before: Planned rows of the whole run before the epoch, of all ranks.
         schedule: From which planned row of the whole run on which shares of the sources hold, if they change by a
             schedule; else empty.
@@ -112,6 +113,7 @@ class MixtureRun:
 
     sources: tuple[SourceRun, ...]
     rows_per_epoch: int
+    rows_of_epoch: int
     rows_before: int
     schedule: Shares
     carried: DeliveredBaseline
@@ -121,8 +123,10 @@ class MixtureRun:
     def dump(self, *, lists_files: bool) -> dict[str, Any]:
         """Return what a state records of the mixture."""
         announced = {} if self.next_weights is None else {"next_weights": list(map(dump_fraction, self.next_weights))}
+        own = {} if self.rows_of_epoch == self.rows_per_epoch else {"rows_of_epoch": self.rows_of_epoch}
         return {
             **announced,
+            **own,
             "rows_per_epoch": self.rows_per_epoch,
             "rows_before": self.rows_before,
             "schedule": [[row, list(map(dump_fraction, shares))] for row, shares in self.schedule],

@@ -236,12 +236,15 @@ def _mixture(mixture: JsonValue, tree: _Tree, dataset_rows: int) -> SavedMixture
     if not sources or len({source.name for source in sources}) < len(sources):
         raise mixture["sources"].fail("sources, each name once")
     carried, earlier = (_rows_by_number(mixture[name], tree, dataset_rows) for name in ("carried", "earlier"))
-    counts = mixture["rows_per_epoch"].integer(), mixture["rows_before"].integer()
+    own = mixture["rows_of_epoch"]
+    rows = mixture["rows_per_epoch"].integer(), None if own.missing else own.integer()
     schedule = mixture["schedule"]
     shares = None if schedule.missing else tuple(_section(section, len(sources)) for section in schedule.items())
     announced = mixture["next_weights"]
     next_weights = None if announced.missing else _shares(announced, len(sources))
-    return SavedMixture(sources, *counts, shares, carried, earlier, next_weights)
+    if shares and not (shares[0][0] == 0 and all(one < other for (one, _), (other, _) in pairwise(shares))):
+        raise schedule.fail("rising rows, from 0 on")
+    return SavedMixture(sources, *rows, mixture["rows_before"].integer(), shares, carried, earlier, next_weights)
 
 
 def _section(section: JsonValue, sources: int) -> tuple[int, tuple[Fraction, ...]]:

@@ -152,13 +152,14 @@ class SavedMixture:
     """What a state of a mixture records: its sources in order, the rows of an epoch, and those planned before it.
 
     The schedule, and the weights of the next epoch, are those of a `MixtureRun`, and None in states of releases that
-    did not record them.
+    did not record them. The rows of its epoch are None where they are those of every epoch.
     The carried rows are those that epochs before it have taken out of their turn; the earlier ones are those before
     the sources' positions: see `MixtureRun`.
     """
 
     sources: tuple[SavedSource, ...]
     rows_per_epoch: int
+    rows_of_epoch: int | None
     rows_before: int
     schedule: Shares | None
     carried: SavedRows

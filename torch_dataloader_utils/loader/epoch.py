@@ -381,7 +381,7 @@ class EpochState(SkipsSteps):
         """Load a state, or those of all ranks. If this raises, nothing has changed."""
         saved = parse_states(states)
         planner = self._planner
-        self._planner = placed(planner, saved[0], self.topology)
+        self._planner = placed(planner, saved[0], self.topology, strict=strict)
         if self._weights is not None:
             self._planner = reweighted(self._planner, self._weights, saved[0].epoch, self.topology, is_loaded=True)
         try:

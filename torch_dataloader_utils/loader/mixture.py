@@ -57,21 +57,35 @@ def mixture_of(
     rows_before, carried = planner.rows_before(epoch, topology), planner.carried_in(epoch)
     earlier = planner.earlier_in(epoch, topology)
     return MixtureRun(
-        sources, planner.rows_per_epoch, rows_before, planner.changing_weights, carried, earlier, next_weights
+        sources,
+        planner.rows_per_epoch,
+        planner.rows_in(epoch),
+        rows_before,
+        planner.changing_weights,
+        carried,
+        earlier,
+        next_weights,
     )
 
 
-def placed(planner: EpochPlanner, saved: SavedState, topology: Topology) -> EpochPlanner:
-    """Return the planner of a run that continues a state: its sources stand where the state's do."""
+def placed(planner: EpochPlanner, saved: SavedState, topology: Topology, *, strict: bool = True) -> EpochPlanner:
+    """Return the planner of a run that continues a state: its sources stand where the state's do.
+
+    The epoch keeps its number of rows, unless an elastic load is to plan another that was given.
+    """
     if not isinstance(planner, MixturePlanner) or saved.mixture is None:
         return planner
     known = {source.name: source.position for source in saved.mixture.sources}
     none = SourcePosition(0, 0, ())
     positions = [known.get(source.name, none) for source in planner.sources]
+    rows = saved.mixture.rows_of_epoch
+    if not strict:
+        rows = None if planner.has_fixed_rows else saved.mixture.rows_per_epoch if rows is None else rows
     base = Base(
         saved.epoch,
         tuple(Start(position.number, position.row) for position in positions),
         saved.mixture.rows_before,
+        rows,
         tuple(position.passes.stop for position in positions),
         {
             (source, position.number + later): rows

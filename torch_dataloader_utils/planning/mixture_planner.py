@@ -85,6 +85,16 @@ class MixturePlanner(EpochPlanner):
         return min(int(rows / weight) for rows, weight in shares if weight)
 
     @property
+    def has_fixed_rows(self) -> bool:
+        """Whether the number of an epoch's rows was given, so that it does not follow from the weights."""
+        return self._rows_given is not None
+
+    def rows_in(self, epoch: int) -> int:
+        """Return the rows of an epoch, of all ranks. One that had begun keeps its number."""
+        own = self._base.rows if epoch == self._base.epoch else None
+        return self.rows_per_epoch if own is None else own
+
+    @property
     def changing_weights(self) -> Shares:
         """The schedule by which the weights change; empty if they do not."""
         return self._schedule if len(self._schedule) > 1 else ()
@@ -117,6 +127,7 @@ class MixturePlanner(EpochPlanner):
             epoch=epoch,
             starts=starts,
             rows_before=self.rows_before(epoch, topology),
+            rows=self._base.rows if is_loaded else None,
             ends=self._base.ends if is_loaded else None,
             buffers={**self._base.buffers, **open_passes},
             carried=self.carried_in(epoch),
@@ -127,10 +138,10 @@ class MixturePlanner(EpochPlanner):
 
     # What an epoch takes ---------------------------------------------------------------------------------------------
 
-    def _rows_of_rank(self, topology: Topology, baseline: DeliveredBaseline | None = None) -> int:
+    def _rows_of_rank(self, epoch: int, topology: Topology, baseline: DeliveredBaseline | None = None) -> int:
         """Return the rows of each planned rank in an epoch, or in the rest that a baseline leaves of it."""
         assert self.options.batch_size is not None  # noqa: S101 - a mixture's ranks are always balanced
-        left = self.rows_per_epoch - (0 if baseline is None else rows_of(baseline))
+        left = self.rows_in(epoch) - (0 if baseline is None else rows_of(baseline))
         short = topology.planned_ranks - 1 if self.options.uneven_ranks == "pad" else 0
         rows = (max(0, left) + short) // topology.planned_ranks
         return rows - rows % self.options.batch_size if self._drop_last else rows
@@ -143,7 +154,7 @@ class MixturePlanner(EpochPlanner):
         assert self.options.batch_size is not None  # noqa: S101 - a mixture's ranks are always balanced
         before = self.rows_before(epoch, topology) + (0 if baseline is None else rows_of(baseline))
         sections = self._sections(before, topology.planned_ranks)
-        return Quotas(sections, self._rows_of_rank(topology, baseline), self.options.batch_size)
+        return Quotas(sections, self._rows_of_rank(epoch, topology, baseline), self.options.batch_size)
 
     def starts(self, epoch: int, topology: Topology) -> tuple[Start, ...]:
         """Return where an epoch begins in each source.
@@ -157,7 +168,10 @@ class MixturePlanner(EpochPlanner):
             raise ValueError(msg)
         for reached in range(first, epoch):
             taken = self._taken_in(reached, topology)
-            is_last = self.rows_before(reached, topology) >= self._schedule[-1][0]  # all later epochs take as much
+            is_last = (  # all later epochs take as much
+                self.rows_before(reached, topology) >= self._schedule[-1][0]
+                and self.rows_in(reached) == self.rows_per_epoch
+            )
             times = epoch - reached if is_last else 1
             starts = tuple(
                 moved(start, times * topology.planned_ranks * rows, size)
@@ -189,8 +203,10 @@ class MixturePlanner(EpochPlanner):
 
     def rows_before(self, epoch: int, topology: Topology) -> int:
         """Return the planned rows of the whole run before an epoch, of all ranks."""
-        epochs = epoch - self._base.epoch
-        return self._base.rows_before + epochs * self._rows_of_rank(topology) * topology.planned_ranks
+        first = self._base.epoch
+        rows = self._rows_of_rank(first, topology) if epoch > first else 0
+        rows += max(0, epoch - first - 1) * self._rows_of_rank(first + 1, topology)
+        return self._base.rows_before + rows * topology.planned_ranks
 
     def carried_in(self, epoch: int) -> DeliveredBaseline:
         """Return the rows that epochs before one have taken out of their turn."""
@@ -305,7 +321,8 @@ class MixturePlanner(EpochPlanner):
         for source, number in changed:
             done += given.done(source_path(self.sources[source].name, number, ""))
         carried = DeliveredBaseline(tuple(merged_splits(done)), tuple(partial), (), 0)
-        return self.begun_at(Base(epoch + 1, tuple(starts), rows, None, buffers, carried, changed))
+        base = Base(epoch + 1, tuple(starts), rows, buffers=buffers, carried=carried, changed=changed)
+        return self.begun_at(base)
 
     def _first_left(
         self, source: int, start: Start, given: Taken, taken: Taken, stop: int

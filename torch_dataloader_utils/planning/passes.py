@@ -109,6 +109,7 @@ class Base:
         epoch: The epoch.
         starts: Where it begins in each source.
         rows_before: Planned rows of the whole run before it, of all ranks.
+        rows: Rows of this epoch, of all ranks, if it began with another number than later epochs have.
         ends: For each source the pass before which the epoch's files end; None where its plan says so.
         buffers: The rows of the shuffle buffer in passes that had begun before, by source and pass.
         carried: Rows after the starts that earlier epochs have taken.
@@ -119,6 +120,7 @@ class Base:
     epoch: int
     starts: tuple[Start, ...]
     rows_before: int = 0
+    rows: int | None = None
     ends: tuple[int, ...] | None = None
     buffers: Mapping[tuple[int, int], int | None] = field(default_factory=dict)
     carried: DeliveredBaseline = NONE_CARRIED
