@@ -390,7 +390,41 @@ def test_a_running_epoch_keeps_its_number_of_rows_under_other_weights(root, way)
 def test_the_buffer_of_a_pass_follows_the_weights_that_hold_where_it_begins(root):
     loader, _ = open_mixture(root, RISING, rows_per_epoch=210, shuffle_buffer_size=120)
     buffers = {source["name"]: source["buffers"] for source in loader.state_dict()["mixture"]["sources"]}
-    assert {name: of[0] for name, of in buffers.items()} == {"web": 120, "code": 60, "math": 60}
+    assert {name: of[0][1] for name, of in buffers.items()} == {"web": 120, "code": 60, "math": 60}
+
+
+def test_a_pass_that_begins_with_an_epoch_has_its_buffer_by_the_weights_of_that_epoch_also_after_a_load(root):
+    found = []
+    for is_resumed in (False, True):
+        loader, dataset = open_mixture(root, {"web": 1, "code": 0, "math": 0}, rows_per_epoch=400)
+        batches = iter(loader)
+        next(batches)
+        if is_resumed:
+            state = loader.state_dict()
+            loader, dataset = open_mixture(root, {"web": 1, "code": 0, "math": 0}, rows_per_epoch=400)
+            loader.load_state_dict(state)
+        dataset.set_weights({"web": 1, "code": 1, "math": 0})
+        loader.set_epoch(1)
+        found.append([rows_of(batch) for batch in loader])
+    assert found[0] == found[1]
+
+
+def test_a_state_does_not_grow_with_the_passes_of_an_epoch(root):
+    lengths = []
+    for rows in (1_000, 6_000):  # 6 passes of `math`, and 33
+        loader, _ = open_mixture(root, {"web": 3, "code": 3, "math": 4}, rows_per_epoch=rows)
+        batches = iter(loader)
+        next(batches)
+        lengths.append(len(json.dumps(loader.state_dict()["mixture"])))
+    assert lengths[1] < lengths[0] + 20
+    state = json.loads(json.dumps(loader.state_dict()))
+    for source in state["mixture"]["sources"]:  # as releases before recorded it
+        source["buffers"] = [rows for passes, rows in source["buffers"] for _ in range(passes)]
+    del state["checksum"]
+    resumed, _ = open_mixture(root, {"web": 3, "code": 3, "math": 4}, rows_per_epoch=6_000)
+    resumed.load_state_dict(state)
+    again = iter(resumed)
+    assert [rows_of(next(again)) for _ in range(20)] == [rows_of(next(batches)) for _ in range(20)]
 
 
 def test_a_weight_of_less_than_a_row_an_epoch_is_warned_of(root):

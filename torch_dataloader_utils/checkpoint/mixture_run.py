@@ -6,8 +6,10 @@ paths that tell source and pass: see `planning.source_paths`.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import chain, groupby, repeat
 from typing import Any
 
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
@@ -23,21 +25,31 @@ class SourcePosition:
     Attributes:
         number: The first pass of which not all rows were planned before the epoch.
         row: How many of its rows were.
-        buffers: The rows of the shuffle buffer in this pass, and in each that follows it in the epoch; None for each
-            without row-level shuffle.
+        buffers: The rows of the shuffle buffer in this pass, and in each that follows it in the epoch: for how many
+            passes one after the other, and how many rows; None for these without row-level shuffle.
         changed: The passes whose files have changed since they began, each with the paths of files that are left out
             of it, as a mixture names them.
     """
 
     number: int
     row: int
-    buffers: tuple[int | None, ...]
+    buffers: tuple[tuple[int, int | None], ...]
     changed: tuple[tuple[int, tuple[str, ...]], ...] = ()
 
     @property
     def passes(self) -> range:
         """The passes that the epoch reaches."""
-        return range(self.number, self.number + len(self.buffers))
+        return range(self.number, self.number + sum(passes for passes, _ in self.buffers))
+
+    def buffers_by_pass(self) -> Iterator[tuple[int, int | None]]:
+        """Return the passes that the epoch reaches, each with the rows of its shuffle buffer."""
+        rows = chain.from_iterable(repeat(rows, passes) for passes, rows in self.buffers)
+        return zip(self.passes, rows, strict=True)
+
+
+def in_runs(buffers: Iterable[int | None]) -> tuple[tuple[int, int | None], ...]:
+    """Return the buffers of passes one after the other as a `SourcePosition` has them."""
+    return tuple((len(list(equal)), rows) for rows, equal in groupby(buffers))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +96,7 @@ class SourceRun:
             "name": self.name,
             "weight": dump_fraction(self.weight),
             "position": [self.position.number, self.position.row],
-            "buffers": list(self.position.buffers),
+            "buffers": list(map(list, self.position.buffers)),
             "changed": [[number, list(paths)] for number, paths in self.position.changed],
             **{name: value for name, value in self.settings().items() if name != "transform_id" or value is not None},
             "filter_bindings": self.filter_bindings,

@@ -37,6 +37,9 @@ from torch_dataloader_utils.planning.row_ranges import RowRange, Windows, first_
 MOST_WORKERS = 10_000
 """More workers than any machine runs. A larger number is damage, and planning for it would take hours."""
 
+MOST_PASSES = 1_000_000
+"""How many passes of a source an epoch may reach: they are named one by one."""
+
 MOST_EPOCHS = 2**63 - 1
 """Copies of a dataset in other processes learn the epoch as an integer of 64 bits."""
 
@@ -273,12 +276,24 @@ def _changed_pass(entry: JsonValue) -> tuple[int, tuple[str, ...]]:
     return parts[0].integer(), tuple(path.string() for path in parts[1].items())
 
 
+def _buffer(entry: JsonValue) -> tuple[int, int | None]:
+    """Return for how many passes a buffer is recorded, and its rows. Earlier releases recorded each pass alone."""
+    if not isinstance(entry.value, list):
+        return 1, entry.optional_integer(1)
+    parts = entry.items()
+    if len(parts) != len(("passes", "rows")):
+        raise entry.fail("a number of passes and the rows of their buffer")
+    return parts[0].integer(1), parts[1].optional_integer(1)
+
+
 def _source(source: JsonValue) -> SavedSource:
     files = None if source["files"].is_null else _files(source["files"])
     position = source["position"].items()
-    buffers = tuple(rows.optional_integer(1) for rows in source["buffers"].items())
+    buffers = tuple(map(_buffer, source["buffers"].items()))
     if len(position) != len(("pass", "row")) or not buffers:
         raise source["position"].fail("a pass and a row of it, with the buffer of each pass in buffers")
+    if sum(passes for passes, _ in buffers) > MOST_PASSES:
+        raise source["buffers"].fail(f"at most {MOST_PASSES} passes")
     return SavedSource(
         name=source["name"].string(),
         settings={

@@ -7,7 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from torch_dataloader_utils.checkpoint.merge import Merged
-from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun, SourcePosition, SourceRun
+from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun, SourcePosition, SourceRun, in_runs
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedState
 from torch_dataloader_utils.formats.base import Opened, OpenedSources
@@ -41,7 +41,7 @@ def mixture_of(
             position=SourcePosition(
                 starts[number].number,
                 starts[number].row,
-                tuple(planner.buffer_of(number, reached) for reached in passes[number]),
+                in_runs(planner.buffer_of(number, reached) for reached in passes[number]),
                 tuple((of, paths) for (source, of), paths in sorted(changed.items()) if source == number),
             ),
             filter_digest=files.filter_digest,
@@ -88,9 +88,9 @@ def placed(planner: EpochPlanner, saved: SavedState, topology: Topology, *, stri
         rows,
         tuple(position.passes.stop for position in positions),
         {
-            (source, position.number + later): rows
+            (source, number): rows
             for source, position in enumerate(positions)
-            for later, rows in enumerate(position.buffers)
+            for number, rows in position.buffers_by_pass()
         },
         changed={
             (source, number): paths for source, position in enumerate(positions) for number, paths in position.changed

@@ -116,11 +116,17 @@ class MixturePlanner(EpochPlanner):
 
         `is_loaded` says that a state of the epoch is loaded, so that its files are those of the state.
         """
-        starts = self.starts(epoch, topology)
+        starts, carried = self.starts(epoch, topology), self.carried_in(epoch)
         open_passes = {
             (source, start.number): self.buffer_of(source, start.number)
             for source, start in enumerate(starts)
             if start.row
+        }
+        begun = [end_of_passes(carried, source.name) for source in self.sources]
+        known = {
+            (source, number): rows
+            for (source, number), rows in self._base.buffers.items()
+            if is_loaded or starts[source].number <= number < begun[source]
         }
         base = replace(
             self._base,
@@ -129,8 +135,8 @@ class MixturePlanner(EpochPlanner):
             rows_before=self.rows_before(epoch, topology),
             rows=self._base.rows if is_loaded else None,
             ends=self._base.ends if is_loaded else None,
-            buffers={**self._base.buffers, **open_passes},
-            carried=self.carried_in(epoch),
+            buffers={**known, **open_passes},
+            carried=carried,
         )
         changed = self.begun_at(base)
         changed._schedule = ((0, weights),)  # noqa: SLF001 - of this class
