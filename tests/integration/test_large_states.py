@@ -17,7 +17,7 @@ from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PlanOptions
-from torch_dataloader_utils.planning.row_ranges import merged_row_numbers
+from torch_dataloader_utils.planning.row_ranges import merged_row_numbers, row_numbers
 
 
 def _many_row_groups(files: int, groups: int, rows: int, root: str = "s3://bucket/data") -> Manifest:
@@ -107,6 +107,29 @@ def test_states_of_many_ranges_are_the_same_with_and_without_what_was_prepared(h
         restored = delivery.restored(through_json(state))
         assert [stream.left for stream in restored.streams] == [stream.left for stream in reached.streams]
     assert "completed_rows" in state
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        PlanOptions(8_000_000),
+        PlanOptions(8_000_000, shuffle=True),
+        PlanOptions(2**27, shuffle=True, shuffle_buffer_size=80_000),
+        PlanOptions(8_000_000, uneven_ranks="drop", batch_size=7),
+    ],
+    ids=["in order", "shards shuffled", "rows shuffled", "balanced"],
+)
+def test_an_unfinished_shard_of_thousands_of_ranges_is_recorded_by_the_rows_of_its_splits(options):
+    manifest = _many_row_groups(files=40_000, groups=1, rows=10)
+    delivery = plain_delivery(manifest, options, num_ranks=2)
+    beginning = delivery.fresh()
+    record = EpochRecord(manifest, beginning)
+    slices = beginning.streams[0].slices
+    assert len(slices[0].shard.splits) >= 5000
+    for place, begun in enumerate(slices):
+        progress = beginning.advanced(Receipt(0, place, 1, rows=1))
+        (entry,) = dump_state(delivery.run, 0, progress, None, record)["in_progress"]
+        assert entry["rows"] == row_numbers(manifest, begun.shard.splits)
 
 
 def test_a_state_goes_through_no_more_slices_than_it_lists(monkeypatch):

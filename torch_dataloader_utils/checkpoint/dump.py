@@ -47,14 +47,15 @@ def dump_state(
     manifest = run.manifest
     record = record or EpochRecord(manifest, progress)
     known: dict[str, bytes] = {}
+    unfinished = record.unfinished_rows(progress)
     if record.has_many(progress):
         done, partial, repeated = _delivered(record.delivered_parts(progress))
         numbers = record.completed_rows(progress, done)
-        in_progress = _dump_parts(manifest, partial, repeated, by_number=True)
+        in_progress = _dump_parts(manifest, partial, repeated, unfinished, by_number=True)
         rows = {"completed_shards": [], "completed_rows": numbers.tolist(), "in_progress": in_progress}
         known["completed_rows"] = numbers_digest(numbers)
     else:
-        rows = _dump_rows(manifest, _slices(progress))
+        rows = _dump_rows(manifest, _slices(progress), unfinished)
     state = {
         "version": STATE_VERSION,
         "plan_algorithm": run.plan_algorithm,
@@ -111,8 +112,13 @@ def _refused_by_dcp() -> dict[str, Any]:
     return {"use distributed": {"CheckpointEntry": None}, "use distributed.CheckpointEntry": None}
 
 
-def _dump_rows(manifest: Manifest, slices: Iterable[ShardSlice]) -> dict[str, Any]:
-    """Return the rows of slices as states record them, by path or by row number."""
+def _dump_rows(
+    manifest: Manifest, slices: Iterable[ShardSlice], known: Mapping[Shard, list[int]] | None = None
+) -> dict[str, Any]:
+    """Return the rows of slices as states record them, by path or by row number.
+
+    `known` are the row numbers of some shards.
+    """
     done, partial, repeated = _delivered(slices)
     by_number = _is_long(manifest, [*done, *partial])
     rows: dict[str, Any] = {"completed_shards": []}
@@ -120,14 +126,19 @@ def _dump_rows(manifest: Manifest, slices: Iterable[ShardSlice]) -> dict[str, An
         rows["completed_rows"] = merged_row_numbers(manifest, _splits(done))
     else:
         rows["completed_shards"] = [{"splits": dump_splits(manifest, shard.splits)} for shard in done]
-    return rows | {"in_progress": _dump_parts(manifest, partial, repeated, by_number=by_number)}
+    return rows | {"in_progress": _dump_parts(manifest, partial, repeated, known, by_number=by_number)}
 
 
 def _dump_parts(
-    manifest: Manifest, partial: Mapping[Shard, Windows], repeated: Mapping[Shard, Windows], *, by_number: bool
+    manifest: Manifest,
+    partial: Mapping[Shard, Windows],
+    repeated: Mapping[Shard, Windows],
+    known: Mapping[Shard, list[int]] | None,
+    *,
+    by_number: bool,
 ) -> list[dict[str, Any]]:
-    parts = [_dump_partial(manifest, *shard, by_number) for shard in partial.items()]
-    return parts + [_dump_partial(manifest, *shard, by_number) | {"repeats": True} for shard in repeated.items()]
+    parts = [_dump_partial(manifest, *shard, by_number, known) for shard in partial.items()]
+    return parts + [_dump_partial(manifest, *shard, by_number, known) | {"repeats": True} for shard in repeated.items()]
 
 
 def _dump_skips(manifest: Manifest, progress: Progress, record: EpochRecord) -> dict[str, Any]:
@@ -216,10 +227,17 @@ def _is_long(manifest: Manifest, shards: Sequence[Shard]) -> bool:
     return most < 0 or sum(lengths.get(split.path, 0) for split in _splits(shards)) > most
 
 
-def _dump_partial(manifest: Manifest, shard: Shard, windows: Windows, by_number: bool) -> dict[str, Any]:  # noqa: FBT001
+def _dump_partial(
+    manifest: Manifest,
+    shard: Shard,
+    windows: Windows,
+    by_number: bool,  # noqa: FBT001
+    known: Mapping[Shard, list[int]] | None = None,
+) -> dict[str, Any]:
     entry: dict[str, Any] = {"splits": []}
     if by_number and not shard.missing:  # the files of a missing split may be gone, and with them its row numbers
-        entry["rows"] = row_numbers(manifest, shard.splits)
+        numbers = None if known is None else known.get(shard)
+        entry["rows"] = row_numbers(manifest, shard.splits) if numbers is None else numbers.copy()
     else:
         entry["splits"] = dump_splits(manifest, shard.splits)
     entry["rows_delivered"] = known_size_of(windows)

@@ -105,6 +105,22 @@ class EpochRecord:
             parts += [] if part is None else [part]
         return parts
 
+    def unfinished_rows(self, progress: Progress) -> dict[Shard, list[int]]:
+        """Return the row numbers of planned shards that are partly delivered, in the order of their splits.
+
+        There are none where the epoch has few splits: they are then computed as quickly when they are needed.
+        """
+        if not self._is_large:
+            return {}
+        found = {}
+        for (own, count, slices), planned in zip(self._reached(progress), self._planned, strict=True):
+            if slices < len(planned) and planned[slices].is_whole:
+                shard = planned[slices].shard
+                splits = slice(count, count + len(shard.splits))
+                bounds = self._bounds[own.starts[splits]], self._bounds[own.stops[splits]]
+                found[shard] = np.column_stack(bounds).ravel().tolist()
+        return found
+
     def completed_rows(self, progress: Progress, others: Iterable[Shard]) -> Integers:
         """Return the rows of delivered slices that are whole shards, and of other shards. Only where `has_many`.
 

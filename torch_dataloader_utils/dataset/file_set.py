@@ -16,6 +16,7 @@ from torch_dataloader_utils.dataset.packing import sequence_counts
 from torch_dataloader_utils.dataset.partitions import Partitioning, is_hive, partition_columns, require_partitioning
 from torch_dataloader_utils.formats.base import Format, Opened, OpenedFiles
 from torch_dataloader_utils.formats.recognition import format_hint
+from torch_dataloader_utils.gc_pause import without_gc
 from torch_dataloader_utils.loader.arguments import parse_paths
 from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.plan import PlanOptions
@@ -76,6 +77,7 @@ class PathSet(FileSet):
         partitioning = require_partitioning(given["partitioning"])
         return cls(parse_paths(given["path"]), file_format, given["storage_options"], partitioning, given["manifest"])
 
+    @without_gc
     def describe(self, request: Request) -> Manifest:
         """List the files and read their footers. Whether their columns fit together is not looked at."""
         storage, locations = request.storage_of(self.urls, self.storage_options)

@@ -30,6 +30,7 @@ from torch_dataloader_utils.formats.registry import FORMATS, choose_format, requ
 from torch_dataloader_utils.formats.row_packing import FACTS, RowGroupPacking
 from torch_dataloader_utils.formats.row_transform import Transform
 from torch_dataloader_utils.formats.text.footer import Cutting
+from torch_dataloader_utils.gc_pause import without_gc
 from torch_dataloader_utils.loader import arguments
 from torch_dataloader_utils.loader.events import Hook, parse_hooks
 from torch_dataloader_utils.loader.progress_bar import require_tqdm
@@ -174,6 +175,7 @@ class LoaderOptions:
             batching=batching,
         )
 
+    @without_gc
     def open_files(self) -> Opened:
         """List the files and read their footers."""
         request = Request(

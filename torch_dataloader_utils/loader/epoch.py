@@ -25,6 +25,7 @@ from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.run_segments import Began, Loaded
 from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
 from torch_dataloader_utils.formats.base import Opened
+from torch_dataloader_utils.gc_pause import without_gc
 from torch_dataloader_utils.loader.advice import advise
 from torch_dataloader_utils.loader.events import Hooks
 from torch_dataloader_utils.loader.exclusions import loaded_exclusions, loaded_removed
@@ -275,6 +276,7 @@ class EpochState(SkipsSteps):
         self._keep_restorable()
         self.owner.prepare()
 
+    @without_gc
     def begin_iteration(self) -> Iteration:
         """Begin an iteration: of the whole epoch, or of the rows that a state left which was loaded since the last."""
         self._keep_restorable()
@@ -377,6 +379,7 @@ class EpochState(SkipsSteps):
         progress = self.progress
         return dump_state(self.run(self.epoch), self.epoch, progress, self._shared_digest, self._recorded(progress))
 
+    @without_gc
     def load_state_dict(self, states: Any, *, strict: bool, on_changed_files: OnChangedFiles) -> None:
         """Load a state, or those of all ranks. If this raises, nothing has changed."""
         saved = parse_states(states)

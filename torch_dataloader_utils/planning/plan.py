@@ -49,6 +49,10 @@ class Shard:
         object.__setattr__(self, "rows_read", rows)
         object.__setattr__(self, "rows", rows if self.delivers is None else self.delivers)
 
+    def __hash__(self) -> int:
+        """Return what little tells shards apart: small files are bundled by the thousand, and states look them up."""
+        return hash((self.splits[:1], len(self.splits), self.rounds))
+
     @property
     def end(self) -> int:
         """How a state writes the end of what it delivers: `TO_THE_END` where rows of files do not tell it."""

@@ -1,0 +1,66 @@
+"""A pause of Python's garbage collector while many objects are made that stay.
+
+The collector runs whenever so many objects more than before are alive, and looks at all of them. Where files or row
+groups are listed by the hundred thousand, that takes as long as making the list, and finds nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import threading
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_pauses = 0
+_was_enabled = False
+
+
+def without_gc(function: Callable[P, T]) -> Callable[P, T]:
+    """Let the garbage collector of this process rest while a function runs. Threads and calls within may overlap."""
+
+    @functools.wraps(function)
+    def paused(*args: P.args, **kwargs: P.kwargs) -> T:
+        _begin()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _end()
+
+    return paused
+
+
+def _begin() -> None:
+    global _pauses, _was_enabled  # noqa: PLW0603 - the collector is one for the process, too
+    with _lock:
+        if _pauses == 0:
+            _was_enabled = gc.isenabled()
+            gc.disable()
+        _pauses += 1
+
+
+def _end() -> None:
+    global _pauses  # noqa: PLW0603
+    with _lock:
+        if _pauses:  # else a fork has ended it
+            _pauses -= 1
+            if _pauses == 0 and _was_enabled:
+                gc.enable()
+
+
+def _end_all() -> None:
+    """End the pauses in a forked process, where the threads that began them are gone."""
+    global _lock, _pauses  # noqa: PLW0603
+    _lock = threading.Lock()
+    if _pauses and _was_enabled:
+        gc.enable()
+    _pauses = 0
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_end_all)
