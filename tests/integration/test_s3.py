@@ -20,6 +20,7 @@ from typing import Any, ClassVar
 import fsspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from conftest import ACCESS_KEY, SECRET_KEY, S3Server
@@ -30,6 +31,7 @@ from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError, UnreadableFileError
 from torch_dataloader_utils.distributed import load_rank_state, save_rank_state
+from torch_dataloader_utils.reading.fetcher import Fetcher
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -82,6 +84,34 @@ def test_a_private_bucket_is_delivered_each_row_once(s3, bucket, workers):
     loader, _ = open_loader(f"s3://{bucket}/data", storage_options=s3.storage_options(), **workers)
     rows = all_rows_of(loader)
     assert sorted(rows) == list(range(71))
+
+
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        ({}, 5),
+        ({"shuffle": True}, 12),
+        ({"read_ahead_bytes": 16_000}, 25),
+        ({"filters": pc.field("value") < 200}, 5),
+    ],
+    ids=["in order", "shuffled", "little memory", "filtered"],
+)
+def test_row_groups_that_follow_one_another_are_fetched_together(s3, tmp_path, monkeypatch, options, most):
+    write_dataset(tmp_path / "data", ((400, 10),))
+    requests: list[tuple[int, int]] = []
+    fetch = Fetcher._fetch
+
+    def noting(self: Fetcher, opened: Any, start: int, stop: int, name: Any) -> Any:
+        requests.append((start, stop))
+        return fetch(self, opened, start, stop, name)
+
+    monkeypatch.setattr(Fetcher, "_fetch", noting)
+    path = f"s3://{s3.new_bucket(tmp_path)}/data"
+    loader, _ = open_loader(path, storage_options=s3.storage_options(), **options)
+    delivered = all_rows_of(loader)
+    assert sorted(delivered) == list(range(200 if "filters" in options else 400))
+    assert len(requests) <= most
+    assert requests[0][1] - requests[0][0] < 400 * 8  # the first batch waits for one row group alone
 
 
 @pytest.mark.parametrize("workers", WORKERS[:2])

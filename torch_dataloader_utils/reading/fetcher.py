@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
+from bisect import bisect_right
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from typing import TypeAlias
@@ -51,16 +53,27 @@ class Fetcher:
         self._opened: OrderedDict[str, Future[Opened]] = OrderedDict()
         self._lock = threading.Lock()
 
-    def request(self, path: str, number: int) -> None:
-        """Begin to fetch a row group, unless its file is mapped into memory."""
+    @property
+    def request_bytes(self) -> int:
+        """How many bytes of consecutive row groups to ask for at once; 0 where each is asked for by itself."""
+        return self._storage.request_bytes
+
+    def request(self, path: str, *numbers: int) -> None:
+        """Begin to fetch row groups, unless their file is mapped into memory. Ranges that touch are one request."""
         if not self.fetches(path):
             return
-        ranges = coalesced(self._layout(path).ranges(number), LARGEST_GAP)
-        name = partial(self._name, path, number)
+        layout = self._layout(path)
+        wanted = {number: layout.ranges(number) for number in numbers}
+        ranges = coalesced(itertools.chain.from_iterable(wanted.values()), LARGEST_GAP)
+        name = partial(self._names, path, numbers)
         with self._lock:
             opened = self._open(path)
-            fetched = [(start, self._threads.submit(self._fetch, opened, start, stop, name)) for start, stop in ranges]
-            self._requested[path, number].append(fetched)  # it may be requested again before it is taken
+            fetches = [self._threads.submit(self._fetch, opened, start, stop, name) for start, stop in ranges]
+            starts = [start for start, _ in ranges]
+            for number, own in wanted.items():
+                held = sorted({bisect_right(starts, start) - 1 for start, _ in own})
+                fetched = [(starts[index], fetches[index]) for index in held]
+                self._requested[path, number].append(fetched)  # it may be requested again before it is taken
 
     def take(self, path: str, number: int) -> Iterator[tuple[int, Content]]:
         """Wait for a row group and yield its ranges: the offset and the bytes of each."""
@@ -83,6 +96,11 @@ class Fetcher:
     def close(self) -> None:
         """Request nothing more; wait for what is being fetched."""
         self._threads.shutdown(cancel_futures=True)
+
+    def _names(self, path: str, numbers: Sequence[int]) -> str:
+        """Return the name of the row groups that one request is for."""
+        name = self._name(path, numbers[0])
+        return name if len(numbers) == 1 else f"{name}, and those up to number {numbers[-1]}"
 
     def _open(self, path: str) -> Future[Opened]:
         """Begin to open a file, unless it is open; its ranges are fetched as soon as it is."""

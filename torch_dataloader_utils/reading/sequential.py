@@ -58,8 +58,9 @@ class SequentialScan(Scan):
                     decoding = self.reader.decoded_bytes(group)
                     decoding += decoding // SCRATCH_SHARE
                     whole = decoding <= self.budget.limit // LARGEST_SHARE and self.reader.knows_sizes(group)
-                    size = self.reader.fetched_bytes(group) + decoding if whole else 0
-                    yield Step(position, shard_slice, group, first, last, number, whole, size)
+                    fetched = self.reader.fetched_bytes(group) if whole else 0
+                    size = fetched + decoding if whole else 0
+                    yield Step(position, shard_slice, group, first, last, number, whole, size, fetched)
                     if last:
                         break
                 first = after

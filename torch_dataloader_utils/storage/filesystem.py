@@ -34,6 +34,7 @@ from torch_dataloader_utils.storage.local_file import (
     read_into,
 )
 from torch_dataloader_utils.storage.redaction import Redactor
+from torch_dataloader_utils.storage.request_size import RequestSize
 
 T = TypeVar("T")
 L = TypeVar("L", bound=LocalFile)
@@ -103,6 +104,7 @@ class Storage:
         self._memory_map = memory_map
         self._pid = os.getpid()
         self._retries: deque[Retry] = deque(maxlen=MOST_RETRIES)
+        self._request_size = RequestSize()
 
     @classmethod
     def for_urls(
@@ -153,6 +155,11 @@ class Storage:
     def is_local(self) -> bool:
         """Whether the files are on this machine."""
         return type(self._fs) is LocalFileSystem
+
+    @property
+    def request_bytes(self) -> int:
+        """How many bytes of a file to ask for at once; 0 where that makes no difference, or none is known."""
+        return self._request_size.bytes if self._is_s3 else 0
 
     @property
     def finds(self) -> bool:
@@ -281,7 +288,9 @@ class Storage:
             return None
 
         def fetch(seconds: float, start: int, stop: int) -> bytes:
-            return bytes(within(seconds, self.fs.get_range, file.location, start, stop, file.etag))
+            content, answer = within(seconds, self.fs.get_range, file.location, start, stop, file.etag)
+            self._request_size.note(answer)
+            return bytes(content)
 
         return RemoteFile(file, fetch)
 

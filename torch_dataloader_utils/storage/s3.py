@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from fsspec.asyn import sync_wrapper
 from s3fs import S3FileSystem
 
 from torch_dataloader_utils.storage.causes import ChangedFileError
+from torch_dataloader_utils.storage.request_size import Answer
 
 
 class OneAttemptS3(S3FileSystem):  # type: ignore[misc]
@@ -31,15 +33,18 @@ class OneAttemptS3(S3FileSystem):  # type: ignore[misc]
         except FileNotFoundError:
             return
 
-    async def _get_range(self, location: str, start: int, stop: int, etag: str | None) -> bytes:
+    async def _get_range(self, location: str, start: int, stop: int, etag: str | None) -> tuple[bytes, Answer]:
+        began = time.perf_counter()
         bucket, key, _ = self.split_path(location)
         match = {} if etag is None or getattr(self, "local_expiry_check", False) else {"IfMatch": f'"{etag}"'}
         response = await self._call_s3(
             "get_object", self.req_kw, Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **match
         )
+        answered = time.perf_counter()
         try:
             _require_same(response, start, stop, etag)
-            return bytes(await response["Body"].read())
+            content = bytes(await response["Body"].read())
+            return content, Answer(len(content), answered - began, time.perf_counter() - answered)
         finally:
             response["Body"].close()
 

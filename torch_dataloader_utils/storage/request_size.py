@@ -1,0 +1,61 @@
+"""How many bytes to ask a storage for at once: so many that its answer takes as long to receive as to wait for.
+
+Smaller requests spend most of their time waiting for the first byte, of which a server that is busy makes each wait for
+the others. Larger ones do not come sooner, and fewer of them fit into the memory for what is read ahead.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+FIRST_BYTES = 8 << 20
+"""Before answers have come: the least that S3's guide to its performance advises for a range,
+https://docs.aws.amazon.com/whitepapers/latest/s3-optimizing-performance-best-practices/use-byte-range-fetches.html."""
+
+MOST_BYTES = 32 << 20
+
+SMALLEST_ANSWER = 1 << 18
+"""Bytes of the smallest answer that tells how fast bytes come."""
+
+LEAST_ANSWERS = 4
+MOST_ANSWERS = 16
+"""How many answers, the last ones, tell how long a storage takes; and how few."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer to a request.
+
+    Attributes:
+        size: Its bytes.
+        waited: Seconds until it began.
+        received: Seconds from then to its end.
+    """
+
+    size: int
+    waited: float
+    received: float
+
+
+class RequestSize:
+    """Tells from the last answers how many bytes to ask for at once. Threads may share it."""
+
+    def __init__(self) -> None:
+        self._answers: deque[Answer] = deque(maxlen=MOST_ANSWERS)
+
+    def note(self, answer: Answer) -> None:
+        """Take an answer into account."""
+        if answer.size >= SMALLEST_ANSWER:
+            self._answers.append(answer)
+
+    @property
+    def bytes(self) -> int:
+        """How many bytes to ask for at once."""
+        answers = tuple(self._answers)
+        if len(answers) < LEAST_ANSWERS:
+            return FIRST_BYTES
+        waited = sum(answer.waited for answer in answers) / len(answers)
+        received = sum(answer.received for answer in answers)
+        size = sum(answer.size for answer in answers)
+        return MOST_BYTES if waited * size >= MOST_BYTES * received else int(waited * size / received)
