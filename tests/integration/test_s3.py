@@ -32,6 +32,7 @@ from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError, UnreadableFileError
 from torch_dataloader_utils.distributed import load_rank_state, save_rank_state
 from torch_dataloader_utils.reading.fetcher import Fetcher
+from torch_dataloader_utils.storage import obstore_s3
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -129,6 +130,60 @@ def test_resuming_at_every_batch_goes_on_with_the_same_batches(s3, bucket, worke
         loader = fresh()
         loader.load_state_dict(state)
         assert batches_of(loader) == whole[stop:]
+
+
+@pytest.fixture
+def without_obstore(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Return what has s3fs read from then on."""
+    return lambda: monkeypatch.setattr(obstore_s3, "is_usable", lambda: False)
+
+
+def test_a_state_saved_while_obstore_reads_resumes_at_every_batch_where_s3fs_does(
+    s3, bucket, without_obstore, monkeypatch
+):
+    by_obstore = []
+    get_range = obstore_s3.ObstoreS3.get_range
+
+    def noting(self: obstore_s3.ObstoreS3, *args: Any) -> Any:
+        by_obstore.append(args)
+        return get_range(self, *args)
+
+    def fresh() -> Any:
+        return open_loader(f"s3://{bucket}/data", storage_options=s3.storage_options(), **MIXED)[0]
+
+    monkeypatch.setattr(obstore_s3.ObstoreS3, "get_range", noting)
+    loader = fresh()
+    states, whole = [loader.state_dict()], []
+    for batch in loader:
+        whole.append(batch["row"].tolist())
+        states.append(loader.state_dict())
+    assert by_obstore
+    by_obstore.clear()
+    without_obstore()
+    for stop, state in enumerate(states):
+        loader = fresh()
+        loader.load_state_dict(state)
+        assert batches_of(loader) == whole[stop:]
+    assert not by_obstore
+
+
+@pytest.mark.parametrize("client", ["obstore", "s3fs"])
+@pytest.mark.parametrize("path", ["data", "data/", "other", "data/part", "data/part-000.parquet", ""])
+def test_both_clients_list_the_same_objects_also_those_with_empty_names(s3, tmp_path, path, client, without_obstore):
+    write_dataset(tmp_path, ((10, 5),))
+    bucket = s3.new_bucket()
+    body = (tmp_path / "part-000.parquet").read_bytes()
+    for key in ("data/part-000.parquet", "data//part-001.parquet", "data/./hidden.parquet"):
+        put(s3, bucket, key, body)
+    if client == "s3fs":
+        without_obstore()
+    url = f"s3://{bucket}/{path}"
+    if path in {"other", "data/part"}:
+        with pytest.raises(FileNotFoundError):
+            open_loader(url, storage_options=s3.storage_options())
+        return
+    loader, _ = open_loader(url, storage_options=s3.storage_options())
+    assert len(all_rows_of(loader)) == (10 if path.endswith(".parquet") else 20)
 
 
 @pytest.mark.parametrize("path", ["data", "data/", "data/*", "data/**/*.parquet", "data/part-000.parquet", ""])

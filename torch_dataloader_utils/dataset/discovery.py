@@ -57,6 +57,7 @@ class Request:
         storage_timeout: Bounds each operation of the storage, in seconds.
         memory_map: Whether local files are mapped into memory; None for those on a file system of this machine.
         row_id_column: The name of the row id column, which transforms of sources see; None without one.
+        forks: Whether processes that read the files are forked from this one.
         new_packing: Returns what packs the columns that all sources of a mixture deliver; None where nothing does.
     """
 
@@ -66,11 +67,18 @@ class Request:
     storage_timeout: float
     memory_map: bool | None
     row_id_column: str | None = None
+    forks: bool = False
     new_packing: Callable[[pa.Schema], RowGroupPacking] | None = None
 
     def storage_of(self, urls: Sequence[str], options: Mapping[str, Any] | None) -> tuple[Storage, list[str]]:
         """Return the storage of some paths or URLs, and what it calls each of them: see `Storage.for_urls`."""
-        return Storage.for_urls(urls, options, timeout_sec=self.storage_timeout, memory_map=self.memory_map)
+        return Storage.for_urls(
+            urls,
+            options,
+            timeout_sec=self.storage_timeout,
+            memory_map=self.memory_map,
+            client="obstore in workers" if self.forks else "obstore",
+        )
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -185,6 +186,7 @@ class LoaderOptions:
             self.storage_timeout,
             self.memory_map,
             self.row_id_column,
+            self._forks,
             self._new_packing if self.packing is not None and self.files.is_mixture else None,
         )
         opened = self.files.open(request)
@@ -193,6 +195,14 @@ class LoaderOptions:
         if self.packing is not None and not self.files.is_mixture:
             opened = self._packable(files_of(opened, "packing"), self.packing)
         return opened
+
+    @property
+    def _forks(self) -> bool:
+        """Whether worker processes are forked from this one, and read what it has opened."""
+        given = self.torch_options.get("multiprocessing_context")
+        if not isinstance(given, str):  # to ask for the default would set it for good
+            given = (given or multiprocessing).get_start_method(allow_none=True)
+        return self.topology.num_workers > 0 and (given or multiprocessing.get_all_start_methods()[0]) == "fork"
 
     def _packable(self, files: OpenedFiles, packing: Packing) -> OpenedFiles:
         """Return files whose rows are packed, with their tokens counted if that is asked for."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import re
 from collections.abc import Iterator
 from http import HTTPStatus
 from typing import Any
@@ -38,6 +39,12 @@ class ChangedFileError(OSError):
     """The storage no longer has the version of the file that was requested."""
 
 
+def require_same_version(etag: str | None, answered: str) -> None:
+    """Raise a ChangedFileError if an answer is of another version than was requested: they have other etags."""
+    if etag is not None and answered and answered != etag:
+        raise ChangedFileError(f"it changed since it was listed: its etag was {etag} then and is {answered} now")
+
+
 def meaning(error: Exception) -> Exception:
     """Return the error itself, or the one that says what it means.
 
@@ -52,7 +59,7 @@ def meaning(error: Exception) -> Exception:
         return FileNotFoundError(str(error))
     if status == HTTPStatus.PRECONDITION_FAILED or type(error).__name__ == "FileExpired":  # s3fs' error
         return ChangedFileError("it changed since it was listed: the storage no longer has that version")
-    if status == HTTPStatus.BAD_REQUEST and "HeadObject" in str(_origin(error)):  # an answer without a body
+    if status == HTTPStatus.BAD_REQUEST and re.search("HeadObject|HEAD", str(_origin(error))):  # without a body
         advised = OSError(f"{_origin(error)}; S3 answers so where a session token has expired or the region is wrong")
         advised.__cause__ = error  # it has the status
         return advised

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import fsspec
 import pyarrow as pa
@@ -21,6 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.spec import AbstractBufferedFile
 
 from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.storage import obstore_s3
 from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC, Retry, attempt, within
 from torch_dataloader_utils.storage.causes import most_attempts, most_attempts_locally
 from torch_dataloader_utils.storage.forks import hold_filesystems, release_filesystems
@@ -36,6 +37,8 @@ from torch_dataloader_utils.storage.local_file import (
 from torch_dataloader_utils.storage.redaction import Redactor
 from torch_dataloader_utils.storage.request_size import RequestSize
 
+Client: TypeAlias = Literal["s3fs", "obstore", "obstore in workers"]
+
 T = TypeVar("T")
 L = TypeVar("L", bound=LocalFile)
 
@@ -43,6 +46,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(before=hold_filesystems, after_in_parent=release_filesystems)
 
 S3_MODULE = "torch_dataloader_utils.storage.s3"
+S3_MODULES = {S3_MODULE, obstore_s3.__name__}
 
 MOST_RETRIES = 1000
 """Failed attempts that are kept until they are taken. Nobody takes them in workers of a plain DataLoader."""
@@ -70,7 +74,7 @@ class RemoteFile:
     """
 
     file: StoredFile
-    read: Callable[[float, int, int], bytes] = field(repr=False)
+    read: Callable[[float, int, int], bytes | pa.Buffer] = field(repr=False)
 
     @classmethod
     def of(cls, file: StoredFile, opened: Any, *, by_ranges: bool) -> RemoteFile:
@@ -97,8 +101,17 @@ class RemoteFile:
 class Storage:
     """One fsspec filesystem, usable after a fork and after pickling. Made by `for_urls`."""
 
-    def __init__(self, fs: Any, redactor: Redactor, timeout_sec: float, *, memory_map: bool | None) -> None:
+    def __init__(
+        self,
+        fs: Any,
+        redactor: Redactor,
+        timeout_sec: float,
+        *,
+        memory_map: bool | None,
+        obstore: obstore_s3.ObstoreS3 | None = None,
+    ) -> None:
         self._fs = fs
+        self._obstore = obstore
         self._redactor = redactor
         self._timeout_sec = timeout_sec
         self._memory_map = memory_map
@@ -114,6 +127,7 @@ class Storage:
         *,
         timeout_sec: float = DEFAULT_TIMEOUT_SEC,
         memory_map: bool | None = None,
+        client: Client = "s3fs",
     ) -> tuple[Storage, list[str]]:
         """Return the storage of some paths or URLs, and what it calls each of them.
 
@@ -124,11 +138,18 @@ class Storage:
             options: fsspec's.
             timeout_sec: Bounds each operation of the storage, with all its attempts.
             memory_map: Whether local files are mapped into memory; None for those on a file system of this machine.
+            client: What reads objects of S3: s3fs; or obstore, where that is usable, in this process and in others
+                that it starts, or only in the others.
 
         Raises:
             ValueError: If they are on several storages.
         """
         redactor = Redactor(options or {}, urls)
+        mapped = None if client == "s3fs" else obstore_s3.options_of(urls, options or {})
+        obstore = None if mapped is None else obstore_s3.ObstoreS3(mapped, options or {}, timeout_sec)
+        if obstore is not None and client == "obstore" and obstore_s3.is_usable():
+            storage = cls(obstore, redactor, timeout_sec, memory_map=memory_map, obstore=obstore)
+            return storage, [url.removeprefix("s3://").rstrip("/") for url in urls]
         first: Any = None
         locations = []
         for url in urls:
@@ -141,13 +162,20 @@ class Storage:
                 msg = f"{redactor.clean(url)} and {redactor.clean(urls[0])} are on two storages: a dataset has only one"
                 raise ValueError(msg)
             locations.append(location)
-        return cls(_without_retries(first), redactor, timeout_sec, memory_map=memory_map), locations
+        fs = _without_retries(first)
+        return cls(fs, redactor, timeout_sec, memory_map=memory_map, obstore=obstore), locations
 
     @property
     def fs(self) -> Any:
         """The filesystem. It is made again after a fork, because connections and event loops do not survive one."""
         if self._pid != os.getpid():
-            self._fs = pickle.loads(pickle.dumps(self._fs))  # noqa: S301 - our own bytes, made on this line
+            inherited, obstore = self._fs, self._obstore
+            if obstore is not None:
+                obstore_s3.hold(inherited)
+                self._obstore = obstore = obstore.copy()
+                self._fs = obstore if obstore_s3.is_usable() else obstore.s3fs
+            else:
+                self._fs = pickle.loads(pickle.dumps(inherited))  # noqa: S301 - our own bytes, made on this line
             self._pid = os.getpid()
         return self._fs
 
@@ -166,7 +194,7 @@ class Storage:
         """Whether the filesystem finds files in depth by requests of its own, and raises where one fails."""
         find = self.fs.find
         package = getattr(find, "__wrapped__", find).__module__.partition(".")[0]
-        return type(self._fs).__module__ == S3_MODULE or package not in {"fsspec", "s3fs"}
+        return type(self._fs).__module__ in S3_MODULES or package not in {"fsspec", "s3fs"}
 
     def call(self, method: str, location: str, *args: Any, **options: Any) -> Any:
         """Call a method of the filesystem on a location, such as ``"ls"``; try again if the storage fails.
@@ -195,7 +223,7 @@ class Storage:
             if self.is_local:
                 return self._attempt(lambda _: _read_local(file.location, start, stop), lambda: file.location)
             remote = self._bound(file) or RemoteFile(file, partial(self._cat, file.location))
-            return self._fetch_remote(remote, start, stop, lambda: self.display(file.location))
+            return bytes(self._fetch_remote(remote, start, stop, lambda: self.display(file.location)))
 
     def maps(self, file: StoredFile) -> bool:
         """Whether a file is mapped into memory; else ranges of it are read."""
@@ -260,8 +288,8 @@ class Storage:
             return self._attempt(lambda _: opened.read(start, stop), name)
         return self._fetch_remote(opened, start, stop, name)
 
-    def _fetch_remote(self, remote: RemoteFile, start: int, stop: int, name: Callable[[], str]) -> bytes:
-        def action(seconds: float) -> bytes:
+    def _fetch_remote(self, remote: RemoteFile, start: int, stop: int, name: Callable[[], str]) -> bytes | pa.Buffer:
+        def action(seconds: float) -> bytes | pa.Buffer:
             content = remote.read(seconds, start, stop)
             if len(content) != stop - start:
                 self._require_same_size(remote.file, seconds)
@@ -279,18 +307,18 @@ class Storage:
 
     @property
     def _is_s3(self) -> bool:
-        """Whether it is s3fs, which reads any version of an object that it is asked for by its etag."""
-        return type(self._fs).__module__ == S3_MODULE and not self._fs.version_aware
+        """Whether it reads any version of an object of S3 that it is asked for by its etag."""
+        return type(self._fs).__module__ in S3_MODULES and not self._fs.version_aware
 
     def _bound(self, file: StoredFile) -> RemoteFile | None:
         """Return an object of S3 of which only the version with the listed etag is read, if it has one."""
         if not self._is_s3 or file.etag is None:
             return None
 
-        def fetch(seconds: float, start: int, stop: int) -> bytes:
+        def fetch(seconds: float, start: int, stop: int) -> bytes | pa.Buffer:
             content, answer = within(seconds, self.fs.get_range, file.location, start, stop, file.etag)
             self._request_size.note(answer)
-            return bytes(content)
+            return content
 
         return RemoteFile(file, fetch)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-FIRST_BYTES = 8 << 20
-"""Before answers have come: the least that S3's guide to its performance advises for a range,
+FIRST_BYTES = 16 << 20
+"""Before answers have come: the most that S3's guide to its performance calls typical for a range,
 https://docs.aws.amazon.com/whitepapers/latest/s3-optimizing-performance-best-practices/use-byte-range-fetches.html."""
 
 MOST_BYTES = 32 << 20

@@ -9,7 +9,7 @@ from typing import Any
 from fsspec.asyn import sync_wrapper
 from s3fs import S3FileSystem
 
-from torch_dataloader_utils.storage.causes import ChangedFileError
+from torch_dataloader_utils.storage.causes import require_same_version
 from torch_dataloader_utils.storage.request_size import Answer
 
 
@@ -53,9 +53,7 @@ class OneAttemptS3(S3FileSystem):  # type: ignore[misc]
 
 def _require_same(response: Mapping[str, Any], start: int, stop: int, etag: str | None) -> None:
     """Raise if an answer is of another version or another range than was requested."""
-    answered = str(response.get("ETag", "")).strip('"')
-    if etag is not None and answered and answered != etag:
-        raise ChangedFileError(f"it changed since it was listed: its etag was {etag} then and is {answered} now")
+    require_same_version(etag, str(response.get("ETag", "")).strip('"'))
     content_range = str(response.get("ContentRange", ""))
     if content_range and not content_range.startswith(f"bytes {start}-{stop - 1}/"):
         raise OSError(f"{content_range!r} came back for bytes {start} to {stop - 1}")

@@ -1,0 +1,130 @@
+"""When obstore reads in the place of s3fs: where it is certain to read the same, and never behind a fork."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+from torch_dataloader_utils.storage.obstore_s3 import ObstoreError, ObstoreS3, options_of
+
+URL = "s3://bucket/data"
+PAIR = {"key": "K", "secret": "S"}
+HERE = {"endpoint_url": "http://127.0.0.1:1"}
+SIGNED = {"aws_access_key_id": "K", "aws_secret_access_key": "S"}
+ADDRESS = {"region": "us-east-1", "endpoint": "http://127.0.0.1:1"}
+
+
+@pytest.fixture(autouse=True)
+def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take all of AWS's variables out of the environment."""
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "expected"),
+    [
+        pytest.param(PAIR | HERE, {}, SIGNED | ADDRESS, id="a key"),
+        pytest.param(
+            PAIR | HERE | {"token": "T"}, {}, SIGNED | ADDRESS | {"aws_session_token": "T"}, id="a key and its token"
+        ),
+        pytest.param({"anon": True} | HERE, {}, {"skip_signature": True} | ADDRESS, id="no key"),
+        pytest.param(
+            HERE,
+            {"AWS_ACCESS_KEY_ID": "K", "AWS_SECRET_ACCESS_KEY": "S"},
+            SIGNED | ADDRESS,
+            id="key of the environment",
+        ),
+        pytest.param(
+            PAIR | {"client_kwargs": {"region_name": "eu-west-1"}}, {}, SIGNED | {"region": "eu-west-1"}, id="a region"
+        ),
+        pytest.param(
+            PAIR, {"AWS_DEFAULT_REGION": "eu-west-1"}, SIGNED | {"region": "eu-west-1"}, id="region of the environment"
+        ),
+        pytest.param(
+            PAIR | HERE, {"AWS_CA_BUNDLE": "/ca.pem"}, SIGNED | ADDRESS, id="certificates that nothing asks for"
+        ),
+        pytest.param(PAIR | {"endpoint_url": "https://s3"}, {"AWS_CA_BUNDLE": "/ca.pem"}, None, id="certificates"),
+        pytest.param(PAIR, {}, None, id="no region"),
+        pytest.param(HERE, {}, None, id="a key from a file or a service"),
+        pytest.param({"key": "K"} | HERE, {}, None, id="half a key"),
+        pytest.param({"anon": True} | PAIR | HERE, {}, None, id="a key that is not to be used"),
+        pytest.param({"anon": True} | HERE, {"AWS_ACCESS_KEY_ID": "K"}, None, id="half a key of the environment"),
+        pytest.param(PAIR | HERE, {"AWS_SESSION_TOKEN": "T"}, None, id="token of another key"),
+        pytest.param(PAIR | HERE, {"AWS_PROFILE": "other"}, None, id="a profile"),
+        pytest.param(PAIR | HERE | {"requester_pays": True}, {}, None, id="an option of s3fs"),
+        pytest.param(PAIR | HERE | {"client_kwargs": {"verify": False}}, {}, None, id="an option of botocore"),
+    ],
+)
+def test_options_are_translated_where_both_clients_would_read_the_same(monkeypatch, options, variables, expected):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert options_of([URL], options) == expected
+
+
+@pytest.mark.parametrize("path", ["data//part", "data/../part", "./data", "data?versionId=1", "data#1", "a:b"])
+def test_a_path_that_the_clients_may_read_in_different_ways_is_left_to_s3fs(path):
+    assert options_of([URL, f"s3://bucket/{path}"], PAIR | HERE) is None
+
+
+def test_neither_its_text_nor_its_pickle_holds_a_client_or_its_text_a_secret():
+    client = ObstoreS3({"aws_secret_access_key": "hidden"}, {"secret": "hidden"}, 1.0)
+    client.__dict__["s3fs"] = lambda: None  # cannot be pickled
+    assert "hidden" not in repr(client)
+    assert pickle.loads(pickle.dumps(client)) == client
+
+
+TOLD_BY_S3 = (
+    "Error performing GET http://x in 3ms - status code: 503 Busy: "
+    "<Error><Code>SlowDown</Code><Message>Reduce your rate.</Message></Error>\n\nDebug source:\nSomething"
+)
+
+
+@pytest.mark.parametrize(
+    ("words", "told", "status"),
+    [
+        (
+            TOLD_BY_S3,
+            "SlowDown: Reduce your rate. (status 503)",
+            503,
+        ),
+        ("Error performing HEAD http://x - status code: 400 Bad Request\n\nDebug source:\nSomething", None, 400),
+        ("Error performing GET http://x: connection refused\n\nDebug source:\nSomething", None, None),
+    ],
+    ids=["words of S3", "no words", "no answer"],
+)
+def test_an_error_says_what_s3_said_without_debugging_output(words, told, status):
+    error = ObstoreError(RuntimeError(words))
+    assert str(error) == (told or words.partition("\n")[0])
+    assert error.status == status
+
+
+FORKED = """
+import os, sys
+if sys.argv[1] == "imported":
+    import obstore
+from torch_dataloader_utils.storage.obstore_s3 import is_usable
+print(is_usable(), flush=True)
+child = os.fork()
+if child == 0:
+    grandchild = os.fork()
+    if grandchild == 0:
+        print(is_usable(), flush=True)
+    else:
+        os.waitpid(grandchild, 0)
+    os._exit(0)
+os.waitpid(child, 0)
+print(is_usable(), flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="This system has no fork.")
+@pytest.mark.parametrize(("when", "in_child"), [("imported", "False"), ("not imported", "True")])
+def test_a_process_uses_obstore_unless_it_was_forked_after_its_import(when, in_child):
+    pytest.importorskip("obstore")
+    done = subprocess.run([sys.executable, "-c", FORKED, when], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", in_child, "True"], done.stderr

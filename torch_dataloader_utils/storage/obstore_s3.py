@@ -1,0 +1,295 @@
+"""Objects of S3 read by obstore, a client in Rust: it starts in a tenth of the time, and reads beside Python's threads.
+
+It is used where it is installed and certain to read what s3fs would. Its runtime does not survive a fork
+(https://github.com/developmentseed/obstore/pull/214), and requests in a forked process would never end. So a process
+that was forked after obstore was imported, by whomever, reads with s3fs; one that was forked before may use it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import cached_property
+from importlib import import_module
+from itertools import islice
+from typing import Any, TypeVar
+
+import fsspec
+import pyarrow as pa
+
+from torch_dataloader_utils.storage.causes import require_same_version
+from torch_dataloader_utils.storage.request_size import Answer
+
+T = TypeVar("T")
+
+PLAIN_URL = re.compile(r"s3://[a-z0-9][a-z0-9.-]+(/[^?#:/]+)*/*")
+"""URLs of S3 that s3fs and obstore understand in the same way."""
+
+UNDERSTOOD = frozenset({"key", "secret", "token", "anon", "endpoint_url", "client_kwargs"})
+UNDERSTOOD_OF_CLIENT = frozenset({"endpoint_url", "region_name"})
+"""The options of s3fs, and of botocore's client, that can be given to obstore."""
+
+HARMLESS = frozenset(
+    {"AWS_DEFAULT_REGION", "AWS_REGION", "AWS_EC2_METADATA_DISABLED", "AWS_EXECUTION_ENV", "AWS_PAGER"}
+)
+KEYS = {"key": "AWS_ACCESS_KEY_ID", "secret": "AWS_SECRET_ACCESS_KEY", "token": "AWS_SESSION_TOKEN"}
+"""Environment variables that both clients understand alike. With any other that begins with AWS_, s3fs is used."""
+
+DEBUGGING = "\n\nDebug source"
+"""What comes before the debugging output in a message of obstore."""
+
+STATUS = re.compile(r"status code: (\d{3})")
+TOLD = re.compile(r".*<Code>(?P<code>[^<]*)</Code>.*<Message>(?P<message>[^<]*)</Message>.*", re.DOTALL)
+"""The status of an answer, and what S3 says in its body."""
+
+UNLISTED = "invalid path"
+"""What obstore says of a key with an empty segment, or one of dots, which it neither lists nor reads."""
+
+NO_ACCESS = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
+"""What S3 says, with status 400, of a session token that gives no access."""
+
+_inherited = False
+"""Whether this process was forked from one that may have started the runtime."""
+
+_HELD: list[Any] = []
+"""In a forked process, what it inherited: to drop it could close connections of the process that it was forked from."""
+
+
+def _note_fork() -> None:
+    global _inherited  # noqa: PLW0603 - the runtime is one for the process, too
+    _inherited = _inherited or "obstore" in sys.modules
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_note_fork)
+
+
+class ObstoreError(OSError):
+    """An error of obstore, in the words of S3 if these came, else in obstore's before its debugging output.
+
+    Attributes:
+        status: The HTTP status of the answer; None if none came.
+        code: What S3 calls the error; None if it did not say.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        words = without_debugging(error)
+        status, told = STATUS.search(words), TOLD.fullmatch(words)
+        self.status = int(status[1]) if status else None
+        self.code = told["code"] if told else None
+        super().__init__(f"{told['code']}: {told['message']} (status {self.status})" if told else words)
+
+
+def options_of(urls: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return obstore's options for some URLs and options of s3fs; None where s3fs has to read them."""
+    if not all(map(PLAIN_URL.fullmatch, urls)) or any({".", ".."} & set(url.split("/")) for url in urls):
+        return None
+    of_client = options.get("client_kwargs") or {}
+    if not (
+        options.keys() <= UNDERSTOOD and isinstance(of_client, Mapping) and of_client.keys() <= UNDERSTOOD_OF_CLIENT
+    ):
+        return None
+    given = {name: options.get(name) for name in KEYS}
+    endpoint = options.get("endpoint_url") or of_client.get("endpoint_url")
+    present = {name for name in os.environ if name.startswith("AWS_")} - HARMLESS
+    if endpoint and endpoint.startswith("http://"):
+        present.discard("AWS_CA_BUNDLE")  # nothing is encrypted
+    if options.get("anon"):
+        access: dict[str, Any] = {"skip_signature": True}
+    elif given["key"] and given["secret"]:
+        access = {KEYS[name].lower(): value for name, value in given.items() if value}
+    else:
+        access = {name.lower(): os.environ[name] for name in KEYS.values() if name in present}
+    named = {name.lower() for name in present}
+    if fsspec.config.conf.get("s3") or not (access.keys() >= named and _is_complete(access, given)):
+        return None
+    region = of_client.get("region_name") or os.environ.get("AWS_DEFAULT_REGION") or (endpoint and "us-east-1")
+    if not region:
+        return None
+    return {**access, "region": region, **({"endpoint": endpoint} if endpoint else {})}
+
+
+def _is_complete(access: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether requests are signed as s3fs would: not at all, or by the given key, or by that of the environment."""
+    if "skip_signature" in access:
+        return not any(given.values())
+    return {"aws_access_key_id", "aws_secret_access_key"} <= access.keys()
+
+
+def is_usable() -> bool:
+    """Whether obstore is installed and works in this process."""
+    return not _inherited and importlib.util.find_spec("obstore") is not None
+
+
+def hold(client: Any) -> None:
+    """Keep a client that was inherited from the process that this one was forked from."""
+    _HELD.append(client)
+
+
+@dataclass
+class ObstoreS3:
+    """What `Storage` needs of a filesystem, by obstore; the rest by s3fs, which is imported when that is needed.
+
+    Attributes:
+        options: obstore's.
+        s3fs_options: The same for s3fs.
+        timeout_sec: Seconds after which a request that was given up ends.
+    """
+
+    options: Mapping[str, Any] = field(repr=False)
+    s3fs_options: Mapping[str, Any] = field(repr=False)
+    timeout_sec: float
+    version_aware = False
+
+    def __post_init__(self) -> None:
+        self._buckets: dict[str, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the clients, which cannot be pickled."""
+        return {"options": self.options, "s3fs_options": self.s3fs_options, "timeout_sec": self.timeout_sec}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Make clients when they are needed."""
+        self.__dict__.update(state)
+        self._buckets = {}
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what only s3fs has."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.s3fs, name)
+
+    def copy(self) -> ObstoreS3:
+        """Return the same without what a forked process inherits."""
+        return ObstoreS3(self.options, self.s3fs_options, self.timeout_sec)
+
+    @cached_property
+    def s3fs(self) -> Any:
+        """The same storage by s3fs, without its own retries."""
+        module = import_module("torch_dataloader_utils.storage.s3")
+        return module.OneAttemptS3.of(fsspec.filesystem("s3", **self.s3fs_options))
+
+    def invalidate_cache(self) -> None:
+        """Forget the listings that s3fs may have made."""
+        if "s3fs" in self.__dict__:
+            self.s3fs.invalidate_cache()
+
+    def unstrip_protocol(self, location: str) -> str:
+        """Return a location as a URL."""
+        return f"s3://{location}"
+
+    def find(self, location: str, *, detail: bool) -> Any:
+        """Return the objects below a location: what is known of each, by location."""
+        bucket, _, prefix = location.partition("/")
+        if not detail:
+            return self.s3fs.find(location)
+        parts = self._parts(bucket, prefix, 1000)
+        if parts is None:
+            return self.s3fs.find(location, detail=True)
+        infos = (_info(bucket, found) for part in parts for found in part)
+        return {info["name"]: info for info in infos}
+
+    def info(self, location: str) -> dict[str, Any]:
+        """Return what is known of an object, or that it is a directory."""
+        bucket, _, path = location.partition("/")
+        if not _is_readable(path):
+            known: dict[str, Any] = self.s3fs.info(location)
+            return known
+        if path:
+            try:
+                return _info(bucket, _told(lambda: import_module("obstore").head(self._bucket(bucket), path)))
+            except FileNotFoundError:
+                pass
+        parts = self._parts(bucket, path, 1, most_parts=1)
+        if path and parts == []:
+            raise FileNotFoundError(location)
+        return {"name": location, "size": 0, "type": "directory"}
+
+    def _parts(
+        self, bucket: str, prefix: str, chunk_size: int, most_parts: int | None = None
+    ) -> list[Sequence[Any]] | None:
+        """Return the objects below a prefix, in parts; None if obstore cannot list them."""
+        obstore = import_module("obstore")
+
+        def listed() -> list[Sequence[Any]] | None:
+            parts = obstore.list(self._bucket(bucket), prefix or None, chunk_size=chunk_size)
+            try:
+                return list(islice(parts, most_parts))
+            except obstore.exceptions.BaseError as error:
+                if UNLISTED not in str(error):
+                    raise
+                return None
+
+        return _told(listed)
+
+    def get_range(self, location: str, start: int, stop: int, etag: str | None) -> tuple[pa.Buffer, Answer]:
+        """Return a range of an object, of one version if there is an etag, and how long the answer took."""
+        bucket, _, path = location.partition("/")
+        if not _is_readable(path):
+            found: tuple[pa.Buffer, Answer] = self.s3fs.get_range(location, start, stop, etag)
+            return found
+        obstore = import_module("obstore")
+        wanted = {"range": (start, stop)} | ({} if etag is None else {"if_match": f'"{etag}"'})
+
+        def fetched() -> tuple[pa.Buffer, Answer]:
+            began = time.perf_counter()
+            response = obstore.get(self._bucket(bucket), path, options=wanted)
+            answered = time.perf_counter()
+            require_same_version(etag, str(response.meta["e_tag"] or "").strip('"'))
+            if tuple(response.range) != (start, stop):
+                raise OSError(f"bytes {response.range} came back for bytes {start} to {stop}")
+            content = pa.py_buffer(response.bytes())
+            return content, Answer(len(content), answered - began, time.perf_counter() - answered)
+
+        return _told(fetched)
+
+    def _bucket(self, name: str) -> Any:
+        if name not in self._buckets:
+            self._buckets[name] = import_module("obstore.store").S3Store(
+                name,
+                **self.options,
+                client_options={"allow_http": True, "timeout": timedelta(seconds=self.timeout_sec)},
+                retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=self.timeout_sec)},
+            )
+        return self._buckets[name]
+
+
+def without_debugging(error: Exception) -> str:
+    """Return the message of an error of obstore without its debugging output."""
+    return str(error).partition(DEBUGGING)[0]
+
+
+def _is_readable(path: str) -> bool:
+    """Whether obstore reads objects of that name, or lists a directory of it: no segment is empty, or of dots."""
+    return not path or not {"", ".", ".."} & set(path.split("/"))
+
+
+def _info(bucket: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": f"{bucket}/{found['path']}",
+        "size": found["size"],
+        "type": "file",
+        "ETag": found["e_tag"],
+        "LastModified": found["last_modified"],
+    }
+
+
+def _told(call: Callable[[], T]) -> T:
+    """Call obstore, and raise its errors with their HTTP status."""
+    try:
+        return call()
+    except Exception as error:
+        if DEBUGGING not in str(error):
+            raise
+        told: OSError = ObstoreError(error)
+        if isinstance(error, FileNotFoundError):
+            told = FileNotFoundError(str(told))
+        elif getattr(told, "code", None) in NO_ACCESS:
+            told = PermissionError(str(told))
+    raise told
