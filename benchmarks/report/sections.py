@@ -10,7 +10,7 @@ from benchmarks.measure.peers import PEERS
 from benchmarks.measure.workloads import RAW_ARROW
 from benchmarks.report import claims
 from benchmarks.report.markdown import table
-from benchmarks.report.plots import Bar, Point, bars, points
+from benchmarks.report.plots import Bar, Point, bars, dots, points
 
 __all__ = ["TITLES", "is_peer", "section"]
 
@@ -78,7 +78,8 @@ def _rates(name: str, workload: Results, plots: Path, kind: str) -> Iterator[str
     ]
     if len(shown) > 1:
         path = plots / f"{kind}-{name}.svg"
-        bars(path, TITLES.get(name, name), f"{unit} a second", shown, logarithmic=kind == "peers")
+        draw = dots if kind == "peers" else bars  # peers are several orders of magnitude apart
+        draw(path, TITLES.get(name, name), f"{unit} a second", shown)
         yield from (f"![{unit.capitalize()} a second, {TITLES.get(name, name)}]({plots.name}/{path.name})", "")
 
 
