@@ -32,6 +32,7 @@ TITLES = {
     "s3_clients": "Three S3 clients behind the loader",
     "collate_1ms": "A collate_fn that takes 1 ms of CPU a batch",
     "shuffle": "Shuffling",
+    "rows_shuffled": "Rows shuffled",
     "mixture": "Mixtures, rows shuffled",
     "packing": "Documents packed into sequences",
 }
