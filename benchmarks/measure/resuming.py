@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import shutil
 import sys
 from collections.abc import Iterable
@@ -71,13 +72,6 @@ WAYS = {
     "ours_shuffled": Way("torch_dataloader_utils, rows shuffled", "ours", "shuffled"),
     "published": Way("torch-dataloader-utils 0.2.0 from PyPI", "published", "", "published", "torch-dataloader-utils"),
     "stateful": Way("torchdata StatefulDataLoader on pyarrow", "stateful", "", "stateful", "torchdata"),
-    "stateful_shuffled": Way(
-        "torchdata StatefulDataLoader on pyarrow, row groups and their rows shuffled",
-        "stateful",
-        "shuffled",
-        "stateful",
-        "torchdata",
-    ),
     "hf": Way("Hugging Face datasets, streaming", "hf_datasets", "", "hf_datasets", "datasets"),
     "hf_shuffled": Way(
         "Hugging Face datasets, streaming, rows shuffled", "hf_datasets", "shuffled", "hf_datasets", "datasets"
@@ -86,13 +80,7 @@ WAYS = {
     "grain": Way("Grain, Parquet", "grain", "", "grain", "grain"),
     "grain_elastic": Way("Grain, `ElasticIterator`, rows shuffled", "grain", "elastic", "grain", "grain"),
     "litdata": Way("LitData, Parquet", "litdata", "", "litdata", "litdata", converts=True),
-    "litdata_shuffled": Way(
-        "LitData, Parquet, rows shuffled", "litdata", "shuffled", "litdata", "litdata", converts=True
-    ),
     "mosaic": Way("MosaicML Streaming, MDS", "mosaic", "", "mds", "mosaicml-streaming", converts=True),
-    "mosaic_shuffled": Way(
-        "MosaicML Streaming, MDS, rows shuffled", "mosaic", "shuffled", "mds", "mosaicml-streaming", converts=True
-    ),
     "lancedb": Way("LanceDB, `StreamingDataset`", "lancedb", "", "lancedb", "lancedb", converts=True),
     "lancedb_shuffled": Way(
         "LanceDB, `StreamingDataset`, rows shuffled", "lancedb", "shuffled", "lancedb", "lancedb", converts=True
@@ -172,6 +160,7 @@ def _come_back(python: str, job: Job, name: str, points: Results, *, count: bool
         if count:
             forget(job.data)
         states = _saved(name, point) if step else None
+        load = os.getloadavg()[0]
         restoring = dataclasses.replace(job, stop=1, states=int(bool(step)), count=count)
         try:
             (rows,) = run_ranks(python, restoring, 1, BUILD / "restored", states=states)
@@ -184,6 +173,7 @@ def _come_back(python: str, job: Job, name: str, points: Results, *, count: bool
         else:
             found["first_batch_s"].append(round(first["first_batch_s"], 3))
             found["imported_s"].append(round(first["imported_s"], 3))
+            found.setdefault("load", []).append(round(load, 2))
         if states is not None:
             found["state_bytes"] = (states / "state-0.pickle").stat().st_size
             expected = np.load(states / "end-0.npy")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 from benchmarks.measure.resuming import CASES, DIES, POINTS, RANKS, ROWS, SAVED, STEP_ROWS, STEPS, WAYS, WORKERS
@@ -77,7 +78,7 @@ def section(results: Results) -> Iterator[str]:
     ran = {name: found for name, found in ways.items() if "missing" not in found}
     told = [(WAYS[name].title, WAYS[name].package, found) for name, found in ways.items()]
     yield from ("## Coming back within an epoch, beside its peers", "", METHOD)
-    yield from ("### To the first batch", "", *_seconds(ran))
+    yield from ("### To the first batch", "", *_seconds(ran), *_load(ran))
     yield from ("### What is read, and whether it is the right batch", "", *_bytes(ran))
     yield from ("### Rows after a kill", "", *_rows(ran), *what_was_said(_errors(ran)), READING)
     yield from (f"- {WAYS[name].title}: {USES[name]}" for name in ran if name in USES)
@@ -89,6 +90,16 @@ def _seconds(ran: Mapping[str, Results]) -> Iterator[str]:
     for percent in POINTS:
         header += [f"{percent} %", "after imports"]
     yield from table(header, [[WAYS[name].title, *_seconds_cells(found)] for name, found in ran.items()])
+
+
+def _load(ran: Mapping[str, Results]) -> Iterator[str]:
+    """Say what the machine had to do in each round: the load averages before its runs."""
+    points = [point for found in ran.values() for point in found["points"].values() if "load" in point]
+    rounds = list(zip_longest(*(point["load"] for point in points)))
+    if rounds:
+        loads = [[load for load in loads if load is not None] for loads in rounds]
+        spreads = [f"{min(of):.1f} to {max(of):.1f}" for of in loads]
+        yield from (f"Load average of the machine in each round: {', '.join(spreads)}.", "")
 
 
 def _seconds_cells(found: Results) -> Iterator[str]:

@@ -298,7 +298,16 @@ def _when(workload: Results) -> str:
     """Return the commit that was measured, when, and in how many rounds."""
     code, rounds = workload["code"], workload["rounds"]
     commit = f"`{code['commit'][:12]}`{' with changes' if code['changed'] else ''}" if code["commit"] else "unknown"
-    return f"Commit {commit}, begun {workload['begun']}, {rounds} {'round' if rounds == 1 else 'rounds'}."
+    return (
+        f"Commit {commit}, begun {workload['begun']}, {rounds} {'round' if rounds == 1 else 'rounds'}{_load(workload)}."
+    )
+
+
+def _load(workload: Results) -> str:
+    """Return the machine's load averages before the runs, where they were written."""
+    runs = [run for found in workload["contenders"].values() for run in found["runs"]]
+    loads = [run["load"] for run in runs if "load" in run]
+    return f", load average {min(loads):.1f} to {max(loads):.1f}" if loads else ""
 
 
 def _kind(contender: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ def section(results) -> str:
     return "\n".join(importlib.import_module("benchmarks.report.resuming").section(results))
 
 
-def loader(seconds: float, **cases):
+def loader(seconds: float, **cases: Any):
     """Return the raw results of a loader that needs so long at each point, 1 s of it for imports."""
     point = {"first_batch_s": [seconds, seconds + 5, seconds], "imported_s": [1.0, 6.0, 1.0], "bytes": 1 << 20}
     machine = {"cores": 2, "cpu": "x", "system": "Linux", "python": "3.12"}
