@@ -46,6 +46,15 @@ def test_seconds_are_medians_with_and_without_imports():
     assert "| torch_dataloader_utils | 1.0 | 3.0 | 2.00 | 3.0 | 2.00 | 3.0 | 2.00 | 3.0 | 2.00 |" in page
 
 
+def test_the_load_of_each_round_is_told():
+    ours = loader(3.0)
+    ours["points"]["0"]["load"] = [0.5, 2.0]
+    ours["points"]["50"]["load"] = [1.0, 1.5, 7.0]
+    assert "Load average of the machine in each round: 0.5 to 1.0, 1.5 to 2.0, 7.0 to 7.0." in section(
+        {"ways": {"ours": ours}}
+    )
+
+
 def test_a_peer_that_comes_back_faster_is_named():
     page = section({"ways": {"ours": loader(3.0), "ours_shuffled": loader(1.5), "grain": loader(2.5)}})
     assert "At 50 %: Grain, Parquet: from the start 0.50 s sooner, after imports 0.50 s sooner." in page
