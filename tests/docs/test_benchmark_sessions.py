@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ def _benchmarks(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
 
 
-def session_after(path, **changes):
+def session_after(path, **changes: Any):
     """Return a session that adds to a file whose machine differs from this one in what is given."""
     sessions = importlib.import_module("benchmarks.measure.session")
     settings = importlib.import_module("benchmarks.measure.workloads").Settings(3, 1.0)
