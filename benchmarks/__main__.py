@@ -14,6 +14,7 @@ from benchmarks.measure import frameworks as jobs
 from benchmarks.measure import ledger as answers
 from benchmarks.measure import mixtures as mixed
 from benchmarks.measure import reliability as kills
+from benchmarks.measure import resuming
 from benchmarks.measure.environments import packages_of
 from benchmarks.measure.machine import commit
 from benchmarks.measure.peers import PEER_WORKLOADS, PEERS, PeerMaker, environment_of, ready_peers
@@ -115,6 +116,12 @@ def mixtures(options: argparse.Namespace) -> int:
     return 0
 
 
+def resume(options: argparse.Namespace) -> int:
+    """Come back within an epoch with this library and with others: seconds, bytes, and rows after a kill."""
+    resuming.run(options.out, options.ways, options.rounds)
+    return 0
+
+
 def ledger(options: argparse.Namespace) -> int:  # noqa: ARG001 - it has none
     """Print how long the ledger takes to answer on 100,000,000 rows in 100,000 row groups."""
     print("\n".join(answers.table()))
@@ -140,6 +147,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "reliability": reliability,
     "frameworks": frameworks,
     "mixtures": mixtures,
+    "resume": resume,
     "ledger": ledger,
     "report": write,
 }
@@ -212,6 +220,13 @@ def _add_mixtures(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "mixtures.md", help="the page to write")
 
 
+def _add_resume(parser: argparse.ArgumentParser) -> None:
+    known = tuple(resuming.WAYS)
+    parser.add_argument("--ways", type=_Names(known), default=list(known), help=f"some of {','.join(known)}")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds")
+    parser.add_argument("--out", type=Path, default=RESULTS / "resume.json", help="file for the raw results")
+
+
 def _add_none(_parser: argparse.ArgumentParser) -> None:
     """Add no option."""
 
@@ -220,6 +235,7 @@ OWN_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "reliability": _add_reliability,
     "frameworks": _add_frameworks,
     "mixtures": _add_mixtures,
+    "resume": _add_resume,
     "ledger": _add_none,
 }
 

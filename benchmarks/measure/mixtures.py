@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
-import re
 import shutil
-import subprocess
 import sys
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +17,8 @@ import pyarrow.parquet as pq
 
 from benchmarks.contenders.mixtures.job import Job
 from benchmarks.measure.delivered import Rows, compare, passes, share, uninterrupted
-from benchmarks.measure.environments import Environment, packages_of
-from benchmarks.measure.framework_jobs import end, free_port
-from benchmarks.measure.machine import code, machine
-from benchmarks.measure.rounds import timestamp
+from benchmarks.measure.environments import Environment
+from benchmarks.measure.ranks import RefusedError, convert, facts, remove_shared_memory, run_ranks
 from benchmarks.paths import CONTENDERS, ROOT
 
 __all__ = ["CASES", "WAYS", "Case", "Way", "run"]
@@ -40,9 +33,6 @@ FILES = 12
 GROUP_ROWS = 100
 STEP_ROWS = 120
 SAVED, DIES = 40, 50
-DEADLINE_S = 180
-LEFT_S = 15
-NAMED = ("torch", "pyarrow", "numpy")
 
 Results = dict[str, Any]
 
@@ -150,10 +140,6 @@ def run(path: Path, names: Iterable[str]) -> Results:
     return results
 
 
-class RefusedError(Exception):
-    """A job ended with an error; the message has its last line."""
-
-
 def _run_way(way: Way) -> Results:
     python = sys.executable
     if way.environment is not None:
@@ -164,18 +150,27 @@ def _run_way(way: Way) -> Results:
             return {"missing": str(error)}
         python = environment.python
     data = _write_data(BUILD / "data" / way.module)
-    job = Job(way.module, way.how, str(data), "", list(WEIGHTS), STEP_ROWS // RANKS, way.workers, SAVED)
-    found = _facts(python, way)
+    job = Job(
+        module=way.module,
+        way=way.how,
+        data=str(data),
+        directory="",
+        weights=list(WEIGHTS),
+        batch_size=STEP_ROWS // RANKS,
+        workers=way.workers,
+        save=SAVED,
+    )
+    found = facts(python, way.package)
     try:
         if way.converts:
-            _convert(python, job)
-        whole = _run_job(python, job, RANKS, "whole")
-        _run_job(python, dataclasses.replace(job, die=DIES), RANKS, "killed")
+            convert(python, job, BUILD)
+        whole = run_ranks(python, job, RANKS, BUILD / "whole")
+        run_ranks(python, dataclasses.replace(job, die=DIES), RANKS, BUILD / "killed")
     except RefusedError as error:
         return found | {"missing": str(error)}
     found["uninterrupted"] = uninterrupted(whole, WEIGHTS, list(ROWS.values()))
     found["cases"] = {name: _resume(python, job, way, case, whole) for name, case in CASES.items()}
-    _remove_shared_memory()
+    remove_shared_memory(BUILD)
     return found
 
 
@@ -187,7 +182,7 @@ def _resume(python: str, job: Job, way: Way, case: Case, whole: Rows) -> Results
     )
     saved = [np.load(killed / f"saved-{rank}.npy") for rank in range(RANKS)]
     try:
-        rest = _run_job(python, job, case.ranks, "resumed", states=killed)
+        rest = run_ranks(python, job, case.ranks, BUILD / "resumed", states=killed)
     except RefusedError as error:
         return {"error": str(error)}
     if case == CASES["same"]:
@@ -206,101 +201,6 @@ def _way_of(job: Job, case: Case) -> str:
     return "strict" if case == CASES["same"] else "elastic"
 
 
-def _run_job(python: str, job: Job, ranks: int, name: str, *, states: Path | None = None) -> Rows:
-    """Run the ranks of a job until they end, and return what they delivered, which is nothing of a job that dies."""
-    directory = _fresh(name)
-    for path in states.glob("state-*") if states else ():
-        shutil.copy(path, directory)
-    job = dataclasses.replace(job, directory=str(directory))
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
-    environment |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
-    environment |= {"MASTER_PORT": str(free_port()), "HF_HOME": str(BUILD / "hf"), "OMP_NUM_THREADS": "1"}
-    command = [python, "-m", "benchmarks.contenders.mixtures.job", json.dumps(dataclasses.asdict(job))]
-    logs = [directory / f"log-{rank}.txt" for rank in range(ranks)]
-    processes = []
-    for rank, log in enumerate(logs):
-        own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "GLOBAL_RANK": str(rank)}
-        with log.open("w", encoding="utf-8") as output:
-            processes.append(
-                subprocess.Popen(
-                    command, env=environment | own, stdout=output, stderr=output, cwd=directory, process_group=0
-                )
-            )
-    try:
-        status = _wait(processes, dies=job.die is not None)
-        if job.die is not None:
-            _wait_for_groups([process.pid for process in processes])
-    finally:
-        for process in processes:
-            end(process)
-    if job.die is not None:
-        missing = [rank for rank in range(ranks) if not (directory / f"saved-{rank}.npy").exists()]
-        if missing:
-            raise RefusedError(_said(logs) or f"ranks {missing} saved no state")
-        return []
-    if status:
-        raise RefusedError(_said(logs) or f"status {status}")
-    return [np.load(directory / f"end-{rank}.npy") for rank in range(ranks)]
-
-
-def _wait(processes: list[subprocess.Popen[bytes]], *, dies: bool) -> int:
-    """Wait for all ranks, and return the status of one that failed, or 0."""
-    try:
-        statuses = [process.wait(DEADLINE_S) for process in processes]
-    except subprocess.TimeoutExpired:
-        return 0 if dies else 124
-    return next((status for status in statuses if status), 0)
-
-
-def _wait_for_groups(groups: list[int]) -> None:
-    """Let what a killed rank started end by itself: it takes away the shared memory that the rank left."""
-    deadline = time.monotonic() + LEFT_S
-    for group in groups:
-        with contextlib.suppress(ProcessLookupError):
-            while time.monotonic() < deadline:
-                os.killpg(group, 0)
-                time.sleep(0.1)
-
-
-def _remove_shared_memory() -> None:
-    """Take away what Streaming left of killed ranks: nothing else does, and it knows its files by their directory."""
-    for known in Path("/dev/shm").glob("*_locals"):  # noqa: S108 - where Linux has shared memory
-        with contextlib.suppress(FileNotFoundError, PermissionError):
-            if str(BUILD).encode() in known.read_bytes():
-                for path in known.parent.glob(known.name.replace("_locals", "_*")):
-                    path.unlink()
-
-
-def _said(logs: Iterable[Path]) -> str:
-    """Return the last error of a log, without paths."""
-    for log in logs:
-        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
-        lines = [re.sub(r"^\[rank\d+\]:\s*", "", line) for line in lines]
-        errors = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line)]
-        if errors:
-            return re.sub(r"(?<![\w:/])/(?:[^\s/'\"\]]+/)+", "", errors[-1])
-    return ""
-
-
-def _convert(python: str, job: Job) -> None:
-    """Make of the files what the contender reads."""
-    script = (
-        "import importlib, json, sys; from benchmarks.contenders.mixtures.job import Job; job = Job(**json.loads("
-        "sys.argv[1])); importlib.import_module('benchmarks.contenders.mixtures.' + job.module).convert(job)"
-    )
-    done = subprocess.run(
-        [python, "-c", script, json.dumps(dataclasses.asdict(job))],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        cwd=BUILD,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=DEADLINE_S,
-    )
-    if done.returncode:
-        raise RefusedError(done.stderr.splitlines()[-1])
-
-
 def _write_data(directory: Path) -> Path:
     """Write the Parquet files of each source."""
     if directory.exists():
@@ -313,18 +213,4 @@ def _write_data(directory: Path) -> Path:
             table = pa.table({"source": np.full(len(ids), source), "row": ids})
             pq.write_table(table, unfinished / name / f"part-{number:03d}.parquet", row_group_size=GROUP_ROWS)
     unfinished.rename(directory)
-    return directory
-
-
-def _facts(python: str, way: Way) -> Results:
-    source = code(python)
-    packages = {name: source["packages"][name] for name in NAMED if name in source["packages"]}
-    version = packages_of(python).get(way.package, "")
-    return {"begun": timestamp(), "machine": machine(), "code": source | {"packages": packages}, "version": version}
-
-
-def _fresh(name: str) -> Path:
-    directory = BUILD / name
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
     return directory

@@ -19,7 +19,11 @@ from benchmarks.paths import CONTENDERS, SCRATCH
 
 __all__ = ["PEERS", "PEER_WORKLOADS", "Peer", "PeerMaker", "environment_of", "ready_peers"]
 
-PEER_WORKLOADS = ("numeric", "tokens", "s3")
+PEER_WORKLOADS = ("numeric", "tokens", "strings", "wide", "rows_shuffled", "s3", "s3_projected")
+
+CONVERTED = ("numeric", "tokens", "strings", "wide")
+"""The data sets on the local disk."""
+
 STEADY_S = 15.0
 """Seconds after its first batch at which a peer is stopped; its rate is that of the rows until then."""
 
@@ -27,7 +31,7 @@ START_S = 105.0
 """Seconds that it may take before, for its start and first batch, until it is killed."""
 
 CONVERT_S = 600.0
-CONVERTED_ROWS = {"numeric": 400_000, "tokens": 20_000}
+CONVERTED_ROWS = {"numeric": 400_000, "tokens": 20_000, "strings": 100_000, "wide": 4_000}
 """Rows to convert where a peer converts row by row."""
 
 
@@ -41,6 +45,8 @@ class Peer:
         converts: Whether it needs its own format or index, which is made first.
         by_row: Whether it converts row by row; then only some rows are converted.
         reads_s3: Whether it takes part where data is on S3.
+        shuffles: Whether it takes part where rows are shuffled.
+        environment: The name of its pinned requirements, if not its own.
     """
 
     title: str
@@ -48,17 +54,22 @@ class Peer:
     converts: bool = False
     by_row: bool = False
     reads_s3: bool = False
+    shuffles: bool = True
+    environment: str = ""
 
 
 PEERS = {
     "published": Peer("torch-dataloader-utils 0.2.0 from PyPI", reads_s3=True),
     "stateful": Peer("torchdata StatefulDataLoader", reads_s3=True),
     "hf_datasets": Peer("Hugging Face datasets, streaming", reads_s3=True),
+    "hf_map": Peer("Hugging Face datasets, map-style", converts=True, environment="hf_datasets"),
     "ray_data": Peer("Ray Data", workers=(2,), reads_s3=True),
     "litdata": Peer("LitData, Parquet", converts=True),
     "grain": Peer("Grain, Parquet"),
     "mds": Peer("MosaicML Streaming, MDS", converts=True, by_row=True),
-    "lance": Peer("Lance", converts=True),
+    "lance": Peer("Lance", converts=True, shuffles=False),
+    "lancedb": Peer("LanceDB, StreamingDataset", converts=True),
+    "webdataset": Peer("WebDataset, a batch a sample", converts=True, shuffles=False),
 }
 
 
@@ -75,20 +86,37 @@ class PeerMaker:
 
     names: Sequence[str]
     tell: Callable[[str], None] = print
-    workloads: tuple[str, ...] = PEER_WORKLOADS
+    workloads: tuple[str, ...] = (*CONVERTED, "s3", "s3_projected")
     conversions: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    def __call__(self, data: Data, s3: dict[str, str] | None) -> list[Contender]:
-        """Return the contenders."""
+    def __call__(
+        self,
+        data: Data,
+        s3: dict[str, str] | None,
+        *,
+        columns: list[str] | None = None,
+        shuffle_buffer: int | None = None,
+    ) -> list[Contender]:
+        """Return the contenders.
+
+        Args:
+            data: The data set.
+            s3: Endpoint and credentials; None for local files.
+            columns: Columns to read; None for all.
+            shuffle_buffer: Rows of the buffer in which rows are shuffled, where a peer has one; None not to shuffle.
+        """
+        options = {"shuffle_buffer": shuffle_buffer} if shuffle_buffer else {}
         made: list[Contender] = []
         if data.name not in self.workloads:
             return made
         for name in self.names:
+            if shuffle_buffer and not PEERS[name].shuffles:
+                continue
             if s3 is None:
                 made += self._local(name, data)
             elif PEERS[name].reads_s3:
                 made += [self._on_s3(contender, data, s3) for contender in self._local(name, data)]
-        return made
+        return [replace(each, job=replace(each.job, columns=columns, options=options)) for each in made]
 
     def _local(self, name: str, data: Data) -> list[Contender]:
         peer = PEERS[name]
@@ -134,7 +162,7 @@ class PeerMaker:
 
 def environment_of(name: str) -> Environment:
     """Return a peer's environment."""
-    return Environment(CONTENDERS / "peers" / f"{name}.txt")
+    return Environment(CONTENDERS / "peers" / f"{PEERS[name].environment or name}.txt")
 
 
 def ready_peers(names: Sequence[str], *, only_installed: bool = False) -> tuple[list[str], dict[str, str]]:

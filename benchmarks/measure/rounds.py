@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import statistics
 import subprocess
@@ -152,7 +153,7 @@ def run_once(contender: Contender, hooks: Hooks, *, verify: str | None, watch: b
     job.write_text(json.dumps(described), encoding="utf-8")
     # -P: peers/grain.py imports the package grain, not itself.
     command = [contender.python, "-P", str(CONTENDERS / contender.script), str(job)]
-    cpu_before = _cpu_of_children()
+    load, cpu_before = os.getloadavg()[0], _cpu_of_children()
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
             command, stdout=output, stderr=errors, cwd=SCRATCH, env=_environment(contender), start_new_session=True
@@ -170,13 +171,15 @@ def run_once(contender: Contender, hooks: Hooks, *, verify: str | None, watch: b
         message = f"no result within {contender.timeout_s:.0f} s, killed"
         raise RuntimeError(message)
     if result is None:
-        last = " | ".join(said.strip().splitlines()[-3:])
+        lines = said.strip().splitlines()
+        raised = [line for line in lines if re.match(r"(\w+\.)*\w*(Error|Exception)\b", line)]
+        last = " | ".join(raised[-1:] or lines[-3:])
         message = f"ended with status {status}: {last}".replace(
             f"{contender.checkout}/", ""
         )  # results name no directory
         raise RuntimeError(message)
     figures: dict[str, Any] = json.loads(result.removeprefix(MARK))
-    figures |= {"cpu_s": _cpu_of_children() - cpu_before, **hooks.after()}
+    figures |= {"cpu_s": _cpu_of_children() - cpu_before, "load": load, **hooks.after()}
     if isinstance(watched, MemorySampler):
         figures |= _memory(watched.peak, figures)
     if status != 0:  # the figures are complete, but the interpreter did not exit as it should

@@ -65,10 +65,7 @@ class Session:
 
     def _keep(self, before: Results) -> None:
         """Keep an earlier session's workloads, each with the code that was measured."""
-        here, there = (
-            {**results["machine"], "load_before": None, "scale": results["scale"]} for results in (self.results, before)
-        )
-        if here != there:
+        if _same(self.results) != _same(before):
             message = "the results there are of another machine or scale: measure all workloads again, without --add"
             raise ValueError(message)
         origin = {"code": before["code"], "rounds": before["rounds"]}
@@ -79,6 +76,13 @@ class Session:
         unfinished = self._path.with_suffix(".unfinished")
         unfinished.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
         os.replace(unfinished, self._path)  # noqa: PTH105 - replaces in one step
+
+
+def _same(results: Results) -> Results:
+    """Return what has to be the same of two sessions: a machine that starts again has some pages more or less."""
+    machine = results["machine"]
+    memory = round(machine["memory_bytes"] / (1 << 30))
+    return {**machine, "load_before": None, "memory_bytes": memory, "scale": results["scale"]}
 
 
 def read(path: Path) -> Results:

@@ -57,7 +57,7 @@ OURS = "ours/loader.py"
 SHUFFLE_BUFFER = 100_000
 
 Results = dict[str, Any]
-Maker = Callable[[Data, dict[str, str] | None], Sequence[Contender]]
+Maker = Callable[..., Sequence[Contender]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Settings:
 
     rounds: int = 5
     scale: float = 1.0
-    peers: Maker = lambda _data, _s3: ()
+    peers: Maker = lambda _data, _s3, **_options: ()
     against: Path | None = None
     tell: Callable[[str], None] = print
 
@@ -179,7 +179,8 @@ def _wide(settings: Settings) -> Results:
         replace(contender, job=replace(contender.job, columns=columns))
         for contender in (raw_arrow(data), ours(data, 0), ours(data, 2))
     ]
-    return _compare(settings, data, contenders, columns=columns)
+    peers = settings.peers(data, None, columns=columns)
+    return _compare(settings, data, [*contenders, *peers], columns=columns)
 
 
 def _shuffle(settings: Settings) -> Results:
@@ -191,6 +192,16 @@ def _shuffle(settings: Settings) -> Results:
         ours(data, 0, "rows shuffled", shuffle=True, shuffle_buffer_size=buffer),
     ]
     return _compare(settings, data, contenders, baseline="unshuffled", shuffle_buffer_size=buffer)
+
+
+def _rows_shuffled(settings: Settings) -> Results:
+    """Shuffle rows with peers too, in a buffer of as many rows where they have one."""
+    data = make("numeric", settings.scale)
+    buffer = max(1024, int(SHUFFLE_BUFFER * min(1.0, settings.scale * 4)))
+    options = {"shuffle": True, "shuffle_buffer_size": buffer}
+    contenders = [raw_arrow(data), ours(data, 0, **options), ours(data, 2, **options)]
+    peers = settings.peers(data, None, shuffle_buffer=buffer)
+    return _compare(settings, data, [*contenders, *peers], shuffle_buffer_size=buffer)
 
 
 def _mixture(settings: Settings) -> Results:
@@ -368,7 +379,7 @@ def _s3(name: str, columns: list[str] | None) -> Callable[[Settings], Results]:
                 replace(contender, job=replace(contender.job, path=s3.url_of(data), columns=columns, s3=server.access))
                 for contender in own
             ]
-            peers = [] if columns else settings.peers(data, server.access)
+            peers = settings.peers(data, server.access, columns=columns)
             return _compare(
                 settings,
                 data,
@@ -417,6 +428,7 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "s3_clients": _s3_clients,
     "collate_1ms": _collate,
     "shuffle": _shuffle,
+    "rows_shuffled": _rows_shuffled,
     "mixture": _mixture,
     "packing": _packing,
     "mixing_small": _mixing("labels_small", 500, [(f"buffer of {size:,} rows", size, 8) for size in (5_000, 50_000)]),

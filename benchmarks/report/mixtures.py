@@ -8,6 +8,7 @@ from typing import Any
 
 from benchmarks.measure.mixtures import CASES, WAYS
 from benchmarks.report.markdown import table
+from benchmarks.report.origins import origins, what_was_said
 
 __all__ = ["page", "write"]
 
@@ -90,9 +91,10 @@ def page(results: Results) -> str:
     ways = {name: results["ways"][name] for name in WAYS if name in results["ways"]}
     ran = {name: found for name, found in ways.items() if "cases" in found}
     lines = [HEAD, "## The same ranks and weights", "", *_same(ran), "## Other ranks, other weights", "", *_other(ran)]
-    lines += [*_errors(ran), READING]
+    lines += [*what_was_said(_errors(ran)), READING]
     lines += [f"- {WAYS[name].title}: {USES[name]}" for name in ran if name in USES]
-    lines += ["", "## What ran", "", *_origins(ways)]
+    told = [(WAYS[name].title, WAYS[name].package, found) for name, found in ways.items()]
+    lines += ["", "## What ran", "", *origins(told)]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -131,35 +133,8 @@ def _counts(case: Results, names: tuple[str, ...]) -> list[str]:
     return [f"{sum(source[name] for source in case['sources']):,}" for name in names]
 
 
-def _errors(ran: Mapping[str, Results]) -> Iterator[str]:
-    said: dict[str, list[str]] = {}
+def _errors(ran: Mapping[str, Results]) -> Iterator[tuple[str, str]]:
     for name, found in ran.items():
         for case, result in found["cases"].items():
             if result["error"]:
-                said.setdefault(result["error"], []).append(f"{WAYS[name].title}, {CASES[case].title}")
-    if said:
-        yield from ("What was said:", "", *(f"- {'; '.join(where)}: `{error}`" for error, where in said.items()), "")
-
-
-def _origins(ways: Mapping[str, Results]) -> Iterator[str]:
-    """Tell the version of each library, then on what they ran, once for those that ran on the same."""
-    versions: dict[str, list[str]] = {}
-    for name, found in ways.items():
-        if "cases" not in found:
-            yield from (f"Not run: {WAYS[name].title}: {found['missing']}", "")
-            continue
-        source = found["code"]
-        own = f"commit `{(source['commit'] or 'unknown')[:12]}`{' with changes' if source['changed'] else ''}"
-        version = f"{WAYS[name].package} {found['version']}" if WAYS[name].package else own
-        versions.setdefault(_machine(found), []).append(version)
-    for where, what in versions.items():
-        yield from (f"{', '.join(dict.fromkeys(what))}: {where}", "")
-
-
-def _machine(found: Results) -> str:
-    machine = found["machine"]
-    packages = ", ".join(f"{package} {version}" for package, version in found["code"]["packages"].items())
-    return (
-        f"{found['begun'][:10]}, {machine['cores']} cores ({machine['cpu']}), {machine['system']}, Python "
-        f"{machine['python']}; {packages}."
-    )
+                yield f"{WAYS[name].title}, {CASES[case].title}", result["error"]

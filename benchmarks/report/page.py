@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure.s3 import DELAY_MS
-from benchmarks.report import claims
+from benchmarks.report import claims, resuming
 from benchmarks.report.markdown import table
 from benchmarks.report.sections import TITLES, is_peer, section
 
@@ -66,7 +66,7 @@ def write(sessions: Sequence[Results], page: Path) -> None:
     lines = ["# Benchmarks", "", "Written by `python -m benchmarks report`, from the raw results in"]
     lines += ["`benchmarks/results/`; none of its figures is written by hand.", "", "## How", "", METHOD]
     for session in sessions:
-        lines += _session(session, plots)
+        lines += resuming.section(session) if session["kind"] == "resume" else _session(session, plots)
     page.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Bar", "Point", "bars", "points"]
+__all__ = ["Bar", "Point", "bars", "dots", "points"]
 
 COLOURS = {"arrow": "#8c8c8c", "ours": "#1f6feb", "peer": "#d9a441"}
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """A bar.
+    """A bar, or a point in its place.
 
     Attributes:
         name: Its label.
-        value: Its length.
+        value: Where it ends.
         low: The least of all rounds.
         high: The greatest of all rounds.
         kind: One of `COLOURS`.
@@ -66,8 +67,32 @@ def points(path: Path, title: str, units: tuple[str, str], shown: Sequence[Point
     plt.close(figure)
 
 
-def bars(path: Path, title: str, unit: str, shown: Sequence[Bar], *, logarithmic: bool = False) -> None:
-    """Draw horizontal bars, with whiskers from the least to the greatest of all rounds."""
+def bars(path: Path, title: str, unit: str, shown: Sequence[Bar]) -> None:
+    """Draw horizontal bars from zero, with whiskers from the least to the greatest of all rounds."""
+    with _rows(path, title, unit, shown) as axes:
+        axes.barh(
+            [bar.name for bar in shown],
+            [bar.value for bar in shown],
+            xerr=_whiskers(shown),
+            color=[COLOURS[bar.kind] for bar in shown],
+            error_kw={"elinewidth": 1, "ecolor": "#333333"},
+        )
+
+
+def dots(path: Path, title: str, unit: str, shown: Sequence[Bar]) -> None:
+    """Draw points with the same whiskers on a logarithmic axis, on which a bar's length would say nothing."""
+    with _rows(path, title, unit, shown) as axes:
+        for row, (bar, low, high) in enumerate(zip(shown, *_whiskers(shown), strict=True)):
+            axes.errorbar(bar.value, row, xerr=[[low], [high]], fmt="o", color=COLOURS[bar.kind], ecolor="#333333")
+        axes.set_yticks(range(len(shown)), [bar.name for bar in shown])
+        axes.set_xscale("log")
+        axes.grid(axis="x", which="both", color="#dddddd", linewidth=0.5)
+        axes.set_axisbelow(True)
+
+
+@contextlib.contextmanager
+def _rows(path: Path, title: str, unit: str, shown: Sequence[Bar]) -> Iterator[Any]:
+    """Yield the axes of a figure with a row for each bar, the first one above."""
     import matplotlib as mpl  # noqa: PLC0415 - only the report needs it, and measuring has to work without
 
     mpl.use("svg")
@@ -75,24 +100,16 @@ def bars(path: Path, title: str, unit: str, shown: Sequence[Bar], *, logarithmic
     from matplotlib import pyplot as plt  # noqa: PLC0415 - the same
 
     figure, axes = plt.subplots(figsize=(8, 0.6 + 0.34 * len(shown)), layout="constrained")
-    values = [bar.value for bar in shown]
-    whiskers: Mapping[str, list[float]] = {
-        "below": [max(0.0, bar.value - bar.low) for bar in shown],
-        "above": [max(0.0, bar.high - bar.value) for bar in shown],
-    }
-    axes.barh(
-        [bar.name for bar in shown],
-        values,
-        xerr=[whiskers["below"], whiskers["above"]],
-        color=[COLOURS[bar.kind] for bar in shown],
-        error_kw={"elinewidth": 1, "ecolor": "#333333"},
-    )
+    yield axes
     axes.invert_yaxis()
-    if logarithmic:
-        axes.set_xscale("log")
     axes.set_xlabel(unit)
     _save(figure, axes, path, title)
     plt.close(figure)
+
+
+def _whiskers(shown: Sequence[Bar]) -> tuple[list[float], list[float]]:
+    """Return how far the least and the greatest of all rounds are from each value."""
+    return [max(0.0, bar.value - bar.low) for bar in shown], [max(0.0, bar.high - bar.value) for bar in shown]
 
 
 def _save(figure: Any, axes: Any, path: Path, title: str) -> None:

@@ -10,7 +10,7 @@ from benchmarks.measure.peers import PEERS
 from benchmarks.measure.workloads import RAW_ARROW
 from benchmarks.report import claims
 from benchmarks.report.markdown import table
-from benchmarks.report.plots import Bar, Point, bars, points
+from benchmarks.report.plots import Bar, Point, bars, dots, points
 
 __all__ = ["TITLES", "is_peer", "section"]
 
@@ -32,6 +32,7 @@ TITLES = {
     "s3_clients": "Three S3 clients behind the loader",
     "collate_1ms": "A collate_fn that takes 1 ms of CPU a batch",
     "shuffle": "Shuffling",
+    "rows_shuffled": "Rows shuffled",
     "mixture": "Mixtures, rows shuffled",
     "packing": "Documents packed into sequences",
 }
@@ -78,7 +79,8 @@ def _rates(name: str, workload: Results, plots: Path, kind: str) -> Iterator[str
     ]
     if len(shown) > 1:
         path = plots / f"{kind}-{name}.svg"
-        bars(path, TITLES.get(name, name), f"{unit} a second", shown, logarithmic=kind == "peers")
+        draw = dots if kind == "peers" else bars  # peers are several orders of magnitude apart
+        draw(path, TITLES.get(name, name), f"{unit} a second", shown)
         yield from (f"![{unit.capitalize()} a second, {TITLES.get(name, name)}]({plots.name}/{path.name})", "")
 
 
@@ -296,7 +298,16 @@ def _when(workload: Results) -> str:
     """Return the commit that was measured, when, and in how many rounds."""
     code, rounds = workload["code"], workload["rounds"]
     commit = f"`{code['commit'][:12]}`{' with changes' if code['changed'] else ''}" if code["commit"] else "unknown"
-    return f"Commit {commit}, begun {workload['begun']}, {rounds} {'round' if rounds == 1 else 'rounds'}."
+    return (
+        f"Commit {commit}, begun {workload['begun']}, {rounds} {'round' if rounds == 1 else 'rounds'}{_load(workload)}."
+    )
+
+
+def _load(workload: Results) -> str:
+    """Return the machine's load averages before the runs, where they were written."""
+    runs = [run for found in workload["contenders"].values() for run in found["runs"]]
+    loads = [run["load"] for run in runs if "load" in run]
+    return f", load average {min(loads):.1f} to {max(loads):.1f}" if loads else ""
 
 
 def _kind(contender: str) -> str:

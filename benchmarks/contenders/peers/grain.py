@@ -16,6 +16,11 @@ def batches_of(job: Job) -> Any:
         files,
         cycle_length=len(job.files),  # all files are open at once
     )
+    if "shuffle_buffer" in job.options:
+        rows = grain.experimental.WindowShuffleIterDataset(rows, window_size=job.options["shuffle_buffer"], seed=7)
+    if job.columns:
+        # Its Parquet dataset takes no columns, so that all of them are read.
+        rows = rows.map(lambda row: {name: row[name] for name in job.columns or ()})
     batches = rows.batch(job.batch_size)
     if job.workers:
         # Each process batches rows of its own share of the files.

@@ -19,6 +19,8 @@ def batches_of(job: Job) -> Any:
     stream = load_dataset(
         "parquet", data_files=job.files, split="train", streaming=True, columns=job.columns, **options
     ).with_format("torch")
+    if "shuffle_buffer" in job.options:
+        stream = stream.shuffle(seed=7, buffer_size=job.options["shuffle_buffer"])
     if job.workers == 0:
         return stream.iter(batch_size=job.batch_size)  # whole batches from Arrow, without DataLoader between
     return DataLoader(

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import litdata
-import numpy as np
-import torch
 from batches import kind_of, rows_of, sum_of
+from collation import stack_lists
 from harness import Job, deliver, read_job, report
 from litdata.streaming.item_loader import ParquetLoader
 
@@ -22,13 +21,15 @@ def loader_of(job: Job) -> Any:
         item_loader=ParquetLoader(
             pre_load_chunk=True,  # load a chunk ahead
             low_memory=False,  # keep whole row groups decoded instead of reading slices of them
+            columns=job.columns,
         ),
+        shuffle="shuffle_buffer" in job.options,
     )
     return litdata.StreamingDataLoader(
         dataset,
         batch_size=job.batch_size,
         num_workers=job.workers,
-        collate_fn=stack_lists if "tokens" in job.path else None,  # torch's own would make 1,024 tensors of lists
+        collate_fn=stack_lists if "tokens" in job.path else None,
         multiprocessing_context="spawn" if job.workers else None,  # it refuses to fork
     )
 
@@ -39,11 +40,6 @@ def link_files(job: Job) -> None:
     Path(job.scratch).mkdir(parents=True)
     for path in map(Path, job.files):
         Path(job.scratch, path.name).hardlink_to(path)
-
-
-def stack_lists(rows: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Make one tensor of each column of lists."""
-    return {name: torch.from_numpy(np.array([row[name] for row in rows])) for name in rows[0]}
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ stand_in_for_torchvision()
 from streaming import MDSWriter, StreamingDataset  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
 
-ENCODINGS = {"float": "float32", "double": "float64", "int64": "int64", "int32": "int32"}
+ENCODINGS = {"float": "float32", "double": "float64", "int64": "int64", "int32": "int32", "string": "str"}
 
 
 def convert(job: Job) -> int:
@@ -57,7 +57,7 @@ def loader_of(job: Job) -> Any:
     """Make the loader."""
     dataset = StreamingDataset(
         local=job.scratch,
-        shuffle=False,
+        shuffle="shuffle_buffer" in job.options,
         batch_size=job.batch_size,  # as its documentation says: the loader's, by which it divides the rows
     )
     return DataLoader(dataset, batch_size=job.batch_size, num_workers=job.workers)

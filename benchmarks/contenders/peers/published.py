@@ -16,6 +16,9 @@ def loader_of(job: Job) -> Any:
     if job.s3:
         client = {"endpoint_url": job.s3["endpoint"], "region_name": job.s3["region"]}
         storage_options = {"key": job.s3["key"], "secret": job.s3["secret"], "client_kwargs": client}
+    shuffle: dict[str, Any] = {}
+    if "shuffle_buffer" in job.options:
+        shuffle = {"shuffle": True, "shuffle_buffer_size": job.options["shuffle_buffer"]}
     loader, _ = StructuredDataset.create_dataloader(
         path=job.path,
         format="parquet",
@@ -24,6 +27,7 @@ def loader_of(job: Job) -> Any:
         num_workers=job.workers,
         output_format="torch",
         storage_options=storage_options,
+        **shuffle,
     )
     return loader
 

@@ -24,11 +24,16 @@ def batches_of(job: Job) -> Any:
             endpoint_override=job.s3["endpoint"],
             region=job.s3["region"],
         )
-    data = ray.data.read_parquet(files, columns=job.columns, filesystem=filesystem)
-    return data.iter_torch_batches(
-        batch_size=job.batch_size,
-        prefetch_batches=4,  # format batches ahead, in threads
-    )
+    buffer = job.options.get("shuffle_buffer")
+    data = ray.data.read_parquet(files, columns=job.columns, filesystem=filesystem, shuffle="files" if buffer else None)
+    options = {
+        "batch_size": job.batch_size,
+        "prefetch_batches": 4,  # format batches ahead, in threads
+        "local_shuffle_buffer_size": buffer,
+    }
+    if "string" in map(str, data.schema().types):
+        return data.iter_batches(batch_format="numpy", **options)  # it makes no tensors of strings
+    return data.iter_torch_batches(**options)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -15,8 +16,11 @@ from torch.utils.data import IterableDataset, get_worker_info
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 
-def tensor_of(column: pa.Array) -> torch.Tensor:
-    """Convert a column without a copy where there are no nulls."""
+def values_of(column: pa.Array) -> torch.Tensor | list[str]:
+    """Convert a column: numbers without a copy where there are no nulls, strings to a list."""
+    if pa.types.is_string(column.type):
+        values: list[str] = column.to_pylist()
+        return values
     if pa.types.is_fixed_size_list(column.type):
         return torch.from_numpy(column.flatten().to_numpy()).reshape(len(column), -1)
     return torch.from_numpy(column.to_numpy())
@@ -29,17 +33,36 @@ class RowGroups(IterableDataset[Any]):
         self._job = job
         self._done = 0
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         worker = get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
         skip, self._done = self._done, 0
+        if "shuffle_buffer" in self._job.options:
+            yield from self._shuffled(first, step)
+            return
         for path in self._job.files:
             file = self._open(path)
             groups = list(range(first, file.num_row_groups, step))
             for batch in file.iter_batches(self._job.batch_size, row_groups=groups, columns=self._job.columns):
                 self._done += 1
                 if self._done > skip:
-                    yield {name: tensor_of(batch.column(name)) for name in batch.schema.names}
+                    yield {name: values_of(batch.column(name)) for name in batch.schema.names}
+
+    def _shuffled(self, first: int, step: int) -> Iterator[dict[str, Any]]:
+        """Yield the rows of row groups in random order, mixed in a buffer of several."""
+        random = np.random.default_rng(7)
+        groups = [(path, group) for path in self._job.files for group in range(self._open(path).num_row_groups)]
+        order = [groups[number] for number in random.permutation(len(groups))[first::step]]
+        tables: list[pa.Table] = []
+        while order or tables:
+            while order and sum(map(len, tables)) < self._job.options["shuffle_buffer"]:
+                path, group = order.pop()
+                tables.append(self._open(path).read_row_group(group, columns=self._job.columns))
+            rows = pa.concat_tables(tables)
+            tables = []
+            rows = rows.take(random.permutation(len(rows))).combine_chunks()
+            for batch in rows.to_batches(self._job.batch_size):
+                yield {name: values_of(batch.column(name)) for name in batch.schema.names}
 
     def state_dict(self) -> dict[str, int]:
         """Return the position."""
