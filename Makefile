@@ -29,7 +29,7 @@ MINUTES ?= 5
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick check format soak reliability floors bench bench-peers bench-check bench-compare bench-frameworks bench-mixtures bench-resume bench-report docs wheel clean
+.PHONY: help demo test quick check format soak reliability floors bench bench-peers bench-check bench-compare bench-frameworks bench-mixtures bench-packing bench-resume bench-report docs wheel clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -84,6 +84,9 @@ bench-frameworks: $(STAMP)  ## kill and resume trainings under each framework; w
 
 bench-mixtures: $(STAMP)  ## kill and resume mixtures with this library and with others; writes docs/mixtures.md
 	$(BIN)/python -m benchmarks mixtures
+
+bench-packing: $(STAMP)  ## pack documents with this library and with others, killed and resumed; writes docs/packing.md
+	$(BIN)/python -m benchmarks packing
 
 bench-resume: $(STAMP)  ## come back within an epoch, with this library and with others: seconds, bytes, lost rows
 	$(BIN)/python -m benchmarks resume

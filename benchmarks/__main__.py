@@ -13,6 +13,7 @@ from pathlib import Path
 from benchmarks.measure import frameworks as jobs
 from benchmarks.measure import ledger as answers
 from benchmarks.measure import mixtures as mixed
+from benchmarks.measure import packing as packed
 from benchmarks.measure import reliability as kills
 from benchmarks.measure import resuming
 from benchmarks.measure.environments import packages_of
@@ -24,6 +25,7 @@ from benchmarks.paths import RESULTS, ROOT
 from benchmarks.report import claims, comparison, page
 from benchmarks.report import frameworks as frameworks_page
 from benchmarks.report import mixtures as mixtures_page
+from benchmarks.report import packing as packing_page
 from benchmarks.report import reliability as reliability_page
 
 
@@ -116,6 +118,13 @@ def mixtures(options: argparse.Namespace) -> int:
     return 0
 
 
+def packing(options: argparse.Namespace) -> int:
+    """Pack documents, kill and resume it, with this library and with others, and write docs/packing.md."""
+    results = packed.run(options.out, options.ways, options.rounds)
+    packing_page.write(results, options.page)
+    return 0
+
+
 def resume(options: argparse.Namespace) -> int:
     """Come back within an epoch with this library and with others: seconds, bytes, and rows after a kill."""
     resuming.run(options.out, options.ways, options.rounds)
@@ -131,7 +140,12 @@ def ledger(options: argparse.Namespace) -> int:  # noqa: ARG001 - it has none
 def write(options: argparse.Namespace) -> int:
     """Write the pages and their plots from the raw results."""
     results = [read(path) for path in sorted(options.results.glob("*.json"))]
-    others = {"reliability": reliability_page, "frameworks": frameworks_page, "mixtures": mixtures_page}
+    others = {
+        "reliability": reliability_page,
+        "frameworks": frameworks_page,
+        "mixtures": mixtures_page,
+        "packing": packing_page,
+    }
     page.write([found for found in results if found["kind"] not in others], options.page)
     for found in results:
         if found["kind"] in others:
@@ -147,6 +161,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "reliability": reliability,
     "frameworks": frameworks,
     "mixtures": mixtures,
+    "packing": packing,
     "resume": resume,
     "ledger": ledger,
     "report": write,
@@ -220,6 +235,14 @@ def _add_mixtures(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "mixtures.md", help="the page to write")
 
 
+def _add_packing(parser: argparse.ArgumentParser) -> None:
+    known = tuple(packed.WAYS)
+    parser.add_argument("--ways", type=_Names(known), default=list(known), help=f"some of {','.join(known)}")
+    parser.add_argument("--rounds", type=int, default=3, help="timed rounds; 0 keeps the times that are there")
+    parser.add_argument("--out", type=Path, default=RESULTS / "packing.json", help="file for the raw results")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "packing.md", help="the page to write")
+
+
 def _add_resume(parser: argparse.ArgumentParser) -> None:
     known = tuple(resuming.WAYS)
     parser.add_argument("--ways", type=_Names(known), default=list(known), help=f"some of {','.join(known)}")
@@ -235,6 +258,7 @@ OWN_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "reliability": _add_reliability,
     "frameworks": _add_frameworks,
     "mixtures": _add_mixtures,
+    "packing": _add_packing,
     "resume": _add_resume,
     "ledger": _add_none,
 }
