@@ -25,9 +25,9 @@ Each library packs the same documents of int32 tokens into sequences of 4,096, i
 of the documents are drawn from a log-normal distribution (median 330 tokens, longest 20,000), as those of web pages
 are. A document that is longer than a sequence is cut, and none of its tokens is to be dropped.
 
-- **Tokens a second**: in one process without workers, from the first batch asked for to the epoch's end; the median
-  of the rounds, and their lowest and highest. Everything that is done before, such as packing ahead, is in **before**. **Processor time** is that of the process for 100 million tokens, which other work on the machine
-  disturbs less.
+- **Tokens a second**: in one process without workers, from the first batch asked for to the epoch's end; the median of
+  the rounds, and their lowest and highest. Everything that is done before, such as packing ahead, is in **before**.
+  **Processor time** is that of the process for 100 million tokens, which other work on the machine disturbs less.
 - **Fill**: tokens of all places in the sequences.
 - **Left out**: tokens that an epoch without an interruption does not deliver.
 - **Lost**, **repeated**: the tokens of the documents that never came, or came once more, after a kill. The job saves
