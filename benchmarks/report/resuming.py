@@ -182,7 +182,9 @@ def _wins(ran: Mapping[str, Results]) -> Iterator[str]:
             if WAYS[name].module == OWN or None in own or None in theirs:
                 continue
             shares = [
-                f"{words} {mine - other:.2f} s sooner" for words, mine, other in _pairs(own, theirs) if other < mine
+                f"{words} {mine - other:.2f} s sooner"
+                for words, mine, other in _pairs(own, theirs)
+                if round(mine - other, 2) > 0
             ]
             if shares:
                 faster.append(f"{WAYS[name].title}: {', '.join(shares)}")
