@@ -15,8 +15,13 @@ def rows_of(batch: Any) -> int:
 
 
 def sum_of(batch: Any, column: str) -> int:
-    """Add up a column of tensors, arrays or lists."""
-    values = batch[column] if isinstance(batch, dict) else batch
+    """Add up a column of tensors, arrays or lists, or of an Arrow batch."""
+    if hasattr(batch, "column"):
+        values = batch.column(column)
+    elif isinstance(batch, dict):
+        values = batch[column]
+    else:
+        values = batch
     return int(np.asarray(values).sum(dtype=np.int64))
 
 
@@ -25,4 +30,6 @@ def kind_of(batch: Any) -> str:
     values = next(iter(batch.values())) if isinstance(batch, dict) else batch
     if isinstance(values, list):
         return f"list of {type(values[0]).__name__}"
+    if not hasattr(values, "dtype"):
+        return type(values).__name__
     return f"{type(values).__name__} of {values.dtype}, shape {tuple(values.shape)}"

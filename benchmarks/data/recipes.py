@@ -171,6 +171,14 @@ RECIPES = {
         "18 float32, 2 float64 and 2 int64 columns in 4 files, row groups of 100,000 rows, snappy",
         lambda scale: _numeric(scale, 4_000_000, 4, 100_000),
     ),
+    "groups_of_50k": Recipe(
+        "the same columns in 4 files, row groups of 50,000 rows, snappy",
+        lambda scale: _numeric(scale, 2_000_000, 4, 50_000),
+    ),
+    "groups_of_100k": Recipe(
+        "the same columns in 8 files, row groups of 100,000 rows, snappy",
+        lambda scale: _numeric(scale, 2_400_000, 8, 100_000),
+    ),
     "small": Recipe(
         "the same columns in 4 files, row groups of 25,000 rows, snappy",
         lambda scale: _numeric(scale, 500_000, 4, 25_000),
@@ -192,6 +200,14 @@ RECIPES = {
     "s3": Recipe(
         "18 float32, 2 float64 and 2 int64 columns in 16 files, row groups of 25,000 rows, snappy",
         lambda scale: _numeric(scale, 800_000, 16, 25_000),
+    ),
+    "s3_few": Recipe(
+        "the same columns in 4 files of 10 row groups of 25,000 rows, snappy",
+        lambda scale: _numeric(scale, 1_000_000, 4, 25_000),
+    ),
+    "s3_large": Recipe(
+        "the same columns in 8 files of 10 row groups of 100,000 rows, snappy",
+        lambda scale: _numeric(scale, 8_000_000, 8, 100_000),
     ),
     "orc": Recipe(
         "18 float32, 2 float64 and 2 int64 columns in 4 ORC files, zstd",

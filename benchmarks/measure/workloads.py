@@ -36,6 +36,12 @@ ARROW_READER = "Arrow's reader, file by file"
 COUNTED = "torch_dataloader_utils, in process, rows counted first"
 ARROW_FILES = "Arrow's S3 reader, file by file"
 ARROW_DIRECTORY = "Arrow's S3 reader, whole directory at once"
+ARROW_SCANNER = "Arrow's dataset scanner"
+OBSTORE = "obstore, Arrow's decoder"
+AS_PACKED = "torch_dataloader_utils, in process, packed"
+AS_ARROW = "torch_dataloader_utils, in process, as Arrow"
+GRID = {"no grid": {}, "one rank for four": {"virtual_ranks": 4, "virtual_workers": 1}}
+"""Options of the loader, by the name of the contender."""
 
 BATCH = {"tokens": 256, "labels_small": 250, "labels_large": 250}
 INTERLEAVED = (1, 2, 4, 8, 16)
@@ -170,6 +176,25 @@ def _format(name: str) -> Callable[[Settings], Results]:
         return _compare(settings, data, contenders, baseline=ARROW_READER)
 
     return run
+
+
+def _strings(settings: Settings) -> Results:
+    data = make("strings", settings.scale)
+    packed = ours(data, 0, AS_PACKED, column_formats={"text": "packed", "category": "packed"})
+    own = [
+        raw_arrow(data),
+        ours(data, 0),
+        ours(data, 2),
+        replace(packed, job=replace(packed.job, columns=["id", "text", "category"])),  # rows are counted by the first
+        ours(data, 0, AS_ARROW, output_format="arrow"),
+    ]
+    return _compare(settings, data, [*own, *settings.peers(data, None)])
+
+
+def _grid(settings: Settings) -> Results:
+    data = make("numeric", settings.scale)
+    contenders = [ours(data, 0, name, uneven_ranks="drop", **options) for name, options in GRID.items()]
+    return _compare(settings, data, contenders, baseline="no grid")
 
 
 def _wide(settings: Settings) -> Results:
@@ -372,6 +397,14 @@ def _s3(name: str, columns: list[str] | None) -> Callable[[Settings], Results]:
                     rows=data.rows,
                 ),
                 Contender(ARROW_DIRECTORY, "baselines/arrow_s3.py", job_of(data, read="directory"), rows=data.rows),
+                Contender(
+                    ARROW_SCANNER,
+                    "baselines/arrow_s3.py",
+                    job_of(data, read="scan"),
+                    checksum=data.checksum,
+                    rows=data.rows,
+                ),
+                Contender(OBSTORE, "baselines/obstore_s3.py", job_of(data), checksum=data.checksum, rows=data.rows),
                 ours(data, 0),
                 ours(data, 2),
             ]
@@ -416,7 +449,9 @@ def _s3_clients(settings: Settings) -> Results:
 WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "numeric": _plain("numeric"),
     "tokens": _plain("tokens"),
-    "strings": _plain("strings"),
+    "groups_of_50k": _plain("groups_of_50k"),
+    "groups_of_100k": _plain("groups_of_100k"),
+    "strings": _strings,
     "wide": _wide,
     "uneven": _plain("uneven"),
     "orc": _format("orc"),
@@ -424,6 +459,8 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "jsonl": _format("jsonl"),
     "many_files": _many_files,
     "s3": _s3("s3", None),
+    "s3_few": _s3("s3_few", None),
+    "s3_large": _s3("s3_large", None),
     "s3_projected": _s3("s3_projected", ["f03", "f04", "f30", "f32", "f70", "id"]),
     "s3_clients": _s3_clients,
     "collate_1ms": _collate,
@@ -435,6 +472,7 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "mixing_large": _mixing(
         "labels_large", 50_000, [(f"{count} side by side", 10_000, count) for count in INTERLEAVED]
     ),
+    "grid": _grid,
     "steps": _steps,
     "resume": _resume,
     "epochs": _epochs,

@@ -21,6 +21,8 @@ MIB = 1 << 20
 TITLES = {
     "numeric": "Numeric columns",
     "tokens": "Tokens",
+    "groups_of_50k": "Numeric columns, row groups of 50,000 rows",
+    "groups_of_100k": "Numeric columns, row groups of 100,000 rows",
     "strings": "Strings",
     "wide": "Two of a thousand columns",
     "uneven": "Files of very different sizes",
@@ -28,12 +30,15 @@ TITLES = {
     "csv": "CSV",
     "jsonl": "JSON Lines",
     "s3": "S3, all columns",
+    "s3_few": "S3, few large files",
+    "s3_large": "S3, 1 GB",
     "s3_projected": "S3, few of many columns",
     "s3_clients": "Three S3 clients behind the loader",
     "collate_1ms": "A collate_fn that takes 1 ms of CPU a batch",
     "shuffle": "Shuffling",
     "rows_shuffled": "Rows shuffled",
     "mixture": "Mixtures, rows shuffled",
+    "grid": "One rank that stands for four",
     "packing": "Documents packed into sequences",
 }
 
@@ -196,7 +201,8 @@ def _resume(name: str, workload: Results, plots: Path, kind: str) -> Iterator[st
 def _epochs(_name: str, workload: Results, _plots: Path, _kind_of_session: str) -> Iterator[str]:
     yield from (f"### {workload['facts']['epochs']} epochs in one process", "", *_data(workload))
     yield (
-        f"Growth is that of a line through the memory after each epoch, from the {claims.SETTLED + 1}th to the last; "
+        "The slope is that of a line through the memory after each epoch, in % an epoch, from the "
+        f"{claims.SETTLED + 1}th to the last; "
         "least and most are of the same epochs. "
         "The gap is from the last batch of an epoch to the first of the next."
     )
@@ -206,10 +212,10 @@ def _epochs(_name: str, workload: Results, _plots: Path, _kind_of_session: str) 
         for run in found["runs"]:
             counts = [f"{run[key][claims.SETTLED]} to {run[key][-1]}" for key in ("files_by_epoch", "threads_by_epoch")]
             settled = [size / MIB for size in run["pss_by_epoch"][claims.SETTLED :]]
-            memory = [f"{claims.memory_growth(run['pss_by_epoch']):.2f} %", f"{min(settled):.0f} to {max(settled):.0f}"]
+            memory = [f"{claims.memory_slope(run['pss_by_epoch']):.3f} %", f"{min(settled):.0f} to {max(settled):.0f}"]
             gaps = [f"{run[key]:.3f}" for key in ("gap_s", "greatest_gap_s")]
             rows.append([contender, *memory, *counts, *gaps])
-    yield from table(["", "growth", "memory, MiB", "open files", "threads", "median gap, s", "greatest gap, s"], rows)
+    yield from table(["", "slope", "memory, MiB", "open files", "threads", "median gap, s", "greatest gap, s"], rows)
     yield from _remarks(workload)
 
 
