@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,7 +24,7 @@ from benchmarks.measure.machine import code, machine
 from benchmarks.measure.rounds import timestamp
 from benchmarks.paths import ROOT
 
-__all__ = ["RefusedError", "convert", "facts", "remove_shared_memory", "run_ranks"]
+__all__ = ["RefusedError", "convert", "facts", "import_path", "remove_shared_memory", "run_ranks"]
 
 DEADLINE_S = 180
 LEFT_S = 15
@@ -52,7 +53,7 @@ def run_ranks(python: str, job: RankJob, ranks: int, directory: Path, *, states:
     for path in states.glob("state-*") if states else ():
         shutil.copy(path, directory)
     job = dataclasses.replace(job, directory=str(directory), began=time.monotonic())
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "PYTHONPATH": import_path(python), "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
     environment |= {"WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1"}
     environment |= {"MASTER_PORT": str(free_port()), "HF_HOME": str(directory.parent / "hf"), "OMP_NUM_THREADS": "1"}
     command = [python, "-m", type(job).__module__, json.dumps(dataclasses.asdict(job))]
@@ -96,7 +97,7 @@ def convert(python: str, job: RankJob, directory: Path) -> None:
     )
     done = subprocess.run(
         [python, "-c", script, json.dumps(dataclasses.asdict(job))],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": import_path(python)},
         cwd=directory,
         capture_output=True,
         text=True,
@@ -105,6 +106,20 @@ def convert(python: str, job: RankJob, directory: Path) -> None:
     )
     if done.returncode:
         raise RefusedError(done.stderr.splitlines()[-1])
+
+
+def import_path(python: str) -> str:
+    """Return where an interpreter finds the benchmarks: without this library, unless it is this interpreter.
+
+    Another environment may have another package of the same name, which is to be measured.
+    """
+    if python == sys.executable:
+        return str(ROOT)
+    alone = ROOT / "build" / "bench" / "benchmarks_alone"
+    alone.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (alone / "benchmarks").symlink_to(ROOT / "benchmarks", target_is_directory=True)
+    return str(alone)
 
 
 def facts(python: str, package: str) -> dict[str, Any]:

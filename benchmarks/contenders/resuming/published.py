@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import version
 from typing import Any
 
+import torch_dataloader_utils
 from benchmarks.contenders.resuming.job import BUFFER_ROWS, SEED, Job, own_state
 from torch_dataloader_utils import StructuredDataset
+
+PACKAGE = "torch-dataloader-utils"
+if "site-packages" not in str(torch_dataloader_utils.__file__):
+    raise ImportError(f"{torch_dataloader_utils.__file__} is not the package {PACKAGE} {version(PACKAGE)}")
 
 
 class Published:
