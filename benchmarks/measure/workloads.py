@@ -55,7 +55,6 @@ PACKED = {
 """What is delivered beside sequences, by the name of the contender."""
 
 SHARES = {"10 %": 0.1, "50 %": 0.5, "99 %": 0.99}
-EPOCHS = 20
 OTHER = " (other checkout)"
 """What the names of another checkout's contenders end with."""
 
@@ -362,24 +361,29 @@ def _resuming(data: Data, workers: int, way: str, share: float, name: str) -> Co
     return Contender(name, "ours/resume.py", job_of(data, workers, way=way, share=share, saved=saved))
 
 
-def _epochs(settings: Settings) -> Results:
-    data = make("small", settings.scale)
-    ways: list[tuple[str, int, dict[str, Any]]] = [
-        ("in process", 0, {}),
-        ("2 persistent workers", 2, {"persistent_workers": True}),
-        ("2 new workers each epoch", 2, {"persistent_workers": False}),
-    ]
-    contenders = [
-        Contender(
-            name,
-            "ours/epochs.py",
-            job_of(data, workers, epochs=EPOCHS, loader=loader),
-            rows=EPOCHS * data.rows,
-            timeout_s=400,
-        )
-        for name, workers, loader in ways
-    ]
-    return _compare(replace(settings, rounds=1), data, contenders, baseline=None, epochs=EPOCHS)
+def _epochs(count: int) -> Callable[[Settings], Results]:
+    """Return the workload that reads a number of epochs in one process, and looks at it after each."""
+
+    def run(settings: Settings) -> Results:
+        data = make("small", settings.scale)
+        ways: list[tuple[str, int, dict[str, Any]]] = [
+            ("in process", 0, {}),
+            ("2 persistent workers", 2, {"persistent_workers": True}),
+            ("2 new workers each epoch", 2, {"persistent_workers": False}),
+        ]
+        contenders = [
+            Contender(
+                name,
+                "ours/epochs.py",
+                job_of(data, workers, epochs=count, loader=loader),
+                rows=count * data.rows,
+                timeout_s=20 * count,
+            )
+            for name, workers, loader in ways
+        ]
+        return _compare(replace(settings, rounds=1), data, contenders, baseline=None, epochs=count)
+
+    return run
 
 
 def _s3(name: str, columns: list[str] | None) -> Callable[[Settings], Results]:
@@ -475,6 +479,7 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "grid": _grid,
     "steps": _steps,
     "resume": _resume,
-    "epochs": _epochs,
+    "epochs": _epochs(20),
+    "epochs_200": _epochs(200),
     "memory": _memory,
 }

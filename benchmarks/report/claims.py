@@ -340,7 +340,8 @@ CLAIMS: tuple[Claim, ...] = (
         for how in HOWS
     ),
     *(
-        Claim(f"20 epochs, {way}: memory's slope", "epochs", _slope(way), 0.05, 0.0, at_most=True, unit=" %")
+        Claim(f"{count} epochs, {way}: memory's slope", name, _slope(way), 0.05, 0.0, at_most=True, unit=" %")
+        for count, name in ((20, "epochs"), (200, "epochs_200"))
         for way in EPOCH_WAYS
     ),
     *(

@@ -286,6 +286,7 @@ SECTIONS: Mapping[str, Callable[[str, Results, Path, str], Iterable[str]]] = {
     "steps": _steps,
     "resume": _resume,
     "epochs": _epochs,
+    "epochs_200": _epochs,
     "memory": _memory,
 }
 
