@@ -23,9 +23,9 @@ from torch_dataloader_utils.checkpoint.row_counts import Axis, Integers, RowCoun
 from torch_dataloader_utils.checkpoint.saved_state import MOST_FILES, SavedMixture, SavedState
 from torch_dataloader_utils.errors import shown
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, EpochExclusions
-from torch_dataloader_utils.planning.manifest import Manifest
+from torch_dataloader_utils.planning.manifest import Layout, Manifest
 from torch_dataloader_utils.planning.planner import Selection
-from torch_dataloader_utils.planning.row_ranges import FileRows, size_of, splits_of_rows
+from torch_dataloader_utils.planning.row_ranges import size_of, splits_of_rows
 from torch_dataloader_utils.planning.source_paths import source_path
 
 COUNTED = " counted"
@@ -206,10 +206,10 @@ def manifest_of_passes(mixture: SavedMixture, run: MixtureRun) -> Manifest:
     return Manifest("", tuple(sorted(files, key=lambda file: file.path)))
 
 
-def _layout(saved: SavedState, today: Today | None) -> list[FileRows] | None:
+def _layout(saved: SavedState, today: Today | None) -> Layout | None:
     """Return the files, each with its rows, to which the states refer; None if they are not known."""
     if saved.files is not None and all(file.rows is not None for file in saved.files):
-        return [(file.path, file.rows or 0) for file in saved.files]
+        return Layout((file.path, file.rows or 0) for file in saved.files)
     if today is not None and today.has_rows and today.manifest.fingerprint == saved.fingerprint:
         return today.manifest.rows_by_file
     return None
@@ -221,13 +221,13 @@ class _Auditing:
     The layout has the files and their rows. Where it is not known, one nameless file stands for all of them.
     """
 
-    def __init__(self, states: Sequence[SavedState], today: Today | None, layout: Sequence[FileRows] | None) -> None:
+    def __init__(self, states: Sequence[SavedState], today: Today | None, layout: Layout | None) -> None:
         self._states, self._today, self._saved = states, today, states[0]
         self._layout = layout
-        known = [("", self._saved.settings["rows"])] if layout is None else layout
+        known = Layout([("", self._saved.settings["rows"])]) if layout is None else layout
         names = {path for path, _ in known}
         others = [(path, end) for path, end in sorted(ends_in(states).items()) if path not in names]
-        self._axis = Axis([*known, *others])
+        self._axis = Axis(Layout([*known, *others]))
         self._paths = ("",) if layout is None else self._axis.paths
         self._unit = unit_of(self._saved)
         self._is_complete = {state.rank for state in states} == set(range(self._saved.num_ranks))
@@ -274,7 +274,7 @@ class _Auditing:
 
         Where states of some ranks are not given, those may have delivered what the others have not passed.
         """
-        saved, layout, removed = self._saved, self._layout or (), excluded.removed
+        saved, layout, removed = self._saved, self._layout or Layout(), excluded.removed
         seed = saved.settings["shuffle_seed"] if saved.settings["shuffle_buffer_size"] is not None else None
         within = RowsWithin(removed, seed=seed, epoch=saved.epoch, is_exact=is_exact)
         passed = passed_in(self._states, within, layout, excluded.left_out)
@@ -347,7 +347,7 @@ class _Auditing:
             rows -= sum(baseline.completed_rows[1::2]) - sum(baseline.completed_rows[::2])
             if self._left_out_rows:
                 rows += sum(
-                    map(self._left_out_rows.within, splits_of_rows(self._layout or (), baseline.completed_rows))
+                    map(self._left_out_rows.within, splits_of_rows(self._layout or Layout(), baseline.completed_rows))
                 )
             rows -= sum(size_of(shard.windows) for shard in baseline.in_progress)
         ranks = int(settings["virtual_ranks"] or settings["num_ranks"])
@@ -355,7 +355,7 @@ class _Auditing:
 
     def _files(self, columns: Mapping[str, Integers]) -> Iterator[FileAudit]:
         """Yield what was found of each file, sorted by path; those that only today's list has have no rows."""
-        listed = self._paths[: len(self._layout or ())]
+        listed = self._paths[: len(self._layout or Layout())]
         values = zip(*(column.tolist() for column in columns.values()), strict=True)
         found = {
             path: dict(zip(columns, of_file, strict=True)) for path, of_file in zip(self._paths, values, strict=True)
@@ -390,7 +390,7 @@ class _Auditing:
             yield f"rows are counted as the files have them, and not the {saved.settings['unit']} that were delivered"
         if self._unit == "bytes":
             yield "the rows of text are not counted: the numbers are bytes of uncompressed text"
-        listed = {path for path, _ in self._layout or ()}
+        listed = {path for path, _ in self._layout or Layout()}
         yield from self._notes_of_exclusions()
         lost = sorted(self._left_out - listed)
         if lost:

@@ -55,11 +55,19 @@ def checksum_of(state: Mapping[str, Any], known: Mapping[str, bytes] | None = No
     for key in KEYS:
         if key in state:
             checksum.update(key.encode())
-            checksum.update(known.get(key) or _part_digest(key, state[key]))
+            checksum.update(known.get(key) or part_digest(key, state[key]))
     return checksum.hexdigest()
 
 
-def _part_digest(key: str, value: Any) -> bytes:
+def part_digest(key: str, value: Any) -> bytes:
+    """Return the digest of a part of a state.
+
+    Raises:
+        TypeError: If it is no JSON value.
+        ValueError: If it contains itself.
+        OverflowError: If a row number has more than 64 bits.
+        RecursionError: If it is nested too deeply.
+    """
     if key == "completed_rows":
         return numbers_digest(value)
     if key == "excluded" and value is not None:

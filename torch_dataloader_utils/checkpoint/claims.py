@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from torch_dataloader_utils.checkpoint.compare import require_possible_windows
 from torch_dataloader_utils.checkpoint.saved_state import SavedShard
 from torch_dataloader_utils.errors import RankMismatchError, cut, shown
 from torch_dataloader_utils.planning.excluded import ExcludedRows
-from torch_dataloader_utils.planning.manifest import Split
+from torch_dataloader_utils.planning.manifest import Layout, Split
 from torch_dataloader_utils.planning.plan import PartialShard, Shard
-from torch_dataloader_utils.planning.row_ranges import FileRows, RowRange, first_overlap, gaps, merged, merged_splits
+from torch_dataloader_utils.planning.row_ranges import RowRange, first_overlap, gaps, merged, merged_splits
 
 
 class Claims:
@@ -21,7 +21,7 @@ class Claims:
     `is_open_ended` says that only reading tells how many rows shards deliver.
     """
 
-    def __init__(self, layout: Sequence[FileRows], left_out: ExcludedRows, *, is_open_ended: bool) -> None:
+    def __init__(self, layout: Layout, left_out: ExcludedRows, *, is_open_ended: bool) -> None:
         self._layout = layout
         self._is_open_ended = is_open_ended
         self._left_out = left_out

@@ -28,10 +28,10 @@ from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedState
 from torch_dataloader_utils.errors import CheckpointMismatchError, shown
 from torch_dataloader_utils.planning.excluded import ExcludedRows
-from torch_dataloader_utils.planning.manifest import Split
+from torch_dataloader_utils.planning.manifest import Layout, Split
 from torch_dataloader_utils.planning.passes import rows_of
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard
-from torch_dataloader_utils.planning.row_ranges import FileRows, merged, splits_of_rows
+from torch_dataloader_utils.planning.row_ranges import merged, splits_of_rows
 from torch_dataloader_utils.planning.shuffle import rows_of_splits
 from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
 
@@ -119,7 +119,7 @@ def _require_equal(saved: SavedState, run: Run, on_changed_files: OnChangedFiles
     return files
 
 
-def _layout(saved: SavedState, run: Run, files: FileChanges) -> list[FileRows]:
+def _layout(saved: SavedState, run: Run, files: FileChanges) -> Layout:
     """Return the files, each with its rows, to which the row numbers of a state refer."""
     if not files:
         return run.manifest.rows_by_file
@@ -129,10 +129,10 @@ def _layout(saved: SavedState, run: Run, files: FileChanges) -> list[FileRows]:
         msg = "files have changed since the checkpoint, and it does not list them, so that the changed files cannot be "
         msg += "found; restore the files of the checkpoint, or start the epoch from its beginning, without a state"
         raise CheckpointMismatchError(msg)
-    return [(file.path, file.rows or 0) for file in saved.files]
+    return Layout((file.path, file.rows or 0) for file in saved.files)
 
 
-def _left_out(saved: SavedState, layout: Sequence[FileRows]) -> ExcludedRows:
+def _left_out(saved: SavedState, layout: Layout) -> ExcludedRows:
     """Return the excluded rows that the plan of a state's epoch leaves out."""
     return saved.excluded.exclusions(layout).in_epoch(saved.epoch).left_out
 
@@ -140,7 +140,7 @@ def _left_out(saved: SavedState, layout: Sequence[FileRows]) -> ExcludedRows:
 # What was delivered ------------------------------------------------------------------------------------------------
 
 
-def _delivered(states: Sequence[SavedState], layout: Sequence[FileRows], left_out: ExcludedRows) -> DeliveredBaseline:
+def _delivered(states: Sequence[SavedState], layout: Layout, left_out: ExcludedRows) -> DeliveredBaseline:
     """Return what each rank, and the baseline that all of them share, record as delivered or skipped.
 
     Row numbers in the states refer to the files of the layout. Excluded rows were left out of the shards.
@@ -165,7 +165,7 @@ def _delivered(states: Sequence[SavedState], layout: Sequence[FileRows], left_ou
 
 
 def _without_changed(
-    baseline: DeliveredBaseline, saved: SavedState, run: Run, changed: frozenset[str], layout: Sequence[FileRows]
+    baseline: DeliveredBaseline, saved: SavedState, run: Run, changed: frozenset[str], layout: Layout
 ) -> tuple[DeliveredBaseline, dict[str, int]]:
     """Return what was delivered of the unchanged files, and for each changed file the rows that are lost."""
     excluded = _left_out(saved, layout)
@@ -189,7 +189,7 @@ def _without_changed_passes(
     run: Run,
     *,
     files: FileChanges,
-    layout: Sequence[FileRows],
+    layout: Layout,
 ) -> tuple[DeliveredBaseline, dict[str, int], ChangedPasses]:
     """Return the same for a mixture, and what is left of the passes that had begun and whose files have changed."""
     taken = begun_passes(mixture, baseline, files, layout)

@@ -8,13 +8,13 @@ from dataclasses import replace
 from torch_dataloader_utils.checkpoint.claims import Claims
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.planning.excluded import ExcludedRows
-from torch_dataloader_utils.planning.manifest import Split
+from torch_dataloader_utils.planning.manifest import Layout, Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, SkippedRows
-from torch_dataloader_utils.planning.row_ranges import Coverage, FileRows, Windows, gaps, merged, merged_splits
+from torch_dataloader_utils.planning.row_ranges import Coverage, Windows, gaps, merged, merged_splits
 
 
 def with_skipped(
-    baseline: DeliveredBaseline, states: Sequence[SavedState], layout: Sequence[FileRows], left_out: ExcludedRows
+    baseline: DeliveredBaseline, states: Sequence[SavedState], layout: Layout, left_out: ExcludedRows
 ) -> DeliveredBaseline:
     """Return what was delivered with the rows that were skipped, or would have been.
 

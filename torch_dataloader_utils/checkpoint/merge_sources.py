@@ -7,15 +7,15 @@ of the pass is another one, and only content tells what was taken of it. So a st
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from torch_dataloader_utils.checkpoint.file_changes import FileChanges
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedRows, SavedState
-from torch_dataloader_utils.planning.manifest import Split
+from torch_dataloader_utils.planning.manifest import Layout, Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline
-from torch_dataloader_utils.planning.row_ranges import FileRows, merged_splits
+from torch_dataloader_utils.planning.row_ranges import merged_splits
 from torch_dataloader_utils.planning.source_paths import SourcePath, parse_source_path
 
 
@@ -35,7 +35,7 @@ class ChangedPasses:
 
 
 def begun_passes(
-    mixture: SavedMixture, baseline: DeliveredBaseline, files: FileChanges, layout: Sequence[FileRows]
+    mixture: SavedMixture, baseline: DeliveredBaseline, files: FileChanges, layout: Layout
 ) -> ChangedPasses:
     """Return the passes whose files have changed and of which a row was taken.
 
@@ -80,7 +80,7 @@ def changed_roots(saved: SavedState, run: Run) -> Iterator[tuple[str, str]]:
             yield source.root, manifest.root
 
 
-def _taken(rows: SavedRows, layout: Sequence[FileRows], sources: Iterable[str] | None = None) -> DeliveredBaseline:
+def _taken(rows: SavedRows, layout: Layout, sources: Iterable[str] | None = None) -> DeliveredBaseline:
     """Return saved rows, or those of some sources, by ranges of files."""
 
     def counts(split: Split) -> bool:

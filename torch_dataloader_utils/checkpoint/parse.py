@@ -6,13 +6,13 @@ never a ``KeyError`` further on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-from torch_dataloader_utils.checkpoint.checksum import checksum_of
+from torch_dataloader_utils.checkpoint.checksum import checksum_of, part_digest
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
 from torch_dataloader_utils.checkpoint.mixture_run import SourcePosition, parse_fraction
 from torch_dataloader_utils.checkpoint.parse_skips import parse_skips, parse_steps
@@ -34,6 +34,8 @@ from torch_dataloader_utils.planning.plan import TO_THE_END, UNEVEN_RANKS
 from torch_dataloader_utils.planning.row_hash import RankHashes, RowHash
 from torch_dataloader_utils.planning.row_ranges import RowRange, Windows, first_overlap, known_size_of, size_of
 
+T = TypeVar("T")
+
 MOST_WORKERS = 10_000
 """More workers than any machine runs. A larger number is damage, and planning for it would take hours."""
 
@@ -53,23 +55,53 @@ FILE_OPTIONAL = ("etag", "modified", "rows")
 
 
 def parse_states(raw: object) -> list[SavedState]:
-    """Check a state, or a list of states, and return them as frozen values. Equal file tables are checked once."""
+    """Check a state, or a list of states, and return them as frozen values. What is equal in all is checked once."""
     states = list(raw) if isinstance(raw, (list, tuple)) else [raw]
     if not states:
         msg = "not a state of this package: state is an empty list, expected this rank's state or those of all ranks"
         raise ValueError(msg)
     try:
-        first = parse_state(states[0])
-        return [first, *(parse_state(state, (states[0], first)) for state in states[1:])]
+        shared = _Shared()
+        return [parse_state(state, shared) for state in states]
     except RecursionError:
         raise ValueError("not a state of this package: it is nested too deeply") from None
 
 
-def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> SavedState:
+class _Shared:
+    """Large parts that states of several ranks may share: their files, and what was delivered before an elastic load.
+
+    There may be thousands of ranks. So each part is checked once, and digested once if it is one object in all states.
+    """
+
+    def __init__(self) -> None:
+        self._parsed: dict[str, tuple[tuple[Any, ...], Any]] = {}
+        self._digests: dict[str, tuple[Any, bytes]] = {}
+
+    def parsed(self, key: str, depends_on: tuple[Any, ...], parse: Callable[[], T]) -> T:
+        """Return a part as it is parsed. `depends_on` is all that determines it."""
+        if key not in self._parsed:
+            self._parsed[key] = depends_on, parse()
+        known, parsed = self._parsed[key]
+        return parsed if known == depends_on else parse()
+
+    def digests(self, state: JsonValue) -> dict[str, bytes]:
+        """Return the digests of these parts of a state."""
+        found = {}
+        for key in ("files", "base"):
+            value = state[key].value
+            if key not in self._digests:
+                self._digests[key] = value, part_digest(key, value)
+            if self._digests[key][0] is value:
+                found[key] = self._digests[key][1]
+        return found
+
+
+def parse_state(raw: object, shared: _Shared | None = None) -> SavedState:
     """Check a state and return it as frozen values, or raise a ValueError that names the wrong value.
 
-    `known` is another raw state and what it was parsed to. An equal file table is taken from it, not checked again.
+    `shared` is what states that are parsed together may share.
     """
+    shared = shared or _Shared()
     state = JsonValue(raw, "state")
     if state.mapping().keys() == PUBLISHED_KEYS:
         raise _saved_by_published_package(_epoch(state["epoch"]))
@@ -83,12 +115,10 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
     next_worker = state["next_worker"].integer()
     if next_worker >= max(1, settings["virtual_workers"] or settings["num_workers"]):
         raise state["next_worker"].fail(f"less than the number of workers, {settings['num_workers']}")
-    if known is not None and known[0]["files"] == state["files"].value:
-        files = known[1].files
-    else:
-        files = None if state["files"].is_null else _files(state["files"])
+    listed = state["files"]
+    files, rows_of_files = shared.parsed("files", (listed.value,), partial(_listed_files, listed))
     is_open_ended = settings["unit"] != "rows" and state["mixture"].missing
-    tree = _Tree(root, {file.path: file.rows for file in files or ()}, is_open_ended)
+    tree = _Tree(root, rows_of_files, is_open_ended)
     rows = _rows(tree, settings["rows"], state)
     epoch = _epoch(state["epoch"])
     excluded = parse_exclusions(state["excluded"], settings["rows"])
@@ -103,7 +133,11 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         completed=rows.completed,
         completed_rows=rows.completed_rows,
         in_progress=rows.in_progress,
-        baseline=None if state["base"].is_null else _baseline(state["base"], tree, settings["rows"]),
+        baseline=shared.parsed(
+            "base",
+            (state["base"].value, listed.value, root, is_open_ended, settings["rows"]),
+            partial(_baseline, state["base"], tree, settings["rows"]),
+        ),
         plan_digest=None if state["plan_digest"].missing else state["plan_digest"].optional_string(),
         filter_bindings=_filter_bindings(plan["filter_bindings"], files),
         skips=None
@@ -116,7 +150,7 @@ def parse_state(raw: object, known: tuple[Any, SavedState] | None = None) -> Sav
         drop_last=None if state["drop_last"].missing or state["drop_last"].is_null else state["drop_last"].boolean(),
         mixture=None if state["mixture"].missing else _mixture(state["mixture"], tree, settings["rows"]),
     )
-    _require_checksum(state)  # last: an error that names a wrong value says more
+    _require_checksum(state, shared)  # last: an error that names a wrong value says more
     return saved
 
 
@@ -133,13 +167,13 @@ def _epoch(epoch: JsonValue) -> int:
     return epoch.integer()
 
 
-def _require_checksum(state: JsonValue) -> None:
+def _require_checksum(state: JsonValue, shared: _Shared) -> None:
     """Raise if a state has a checksum that is not its own. States of earlier releases have none."""
     if state["checksum"].missing:
         return
     saved = state["checksum"].string()
     try:
-        found = checksum_of(state.mapping())
+        found = checksum_of(state.mapping(), shared.digests(state))
     except (TypeError, ValueError) as error:
         raise ValueError(f"not a state of this package: {error}") from None
     if saved != found:
@@ -147,7 +181,9 @@ def _require_checksum(state: JsonValue) -> None:
         raise ValueError(msg + "damaged or edited after it was saved")
 
 
-def _baseline(base: JsonValue, tree: _Tree, dataset_rows: int) -> SavedBaseline:
+def _baseline(base: JsonValue, tree: _Tree, dataset_rows: int) -> SavedBaseline | None:
+    if base.is_null:
+        return None
     return SavedBaseline(
         batches_delivered=base["batches_delivered"].integer(),
         completed_rows=_rising_numbers(base["completed_rows"], dataset_rows),
@@ -315,6 +351,12 @@ def _source(source: JsonValue) -> SavedSource:
         files=files,
         filter_bindings=_filter_bindings(source["filter_bindings"], files),
     )
+
+
+def _listed_files(table: JsonValue) -> tuple[tuple[SavedFile, ...] | None, dict[str, int | None]]:
+    """Return the files, None if they are not listed, and the rows of each by its path."""
+    files = None if table.is_null else _files(table)
+    return files, {file.path: file.rows for file in files or ()}
 
 
 def _files(table: JsonValue) -> tuple[SavedFile, ...]:

@@ -16,9 +16,9 @@ import numpy as np
 from torch_dataloader_utils.checkpoint.progress import Progress, RemovedRows
 from torch_dataloader_utils.checkpoint.saved_state import SavedShard, SavedState
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows, bounds_of
-from torch_dataloader_utils.planning.manifest import Split
+from torch_dataloader_utils.planning.manifest import Layout, Split
 from torch_dataloader_utils.planning.plan import PartialShard, ShardSlice
-from torch_dataloader_utils.planning.row_ranges import FileRows, merged, splits_of_rows
+from torch_dataloader_utils.planning.row_ranges import merged, splits_of_rows
 from torch_dataloader_utils.planning.shard_order import ShardOrders
 
 
@@ -96,7 +96,7 @@ def _slices(partial: Iterable[PartialShard]) -> Iterable[ShardSlice]:
     return (ShardSlice(part.shard, *window) for part in partial for window in part.windows)
 
 
-def saved_removed(states: Sequence[SavedState], files: Sequence[FileRows]) -> RemovedRows:
+def saved_removed(states: Sequence[SavedState], files: Layout) -> RemovedRows:
     """Return which rows batches lose from where states stand on, and which of them the states record as delivered.
 
     `files` are those to which row numbers refer. Where a state of an earlier release does not record it, no row is
@@ -112,9 +112,7 @@ def saved_removed(states: Sequence[SavedState], files: Sequence[FileRows]) -> Re
     return RemovedRows(first.excluded.exclusions(files).in_epoch(first.epoch).removed, delivered)
 
 
-def passed_in(
-    states: Sequence[SavedState], within: RowsWithin, files: Sequence[FileRows], left_out: ExcludedRows
-) -> ExcludedRows:
+def passed_in(states: Sequence[SavedState], within: RowsWithin, files: Layout, left_out: ExcludedRows) -> ExcludedRows:
     """Return the rows that some ranks' states record as passed: delivered, skipped, or excluded before."""
     whole: list[Split] = []
     parts: list[SavedShard] = []

@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from torch_dataloader_utils.checkpoint.saved_state import SavedBaseline, SavedRows, SavedShard, SavedState
 from torch_dataloader_utils.planning.excluded import EpochExclusions, ExcludedRows
-from torch_dataloader_utils.planning.manifest import Split
+from torch_dataloader_utils.planning.manifest import Layout, Split
 from torch_dataloader_utils.planning.plan import TO_THE_END, Shard
-from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, known_size_of, merged
+from torch_dataloader_utils.planning.row_ranges import Windows, known_size_of, merged
 from torch_dataloader_utils.planning.shard_order import ShardOrders
 from torch_dataloader_utils.planning.shuffle import rows_of_splits
 from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
@@ -38,7 +38,7 @@ class Axis:
         bounds: The number of each file's first row, and of the end of the last.
     """
 
-    def __init__(self, files: Sequence[FileRows]) -> None:
+    def __init__(self, files: Layout) -> None:
         self.paths = tuple(path for path, _ in files)
         self.bounds: Integers = np.cumsum([0, *(rows for _, rows in files)], dtype=np.int64)
         self._numbers = {path: number for number, path in enumerate(self.paths)}

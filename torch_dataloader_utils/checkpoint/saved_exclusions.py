@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,8 +10,7 @@ import numpy as np
 
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, Bounds, ExcludedExpression, ExcludedRows, Exclusions
-from torch_dataloader_utils.planning.manifest import Manifest
-from torch_dataloader_utils.planning.row_ranges import FileRows
+from torch_dataloader_utils.planning.manifest import Layout, Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,7 @@ class SavedExclusions:
     rows: tuple[tuple[int, bytes], ...] = ()
     expressions: tuple[ExcludedExpression, ...] = ()
 
-    def exclusions(self, files: Sequence[FileRows]) -> Exclusions:
+    def exclusions(self, files: Layout) -> Exclusions:
         """Return them by ranges of files. `files` are those to which row numbers refer."""
         rows = {
             epoch: ExcludedRows.of_row_numbers(np.frombuffer(numbers, "<i8"), files) for epoch, numbers in self.rows

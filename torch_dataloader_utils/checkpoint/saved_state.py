@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -11,11 +11,11 @@ from torch_dataloader_utils.checkpoint.mixture_run import SourcePosition
 from torch_dataloader_utils.checkpoint.saved_exclusions import NO_SAVED_EXCLUSIONS, SavedExclusions
 from torch_dataloader_utils.checkpoint.skipped_steps import Place, SkippedSteps
 from torch_dataloader_utils.planning.excluded import NONE_EXCLUDED, ExcludedRows
-from torch_dataloader_utils.planning.manifest import Manifest, Split
+from torch_dataloader_utils.planning.manifest import Layout, Manifest, Split
 from torch_dataloader_utils.planning.passes import Shares
 from torch_dataloader_utils.planning.plan import TO_THE_END, PartialShard, Shard
 from torch_dataloader_utils.planning.row_hash import RankHashes
-from torch_dataloader_utils.planning.row_ranges import FileRows, Windows, splits_of_rows
+from torch_dataloader_utils.planning.row_ranges import Windows, splits_of_rows
 from torch_dataloader_utils.planning.source_paths import source_path
 
 STATE_VERSION = 1
@@ -62,7 +62,7 @@ class SavedShard:
     repeats: bool = False
 
     def partial(
-        self, files: Sequence[FileRows], left_out: ExcludedRows = NONE_EXCLUDED, *, is_open_ended: bool = False
+        self, files: Layout, left_out: ExcludedRows = NONE_EXCLUDED, *, is_open_ended: bool = False
     ) -> PartialShard:
         """Return the shard by ranges of files. `files` are those to which row numbers refer.
 
@@ -82,7 +82,7 @@ class SavedRows:
     completed_rows: tuple[int, ...]
     in_progress: tuple[SavedShard, ...]
 
-    def whole(self, files: Sequence[FileRows]) -> list[Split]:
+    def whole(self, files: Layout) -> list[Split]:
         """Return the ranges of the whole shards. `files` are those to which row numbers refer."""
         by_path = [split for shard in self.completed for split in shard.splits]
         return [*by_path, *splits_of_rows(files, self.completed_rows)]
@@ -167,15 +167,17 @@ class SavedMixture:
     next_weights: tuple[Fraction, ...] | None
 
     @property
-    def layout(self) -> list[FileRows] | None:
+    def layout(self) -> Layout | None:
         """Each file of each pass that the epoch reaches, to which row numbers refer; None if files are not listed."""
         if any(source.files is None or any(file.rows is None for file in source.files) for source in self.sources):
             return None
-        return sorted(
-            (source_path(source.name, number, file.path), file.rows or 0)
-            for source in self.sources
-            for number in source.position.passes
-            for file in source.files or ()
+        return Layout(
+            sorted(
+                (source_path(source.name, number, file.path), file.rows or 0)
+                for source in self.sources
+                for number in source.position.passes
+                for file in source.files or ()
+            )
         )
 
 
@@ -215,7 +217,7 @@ class SavedState:
     drop_last: bool | None = None
     mixture: SavedMixture | None = None
 
-    def done(self, files: Sequence[FileRows]) -> list[Split]:
+    def done(self, files: Layout) -> list[Split]:
         """Return the ranges of files that are done. `files` are those to which row numbers refer."""
         by_path = [split for shard in self.completed for split in shard.splits]
         return [*by_path, *splits_of_rows(files, self.completed_rows)]

@@ -12,7 +12,7 @@ from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.formats.base import Opened
 from torch_dataloader_utils.planning.excluded import Exclusions
-from torch_dataloader_utils.planning.row_ranges import FileRows
+from torch_dataloader_utils.planning.manifest import Layout
 
 
 def loaded_exclusions(
@@ -50,8 +50,8 @@ def _own(states: Sequence[SavedState], run: Run) -> SavedState:
     return next((state for state in states if state.rank == run.topology.rank), states[0])
 
 
-def _files(saved: SavedState, run: Run) -> list[FileRows]:
+def _files(saved: SavedState, run: Run) -> Layout:
     """Return the files to which row numbers of a state refer."""
     if saved.fingerprint != run.manifest.fingerprint and saved.files is not None:
-        return [(file.path, file.rows or 0) for file in saved.files]
+        return Layout((file.path, file.rows or 0) for file in saved.files)
     return run.manifest.rows_by_file

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, pairwise
+from operator import attrgetter
 from typing import Any
 
 DESCRIBED = "_metadata:"
@@ -98,6 +100,15 @@ class SizedSplit:
     rows: int
 
 
+class Layout(list[tuple[str, int]]):
+    """The files in order, each with its path and number of rows: what row numbers of a whole manifest refer to."""
+
+    @cached_property
+    def stops(self) -> list[int]:
+        """The number of the first row after each file."""
+        return list(accumulate(rows for _, rows in self))
+
+
 @dataclass(frozen=True)
 class Manifest:
     """A dataset's data files, sorted by relative path.
@@ -121,6 +132,13 @@ class Manifest:
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what can be computed again."""
         return {"root": self.root, "files": self.files, "counts_rows": self.counts_rows}
+
+    def file(self, path: str) -> DataFile:
+        """Return a file by its path. Workers need few of the files, so it is searched: an index would have all."""
+        index = bisect_left(self.files, path, key=attrgetter("path"))
+        if index == len(self.files) or self.files[index].path != path:
+            raise KeyError(path)
+        return self.files[index]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -157,9 +175,9 @@ class Manifest:
         return json_digest([file.etag for file in self.files])
 
     @cached_property
-    def rows_by_file(self) -> list[tuple[str, int]]:
+    def rows_by_file(self) -> Layout:
         """Each file's path and its number of rows."""
-        return [(file.path, file.rows) for file in self.files]
+        return Layout((file.path, file.rows) for file in self.files)
 
     @cached_property
     def rows_of(self) -> dict[str, int]:

@@ -5,14 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 from typing import NamedTuple, TypeAlias
 
-from torch_dataloader_utils.planning.manifest import Manifest, Split
+from torch_dataloader_utils.planning.manifest import Layout, Manifest, Split
 from torch_dataloader_utils.planning.plan import TO_THE_END, Shard
-
-FileRows: TypeAlias = tuple[str, int]
-"""A file's path and its number of rows."""
 
 Windows: TypeAlias = tuple[tuple[int, int], ...]
 """Start and stop of each window of rows, in rising order; no two windows touch."""
@@ -102,11 +99,11 @@ def _numbered(manifest: Manifest, splits: Iterable[Split]) -> list[tuple[int, in
     return [(start := first[split.path] + split.row_offset, start + split.row_length) for split in splits]
 
 
-def splits_of_rows(files: Sequence[FileRows], rows: Sequence[int]) -> Iterator[Split]:
+def splits_of_rows(files: Layout, rows: Sequence[int]) -> Iterator[Split]:
     """Turn row numbers back into ranges of files. A range that spans files becomes one range for each file."""
     if not rows:
         return
-    stops = list(accumulate(count for _, count in files))
+    stops = files.stops
     for start, stop in zip(rows[::2], rows[1::2], strict=True):
         for number in range(bisect_right(stops, start), len(stops)):
             path, count = files[number]

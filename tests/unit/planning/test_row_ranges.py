@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import manifests
@@ -91,3 +92,12 @@ def test_row_numbers_lead_back_to_the_same_rows(case):
     numbers = merged_row_numbers(manifest, parts)
     assert numbers == sorted(set(numbers))
     assert rows_of_files(splits_of_rows(files, numbers)) == rows_of_files(parts)
+
+
+@given(manifests())
+def test_a_manifest_finds_each_file_by_its_path_and_no_other(manifest):
+    assert [manifest.file(file.path) for file in manifest.files] == list(manifest.files)
+    others = {"", "\U0010ffff", *(f"{file.path}x" for file in manifest.files)}
+    for path in others.difference(file.path for file in manifest.files):
+        with pytest.raises(KeyError):
+            manifest.file(path)
