@@ -22,11 +22,23 @@ from torch_dataloader_utils.errors import (
 
 LOG = logging.getLogger("torch_dataloader_utils")
 
+SHOWN_RANKS = 16
+"""Of how many ranks a warning tells each one's count."""
+
 
 def warn_of_uneven_ranks(epoch: int, batches: Sequence[int], rows: Sequence[int], unit: str) -> None:
     """Warn that ranks have different numbers of batches, given each rank's batches and rows, or other units."""
-    text = f"ranks make different numbers of steps in epoch {epoch}: batches {batches}, {unit} {rows}"
+    shown = f"batches {_of_ranks(batches)}, {unit} {_of_ranks(rows)}"
+    text = f"ranks make different numbers of steps in epoch {epoch}: {shown}"
     _warn_of_waiting_ranks(text, "uneven_ranks='drop' or 'pad'")
+
+
+def _of_ranks(counts: Sequence[int]) -> str:
+    """Return the count of each rank; of many ranks the least and the greatest."""
+    if len(counts) <= SHOWN_RANKS:
+        return str(list(counts))
+    least, most = min(counts), max(counts)
+    return f"{least} (rank {counts.index(least)}) to {most} (rank {counts.index(most)})"
 
 
 def warn_of_unknown_lengths(reason: str) -> None:

@@ -476,6 +476,12 @@ def test_ranks_of_unequal_length_are_warned_of_with_their_counts_at_the_callers_
     assert [one.filename for one in warned] == [__file__]
 
 
+def test_of_many_ranks_the_warning_tells_the_least_and_the_greatest_count(tmp_path):
+    expected = r"batches 0 \(rank 4\) to 3 \(rank 3\), rows 0 \(rank 4\) to 30 \(rank 3\)"
+    with pytest.warns(UnevenRanksWarning, match=expected):
+        open_loader(uneven(tmp_path), batch_size=10, num_ranks=5000, rank=0)
+
+
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "options",
