@@ -6,11 +6,12 @@ groups are listed by the hundred thousand, that takes as long as making the list
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -33,6 +34,23 @@ def without_gc(function: Callable[P, T]) -> Callable[P, T]:
             _end()
 
     return paused
+
+
+@contextlib.contextmanager
+def hidden_from_forks() -> Iterator[None]:
+    """Let the garbage collector of a process that is forked meanwhile leave alone what is there now.
+
+    It would find nothing, and it writes into each object that it looks at: each worker would get a copy of its own of
+    all files and row groups (https://docs.python.org/3/library/gc.html#gc.freeze). In this process nothing changes.
+    """
+    if gc.get_freeze_count():  # the program does so itself
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _begin() -> None:

@@ -7,8 +7,9 @@ import os
 import sys
 
 import pytest
+from support import open_loader, write_dataset
 
-from torch_dataloader_utils.gc_pause import without_gc
+from torch_dataloader_utils.gc_pause import hidden_from_forks, without_gc
 
 
 @without_gc
@@ -56,3 +57,49 @@ def test_a_process_that_is_forked_within_collects():
 
     assert forks() == 17
     assert gc.isenabled()
+
+
+@pytest.fixture
+def thawed():
+    """Let the collector look at everything, also at what was there before the tests began."""
+    frozen = gc.get_freeze_count()
+    gc.unfreeze()
+    yield
+    if frozen:
+        gc.freeze()
+
+
+@pytest.mark.usefixtures("thawed")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
+def test_a_process_that_is_forked_while_objects_are_hidden_does_not_look_at_them():
+    there = [[]]
+    with hidden_from_forks():
+        child = os.fork()
+        if child == 0:
+            os._exit(17 if gc.is_tracked(there) and not any(found is there for found in gc.get_objects()) else 18)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 17
+    assert any(found is there for found in gc.get_objects())
+
+
+@pytest.mark.usefixtures("thawed")
+def test_what_the_program_has_frozen_stays_frozen():
+    gc.freeze()
+    there = [[]]
+    with hidden_from_forks():
+        assert any(found is there for found in gc.get_objects())
+    assert gc.get_freeze_count()
+    gc.unfreeze()
+
+
+def count_frozen(batch):
+    return {**batch, "frozen": gc.get_freeze_count()}
+
+
+@pytest.mark.usefixtures("thawed")
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
+def test_workers_do_not_look_at_what_was_there_before_they_were_forked(tmp_path):
+    write_dataset(tmp_path, [(20, 10)])
+    loader, _ = open_loader(tmp_path, batch_size=10, num_workers=1, collate_fn=count_frozen)
+    before = len(gc.get_objects())
+    assert all(batch["frozen"] > before // 2 for batch in loader)
+    assert gc.get_freeze_count() == 0

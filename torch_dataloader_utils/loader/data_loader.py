@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from torch_dataloader_utils.formats.concurrency import interruptible
+from torch_dataloader_utils.gc_pause import hidden_from_forks
 from torch_dataloader_utils.loader.arguments import refuse_torch_options, require_choice
 from torch_dataloader_utils.loader.contents import read_here
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration
@@ -314,7 +315,7 @@ class StructuredDataLoader(DataLoader[Any]):
             self.worker_init_fn = users
 
     def _torch_iterator(self) -> WorkerIterator:
-        with self._dataset.without_footers():
+        with self._dataset.without_footers(), hidden_from_forks():
             answers: WorkerIterator = super().__iter__()  # type: ignore[assignment]
         self._answers = weakref.ref(answers)
         return answers

@@ -535,11 +535,13 @@ class EpochState(SkipsSteps):
         progress = self.owner.progress
         return self._plan_of(None if progress is None else progress.baseline)
 
+    @without_gc
     def _plan_of(self, baseline: DeliveredBaseline | None) -> Plan:
         """Return the plan of the epoch, or of the rows that a baseline leaves of it."""
         left_out = self.excluded_in(self.epoch).left_out
         return self._planner.plan(self.epoch, self.topology, baseline, self._plan_algorithm, left_out)
 
+    @without_gc
     def _plan_for(self, run: Run, epoch: int, baseline: DeliveredBaseline | None) -> Plan:
         """Return the plan of a run that is to become this one."""
         left_out = run.exclusions.in_epoch(epoch).left_out

@@ -98,14 +98,13 @@ class RowGroupReader:
         flags = [pa.field(REMOVED_COLUMN, pa.bool_())] if flags_removed else []
         self._schema = pa.schema([*files.schema, *(pa.field(name, pa.int64()) for name in added), *flags])
         self._added_bytes_of_row = ADDED_BYTES * len(added) + len(flags)
-        self._first_rows = files.first_unfiltered
-        by_path = {file.path: file for file in files.manifest.files}
+        file_of = files.manifest.file
         stored = files.stored_rows or {}
-        self._groups = cache(lambda path: _row_groups(by_path[path], stored.get(path)))
+        self._groups = cache(lambda path: _row_groups(file_of(path), stored.get(path)))
         self._read_cache = read_cache
         self._filter_reader: RowGroupReader | None = None
         self._kept = cache(self._read_kept)
-        self._file_key = cache(lambda path: file_key(by_path[path]))
+        self._file_key = cache(lambda path: file_key(file_of(path)))
 
         codec = self._codec = files.format.codec(files, read_cache.footers)
         self._added_bytes = cache(self._count_added_bytes)
@@ -400,7 +399,7 @@ class RowGroupReader:
         unfiltered = self._filter_reader.group(group.path, group.number)
         self._filter_reader.request(unfiltered, whole=True)
         numbers = self._filter_reader.read(unfiltered)[ROW_NUMBERS_COLUMN].to_numpy()
-        kept: npt.NDArray[np.int64] = numbers - self._first_rows[group.path] - group.first_unfiltered
+        kept: npt.NDArray[np.int64] = numbers - self._files.first_unfiltered[group.path] - group.first_unfiltered
         return kept
 
     def group(self, path: str, number: int) -> FileRowGroup:
@@ -423,7 +422,7 @@ class RowGroupReader:
         count = rows - int(end - begin)
         first_row = group.first_unfiltered + first - int(begin)  # in the file, deleted rows not counted
         if self._row_id_column is not None:
-            first_id = self._first_rows[group.path] + first_row
+            first_id = self._files.first_unfiltered[group.path] + first_row
             row_ids = np.arange(first_id, first_id + count, dtype=np.int64)
             table = table.append_column(self._row_id_column, pa.array(row_ids))
         if self._adds_marks:

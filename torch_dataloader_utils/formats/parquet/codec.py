@@ -116,7 +116,7 @@ class FooterCache:
     def __init__(self, files: OpenedFiles, known: FooterStore) -> None:
         self._storage = files.storage
         self._files = files.files
-        self._digests = {file.path: file.digest for file in files.manifest.files}
+        self._manifest = files.manifest
         self._known = known
         self._requested: dict[str, Future[bytes]] = {}
         self._threads: ThreadPoolExecutor | None = None
@@ -148,7 +148,7 @@ class FooterCache:
         with self._storage.errors_at(f"the footer of {name}"):
             metadata = parse_footer(content)
             digest = description_digest(described_columns(metadata.schema), row_groups_of(metadata))
-            if digest != self._digests[path]:
+            if digest != self._manifest.file(path).digest:
                 msg = f"{name} is not the file that `_metadata` describes: write `_metadata` again, or remove it"
                 raise UnreadableFileError(msg)
         return content

@@ -114,15 +114,16 @@ class FooterReader:
     def columns(self, metadata: pq.FileMetaData) -> Columns:
         """Return a file's columns."""
         arrow = (metadata.metadata or {}).get(b"ARROW:schema")  # Arrow writes its own schema there
+        stored = pq.ParquetSchema(metadata)  # `metadata.schema` makes a cycle: while gc rests, all metadata would stay
         last = self._last
-        if last is None or last.arrow != arrow or not last.is_of(metadata.schema):
-            schema = metadata.schema.to_arrow_schema().remove_metadata()
+        if last is None or last.arrow != arrow or not last.is_of(stored):
+            schema = stored.to_arrow_schema().remove_metadata()
             schema = self._schemas.setdefault(schema.serialize().to_pybytes(), schema)  # equal ones are one object
             leaves = leaves_of(schema)
             counted = tuple((column.name, leaves[column.name][0]) for column in schema if self._counts_nulls(column))
-            chunks = [metadata.schema.column(leaf) for leaf in range(len(metadata.schema))]
+            chunks = [stored.column(leaf) for leaf in range(len(stored))]
             nested = tuple((leaf, chunk.path) for leaf, chunk in enumerate(chunks) if chunk.path != chunk.name)
-            last = self._last = Columns(metadata.schema, arrow, schema, counted, nested)
+            last = self._last = Columns(stored, arrow, schema, counted, nested)
         return last
 
 
