@@ -29,7 +29,7 @@ MINUTES ?= 5
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick check format soak reliability floors bench bench-peers bench-check bench-compare bench-frameworks bench-mixtures bench-packing bench-resume bench-report docs wheel clean
+.PHONY: help demo test quick check format soak reliability floors bench bench-peers bench-check bench-compare bench-frameworks bench-mixtures bench-packing bench-resume bench-scale bench-report docs wheel clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -90,6 +90,9 @@ bench-packing: $(STAMP)  ## pack documents with this library and with others, ki
 
 bench-resume: $(STAMP)  ## come back within an epoch, with this library and with others: seconds, bytes, lost rows
 	$(BIN)/python -m benchmarks resume
+
+bench-scale: $(STAMP)  ## plan and save a job of 1,000,000 files, 10,000,000 row groups and 4,096 ranks, as one rank does
+	$(BIN)/python -m benchmarks scale
 
 bench-report: $(STAMP)  ## write docs/benchmarks.md and its plots from the results
 	$(BIN)/python -m benchmarks report

@@ -16,6 +16,7 @@ from benchmarks.measure import mixtures as mixed
 from benchmarks.measure import packing as packed
 from benchmarks.measure import reliability as kills
 from benchmarks.measure import resuming
+from benchmarks.measure import scale as scaling
 from benchmarks.measure.environments import packages_of
 from benchmarks.measure.machine import commit
 from benchmarks.measure.peers import PEER_WORKLOADS, PEERS, PeerMaker, environment_of, ready_peers
@@ -131,6 +132,12 @@ def resume(options: argparse.Namespace) -> int:
     return 0
 
 
+def scale(options: argparse.Namespace) -> int:
+    """Measure how seconds, memory and states grow with files, row groups and ranks, as one rank of many sees it."""
+    scaling.run(options.out, options.curves, options.files)
+    return 0
+
+
 def ledger(options: argparse.Namespace) -> int:  # noqa: ARG001 - it has none
     """Print how long the ledger takes to answer on 100,000,000 rows in 100,000 row groups."""
     print("\n".join(answers.table()))
@@ -163,6 +170,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "mixtures": mixtures,
     "packing": packing,
     "resume": resume,
+    "scale": scale,
     "ledger": ledger,
     "report": write,
 }
@@ -250,6 +258,13 @@ def _add_resume(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "resume.json", help="file for the raw results")
 
 
+def _add_scale(parser: argparse.ArgumentParser) -> None:
+    known = scaling.CURVES
+    parser.add_argument("--curves", type=_Names(known), default=list(known), help=f"some of {','.join(known)}")
+    parser.add_argument("--files", type=int, default=max(scaling.FILES), help="leave out sizes with more files")
+    parser.add_argument("--out", type=Path, default=RESULTS / "scale.json", help="file for the raw results")
+
+
 def _add_none(_parser: argparse.ArgumentParser) -> None:
     """Add no option."""
 
@@ -260,6 +275,7 @@ OWN_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "mixtures": _add_mixtures,
     "packing": _add_packing,
     "resume": _add_resume,
+    "scale": _add_scale,
     "ledger": _add_none,
 }
 
