@@ -68,19 +68,30 @@ class Decoder:
             table = _once_more(decode)
             return Decoded(table, self._fetched)
 
-    def in_parts(self, path: str, number: int, rows: int) -> Iterator[Decoded]:
-        """Yield a row group in tables of some rows; each is decoded when it is requested."""
+    def in_parts(self, path: str, number: int, rows: Callable[[], int]) -> Iterator[Decoded]:
+        """Yield a row group in tables, each of about as many rows as `rows` says when it is requested.
+
+        Arrow decodes as many rows at a time as `rows` says at first.
+        """
         tables: Generator[pa.Table, None, None] | None = None
-        done = 0
+        done, step = 0, rows()
 
         def next_table() -> pa.Table | None:
             nonlocal tables
-            tables = tables or self._decode_from(path, number, rows, done)
+            tables = tables or self._decode_from(path, number, step, done)
+            found: list[pa.Table] = []
+            left = rows()
             try:
-                return next(tables, None)
+                while left >= step or not found:
+                    table = next(tables, None)
+                    if table is None:
+                        break
+                    found.append(table)
+                    left -= table.num_rows
             except BaseException:
                 tables = None  # another attempt begins with the first row that was not yielded
                 raise
+            return stacked(found) if found else None
 
         try:
             while (decoded := self._submit(path, number, next_table).result()).table is not None:

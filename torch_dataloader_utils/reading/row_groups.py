@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -251,8 +251,8 @@ class RowGroupReader:
         self._note_wait(began, decoded)
         return self._packed(group, self._transformed(group, finished))
 
-    def read_in_parts(self, group: FileRowGroup, rows: int) -> Iterator[tuple[pa.Table, int]]:
-        """Yield a row group in parts of at most so many rows. It was requested, but not as a whole.
+    def read_in_parts(self, group: FileRowGroup, rows: Callable[[], int]) -> Iterator[tuple[pa.Table, int]]:
+        """Yield a row group in parts of at most as many rows as are asked for. It was requested, but not as a whole.
 
         Each part is the rows that the filter keeps, and how many there were before it and before excluded rows were
         left out. Raises what `read` raises.
@@ -272,7 +272,7 @@ class RowGroupReader:
             del table
         self._require_counted(group, made, is_whole=True)
 
-    def _stored_parts(self, group: FileRowGroup, rows: int) -> Iterator[tuple[pa.Table, int]]:
+    def _stored_parts(self, group: FileRowGroup, rows: Callable[[], int]) -> Iterator[tuple[pa.Table, int]]:
         with self._errors(group):
             done, began = 0, time.perf_counter()
             for decoded in self._next_decoder().in_parts(group.path, group.number, rows):

@@ -16,7 +16,7 @@ LARGEST_SHARE = 2
 part, can be read ahead."""
 
 FIRST_ROWS = 1024
-"""Rows of a part as long as the size of a row is unknown."""
+"""Rows of the first part where the size of a row is unknown. They tell it, and the other parts are larger."""
 
 SCRATCH_SHARE = 4
 """Decoding takes, as long as it lasts, this part (a quarter) of a table's bytes in addition to the table."""
@@ -80,16 +80,18 @@ class SequentialScan(Scan):
         """Yield a row group in parts, each of which takes a lease before it is decoded."""
         group = step.group
         share = max(1, self.budget.limit // (2 * LARGEST_SHARE))
-        rows = max(1, self.reader.expected_rows(group) * share // self.reader.decoded_bytes(group))
-        if not self.reader.knows_sizes(group):
-            rows = min(rows, FIRST_ROWS)
+
+        def rows_of_part() -> int:
+            rows = max(1, self.reader.expected_rows(group) * share // self.reader.decoded_bytes(group))
+            return rows if self.reader.knows_sizes(group) else min(rows, FIRST_ROWS)
+
         counted = self.reader.knows_rows
         left = self.reader.rows_left(group) if counted else group.rows
         if step.last and counted:
             left = min(left, step.shard_slice.stop - step.first)
         lease.merge(self.budget.take(share))
         done = 0
-        for read, count in self.reader.read_in_parts(group, rows):
+        for read, count in self.reader.read_in_parts(group, rows_of_part):
             left -= read.num_rows if counted else count
             table = self.delivered(group, read, done)
             done += table.num_rows
