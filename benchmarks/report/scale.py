@@ -28,6 +28,9 @@ figure that grows by less than its size did has costs in it that do not depend o
 - **Row groups** are only described: of 100,000 rows and 100 MB. All ranks have delivered half of each worker's share.
   Their states are gathered as `gather_states` does, and one of half as many ranks loads all of them with
   `strict=False`, which plans what is left.
+- A loader prepares what all states share when an iteration begins, while the garbage collector of Python rests. For the
+  first state of described row groups the collector runs, and looks at all of them: that figure grows by more than they
+  do. The first state of real files is the one that a loader gives.
 - **Ranks** are the same with {FILES_OF_RANKS * GROUPS:,} row groups, and 16 to {max(RANKS):,} ranks.
 """
 
