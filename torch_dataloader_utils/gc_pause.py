@@ -41,7 +41,8 @@ def hidden_from_forks() -> Iterator[None]:
     """Let the garbage collector of a process that is forked meanwhile leave alone what is there now.
 
     It would find nothing, and it writes into each object that it looks at: each worker would get a copy of its own of
-    all files and row groups (https://docs.python.org/3/library/gc.html#gc.freeze). In this process nothing changes.
+    all files and row groups (https://docs.python.org/3/library/gc.html#gc.freeze). In this process all of it counts as
+    old then. Where the program has frozen objects itself, nothing is done.
     """
     if gc.get_freeze_count():  # the program does so itself
         yield

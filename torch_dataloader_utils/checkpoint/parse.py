@@ -78,7 +78,7 @@ class _Shared:
         self._digests: dict[str, tuple[Any, bytes]] = {}
 
     def parsed(self, key: str, depends_on: tuple[Any, ...], parse: Callable[[], T]) -> T:
-        """Return a part as it is parsed. `depends_on` is all that determines it."""
+        """Return a part as it is parsed. `depends_on` is all that determines it: objects of the states by their ids."""
         if key not in self._parsed:
             self._parsed[key] = depends_on, parse()
         known, parsed = self._parsed[key]
@@ -135,7 +135,7 @@ def parse_state(raw: object, shared: _Shared | None = None) -> SavedState:
         in_progress=rows.in_progress,
         baseline=shared.parsed(
             "base",
-            (state["base"].value, listed.value, root, is_open_ended, settings["rows"]),
+            (id(state["base"].value), id(rows_of_files), root, is_open_ended, settings["rows"]),
             partial(_baseline, state["base"], tree, settings["rows"]),
         ),
         plan_digest=None if state["plan_digest"].missing else state["plan_digest"].optional_string(),

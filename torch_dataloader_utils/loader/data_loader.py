@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -309,13 +309,14 @@ class StructuredDataLoader(DataLoader[Any]):
         """Let torch start workers that run this first, which calls the user's own function."""
         users, self.worker_init_fn = self.worker_init_fn, setup
         try:
-            with interrupt_later():
+            forks = self._context().get_start_method() == "fork"
+            with hidden_from_forks() if forks else nullcontext(), interrupt_later():
                 return self._torch_iterator()
         finally:
             self.worker_init_fn = users
 
     def _torch_iterator(self) -> WorkerIterator:
-        with self._dataset.without_footers(), hidden_from_forks():
+        with self._dataset.without_footers():
             answers: WorkerIterator = super().__iter__()  # type: ignore[assignment]
         self._answers = weakref.ref(answers)
         return answers

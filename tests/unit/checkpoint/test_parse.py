@@ -32,7 +32,7 @@ def sharing(states):
 def states():
     """States of eight ranks that go on after an elastic load."""
     group = RankGroup.of(manifest_of([(8, 64)] * 2, [(8, 64)] * 3, [(8, 64)] * 19), PlanOptions(64), num_ranks=8)
-    _, first = group.go_on(None, [1] * 8)
+    _, first = group.go_on(None, [2] * 8)
     _, later = group.go_on(group.base_of(first), [1] * 8)
     assert later[0]["base"]
     return [state | {"checksum": checksum_of(state)} for state in through_json(later)]
@@ -84,3 +84,12 @@ def test_a_shared_part_that_is_damaged_in_all_ranks_is_refused(states, part):
         shared[0][part]["batches_delivered"] += 1
     with pytest.raises(ValueError, match="checksum"):
         parse_states(shared)
+
+
+def test_numbers_of_another_type_in_one_rank_are_refused_though_they_are_equal(states):
+    others = copy.deepcopy(states)
+    base = others[1]["base"]
+    assert base["completed_rows"]
+    base["completed_rows"] = list(map(float, base["completed_rows"]))
+    with pytest.raises(ValueError, match="completed_rows"):
+        parse_states(others)
