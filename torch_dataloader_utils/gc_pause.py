@@ -20,6 +20,8 @@ T = TypeVar("T")
 _lock = threading.Lock()
 _pauses = 0
 _was_enabled = False
+_hidings = 0
+_has_frozen = False
 
 
 def without_gc(function: Callable[P, T]) -> Callable[P, T]:
@@ -42,16 +44,22 @@ def hidden_from_forks() -> Iterator[None]:
 
     It would find nothing, and it writes into each object that it looks at: each worker would get a copy of its own of
     all files and row groups (https://docs.python.org/3/library/gc.html#gc.freeze). In this process all of it counts as
-    old then. Where the program has frozen objects itself, nothing is done.
+    old then. Where the program has frozen objects itself, nothing is done. Threads may overlap.
     """
-    if gc.get_freeze_count():  # the program does so itself
-        yield
-        return
-    gc.freeze()
+    global _hidings, _has_frozen  # noqa: PLW0603 - what is frozen is so for the process, too
+    with _lock:
+        if _hidings == 0:
+            _has_frozen = gc.get_freeze_count() == 0
+            if _has_frozen:
+                gc.freeze()
+        _hidings += 1
     try:
         yield
     finally:
-        gc.unfreeze()
+        with _lock:
+            _hidings -= 1
+            if _hidings == 0 and _has_frozen:
+                gc.unfreeze()
 
 
 def _begin() -> None:
@@ -74,8 +82,9 @@ def _end() -> None:
 
 def _end_all() -> None:
     """End the pauses in a forked process, where the threads that began them are gone."""
-    global _lock, _pauses  # noqa: PLW0603
+    global _lock, _pauses, _hidings  # noqa: PLW0603
     _lock = threading.Lock()
+    _hidings = 0
     if _pauses and _was_enabled:
         gc.enable()
     _pauses = 0

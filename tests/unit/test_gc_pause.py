@@ -82,6 +82,15 @@ def test_a_process_that_is_forked_while_objects_are_hidden_does_not_look_at_them
 
 
 @pytest.mark.usefixtures("thawed")
+def test_objects_are_hidden_until_the_last_of_several_starts_has_ended():
+    with hidden_from_forks():
+        with pytest.raises(KeyError), hidden_from_forks():
+            raise KeyError("as asked")
+        assert gc.get_freeze_count()
+    assert gc.get_freeze_count() == 0
+
+
+@pytest.mark.usefixtures("thawed")
 def test_what_the_program_has_frozen_stays_frozen():
     gc.freeze()
     there = [[]]
@@ -99,7 +108,11 @@ def count_frozen(batch):
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no fork")
 def test_workers_do_not_look_at_what_was_there_before_they_were_forked(tmp_path):
     write_dataset(tmp_path, [(20, 10)])
-    loader, _ = open_loader(tmp_path, batch_size=10, num_workers=1, collate_fn=count_frozen)
+    loader, _ = open_loader(
+        tmp_path, batch_size=10, num_workers=1, collate_fn=count_frozen, multiprocessing_context="fork"
+    )
     before = len(gc.get_objects())
-    assert all(batch["frozen"] > before // 2 for batch in loader)
+    batches = list(loader)
+    assert len(batches) == 2
+    assert all(batch["frozen"] > before // 2 for batch in batches)
     assert gc.get_freeze_count() == 0

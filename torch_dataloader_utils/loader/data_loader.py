@@ -310,7 +310,7 @@ class StructuredDataLoader(DataLoader[Any]):
         users, self.worker_init_fn = self.worker_init_fn, setup
         try:
             forks = self._context().get_start_method() == "fork"
-            with hidden_from_forks() if forks else nullcontext(), interrupt_later():
+            with interrupt_later(), hidden_from_forks() if forks else nullcontext():
                 return self._torch_iterator()
         finally:
             self.worker_init_fn = users

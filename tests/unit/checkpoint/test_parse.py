@@ -20,7 +20,7 @@ SHARED = ("files", "base")
 
 def sharing(states):
     """Return the states as a pickle of all of them holds them: what is equal is one object."""
-    states = [dict(state) for state in states]
+    states = copy.deepcopy(states)
     for state in states[1:]:
         for key in SHARED:
             if state[key] == states[0][key]:
@@ -88,6 +88,8 @@ def test_a_shared_part_that_is_damaged_in_all_ranks_is_refused(states, part):
 
 def test_numbers_of_another_type_in_one_rank_are_refused_though_they_are_equal(states):
     others = copy.deepcopy(states)
+    for state in others:
+        del state["checksum"]  # as in states of earlier releases
     base = others[1]["base"]
     assert base["completed_rows"]
     base["completed_rows"] = list(map(float, base["completed_rows"]))

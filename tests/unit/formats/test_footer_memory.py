@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import pathlib
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from support import open_loader, write_dataset
+
+from torch_dataloader_utils.formats.parquet.footer import list_values
 
 FILES = 30
 
@@ -21,10 +24,24 @@ def resting_gc():
     gc.enable()
 
 
+def parsed_footers() -> int:
+    return sum(isinstance(found, pq.FileMetaData) for found in gc.get_objects())
+
+
 @pytest.mark.usefixtures("resting_gc")
 def test_opening_files_leaves_no_parsed_footer_that_only_the_garbage_collector_frees(tmp_path: pathlib.Path):
     write_dataset(tmp_path, [(8, 4)] * FILES)
+    before = parsed_footers()
     loader, _ = open_loader(tmp_path, batch_size=4)
-    parsed = [found for found in gc.get_objects() if isinstance(found, pq.FileMetaData)]
-    assert len(parsed) <= 1  # that of the columns, with which those of the next file are compared
+    assert parsed_footers() <= before + 1  # that of the columns, with which those of the next file are compared
     assert len(loader) == FILES * 2
+
+
+@pytest.mark.usefixtures("resting_gc")
+def test_counting_the_values_of_lists_leaves_no_parsed_footer(tmp_path: pathlib.Path):
+    pq.write_table(pa.table({"tokens": [[1, 2], [3]] * 4}), tmp_path / "part.parquet", row_group_size=4)
+    content = (tmp_path / "part.parquet").read_bytes()
+    before = parsed_footers()
+    for _ in range(FILES):
+        assert list_values(content, "tokens", nulls_are_values=True) == [6, 6]
+    assert parsed_footers() == before

@@ -15,7 +15,13 @@ from torch_dataloader_utils.columns.arrow import width
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, Layout, Measures, OpenedFiles, RowGroups
 from torch_dataloader_utils.formats.concurrency import FOOTER_THREADS, OPEN_FILES
-from torch_dataloader_utils.formats.parquet.footer import FooterReader, leaves_of, parse_footer, row_groups_of
+from torch_dataloader_utils.formats.parquet.footer import (
+    FooterReader,
+    leaves_of,
+    parse_footer,
+    row_groups_of,
+    schema_of,
+)
 from torch_dataloader_utils.formats.parquet.metadata_file import described_columns, description_digest
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.storage.local_file import LocalFile
@@ -76,7 +82,7 @@ class ParquetLayout(Layout):
     """A parsed footer, and which of the file's column chunks are needed, by the names of columns."""
 
     def __init__(self, metadata: pq.FileMetaData, columns: Sequence[str]) -> None:
-        schema = metadata.schema.to_arrow_schema()
+        schema = schema_of(metadata).to_arrow_schema()
         leaves = leaves_of(schema)
         self.metadata = metadata
         self._leaves = [leaf for name in columns for leaf in leaves[name]]
@@ -147,7 +153,7 @@ class FooterCache:
         name = self._storage.display(self._files[path].location)
         with self._storage.errors_at(f"the footer of {name}"):
             metadata = parse_footer(content)
-            digest = description_digest(described_columns(metadata.schema), row_groups_of(metadata))
+            digest = description_digest(described_columns(schema_of(metadata)), row_groups_of(metadata))
             if digest != self._manifest.file(path).digest:
                 msg = f"{name} is not the file that `_metadata` describes: write `_metadata` again, or remove it"
                 raise UnreadableFileError(msg)

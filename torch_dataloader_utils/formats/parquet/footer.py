@@ -114,7 +114,7 @@ class FooterReader:
     def columns(self, metadata: pq.FileMetaData) -> Columns:
         """Return a file's columns."""
         arrow = (metadata.metadata or {}).get(b"ARROW:schema")  # Arrow writes its own schema there
-        stored = pq.ParquetSchema(metadata)  # `metadata.schema` makes a cycle: while gc rests, all metadata would stay
+        stored = schema_of(metadata)
         last = self._last
         if last is None or last.arrow != arrow or not last.is_of(stored):
             schema = stored.to_arrow_schema().remove_metadata()
@@ -179,6 +179,14 @@ def parse_footer(footer: bytes) -> pq.FileMetaData:
     return metadata
 
 
+def schema_of(metadata: pq.FileMetaData) -> pq.ParquetSchema:
+    """Return the schema of a footer, as `metadata.schema` would.
+
+    That one makes a cycle: while the garbage collector rests, the footers of all files would stay.
+    """
+    return pq.ParquetSchema(metadata)
+
+
 def row_groups_of(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
     """Return the row groups that a footer describes."""
     return [metadata.row_group(number) for number in range(metadata.num_row_groups)]
@@ -191,7 +199,7 @@ def list_values(content: bytes, column: str, *, nulls_are_values: bool) -> list[
     without a value. Where values within lists may be null, as well, and `nulls_are_values`, that does not tell.
     """
     metadata = parse_footer(content)
-    schema = metadata.schema.to_arrow_schema()
+    schema = schema_of(metadata).to_arrow_schema()
     groups = row_groups_of(metadata)
     writer = re.match(r"(\S+) version (\d+)", metadata.created_by or "")
     if writer is None or int(writer[2]) < COUNTING_WRITERS.get(writer[1], sys.maxsize):

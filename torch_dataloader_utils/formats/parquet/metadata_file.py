@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils.errors import MetadataFileWarning, UnreadableFileError, warn_user
 from torch_dataloader_utils.formats.base import FileCase, Footer
-from torch_dataloader_utils.formats.parquet.footer import SHOWN, FooterReader, NotParquetError, parse_footer
+from torch_dataloader_utils.formats.parquet.footer import SHOWN, FooterReader, NotParquetError, parse_footer, schema_of
 from torch_dataloader_utils.formats.parquet.statistics import select_row_groups
 from torch_dataloader_utils.planning.manifest import DESCRIBED, DataFile, RowGroup
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
@@ -46,7 +46,7 @@ class MetadataFile:
     def describe(self, files: Iterable[StoredFile], reader: FooterReader) -> Iterator[Footer]:
         """Yield, for each file, what its footer would say, without the footer's bytes."""
         columns = reader.columns(self.metadata)
-        described_by = described_columns(self.metadata.schema)
+        described_by = described_columns(schema_of(self.metadata))
         for file in files:
             groups = [self.metadata.row_group(number) for number in self._numbers[file.path]]
             row_groups = tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups)
