@@ -326,7 +326,7 @@ class Counting(io.RawIOBase):
 
 @pytest.mark.parametrize("suffix", COMPRESSORS)
 @pytest.mark.parametrize("quoted", [False, True])
-def test_of_a_line_much_longer_than_a_block_only_some_blocks_are_read(
+def test_of_a_line_much_longer_than_a_block_only_some_blocks_are_parsed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, quoted: bool
 ):
     opened = Text.open
@@ -339,7 +339,8 @@ def test_of_a_line_much_longer_than_a_block_only_some_blocks_are_read(
 
     with pytest.raises(UnreadableFileError, match=rf"data\.csv{suffix}, line 102: a row is longer than .*block_size"):
         read_all(path, "csv")
-    assert Counting.count < 48 << 20  # Arrow's thread may be 32 blocks of 1 MiB ahead when the error is met
+    once = 0 if suffix else len(text)  # one that is not compressed is looked through for quotes before it is parsed
+    assert Counting.count < once + (48 << 20)  # Arrow's thread may be 32 blocks of 1 MiB ahead when the error is met
 
 
 def test_the_lines_of_a_text_are_the_same_wherever_its_pieces_end(monkeypatch: pytest.MonkeyPatch):

@@ -23,6 +23,9 @@ from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 UNCUTTABLE = ("escape_char", "newlines_in_values", "skip_rows", "skip_rows_after_names")
 """Options with which a line end may not end a row, or a file's first line may not be its beginning."""
 
+LONGEST_HEADER = 1 << 16
+"""Bytes of a first line in which names may be quoted, as pyarrow and others write them."""
+
 ZERO = "holds a zero byte: the file is damaged, or no text"
 NOT_CLOSED = "a quoted value is not closed: the file is cut short, or a quote is too many"
 
@@ -75,15 +78,15 @@ class Csv(TextFormat):
 
     def can_cut(self, storage: Storage, file: StoredFile) -> bool:
         """Whether no value can hold a line end, because no value is quoted."""
-        if any(self.options.get(name) for name in UNCUTTABLE) or not csv_options.is_ascii_like(self.options):
+        if not _is_cuttable(self.options):
             return False
         quote = csv_options.quote_of(self.options)
         if not quote:
             return True
         if not storage.is_local:
             return False
-        starts = range(0, file.size, 8 * CHUNK)
-        return not any(quote in storage.read(file, start, min(file.size, start + 8 * CHUNK)) for start in starts)
+        starts = range(0, file.size, CHUNK)
+        return not any(quote in storage.read(file, start, min(file.size, start + CHUNK)) for start in starts)
 
     def unified(self, schemas: Sequence[FileSchema]) -> list[pa.Schema]:
         """Return each file's columns with the types of all files together; columns without a value are strings."""
@@ -108,6 +111,11 @@ class Csv(TextFormat):
         return CsvParser(self.options, names, stored)
 
 
+def _is_cuttable(options: Mapping[str, Any]) -> bool:
+    """Whether every line end ends a row where no value is quoted."""
+    return csv_options.is_ascii_like(options) and not any(options.get(name) for name in UNCUTTABLE)
+
+
 class CsvParser:
     """Parses ranges of a file, whose columns are named, into rows of the needed columns."""
 
@@ -125,7 +133,7 @@ class CsvParser:
         """Return all rows."""
         watched = self._watched(text)
         with self._lines.errors(text, self._serially):
-            table = csv.read_csv(_open(text, watched), *self._settings(text))
+            table = csv.read_csv(_open(text, watched), *self._settings(text, watched))
         self._lines.require_sound(text, watched)
         return table.select(self._stored.names)
 
@@ -134,12 +142,12 @@ class CsvParser:
         watched = self._watched(text)
         with self._lines.errors(text, self._serially):
             opened = _open(text, watched)
-            reader = csv.open_csv(opened, *self._settings(text, use_threads=use_threads))
+            reader = csv.open_csv(opened, *self._settings(text, watched, use_threads=use_threads))
             try:
                 for batch in reader:
                     yield batch.select(self._stored.names)
             finally:
-                _read_no_more(reader, watched)
+                _read_no_more(reader, text, watched)
         self._lines.require_sound(text, watched)
 
     def _serially(self, text: Text) -> None:
@@ -148,15 +156,27 @@ class CsvParser:
             pass
 
     def _settings(
-        self, text: Text, *, use_threads: bool = True
+        self, text: Text, watched: WatchedText | None = None, *, use_threads: bool = True
     ) -> tuple[csv.ReadOptions, csv.ParseOptions, csv.ConvertOptions]:
-        """Return pyarrow's options for a text; only a text from the file's beginning has a header."""
+        """Return pyarrow's options for a text; only a text from the file's beginning has a header.
+
+        Where no value holds a line end, pyarrow cuts a text into blocks in less time.
+        """
         names = {"column_names": self._names, "autogenerate_column_names": False} if text.start else {}
-        parse = csv_options.parse_options({"newlines_in_values": not text.start and text.is_last, **self._options})
+        has_quotes = watched is None or text.compression is not None or watched.quotes > self._quotes_of_header(text)
+        newlines = not text.start and text.is_last and (has_quotes or not _is_cuttable(self._options))
+        parse = csv_options.parse_options({"newlines_in_values": newlines, **self._options})
         return csv_options.read_options(self._options, use_threads=use_threads, **names), parse, self._convert
 
-    def _watched(self, text: Text) -> WatchedText | None:
-        return None if text.compression is None else WatchedText(text.open(), csv_options.quote_of(self._options))
+    def _quotes_of_header(self, text: Text) -> int:
+        header = self._lines.header(bytes(text.content[:CHUNK]))
+        quote = csv_options.quote_of(self._options)
+        return header.count(quote) if quote else 0
+
+    def _watched(self, text: Text) -> WatchedText:
+        """Return a text that is watched as it is read; one that is not compressed was read to its end already."""
+        watched = WatchedText(text.open(), csv_options.quote_of(self._options))
+        return watched if text.compression is not None else watched.read_all()
 
 
 class _Lines:
@@ -220,20 +240,23 @@ class _Lines:
         what = "a row is longer than what is parsed at a time: pass format_options={'block_size': ...} in bytes"
         return text.error(long, what)
 
-    def require_sound(self, text: Text, watched: WatchedText | None) -> None:
+    def require_sound(self, text: Text, watched: WatchedText) -> None:
         """Raise if a text holds zero bytes, or ends within a quoted value: pyarrow accepts both."""
         if not csv_options.is_ascii_like(self._options):
             return
-        if watched is None:
-            watched = WatchedText(text.open(), self._quote)
-            while watched.read(CHUNK):
-                pass
         if watched.has_zeros:
             line = next(number for number, line in enumerate(text.lines(), 1) if 0 in line)
             raise text.error(line, ZERO)
         opened = self._left_open(text) if watched.quotes % 2 else None
         if opened is not None:
             raise text.error(opened, NOT_CLOSED)
+
+    def header(self, content: bytes) -> bytes:
+        """Return the first line of a text, if it ends within its first bytes and no value of it goes on after it."""
+        line, end, _ = content.partition(b"\n")
+        if not end or len(line) > LONGEST_HEADER or b"\r" in line[:-1] or self._ends_inside(line, inside=False):
+            return b""
+        return line
 
     def line_of(self, text: Text, row: int) -> int | None:
         """Return the line that a row begins in, both counted from 1, with the header and skipped lines."""
@@ -290,18 +313,21 @@ class _Lines:
             position += len(self._quote) if inside else 0
 
 
-def _read_no_more(reader: csv.CSVStreamingReader, watched: WatchedText | None) -> None:
+def _read_no_more(reader: csv.CSVStreamingReader, text: Text, watched: WatchedText) -> None:
     """Wait until Arrow's thread, which reads ahead, has read the end.
 
-    That thread calls Python. If it did so while the interpreter ends, the process would be aborted.
+    That thread calls Python if the text is compressed. If it did so while the interpreter ends, the process would be
+    aborted.
     """
-    if watched is not None:
+    if text.compression is not None:
         watched.end()
         with contextlib.suppress(pa.ArrowException, OSError, StopIteration):
             while True:
                 reader.read_next_batch()
 
 
-def _open(text: Text, watched: WatchedText | None) -> pa.NativeFile:
+def _open(text: Text, watched: WatchedText) -> pa.NativeFile:
     """Open a text. What is read of a watched one is copied, or Arrow's threads would call Python to free it."""
-    return text.open() if watched is None else pa.BufferedInputStream(pa.PythonFile(watched, mode="r"), CHUNK)
+    if text.compression is None:
+        return text.open()
+    return pa.BufferedInputStream(pa.PythonFile(watched, mode="r"), CHUNK)

@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import json as standard_json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -22,7 +23,7 @@ from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
 from torch_dataloader_utils.formats.text.format import BOM, Sample, TextFormat, require_known_options
-from torch_dataloader_utils.formats.text.lines import Text
+from torch_dataloader_utils.formats.text.lines import CHUNK, Text, last_line_end, line_ends
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
 OPTIONS = ("block_size", "explicit_schema", "unexpected_field_behavior")
@@ -43,6 +44,8 @@ LONGEST = 2
 """How many blocks a line may fill. Whether pyarrow accepts a longer line depends on where its blocks begin."""
 
 DEEPEST = 200
+
+NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 
 PARALLEL = 16
 """Blocks that are parsed together, with threads."""
@@ -94,7 +97,7 @@ class JsonLines(TextFormat):
         _require_objects(text, block)
         _require_shallow(text, block)
         parser = JsonParser(self._parse_options(self._explicit, "infer"), self.block_bytes)
-        table = parser.block(text, block, 0)
+        table = parser.block(text, block, lambda: 0)
         return Sample(table.schema, table.num_rows, len(block))
 
     def can_cut(self, storage: Storage, file: StoredFile) -> bool:  # noqa: ARG002
@@ -148,18 +151,40 @@ class JsonParser:
         for block, line in self._blocks(text, self._block_bytes):
             yield from self.block(text, block, line, use_threads=use_threads).to_batches()
 
-    def block(self, text: Text, block: bytes, line: int, *, use_threads: bool = True) -> pa.Table:
-        """Return the rows of a block of lines; `line` is the number of lines of the text that are before the block."""
+    def block(
+        self, text: Text, block: bytes | pa.Buffer, line: Callable[[], int], *, use_threads: bool = True
+    ) -> pa.Table:
+        """Return the rows of a block of lines; `line` counts the lines of the text that are before the block."""
         table = self._parsed(block, use_threads=use_threads)
         if isinstance(table, pa.Table):
             return self._selected(table)
-        raise self._error(text, block, line, table)
+        raise self._error(text, bytes(block), line(), table)
 
     def _selected(self, table: pa.Table) -> pa.Table:
         return table if self._names is None else table.select(self._names)
 
-    def _blocks(self, text: Text, size: int) -> Iterator[tuple[bytes, int]]:
-        """Yield blocks of whole lines, of about a size, and how many lines are before each."""
+    def _blocks(self, text: Text, size: int) -> Iterator[tuple[bytes | pa.Buffer, Callable[[], int]]]:
+        """Yield blocks of whole lines, of about a size, and what counts the lines before each."""
+        if text.compression is None:
+            yield from self._blocks_in_memory(text, size)
+        else:
+            yield from self._blocks_of_stream(text, size)
+
+    def _blocks_in_memory(self, text: Text, size: int) -> Iterator[tuple[pa.Buffer, Callable[[], int]]]:
+        """Yield blocks without copying them."""
+        content = text.content
+        start = len(BOM) if not text.start and bytes(content[: len(BOM)]) == BOM else 0
+        stop = start
+        while start < content.size:
+            stop = min(content.size, stop + size)
+            end = content.size if stop == content.size else last_line_end(content, start, stop)
+            if end > start:
+                yield content.slice(start, end - start), partial(line_ends, content.slice(0, start))
+                start = stop = end
+            elif stop - start > LONGEST * self._block_bytes:
+                raise text.error(line_ends(content.slice(0, start)) + 1, _too_long(self._block_bytes))
+
+    def _blocks_of_stream(self, text: Text, size: int) -> Iterator[tuple[bytes, Callable[[], int]]]:
         rest, line, first = b"", 0, not text.start
         try:
             with text.open() as stream:
@@ -171,7 +196,7 @@ class JsonParser:
                         raise text.error(line + 1, _too_long(self._block_bytes))
                     if end:
                         block = rest + whole + end
-                        yield block, line
+                        yield block, partial(int, line)
                         line += block.count(b"\n")
                         rest = left
                     else:
@@ -181,9 +206,9 @@ class JsonParser:
                 raise
             raise text.error(None, f"it is cut short or damaged: {error}") from None
         if rest:
-            yield rest, line
+            yield rest, partial(int, line)
 
-    def _parsed(self, block: bytes, *, use_threads: bool) -> pa.Table | str:
+    def _parsed(self, block: bytes | pa.Buffer, *, use_threads: bool) -> pa.Table | str:
         """Return the rows of some lines, or what is wrong with them, as a message."""
         lines = self._count(block)
         if isinstance(lines, str):
@@ -203,17 +228,19 @@ class JsonParser:
             return UNEXPECTED_WITHIN
         return table if table.num_rows == lines else SEVERAL
 
-    def _count(self, block: bytes) -> int | str:
+    def _count(self, block: bytes | pa.Buffer) -> int | str:
         """Return how many rows some lines hold, or what is wrong with them, as a message."""
         characters = np.frombuffer(block, dtype=np.uint8)
-        starts = np.flatnonzero(characters[:-1] == ord("\n")) + 1
+        pieces = ((first, characters[first : first + CHUNK]) for first in range(0, len(characters), CHUNK))
+        ends = np.concatenate([np.flatnonzero(piece == ord("\n")) + first for first, piece in pieces])
+        starts = ends[ends < len(characters) - 1] + 1
         if np.diff(starts, prepend=0, append=len(block)).max() > LONGEST * self._block_bytes:
             return _too_long(self._block_bytes)
-        if block.startswith(b"{") and (characters[starts] == ord("{")).all():
+        if characters[0] == ord("{") and (characters[starts] == ord("{")).all():
             return len(starts) + 1
         if NOT_AN_OBJECT.search(block):
             return "this is no JSON object: a row is an object in a line of its own"
-        return sum(1 for line in block.split(b"\n") if line.strip(b" \t\r"))
+        return sum(1 for line in bytes(block).split(b"\n") if line.strip(b" \t\r"))
 
     def _error(self, text: Text, block: bytes, line: int, what: str) -> UnreadableFileError:
         """Return the error of the first wrong line, found by bisection."""
@@ -310,9 +337,9 @@ def _require_shallow(text: Text, block: bytes) -> None:
 
 def _depth(content: bytes) -> int:
     """Return how deeply values are nested, at most."""
-    steps = np.zeros(256, dtype=np.int8)
-    steps[list(b"[{")], steps[list(b"]}")] = 1, -1
-    return int(np.cumsum(steps[np.frombuffer(content, dtype=np.uint8)], dtype=np.int64).max(initial=0))
+    brackets = np.frombuffer(content.translate(None, NO_BRACKETS), dtype=np.uint8)
+    steps = np.where((brackets == ord("[")) | (brackets == ord("{")), 1, -1)
+    return int(np.cumsum(steps).max(initial=0))
 
 
 def _too_long(block_bytes: int) -> str:

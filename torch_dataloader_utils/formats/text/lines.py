@@ -13,6 +13,9 @@ from torch_dataloader_utils.errors import UnreadableFileError
 CHUNK = 1 << 20
 """Bytes of a text that are looked at together."""
 
+LINE_BYTES = 1 << 12
+"""Bytes of a text in which the end of a line is looked for at a time."""
+
 MOST_SHOWN = 500
 """How many characters of what is wrong a message shows."""
 
@@ -63,10 +66,28 @@ class Text:
         if self.start and self.before is None:
             return UnreadableFileError(f"{self.file}, line {line} after byte {self.start}: {what}")
         if self.before is not None:
-            with pa.BufferReader(self.before) as before:
-                while content := before.read(CHUNK):
-                    line += content.count(b"\n")
+            line += line_ends(self.before)
         return UnreadableFileError(f"{self.file}, line {line}: {what}")
+
+
+def line_ends(content: pa.Buffer) -> int:
+    """Return how many lines end in some bytes."""
+    count = 0
+    with pa.BufferReader(content) as reader:
+        while part := reader.read(CHUNK):
+            count += part.count(b"\n")
+    return count
+
+
+def last_line_end(content: pa.Buffer, start: int, stop: int) -> int:
+    """Return where the last line that ends within a part of some bytes ends; the part's start if none does."""
+    while stop > start:
+        first = max(start, stop - LINE_BYTES)
+        found = bytes(content[first:stop]).rfind(b"\n")
+        if found >= 0:
+            return first + found + 1
+        stop = first
+    return start
 
 
 class WatchedText(io.RawIOBase):
@@ -92,6 +113,13 @@ class WatchedText(io.RawIOBase):
         if self._has_ended:
             return b""
         content: bytes = self._stream.read(size if size >= 0 else None)
-        self.quotes += content.count(self._quote) if self._quote else 0
+        if self._quote and self._quote in content:  # most texts have none, and to look is faster than to count
+            self.quotes += content.count(self._quote)
         self.has_zeros = self.has_zeros or 0 in content
         return content
+
+    def read_all(self) -> WatchedText:
+        """Read to the end, and return this."""
+        while self.read(CHUNK):
+            pass
+        return self

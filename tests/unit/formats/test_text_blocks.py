@@ -1,0 +1,110 @@
+"""How texts are cut into blocks: each line once, and a quoted line end is never taken for the end of a row."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyarrow import csv, json
+from support import examples
+
+from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.formats.text import lines
+from torch_dataloader_utils.formats.text.csv import CsvParser
+from torch_dataloader_utils.formats.text.jsonl import BOM, JsonParser
+from torch_dataloader_utils.formats.text.lines import Text, last_line_end, line_ends
+
+NUMBERS = pa.schema([("n", pa.int64())])
+
+
+@given(st.binary(max_size=40).map(lambda content: content.replace(b"x", b"\n")), st.data())
+@examples(200)
+def test_the_last_line_end_of_a_part_is_found_in_any_steps(content, data):
+    start = data.draw(st.integers(0, len(content)))
+    stop = data.draw(st.integers(start, len(content)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lines, "LINE_BYTES", data.draw(st.integers(1, 9)))
+        found = last_line_end(pa.py_buffer(content), start, stop)
+    assert found == max(start, content.rfind(b"\n", start, stop) + 1)
+
+
+@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=60), st.integers(16, 200), st.booleans(), st.booleans())
+@examples(100)
+def test_json_lines_are_cut_into_blocks_without_losing_a_byte(numbers, size, begins_with_bom, ends_with_line_end):
+    content = b"\n".join(b'{"n": %d}' % number for number in numbers) + b"\n" * ends_with_line_end
+    text = Text("a.jsonl", pa.py_buffer(BOM * begins_with_bom + content))
+    parser = JsonParser(json.ParseOptions(explicit_schema=NUMBERS), 64, ["n"])
+    blocks = [(bytes(block), before()) for block, before in parser._blocks(text, size)]
+    assert b"".join(block for block, _ in blocks) == content
+    assert all(block.endswith(b"\n") for block, _ in blocks[:-1])
+    assert [before for _, before in blocks] == [
+        line_ends(pa.py_buffer(b"".join(block for block, _ in blocks[:number]))) for number in range(len(blocks))
+    ]
+    assert parser.table(text)["n"].to_pylist() == numbers
+
+
+def test_a_line_of_json_that_is_much_longer_than_a_block_is_named_before_all_of_it_is_parsed():
+    text = Text("a.jsonl", pa.py_buffer(b'{"n": 1}\n{"n": ' + b" " * 10_000 + b"2}\n"))
+    parser = JsonParser(json.ParseOptions(explicit_schema=NUMBERS), 64, ["n"])
+    with pytest.raises(UnreadableFileError, match="line 2: is longer than 128 bytes"):
+        parser.table(text)
+
+
+def rows_of(content: bytes) -> pa.Table:
+    return csv.read_csv(pa.BufferReader(content), parse_options=csv.ParseOptions(newlines_in_values=True))
+
+
+VALUES = st.text("ab \n\r,\"'", max_size=4)
+QUOTED = VALUES.map(lambda value: '"' + value.replace('"', '""') + '"')
+PLAIN = st.text("ab '", min_size=1, max_size=3)
+
+
+@given(
+    header=st.tuples(PLAIN | QUOTED, PLAIN | QUOTED),
+    rows=st.lists(st.tuples(PLAIN, PLAIN) | st.tuples(QUOTED | PLAIN, QUOTED | PLAIN), min_size=1, max_size=30),
+    block=st.integers(60, 100),
+)
+@examples(200)
+def test_csv_has_the_same_rows_with_quotes_in_its_header_as_pyarrow_reads_of_it_with_line_ends_in_values(
+    header, rows, block
+):
+    content = "\n".join(",".join(row) for row in [header, *rows]).encode() + b"\n"
+    expected = rows_of(content)
+    types = pa.schema([(name, pa.string()) for name in expected.column_names])
+    if len(set(types.names)) < len(types.names):
+        return
+    convert = csv.ConvertOptions(column_types=dict(zip(types.names, types.types, strict=True)))
+    parse = csv.ParseOptions(newlines_in_values=True)
+    expected = csv.read_csv(pa.BufferReader(content), parse_options=parse, convert_options=convert)
+    parser = CsvParser({"block_size": block}, types.names, types)
+    text = Text("a.csv", pa.py_buffer(content))
+    assert parser.table(text).to_pylist() == expected.to_pylist()
+    assert pa.Table.from_batches(parser.batches(text, use_threads=False)).to_pylist() == expected.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("content", "holds"),
+    [
+        (b'"a","b"\n1,2\n', False),
+        (b'"a\n","b"\n1,2\n', True),
+        (b'"a","b"\n1,"2"\n', True),
+        (b'a",b\n1,2\n', False),
+        (b'"a"\r1\r', True),
+        (b'"a","b"\r\n1,2\r\n', False),
+        (b'"' + b"a" * (1 << 17) + b'","b"\n1,2\n', True),
+    ],
+    ids=[
+        "quoted names",
+        "a line end in a name",
+        "a quoted value",
+        "a quote within a name",
+        "rows that end in returns",
+        "rows that end in both",
+        "a long header",
+    ],
+)
+def test_whether_a_text_may_hold_quoted_line_ends(content, holds):
+    parser = CsvParser({}, ["a", "b"], pa.schema([("b", pa.string())]))
+    text = Text("a.csv", pa.py_buffer(content))
+    assert parser._settings(text, parser._watched(text))[1].newlines_in_values is holds
