@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from jobs.forked import start
+from jobs.forked import ONE_ALLOCATOR, start
 from jobs.ranks import JOBS
 from jobs.scale_job import MB, blob_of
 
@@ -130,7 +130,7 @@ def read(directory: Path, data: Path, rows: int, epochs: int, **options: Any) ->
     """Read epochs in a process of its own, and return what it found."""
     arguments = {"path": str(data), "rows": rows, "epochs": epochs, "options": {"num_workers": 0, **options}}
     output = directory / "output.txt"
-    process = start(JOBS / "scale_job.py", json.dumps(arguments), output=output, environment={})
+    process = start(JOBS / "scale_job.py", json.dumps(arguments), output=output, environment=ONE_ALLOCATOR)
     process.join(1800)
     process.kill()
     process.join()

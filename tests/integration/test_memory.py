@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from jobs.forked import start
+from jobs.forked import ONE_ALLOCATOR, start
 from jobs.ranks import JOBS
 from ranged import ranged
 
@@ -48,7 +48,9 @@ def path(tmp_path_factory) -> Path:
 def peak_of(path: Path | str, rows: int = ROWS, **options: Any) -> int:
     """Return the most bytes that Arrow held in a process that reads an epoch."""
     with tempfile.NamedTemporaryFile("r") as output:
-        reader = start(JOBS / "peak_job.py", str(path), repr(options), output=Path(output.name), environment={})
+        reader = start(
+            JOBS / "peak_job.py", str(path), repr(options), output=Path(output.name), environment=ONE_ALLOCATOR
+        )
         reader.join()
         said = output.read()
     assert reader.exitcode == 0, said

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from jobs.forked import start
+from jobs.forked import ONE_ALLOCATOR, start
 from jobs.ranks import JOBS
 
 pytestmark = pytest.mark.alone
@@ -43,7 +43,7 @@ def peak_of(paths: list[str], **options: object) -> int:
     """Return the most bytes that Arrow held in a process that reads an epoch."""
     with tempfile.NamedTemporaryFile("r") as output:
         arguments = repr(paths), repr(options)
-        reader = start(JOBS / "mixed_peak_job.py", *arguments, output=Path(output.name), environment={})
+        reader = start(JOBS / "mixed_peak_job.py", *arguments, output=Path(output.name), environment=ONE_ALLOCATOR)
         reader.join()
         said = output.read()
     assert reader.exitcode == 0, said

@@ -16,6 +16,7 @@ from pyarrow import fs
 
 from torch_dataloader_utils.cli.opening import OpenedDataset, open_dataset
 from torch_dataloader_utils.cli.report import size
+from torch_dataloader_utils.columns.arrow_memory import release_unused
 from torch_dataloader_utils.formats.base import OpenedFiles
 from torch_dataloader_utils.workers.cpus import usable_cpus
 
@@ -314,7 +315,7 @@ class LoaderPasses:
             self._batches.close()
         del self._loader, self._dataset, self._batches
         gc.collect()
-        pa.default_memory_pool().release_unused()
+        release_unused()
 
 
 class RawArrow:

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
 from torch_dataloader_utils.columns.arrow import takeable, width
+from torch_dataloader_utils.columns.arrow_memory import release_unused
 from torch_dataloader_utils.errors import TransformError, UnreadableFileError
 from torch_dataloader_utils.formats.base import Measures, OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
@@ -366,7 +367,7 @@ class RowGroupReader:
         for decoder in self._decoders:
             decoder.close()
         self._codec.close()
-        pa.default_memory_pool().release_unused()  # what threads that ended leave behind would pile up over epochs
+        release_unused()  # what threads that ended leave behind would pile up over epochs
 
     def _next_decoder(self) -> Decoder:
         """Return the decoders in rotation, so that consecutive row groups are decoded at once."""

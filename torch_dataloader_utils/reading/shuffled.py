@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.columns.convert import ColumnSlice, convert, join
 from torch_dataloader_utils.planning.plan import Shard, ShardSlice
 from torch_dataloader_utils.planning.shuffle import left_bounds, permutation, round_bounds
@@ -223,14 +224,16 @@ class ShuffledScan(Scan):
         whole = pa.concat_tables(parts)
         parts.clear()
         if whole.nbytes <= TOGETHER_BYTES:  # a copy of all columns at once is small
-            return pc.take(whole, indices, boundscheck=False)
+            return pc.take(whole, indices, boundscheck=False, memory_pool=memory_pool())
         names, columns = whole.column_names, deque(enumerate(whole.columns))
         del whole
         permuted: dict[int, pa.ChunkedArray] = {}
 
         def permute() -> None:
             while column := _first(columns):
-                permuted[column[0]] = pc.take(column[1], indices, boundscheck=False)  # each index is a row's number
+                permuted[column[0]] = pc.take(
+                    column[1], indices, boundscheck=False, memory_pool=memory_pool()
+                )  # each index is a row's number
                 del column
 
         helping = [self._threads.submit(permute) for _ in range(self._helpers)]

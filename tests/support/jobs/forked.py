@@ -25,6 +25,9 @@ PRELOADED = (
     "s3fs",
 )
 
+ONE_ALLOCATOR = {"ARROW_DEFAULT_MEMORY_POOL": "mimalloc"}
+"""The environment of a job in which Arrow's default allocator holds, and counts, all that is decoded."""
+
 
 def preload_in_fork_server(*modules: str) -> None:
     """Let processes that multiprocessing's fork server forks find slow imports done: those of all tests, and others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -10,8 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyarrow.parquet.core import ParquetReader
 
 from torch_dataloader_utils.columns.arrow import width
+from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, Layout, Measures, OpenedFiles, RowGroups
 from torch_dataloader_utils.formats.concurrency import FOOTER_THREADS, OPEN_FILES
@@ -25,6 +28,11 @@ from torch_dataloader_utils.formats.parquet.footer import (
 from torch_dataloader_utils.formats.parquet.metadata_file import described_columns, description_digest
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.storage.local_file import LocalFile
+
+EXTENSIONS = "arrow_extensions_enabled"
+
+AS_PARQUET_FILE = {EXTENSIONS: True} if EXTENSIONS in inspect.signature(pq.ParquetFile).parameters else {}
+"""The reader that a `ParquetFile` has reads Arrow's extension types, in releases that have some."""
 
 
 class ParquetCodec(Codec):
@@ -48,13 +56,16 @@ class ParquetCodec(Codec):
         """Open a file."""
         if local is not None and not local.ends_with(self._footers[path]):
             raise UnreadableFileError(f"{self._files.manifest.full_path(path)} was rewritten since it was listed")
-        opened = pq.ParquetFile(
+        layout = self.layout(path)
+        reader = ParquetReader(memory_pool=memory_pool())  # ParquetFile would not say where to allocate
+        reader.open(
             file,
-            metadata=self.layout(path).metadata,
+            metadata=layout.metadata,
             pre_buffer=False,
             page_checksum_verification=self._verifies_checksums,
+            **AS_PARQUET_FILE,
         )
-        return _ParquetRowGroups(opened, self._files.projection(path).stored.names)
+        return _ParquetRowGroups(reader, layout.leaves)
 
     def close(self) -> None:
         """Read no more footers; wait for those that are being read."""
@@ -63,19 +74,19 @@ class ParquetCodec(Codec):
 
 @dataclass(frozen=True, slots=True)
 class _ParquetRowGroups(RowGroups):
-    """An open Parquet file, and the columns that are needed of it."""
+    """An open Parquet file, and the leaf columns that are needed of it."""
 
-    parquet: pq.ParquetFile
-    columns: list[str]
+    reader: ParquetReader
+    leaves: list[int]
 
     def read(self, number: int) -> pa.Table:
-        return self.parquet.read_row_group(number, columns=self.columns)
+        return self.reader.read_row_group(number, column_indices=self.leaves)
 
     def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
-        return self.parquet.iter_batches(rows, row_groups=[number], columns=self.columns, use_threads=use_threads)  # type: ignore[no-any-return]
+        return self.reader.iter_batches(rows, [number], column_indices=self.leaves, use_threads=use_threads)  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        self.parquet.close(force=True)
+        self.reader.close()
 
 
 class ParquetLayout(Layout):
@@ -85,7 +96,7 @@ class ParquetLayout(Layout):
         schema = schema_of(metadata).to_arrow_schema()
         leaves = leaves_of(schema)
         self.metadata = metadata
-        self._leaves = [leaf for name in columns for leaf in leaves[name]]
+        self.leaves = [leaf for name in columns for leaf in leaves[name]]
         widths = {name: width(schema.field(name).type) for name in columns}
         self._row_bytes = sum(widths.values())
         self._variable = {name: leaves[name] for name in columns if not widths[name]}
@@ -93,7 +104,7 @@ class ParquetLayout(Layout):
     def measures(self) -> Measures:
         """Return how large the row groups are."""
         groups = row_groups_of(self.metadata)
-        stored = tuple(sum(group.column(leaf).total_compressed_size for leaf in self._leaves) for group in groups)
+        stored = tuple(sum(group.column(leaf).total_compressed_size for leaf in self.leaves) for group in groups)
         variable = {
             name: tuple(sum(group.column(leaf).total_uncompressed_size for leaf in leaves) for group in groups)
             for name, leaves in self._variable.items()
@@ -103,7 +114,7 @@ class ParquetLayout(Layout):
     def ranges(self, number: int) -> list[tuple[int, int]]:
         """Return the ranges of bytes of the needed column chunks."""
         group = self.metadata.row_group(number)
-        return [_range(group.column(leaf)) for leaf in self._leaves]
+        return [_range(group.column(leaf)) for leaf in self.leaves]
 
 
 def _range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:

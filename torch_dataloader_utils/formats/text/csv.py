@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 from pyarrow import csv
 
+from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError, nearest
 from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
@@ -133,7 +134,7 @@ class CsvParser:
         """Return all rows."""
         watched = self._watched(text)
         with self._lines.errors(text, self._serially):
-            table = csv.read_csv(_open(text, watched), *self._settings(text, watched))
+            table = csv.read_csv(_open(text, watched), *self._settings(text, watched), memory_pool=memory_pool())
         self._lines.require_sound(text, watched)
         return table.select(self._stored.names)
 
@@ -142,7 +143,9 @@ class CsvParser:
         watched = self._watched(text)
         with self._lines.errors(text, self._serially):
             opened = _open(text, watched)
-            reader = csv.open_csv(opened, *self._settings(text, watched, use_threads=use_threads))
+            reader = csv.open_csv(
+                opened, *self._settings(text, watched, use_threads=use_threads), memory_pool=memory_pool()
+            )
             try:
                 for batch in reader:
                     yield batch.select(self._stored.names)

@@ -19,6 +19,7 @@ import pyarrow as pa
 from pyarrow import json
 
 from torch_dataloader_utils.columns.arrow import stacked
+from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
@@ -217,9 +218,8 @@ class JsonParser:
             return self._options.explicit_schema.empty_table()
         size = self._block_bytes if use_threads else max(self._block_bytes, len(block) + 1)
         try:
-            table = json.read_json(
-                pa.BufferReader(block), json.ReadOptions(use_threads=use_threads, block_size=size), self._options
-            )
+            read = json.ReadOptions(use_threads=use_threads, block_size=size)
+            table = json.read_json(pa.BufferReader(block), read, self._options, memory_pool=memory_pool())
             if self._names is not None:
                 table.validate(full=True)  # strings are not validated before
         except pa.ArrowException as error:

@@ -1,0 +1,31 @@
+"""Which of Arrow's allocators holds the rows that are decoded."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+
+import pyarrow as pa
+
+CHOICE = "ARROW_DEFAULT_MEMORY_POOL"
+"""The environment variable by which a user chooses an allocator for all of Arrow:
+https://arrow.apache.org/docs/cpp/env_vars.html."""
+
+
+@cache
+def memory_pool() -> pa.MemoryPool | None:
+    """Return jemalloc where this build of Arrow has it; None, for Arrow's default, where the user chose an allocator.
+
+    Row groups come and go in threads. mimalloc, Arrow's default since 17.0, gives the memory of one to the system and
+    asks for that of the next, whose pages are then made anew (`docs/guide/performance.md` has figures).
+    """
+    if os.environ.get(CHOICE) or pa.default_memory_pool().backend_name != "mimalloc":
+        return None
+    return pa.jemalloc_memory_pool() if "jemalloc" in pa.supported_memory_backends() else None
+
+
+def release_unused() -> None:
+    """Give memory that no row takes back to the system."""
+    for pool in (pa.default_memory_pool(), memory_pool()):
+        if pool is not None:
+            pool.release_unused()
