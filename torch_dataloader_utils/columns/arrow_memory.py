@@ -1,10 +1,13 @@
-"""Which of Arrow's allocators holds the rows that are decoded."""
+"""Which of Arrow's allocators holds rows: those that are decoded, and copies of them."""
 
 from __future__ import annotations
 
 import os
 from functools import cache
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 CHOICE = "ARROW_DEFAULT_MEMORY_POOL"
@@ -29,3 +32,11 @@ def release_unused() -> None:
     for pool in (pa.default_memory_pool(), memory_pool()):
         if pool is not None:
             pool.release_unused()
+
+
+def new_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Return an array in this memory: blocks of rows come and go, and other allocators give their pages back."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    if not size:
+        return np.empty(shape, dtype)
+    return np.frombuffer(pa.allocate_buffer(size, memory_pool=memory_pool()), np.uint8).view(dtype).reshape(shape)

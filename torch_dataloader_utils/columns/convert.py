@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 import torch
 
 from torch_dataloader_utils.columns.arrow import copied, takeable
+from torch_dataloader_utils.columns.arrow_memory import new_array
 from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.dense import dense_array
 from torch_dataloader_utils.columns.options import Padded
@@ -206,8 +207,9 @@ def _interleave_column(streams: list[Any], count: int) -> Any:
         return concat([values.slice(n * size, (n + 1) * size) for n in range(count) for values, size in sized])
     # Of shape (batches, rows of a batch, ...), stacked by stream and flattened again.
     shape = (count, -1, *streams[0].shape[1:])
-    shaped = [values.reshape(shape) for values in streams]
-    stacked = np.stack([np.asarray(values) for values in shaped], 1).reshape(-1, *shape[2:])
+    shaped = [np.asarray(values).reshape(shape) for values in streams]
+    stacked = new_array((count, len(shaped), *shaped[0].shape[1:]), shaped[0].dtype)
+    stacked = np.stack(shaped, 1, out=stacked).reshape(-1, *shape[2:])
     return torch.from_numpy(stacked) if isinstance(streams[0], torch.Tensor) else stacked
 
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import torch
 
 from torch_dataloader_utils.columns.arrow import takeable
+from torch_dataloader_utils.columns.arrow_memory import new_array
 from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, copy_rows, join
 from torch_dataloader_utils.columns.ragged import Ragged, concat
 
@@ -139,7 +140,7 @@ class Interleaved:
         target = self._by_step.get(name)
         if target is None:
             array = np.asarray(like)
-            rows = _new_array((self._layout.rows, *array.shape[1:]), array.dtype)
+            rows = new_array((self._layout.rows, *array.shape[1:]), array.dtype)
             self._dense[name] = torch.from_numpy(rows) if isinstance(like, torch.Tensor) else rows
             target = self._by_step[name] = self._layout.by_step(rows)
         return target
@@ -180,11 +181,3 @@ class Interleaved:
 
 def _in_order(table: pa.Table, layout: StepLayout) -> pa.Table:
     return takeable(table).take(pa.array(layout.order()))
-
-
-def _new_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-    """Return an array in Arrow's memory, whose allocator gives pages back to the system less often than others do."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    if not size:
-        return np.empty(shape, dtype)
-    return np.frombuffer(pa.allocate_buffer(size), np.uint8).view(dtype).reshape(shape)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import torch
 
+from torch_dataloader_utils.columns.arrow_memory import new_array
 from torch_dataloader_utils.columns.dense import dense_array
 from torch_dataloader_utils.columns.options import Packing
 from torch_dataloader_utils.columns.ragged import Ragged, Values, split_values
@@ -131,7 +132,7 @@ def _laid_out(
     total = len(values) + len(separators) + len(padding[0])
     if len(values) == total:
         return values
-    made = np.empty(total, values.dtype)
+    made = new_array((total,), values.dtype)
     is_value = np.ones(total, np.bool_)
     for places, value in ((separators, separator or 0), padding):
         is_value[places] = False
