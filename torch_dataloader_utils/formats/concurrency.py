@@ -22,7 +22,9 @@ OPEN_FILES = 16
 FOOTER_THREADS = 16
 """How many files are described at once if their storage is slow to answer."""
 
+FIRST_FOOTERS = 5
 FOOTERS_IN_A_ROW = 50
+"""How many footers tell how long one takes: the first ones, and later ones."""
 
 QUICK_SEC = 0.0005
 """If the median of some footers takes longer than this, they wait for their storage."""
@@ -54,12 +56,13 @@ def read_each(read: Callable[[T], U], files: Sequence[T], storage: Storage) -> I
     in_a_row = storage.is_local
     while in_a_row and start < len(files):
         seconds = []
-        for file in files[start : start + FOOTERS_IN_A_ROW]:
+        stop = start + (FOOTERS_IN_A_ROW if start else FIRST_FOOTERS)
+        for file in files[start:stop]:
             began = time.perf_counter()
             yield read(file)
             seconds.append(time.perf_counter() - began)
         in_a_row = statistics.median(seconds) < QUICK_SEC
-        start += FOOTERS_IN_A_ROW
+        start = stop
     if start < len(files):
         with interruptible(), ThreadPoolExecutor(FOOTER_THREADS, thread_name_prefix="footers") as threads:
             yield from threads.map(read, files[start:])

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -214,15 +215,15 @@ def list_values(content: bytes, column: str, *, nulls_are_values: bool) -> list[
     return counted
 
 
-def leaves_of(schema: pa.Schema) -> dict[str, tuple[int, ...]]:
-    """Return the numbers of each column's leaf columns: Parquet stores each leaf of a nested type as a column."""
-    leaves: dict[str, tuple[int, ...]] = {}
-    first = 0
-    for column in schema:
-        count = _leaf_count(column.type)
-        leaves[column.name] = tuple(range(first, first + count))
-        first += count
-    return leaves
+def leaves_of(schema: pa.Schema, names: Iterable[str] | None = None) -> dict[str, tuple[int, ...]]:
+    """Return the numbers of columns' leaf columns: Parquet stores each leaf of a nested type as a column.
+
+    `names` are the columns, or None for all.
+    """
+    counts = list(map(_leaf_count, schema.types))
+    firsts = list(accumulate(counts, initial=0))
+    wanted = enumerate(schema.names) if names is None else ((schema.get_field_index(name), name) for name in names)
+    return {name: tuple(range(firsts[index], firsts[index] + counts[index])) for index, name in wanted}
 
 
 def _leaf_count(dtype: pa.DataType) -> int:
