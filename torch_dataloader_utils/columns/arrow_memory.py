@@ -19,8 +19,8 @@ https://arrow.apache.org/docs/cpp/env_vars.html."""
 def memory_pool() -> pa.MemoryPool | None:
     """Return jemalloc where this build of Arrow has it; None, for Arrow's default, where the user chose an allocator.
 
-    Row groups come and go in threads. mimalloc, Arrow's default since 17.0, gives the memory of one to the system and
-    asks for that of the next, whose pages are then made anew (`docs/guide/performance.md` has figures).
+    Row groups come and go in threads. In a process's first epoch, mimalloc, the default of recent releases, takes
+    memory from the system more slowly: `docs/guide/performance.md` has figures.
     """
     if os.environ.get(CHOICE) or pa.default_memory_pool().backend_name != "mimalloc":
         return None
