@@ -17,7 +17,6 @@ import pyarrow as pa
 import torch
 
 from torch_dataloader_utils.columns.arrow import leaf_type
-from torch_dataloader_utils.columns.arrow_memory import new_array
 from torch_dataloader_utils.columns.column_plan import Form, to_scalar
 from torch_dataloader_utils.columns.dense import dense_array, read_buffer
 from torch_dataloader_utils.columns.options import Padded
@@ -159,9 +158,7 @@ def concat(parts: Sequence[Any]) -> Any:
         values, offsets = concat([part.values for part in parts]), _concat_offsets([part.offsets for part in parts])
         return replace(parts[0], values=values, offsets=offsets)
     # Torch copies with all of its threads, which then wait for more work at full speed: numpy's copy takes less.
-    arrays = [np.asarray(part) for part in parts]
-    array = new_array((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
-    np.concatenate(arrays, out=array)
+    array = np.concatenate([np.asarray(part) for part in parts])
     return torch.from_numpy(array) if isinstance(parts[0], torch.Tensor) else array
 
 
