@@ -33,7 +33,8 @@ not watched, and count rows only. Files lie in the page cache.
   that map it (PSS), less what the contender took with its imports done. Mapped files count; **no file's** leaves them
   out.
 - **Raw Arrow**: `ParquetFile.read_row_group` of every row group of the memory-mapped files, with Arrow's own threads;
-  nothing is done with the tables, and nothing is read ahead.
+  nothing is done with the tables, and nothing is read ahead. It allocates in Arrow's default memory pool, this library
+  in another one: see [memory](guide/performance.md#memory).
 - Data are made up, and written with pyarrow's defaults: dictionary encoding and snappy.
 - S3 is a server on the same machine, in a process of its own, that waits {DELAY_MS} ms before each answer. It shares
   the cores with what is measured.
