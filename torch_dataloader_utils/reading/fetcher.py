@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from bisect import bisect_right
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.storage.byte_ranges import coalesced
 from torch_dataloader_utils.storage.filesystem import RemoteFile, Storage, StoredFile
 from torch_dataloader_utils.storage.local_file import RangedFile
+from torch_dataloader_utils.storage.range_stream import RangeStream
 
 FETCHES = 32
 """How many ranges are fetched from a storage at once: its latency is high, and so is the network's bandwidth."""
@@ -27,6 +28,27 @@ LARGEST_GAP = 64 * 1024
 
 Opened: TypeAlias = RangedFile | RemoteFile
 Content: TypeAlias = bytes | pa.Buffer
+
+
+@dataclass
+class _Run:
+    """Row groups of a file that are received one after another, by one request.
+
+    Attributes:
+        position: Where the bytes end that are requested of it.
+        stop: Where its last row group ends.
+        last: What is received last, of what is requested.
+        stream: The request, once it was made.
+    """
+
+    position: int
+    stop: int
+    last: Future[Content] | None = None
+    stream: RangeStream | None = None
+
+    def continues(self, start: int, stop: int) -> bool:
+        """Whether a range is the next to be received."""
+        return 0 <= start - self.position <= LARGEST_GAP and stop <= self.stop
 
 
 class Fetcher:
@@ -51,29 +73,53 @@ class Fetcher:
         self._threads = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
         self._requested: defaultdict[tuple[str, int], deque[list[tuple[int, Future[Content]]]]] = defaultdict(deque)
         self._opened: OrderedDict[str, Future[Opened]] = OrderedDict()
+        self._runs: dict[str, _Run] = {}
         self._lock = threading.Lock()
 
     @property
     def request_bytes(self) -> int:
-        """How many bytes of consecutive row groups to ask for at once; 0 where each is asked for by itself."""
+        """How many bytes of consecutive row groups one request may be for; 0 where each has its own."""
         return self._storage.request_bytes
 
-    def request(self, path: str, *numbers: int) -> None:
-        """Begin to fetch row groups, unless their file is mapped into memory. Ranges that touch are one request."""
+    def request(self, path: str, number: int, following: Sequence[int] = ()) -> None:
+        """Begin to fetch a row group, unless its file is mapped into memory.
+
+        Where the ranges of those that follow, which are requested next, touch its own, one request is for all of them:
+        its answer is received range by range, as they are requested.
+        """
         if not self.fetches(path):
             return
         layout = self._layout(path)
-        wanted = {number: layout.ranges(number) for number in numbers}
-        ranges = coalesced(itertools.chain.from_iterable(wanted.values()), LARGEST_GAP)
-        name = partial(self._names, path, numbers)
+        ranges = coalesced(layout.ranges(number), LARGEST_GAP)
+        together = itertools.chain.from_iterable(layout.ranges(each) for each in (number, *following))
+        runs = coalesced(together, LARGEST_GAP) if following else ranges
+        name = partial(self._name, path, number)
         with self._lock:
             opened = self._open(path)
-            fetches = [self._threads.submit(self._fetch, opened, start, stop, name) for start, stop in ranges]
-            starts = [start for start, _ in ranges]
-            for number, own in wanted.items():
-                held = sorted({bisect_right(starts, start) - 1 for start, _ in own})
-                fetched = [(starts[index], fetches[index]) for index in held]
-                self._requested[path, number].append(fetched)  # it may be requested again before it is taken
+            fetched = [(wanted[0], self._begin(path, opened, wanted, runs, name)) for wanted in ranges]
+            self._requested[path, number].append(fetched)  # it may be requested again before it is taken
+
+    def _begin(
+        self,
+        path: str,
+        opened: Future[Opened],
+        wanted: tuple[int, int],
+        runs: Sequence[tuple[int, int]],
+        name: Callable[[], str],
+    ) -> Future[Content]:
+        """Begin to fetch a range: by the request that it continues, or by one for the run that it begins."""
+        start, stop = wanted
+        run = self._runs.get(path)
+        if run is None or not run.continues(start, stop):
+            until = next(last for first, last in runs if first <= start < last)
+            if until == stop:
+                return self._threads.submit(self._fetch, opened, wanted, name)
+            run = self._runs[path] = _Run(start, until)
+        run.last = self._threads.submit(self._receive, run, run.last, opened, wanted, name)
+        run.position = stop
+        if stop == run.stop:
+            del self._runs[path]
+        return run.last
 
     def take(self, path: str, number: int) -> Iterator[tuple[int, Content]]:
         """Wait for a row group and yield its ranges: the offset and the bytes of each."""
@@ -92,15 +138,12 @@ class Fetcher:
         """Open a file again when it is needed again, because an error occurred in it."""
         with self._lock:
             self._opened.pop(path, None)
+            self._runs.pop(path, None)
 
     def close(self) -> None:
         """Request nothing more; wait for what is being fetched."""
         self._threads.shutdown(cancel_futures=True)
-
-    def _names(self, path: str, numbers: Sequence[int]) -> str:
-        """Return the name of the row groups that one request is for."""
-        name = self._name(path, numbers[0])
-        return name if len(numbers) == 1 else f"{name}, and those up to number {numbers[-1]}"
+        self._runs.clear()
 
     def _open(self, path: str) -> Future[Opened]:
         """Begin to open a file, unless it is open; its ranges are fetched as soon as it is."""
@@ -110,5 +153,21 @@ class Fetcher:
             self._opened.popitem(last=False)
         return opened
 
-    def _fetch(self, opened: Future[Opened], start: int, stop: int, name: Callable[[], str]) -> Content:
-        return self._storage.fetch(opened.result(), start, stop, name)
+    def _fetch(self, opened: Future[Opened], wanted: tuple[int, int], name: Callable[[], str]) -> Content:
+        return self._storage.fetch(opened.result(), *wanted, name)
+
+    def _receive(
+        self,
+        run: _Run,
+        before: Future[Content] | None,
+        opened: Future[Opened],
+        wanted: tuple[int, int],
+        name: Callable[[], str],
+    ) -> Content:
+        """Receive the next range of a run, once the one before it was received. That one began sooner, so it ends."""
+        if before is not None:
+            wait([before])
+        run.stream = run.stream or self._storage.stream(opened.result(), run.stop)
+        if run.stream is None:
+            return self._fetch(opened, wanted, name)
+        return self._storage.receive(run.stream, *wanted, name)

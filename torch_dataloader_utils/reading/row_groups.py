@@ -222,16 +222,18 @@ class RowGroupReader:
 
     @property
     def request_bytes(self) -> int:
-        """How many bytes of consecutive row groups of a file to request together; 0 where that is no faster."""
+        """How many bytes of consecutive row groups of a file to receive by one request; 0 where that is no faster."""
         return self._fetcher.request_bytes
 
-    def request(self, *groups: FileRowGroup, whole: bool) -> None:
-        """Begin to fetch row groups of a file that are read soon, and to decode them unless they are read in parts."""
-        self._fetcher.request(groups[0].path, *(group.number for group in groups))
+    def request(self, group: FileRowGroup, following: Sequence[FileRowGroup] = (), *, whole: bool) -> None:
+        """Begin to fetch a row group that is read soon, and to decode it unless it is read in parts.
+
+        `following` are those of its file that are requested next, in that order, and may be received by its request.
+        """
+        self._fetcher.request(group.path, group.number, [later.number for later in following])
         if whole:
-            for group in groups:
-                # Two slices of one shard may follow one another and request the same row group.
-                self._decoded[group].append(self._next_decoder().whole(group.path, group.number))
+            # Two slices of one shard may follow one another and request the same row group.
+            self._decoded[group].append(self._next_decoder().whole(group.path, group.number))
 
     def read(self, group: FileRowGroup) -> pa.Table:
         """Return the rows that the filter keeps of a row group that was requested, in file order.

@@ -29,10 +29,6 @@ from torch_dataloader_utils.reading.work import Counters, Work
 MOST_IN_PARTS = 2
 """Row groups that are read in parts and requested at once: the one that is read, and the next."""
 
-RUN_SHARE = 4
-"""Row groups that are requested together take at most this part (a quarter) of the budget, so that others are on their
-way while they are read."""
-
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
@@ -79,7 +75,6 @@ class Step:
         number: Its index among the row groups of the slice's shard.
         whole: Whether it is read as one table.
         size: Bytes to lease before it is requested. A row group that is read in parts takes a lease for each part.
-        fetched: How many of these are for what is fetched before it is decoded, where the step pays for itself alone.
         requested: Whether it is requested ahead. Rounds request their parts themselves.
         continues: Whether its shard is read together with the next one.
     """
@@ -92,7 +87,6 @@ class Step:
     number: int
     whole: bool
     size: int
-    fetched: int = 0
     requested: bool = True
     continues: bool = False
 
@@ -133,65 +127,48 @@ class Scan(ABC):
         """Yield each step with its lease once it is requested; request as many ahead as the budget allows.
 
         Only the next step waits for memory. Those behind it are requested if their lease is granted at once: what is
-        delivered releases memory for them, and the next step has to be read first. Consecutive row groups that are
-        fetched faster by one request are requested together, once there is memory for all of them.
+        delivered releases memory for them, and the next step has to be read first. Consecutive row groups that come
+        faster by one request are received one after another, each once there is memory for it.
         """
-        upcoming = self._together(steps)
-        waiting = next(upcoming, [])
+        upcoming = self._runs(steps)
+        waiting = next(upcoming, None)
         ahead: deque[tuple[Step, MemoryLease]] = deque()
         while ahead or waiting:
             while waiting and self._may_request(waiting[0], [step for step, _ in ahead]):
-                leases = self._leases(waiting, must_wait=not ahead)
-                if not leases:
+                step, following = waiting
+                lease = self.budget.try_take(step.size) if ahead else self.budget.take(step.size)
+                if lease is None:
                     break
-                paid, waiting = waiting[: len(leases)], waiting[len(leases) :] or next(upcoming, [])
-                if paid[0].requested:
-                    self.reader.request(*(step.group for step in paid), whole=paid[0].whole)
-                ahead.extend(zip(paid, leases, strict=True))
+                if step.requested:
+                    self.reader.request(step.group, following, whole=step.whole)
+                ahead.append((step, lease))
+                waiting = next(upcoming, None)
             yield ahead.popleft()
 
-    def _together(self, steps: Iterable[Step]) -> Iterator[list[Step]]:
-        """Yield the steps in runs, each of which is requested together. The first is alone: it is waited for."""
+    def _runs(self, steps: Iterable[Step]) -> Iterator[tuple[Step, list[FileRowGroup]]]:
+        """Yield each step with the row groups that follow it in the same request.
+
+        The first step has a request of its own: it is waited for, and the others are received at the same time.
+        """
         run: list[Step] = []
         is_first = True
         for step in steps:
             if run and not self._may_join(run, step):
-                yield run
+                yield from _with_following(run)
                 run = []
             run.append(step)
             if is_first or not self.reader.request_bytes:
-                yield run
+                yield from _with_following(run)
                 run, is_first = [], False
-        if run:
-            yield run
+        yield from _with_following(run)
 
     def _may_join(self, run: Sequence[Step], step: Step) -> bool:
-        """Whether a step may be requested together with those before it."""
+        """Whether a step may be received by the request of those before it."""
         last, added = run[-1].group, step.group
         if added.path != last.path or added.number != last.number + 1 or not (run[-1].whole and step.whole):
             return False
         stored = sum(self.reader.stored_bytes(each.group) for each in run) + self.reader.stored_bytes(added)
-        size = sum(each.size for each in run) + step.size
-        return stored <= self.reader.request_bytes and (not step.size or size <= self.budget.limit // RUN_SHARE)
-
-    def _leases(self, run: Sequence[Step], *, must_wait: bool) -> list[MemoryLease]:
-        """Lease the memory of a run of steps: of all, or of none. If it must wait, it does for the first one alone.
-
-        What is fetched by one request is in memory until the last step of the run is decoded, which pays for it.
-        """
-        sizes = [step.size - step.fetched for step in run]
-        sizes[-1] += sum(step.fetched for step in run)
-        leases: list[MemoryLease] = []
-        for size in sizes:
-            lease = self.budget.try_take(size)
-            if lease is None:
-                break
-            leases.append(lease)
-        if len(leases) == len(run):
-            return leases
-        for lease in leases:
-            lease.release()
-        return [self.budget.take(run[0].size)] if must_wait else []
+        return stored <= self.reader.request_bytes
 
     def _may_request(self, step: Step, ahead: Collection[Step]) -> bool:
         """Whether a step may be requested behind others without using memory that the parts of a large one need."""
@@ -270,3 +247,8 @@ class Scan(ABC):
         msg = f"column {batching.column!r} holds a list of {lengths[row]} values{place}, more than TokenBudget(tokens="
         msg += f"{batching.tokens}) allows in a batch: raise tokens, let such rows have batches of their own with "
         raise ColumnError(f"{msg}oversized='alone', or leave them out by filters or exclude")
+
+
+def _with_following(run: Sequence[Step]) -> Iterator[tuple[Step, list[FileRowGroup]]]:
+    for index, step in enumerate(run):
+        yield step, [later.group for later in run[index + 1 :]]

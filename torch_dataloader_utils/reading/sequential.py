@@ -58,9 +58,8 @@ class SequentialScan(Scan):
                     decoding = self.reader.decoded_bytes(group)
                     decoding += decoding // SCRATCH_SHARE
                     whole = decoding <= self.budget.limit // LARGEST_SHARE and self.reader.knows_sizes(group)
-                    fetched = self.reader.fetched_bytes(group) if whole else 0
-                    size = fetched + decoding if whole else 0
-                    yield Step(position, shard_slice, group, first, last, number, whole, size, fetched)
+                    size = self.reader.fetched_bytes(group) + decoding if whole else 0
+                    yield Step(position, shard_slice, group, first, last, number, whole, size)
                     if last:
                         break
                 first = after

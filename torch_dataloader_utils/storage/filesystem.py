@@ -34,6 +34,7 @@ from torch_dataloader_utils.storage.local_file import (
     may_be_mapped,
     read_into,
 )
+from torch_dataloader_utils.storage.range_stream import RangeStream, ReceivedRange
 from torch_dataloader_utils.storage.redaction import Redactor
 from torch_dataloader_utils.storage.request_size import RequestSize
 
@@ -70,11 +71,16 @@ class StoredFile:
 class RemoteFile:
     """A file of a remote storage, for several threads to read ranges of.
 
-    `read` gets the seconds after which it is to give up, and the start and the stop of a range.
+    Attributes:
+        file: What the storage lists of it.
+        read: Reads a range: gets the seconds after which it is to give up, and the start and the stop.
+        begin: Requests a range to be received in parts: gets the same, and the bytes of a part. None where ranges are
+            read at once.
     """
 
     file: StoredFile
     read: Callable[[float, int, int], bytes | pa.Buffer] = field(repr=False)
+    begin: Callable[[float, int, int, int], ReceivedRange] | None = field(repr=False, default=None)
 
     @classmethod
     def of(cls, file: StoredFile, opened: Any, *, by_ranges: bool) -> RemoteFile:
@@ -288,6 +294,22 @@ class Storage:
             return self._attempt(lambda _: opened.read(start, stop), name)
         return self._fetch_remote(opened, start, stop, name)
 
+    def stream(self, opened: RangedFile | RemoteFile, stop: int) -> RangeStream | None:
+        """Return the bytes of an open file up to some place, to be received in parts; None if its parts are requested.
+
+        What is received by one request has to come within the time that a request has.
+        """
+        if not isinstance(opened, RemoteFile) or opened.begin is None:
+            return None
+        return RangeStream(opened.begin, stop, self._timeout_sec / 2, self._request_size.note)
+
+    def receive(self, stream: RangeStream, start: int, stop: int, name: Callable[[], str]) -> bytes | pa.Buffer:
+        """Receive the next part of a stream; request the rest of it again if the storage fails.
+
+        Raises what the storage raises; see `errors`.
+        """
+        return self._attempt(lambda seconds: stream.read(seconds, start, stop), name)
+
     def _fetch_remote(self, remote: RemoteFile, start: int, stop: int, name: Callable[[], str]) -> bytes | pa.Buffer:
         def action(seconds: float) -> bytes | pa.Buffer:
             content = remote.read(seconds, start, stop)
@@ -320,7 +342,11 @@ class Storage:
             self._request_size.note(answer)
             return content
 
-        return RemoteFile(file, fetch)
+        def begin(seconds: float, start: int, stop: int, part: int) -> ReceivedRange:
+            begun: ReceivedRange = within(seconds, self.fs.begin_range, file.location, start, stop, file.etag, part)
+            return begun
+
+        return RemoteFile(file, fetch, begin)
 
     def _cat(self, location: str, seconds: float, start: int, stop: int) -> bytes:
         return bytes(within(seconds, self.fs.cat_file, location, start=start, end=stop))

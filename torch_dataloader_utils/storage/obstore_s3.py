@@ -12,18 +12,21 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from importlib import import_module
 from itertools import islice
 from typing import Any, TypeVar
 
 import fsspec
+import numpy as np
 import pyarrow as pa
 
 from torch_dataloader_utils.storage.causes import require_same_version
+from torch_dataloader_utils.storage.range_stream import ReceivedRange
 from torch_dataloader_utils.storage.request_size import Answer
 
 T = TypeVar("T")
@@ -48,6 +51,9 @@ STATUS = re.compile(r"status code: (\d{3})")
 TOLD = re.compile(r".*<Code>(?P<code>[^<]*)</Code>.*<Message>(?P<message>[^<]*)</Message>.*", re.DOTALL)
 """The status of an answer, and what S3 says in its body."""
 
+MOST_AT_ONCE = 8 << 20
+"""How many bytes are received at most by one call, for which a thread waits until other Python code lets it go on."""
+
 UNLISTED = "invalid path"
 """What obstore says of a key with an empty segment, or one of dots, which it neither lists nor reads."""
 
@@ -60,10 +66,14 @@ _inherited = False
 _HELD: list[Any] = []
 """In a forked process, what it inherited: to drop it could close connections of the process that it was forked from."""
 
+_RECEIVED: weakref.WeakSet[ObstoreRange] = weakref.WeakSet()
+"""What is being received."""
+
 
 def _note_fork() -> None:
     global _inherited  # noqa: PLW0603 - the runtime is one for the process, too
     _inherited = _inherited or "obstore" in sys.modules
+    _HELD.extend(_RECEIVED)
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
@@ -230,24 +240,36 @@ class ObstoreS3:
 
     def get_range(self, location: str, start: int, stop: int, etag: str | None) -> tuple[pa.Buffer, Answer]:
         """Return a range of an object, of one version if there is an etag, and how long the answer took."""
-        bucket, _, path = location.partition("/")
-        if not _is_readable(path):
+        if not _is_readable(location.partition("/")[2]):
             found: tuple[pa.Buffer, Answer] = self.s3fs.get_range(location, start, stop, etag)
             return found
-        obstore = import_module("obstore")
-        wanted = {"range": (start, stop)} | ({} if etag is None else {"if_match": f'"{etag}"'})
 
         def fetched() -> tuple[pa.Buffer, Answer]:
             began = time.perf_counter()
-            response = obstore.get(self._bucket(bucket), path, options=wanted)
+            response = self._request(location, start, stop, etag)
             answered = time.perf_counter()
-            require_same_version(etag, str(response.meta["e_tag"] or "").strip('"'))
-            if tuple(response.range) != (start, stop):
-                raise OSError(f"bytes {response.range} came back for bytes {start} to {stop}")
             content = pa.py_buffer(response.bytes())
             return content, Answer(len(content), answered - began, time.perf_counter() - answered)
 
         return _told(fetched)
+
+    def begin_range(self, location: str, start: int, stop: int, etag: str | None, part: int) -> ReceivedRange:
+        """Request a range of an object, of one version if there is an etag, to be received in parts of some bytes."""
+        if not _is_readable(location.partition("/")[2]):
+            begun: ReceivedRange = self.s3fs.begin_range(location, start, stop, etag, part)
+            return begun
+        at_once = min(part, MOST_AT_ONCE)
+        return _told(lambda: ObstoreRange(self._request(location, start, stop, etag).stream(at_once)))
+
+    def _request(self, location: str, start: int, stop: int, etag: str | None) -> Any:
+        """Request a range of an object, of one version if there is an etag, and return what answers."""
+        bucket, _, path = location.partition("/")
+        wanted = {"range": (start, stop)} | ({} if etag is None else {"if_match": f'"{etag}"'})
+        response = import_module("obstore").get(self._bucket(bucket), path, options=wanted)
+        require_same_version(etag, str(response.meta["e_tag"] or "").strip('"'))
+        if tuple(response.range) != (start, stop):
+            raise OSError(f"bytes {response.range} came back for bytes {start} to {stop}")
+        return response
 
     def _bucket(self, name: str) -> Any:
         if name not in self._buckets:
@@ -258,6 +280,39 @@ class ObstoreS3:
                 retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=self.timeout_sec)},
             )
         return self._buckets[name]
+
+
+class ObstoreRange:
+    """A range of an object that is received in parts."""
+
+    def __init__(self, parts: Iterator[Any]) -> None:
+        self._parts = parts
+        self._part = np.empty(0, np.uint8)
+        _RECEIVED.add(self)
+
+    def read(self, size: int) -> pa.Buffer:
+        """Return the next bytes; fewer only if the answer ends before them."""
+        content = pa.allocate_buffer(size)  # of Arrow's pool, whose memory is used again
+        filled = _told(partial(self._fill, np.frombuffer(content, np.uint8)))
+        return content if filled == size else content.slice(0, filled)
+
+    def _fill(self, content: Any) -> int:
+        """Copy the next bytes into an array, while other threads run; return how many there were."""
+        filled = 0
+        while filled < len(content):
+            if not len(self._part):
+                self._part = np.frombuffer(next(self._parts, b""), np.uint8)
+                if not len(self._part):
+                    break
+            taken = min(len(self._part), len(content) - filled)
+            np.copyto(content[filled : filled + taken], self._part[:taken])
+            self._part = self._part[taken:]
+            filled += taken
+        return filled
+
+    def close(self) -> None:
+        """Receive nothing more."""
+        self._parts, self._part = iter(()), np.empty(0, np.uint8)
 
 
 def without_debugging(error: Exception) -> str:

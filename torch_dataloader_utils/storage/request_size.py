@@ -1,7 +1,7 @@
-"""How many bytes to ask a storage for at once: so many that its answer takes as long to receive as to wait for.
+"""How many bytes to ask a storage for at once: so many that waiting for its answer takes a quarter of the time.
 
 Smaller requests spend most of their time waiting for the first byte, of which a server that is busy makes each wait for
-the others. Larger ones do not come sooner, and fewer of them fit into the memory for what is read ahead.
+the others. Larger ones do not come sooner, and leave fewer connections to receive at the same time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,11 @@ FIRST_BYTES = 16 << 20
 """Before answers have come: the most that S3's guide to its performance calls typical for a range,
 https://docs.aws.amazon.com/whitepapers/latest/s3-optimizing-performance-best-practices/use-byte-range-fetches.html."""
 
-MOST_BYTES = 32 << 20
+MOST_BYTES = 256 << 20
+
+RECEIVING = 3
+"""How many times as long an answer is received as it is waited for. Of S3, which begins to answer after some 30 ms and
+then sends some 90 MB a second, that is 8 MB, the least that the guide calls typical."""
 
 SMALLEST_ANSWER = 1 << 18
 """Bytes of the smallest answer that tells how fast bytes come."""
@@ -58,4 +62,5 @@ class RequestSize:
         waited = sum(answer.waited for answer in answers) / len(answers)
         received = sum(answer.received for answer in answers)
         size = sum(answer.size for answer in answers)
-        return MOST_BYTES if waited * size >= MOST_BYTES * received else int(waited * size / received)
+        wanted = RECEIVING * waited * size
+        return MOST_BYTES if wanted >= MOST_BYTES * received else int(wanted / received)

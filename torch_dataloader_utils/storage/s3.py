@@ -35,20 +35,56 @@ class OneAttemptS3(S3FileSystem):  # type: ignore[misc]
 
     async def _get_range(self, location: str, start: int, stop: int, etag: str | None) -> tuple[bytes, Answer]:
         began = time.perf_counter()
+        body = await self._request(location, start, stop, etag)
+        answered = time.perf_counter()
+        try:
+            content = bytes(await body.read())
+            return content, Answer(len(content), answered - began, time.perf_counter() - answered)
+        finally:
+            body.close()
+
+    get_range = sync_wrapper(_get_range)
+
+    async def _begin_range(self, location: str, start: int, stop: int, etag: str | None, part: int) -> S3Range:
+        del part  # it receives as much as there is
+        return S3Range(self.loop, await self._request(location, start, stop, etag))
+
+    begin_range = sync_wrapper(_begin_range)
+
+    async def _request(self, location: str, start: int, stop: int, etag: str | None) -> Any:
+        """Request a range, of one version if there is an etag, and return the answer's body."""
         bucket, key, _ = self.split_path(location)
         match = {} if etag is None or getattr(self, "local_expiry_check", False) else {"IfMatch": f'"{etag}"'}
         response = await self._call_s3(
             "get_object", self.req_kw, Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}", **match
         )
-        answered = time.perf_counter()
         try:
             _require_same(response, start, stop, etag)
-            content = bytes(await response["Body"].read())
-            return content, Answer(len(content), answered - began, time.perf_counter() - answered)
-        finally:
+        except BaseException:
             response["Body"].close()
+            raise
+        return response["Body"]
 
-    get_range = sync_wrapper(_get_range)
+
+class S3Range:
+    """A range of an object that is received in parts."""
+
+    def __init__(self, loop: Any, body: Any) -> None:
+        self.loop = loop  # by this name fsspec finds it
+        self._body = body
+
+    async def _read(self, size: int) -> bytes:
+        """Return the next bytes; fewer only if the answer ends before them."""
+        content = bytearray()
+        while len(content) < size and (part := await self._body.read(size - len(content))):
+            content += part
+        return bytes(content)
+
+    read = sync_wrapper(_read)
+
+    def close(self) -> None:
+        """Receive nothing more."""
+        self.loop.call_soon_threadsafe(self._body.close)
 
 
 def _require_same(response: Mapping[str, Any], start: int, stop: int, etag: str | None) -> None:

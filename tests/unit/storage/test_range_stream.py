@@ -1,0 +1,118 @@
+"""A range that is requested once and received in parts: the same bytes as from the object, whatever happens between."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import S3Server
+
+from torch_dataloader_utils.storage import obstore_s3
+from torch_dataloader_utils.storage.range_stream import RangeStream
+from torch_dataloader_utils.storage.request_size import Answer
+from torch_dataloader_utils.storage.s3 import OneAttemptS3
+
+CONTENT = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8).tobytes()
+PARTS = [(10, 400_000), (400_000, 400_001), (400_050, 2_400_000), (2_400_000, 2_900_000)]
+SECONDS = 60.0
+
+
+@pytest.fixture(params=["s3fs", "obstore"])
+def client(request: pytest.FixtureRequest, s3: S3Server) -> tuple[Any, str, str]:
+    """A client, an object with `CONTENT`, and its etag."""
+    bucket = s3.new_bucket()
+    put = s3.client().put_object(Bucket=bucket, Key="a", Body=CONTENT)
+    options = s3.storage_options()
+    fs: Any = OneAttemptS3(**options)
+    if request.param == "obstore":
+        mapped = obstore_s3.options_of([f"s3://{bucket}/a"], options)
+        assert mapped is not None
+        fs = obstore_s3.ObstoreS3(mapped, options, SECONDS)
+    return fs, f"{bucket}/a", put["ETag"].strip('"')
+
+
+class Requests:
+    """Makes requests, and remembers their ranges."""
+
+    def __init__(self, client: tuple[Any, str, str]) -> None:
+        self.fs, self.location, self.etag = client
+        self.ranges: list[tuple[int, int]] = []
+
+    def begin(self, seconds: float, start: int, stop: int, part: int) -> Any:
+        assert 0 < seconds <= SECONDS
+        self.ranges.append((start, stop))
+        return self.fs.begin_range(self.location, start, stop, self.etag, part)
+
+
+def received(stream: RangeStream, parts: list[tuple[int, int]]) -> list[bytes]:
+    return [bytes(stream.read(SECONDS, start, stop)) for start, stop in parts]
+
+
+def test_parts_of_one_request_have_the_objects_bytes_also_behind_a_gap(client):
+    requests, answers = Requests(client), list[Answer]()
+    stream = RangeStream(requests.begin, 2_900_000, SECONDS, answers.append)
+    assert received(stream, PARTS) == [CONTENT[start:stop] for start, stop in PARTS]
+    assert requests.ranges == [(10, 2_900_000)]
+    assert [answer.size for answer in answers] == [399_990]
+
+
+def test_an_answer_that_is_too_old_is_requested_again_for_the_rest(client):
+    requests = Requests(client)
+    stream = RangeStream(requests.begin, 2_900_000, 0.0, lambda _: None)
+    parts = [bytes(stream.read(SECONDS, start, stop)) for start, stop in PARTS if not time.sleep(0.001)]
+    assert parts == [CONTENT[start:stop] for start, stop in PARTS]
+    assert requests.ranges == [(start, 2_900_000) for start, _ in PARTS]
+
+
+def test_another_version_is_an_error(client):
+    requests = Requests((*client[:2], "0" * 32))
+    with pytest.raises(Exception, match=r"(?i)pre-?condition"):
+        RangeStream(requests.begin, 100, SECONDS, lambda _: None).read(SECONDS, 0, 10)
+
+
+class Ending:
+    """An answer that ends after some bytes, which no server can be told to do at the same byte each time."""
+
+    def __init__(self, content: bytes) -> None:
+        self._left = content
+        self.is_closed = False
+
+    def read(self, size: int) -> bytes:
+        taken, self._left = self._left[:size], self._left[size:]
+        return taken
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_after_an_answer_that_ends_too_soon_the_same_part_is_requested_again():
+    answers: list[Ending] = []
+
+    def begin(seconds: float, start: int, stop: int, part: int) -> Ending:
+        del seconds, part
+        answers.append(Ending(CONTENT[start : stop if answers else start + 15]))
+        return answers[-1]
+
+    stream = RangeStream(begin, 100, SECONDS, lambda _: None)
+    assert stream.read(SECONDS, 0, 10) == CONTENT[:10]
+    with pytest.raises(OSError, match="5 bytes came back of bytes 10 to 20"):
+        stream.read(SECONDS, 10, 20)
+    assert answers[0].is_closed
+    assert received(stream, [(10, 20), (20, 100)]) == [CONTENT[10:20], CONTENT[20:100]]
+    assert len(answers) == 2
+    assert answers[1].is_closed
+
+
+def test_a_part_that_takes_too_long_is_a_timeout_and_closes_its_request():
+    class Slow(Ending):
+        def read(self, size: int) -> bytes:
+            time.sleep(0.2)
+            return super().read(size)
+
+    answer = Slow(CONTENT)
+    stream = RangeStream(lambda *_: answer, 100, SECONDS, lambda _: None)
+    with pytest.raises(TimeoutError):
+        stream.read(0.01, 0, 10)
+    assert answer.is_closed
