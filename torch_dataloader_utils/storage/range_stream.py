@@ -22,8 +22,9 @@ class ReceivedRange(Protocol):
     def read(self, size: int) -> bytes | pa.Buffer:
         """Return the next bytes; fewer only if the answer ends before them."""
 
-    def close(self) -> None:
-        """Receive nothing more."""
+    @property
+    def close(self) -> Callable[[], object]:
+        """Called to receive nothing more."""
 
 
 class RangeStream:

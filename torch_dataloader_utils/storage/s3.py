@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -67,11 +68,17 @@ class OneAttemptS3(S3FileSystem):  # type: ignore[misc]
 
 
 class S3Range:
-    """A range of an object that is received in parts."""
+    """A range of an object that is received in parts.
+
+    Attributes:
+        close: Receives nothing more. It is called when nothing refers to the range, too.
+    """
 
     def __init__(self, loop: Any, body: Any) -> None:
         self.loop = loop  # by this name fsspec finds it
         self._body = body
+        self.close = weakref.finalize(self, loop.call_soon_threadsafe, body.close)
+        self.close.atexit = False
 
     async def _read(self, size: int) -> bytes:
         """Return the next bytes; fewer only if the answer ends before them."""
@@ -81,10 +88,6 @@ class S3Range:
         return bytes(content)
 
     read = sync_wrapper(_read)
-
-    def close(self) -> None:
-        """Receive nothing more."""
-        self.loop.call_soon_threadsafe(self._body.close)
 
 
 def _require_same(response: Mapping[str, Any], start: int, stop: int, etag: str | None) -> None:
