@@ -187,9 +187,9 @@ def test_each_row_group_is_read_once_whatever_the_number_of_buffers(data, monkey
     read = []
     fetch = Fetcher.request
 
-    def noted(self, path, number):
+    def noted(self, path, number, following=()):
         read.append((path, number))
-        fetch(self, path, number)
+        fetch(self, path, number, following)
 
     monkeypatch.setattr(Fetcher, "request", noted)
     mixing(data, "label", MixingOptions(buffer_sizes=(1_000, 6_000, ROWS)), columns=["label", "x"])
