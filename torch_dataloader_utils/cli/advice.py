@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from torch_dataloader_utils.cli.epoch_plan import EpochSummary
 from torch_dataloader_utils.cli.report import count, plural, size
+from torch_dataloader_utils.reading.sequential import budget_for_whole
 
 SHARDS_PER_WORKER = 4
 """With as many shards for each worker, all workers end at about the same time."""
@@ -124,9 +125,10 @@ def _mix_more(summary: EpochSummary, together: int, target: int) -> tuple[str, s
 def _row_groups(summary: EpochSummary) -> Iterator[Advice]:
     """Advise where row groups are too large to be read whole, or too small."""
     files, ahead = summary.files, summary.options["read_ahead_bytes"]
-    if files.row_group_bytes.most > ahead // 2:
-        text = f"write smaller row groups, or pass read_ahead_bytes of {size(2 * files.row_group_bytes.most)} or more"
-        reason = f"the largest row group takes {size(files.row_group_bytes.most)}, more than half of read_ahead_bytes "
+    least = budget_for_whole(files.row_group_bytes.most)
+    if least > ahead:
+        text = f"write smaller row groups, or pass read_ahead_bytes of {size(least)} or more"
+        reason = f"the largest row group takes {size(files.row_group_bytes.most)}, more than 4/9 of read_ahead_bytes "
         yield Advice("row groups", text, f"{reason}({size(ahead)}): it is read in parts, which is slower")
     is_small = files.row_group_rows.median < FEW_ROWS and files.row_group_bytes.median < FEW_BYTES
     if files.row_groups >= MANY_ROW_GROUPS and is_small:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -30,6 +30,13 @@ from torch_dataloader_utils.errors import ColumnError
 
 OutputFormat: TypeAlias = Literal["torch", "numpy", "arrow", "dict"]
 OUTPUT_FORMATS: tuple[str, ...] = get_args(OutputFormat)
+
+VIEWS_AT_ONCE = 256
+"""Batches are split off so many tensors at a time. Python's garbage collector runs for every 700 objects that are made
+and not dropped: all batches of a block at once would let it run for nearly each block."""
+
+LEAST_AT_ONCE = 4
+"""At least so many batches are split off at a time, however many columns they have: fewer would take longer."""
 
 Columns: TypeAlias = Mapping[str, Any] | pa.Table
 """Converted columns: tensors, arrays, rows of different lengths, or Arrow columns that become lists in a batch."""
@@ -107,18 +114,30 @@ def split(columns: Columns, sizes: Sequence[int]) -> Iterator[Any]:
         yield from _slices(columns, sizes)
         return
     names = tuple(columns)
-    for _, *values in zip(sizes, *(_split_column(name, columns[name], sizes) for name in names), strict=True):
+    together = max(LEAST_AT_ONCE, VIEWS_AT_ONCE // max(1, len(names)))
+    parts = (_split_column(name, columns[name], sizes, together) for name in names)
+    for _, *values in zip(sizes, *parts, strict=True):
         yield dict(zip(names, values, strict=True))
 
 
-def _split_column(name: str, values: Any, sizes: Sequence[int]) -> Iterable[Any]:
+def _split_column(name: str, values: Any, sizes: Sequence[int], together: int) -> Iterable[Any]:
+    """Split a column into batches; tensors and arrays so many at a time."""
     if isinstance(values, (list, RaggedBatches, SegmentBatches)):
         return values
     if isinstance(values, Ragged):
         return values.batches(sizes)
     if isinstance(values, pa.ChunkedArray):
         return (_to_pylist(name, part) for part in _slices(values, sizes))
-    return split_values(values, sizes)
+    return chain.from_iterable(_split_in_parts(values, sizes, together))
+
+
+def _split_in_parts(values: Any, sizes: Sequence[int], together: int) -> Iterator[Sequence[Any]]:
+    start = 0
+    for first in range(0, len(sizes), together):
+        of_part = sizes[first : first + together]
+        stop = start + sum(of_part)
+        yield split_values(values[start:stop], of_part)
+        start = stop
 
 
 def _slices(values: Any, sizes: Sequence[int]) -> Iterator[Any]:
@@ -144,7 +163,9 @@ def with_lists(columns: Columns, sizes: Sequence[int]) -> Columns:
     if isinstance(columns, pa.Table):
         return columns
     return {
-        name: list(_split_column(name, values, sizes)) if isinstance(values, (pa.ChunkedArray, Ragged)) else values
+        name: list(_split_column(name, values, sizes, len(sizes)))
+        if isinstance(values, (pa.ChunkedArray, Ragged))
+        else values
         for name, values in with_offsets(columns, sizes).items()
     }
 

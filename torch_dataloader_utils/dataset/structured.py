@@ -157,7 +157,7 @@ class StructuredDataset(ExcludingDataset):
                 `SplitStrategy`. Its result is checked: every row is in exactly one shard. With `shuffle_buffer_size`
                 the rows within each shard are shuffled.
             read_ahead_bytes: Decoded bytes that a stream (each worker, or this process) holds, at most, including the
-                batches that it is delivering: an integer or a string. A row group of more than half as many bytes is
+                batches that it is delivering: an integer or a string. A row group of more than four ninths of it is
                 read in parts. While text is decoded, it takes up to a quarter more. A shard of shuffled rows may be
                 larger; then the next one is not read ahead.
             memory_map: Whether local files are mapped into memory, which is fastest, or read. A mapped file that is cut

@@ -24,11 +24,11 @@ BLOCK_BYTES = 4 << 20
 cache, enough that what a block costs by itself does not matter."""
 
 BLOCK_SHARE = 16
-"""A block has at most this part of the budget, unless one step has more."""
+"""A block of rows that are put together has at most this part of the budget, unless one step has more."""
 
-LEAST_LEASE = 4
-"""A block leases at least this part (a quarter) of the budget, half of which is the streams': so there are never more
-than two blocks, the one that is delivered and the one that is made meanwhile."""
+BLOCKS = 2
+"""There are at most so many blocks at a time: the one that is delivered and the one that is made meanwhile. Each leases
+at least its part of the budget, and the streams have what the blocks leave."""
 
 Counts: TypeAlias = npt.NDArray[np.int64]
 
@@ -104,6 +104,21 @@ class SourceReader:
         self._chunks.close()
 
 
+def bytes_of_streams(budget: MemoryBudget) -> int:
+    """Return the part of a budget that streams have, the rows of which are put together in blocks."""
+    return budget.limit - BLOCKS * bytes_of_block(budget)
+
+
+def bytes_of_block(budget: MemoryBudget) -> int:
+    """Return the bytes that a block has at most, unless one step has more."""
+    return budget.limit // BLOCK_SHARE
+
+
+def lease_of_block(budget: MemoryBudget, size: int) -> int:
+    """Return the bytes that a block of this size leases."""
+    return max(size, bytes_of_block(budget))
+
+
 def read_mixture(
     turns: Sequence[Sequence[StreamAssignment]], scans: Sequence[Scan], budget: MemoryBudget, *, fingerprint: bool
 ) -> Iterator[Batches | StreamEnd]:
@@ -140,7 +155,7 @@ def _steps_of_block(readers: Sequence[SourceReader], cycle: Counts, budget: Memo
     """Return how many cycles like the next one make a block."""
     sizes = zip(readers, cycle.tolist(), strict=True)
     size = sum(reader.row_bytes() * rows for reader, rows in sizes if rows)
-    return max(1, int(min(BLOCK_BYTES, budget.limit // BLOCK_SHARE) // max(1.0, size)))
+    return max(1, int(min(BLOCK_BYTES, bytes_of_block(budget)) // max(1.0, size)))
 
 
 def _next_batches(
@@ -149,15 +164,14 @@ def _next_batches(
     """Return the batches of some cycles, of which each worker turn has `width` streams."""
     by_rows = zip(readers, block[0].tolist(), strict=True)
     size = int(len(block) * sum(reader.row_bytes() * rows for reader, rows in by_rows if rows))
-    least = budget.limit // LEAST_LEASE
-    lease = budget.take(max(size, least))
+    lease = budget.take(lease_of_block(budget, size))
     interleaved = Interleaved(block)
     of_readers = []
     for source, (reader, sizes) in enumerate(zip(readers, block.T.tolist(), strict=True)):
         receipts = iter(reader.add_to(interleaved, source, [rows for rows in sizes if rows]))
         of_readers.append([next(receipts) if rows else None for rows in sizes])
     columns = interleaved.columns()
-    lease.resize(max(size_of(columns), least))
+    lease.resize(lease_of_block(budget, size_of(columns)))
     by_stream = [
         [receipt for receipt in cycle[first : first + width] if receipt is not None]
         for cycle in zip(*of_readers, strict=True)

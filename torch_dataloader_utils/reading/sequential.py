@@ -11,15 +11,23 @@ from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.memory_budget import MemoryLease
 from torch_dataloader_utils.reading.scan import Scan, Step
 
-LARGEST_SHARE = 2
-"""A row group that takes more than this part (a half) of the budget is read in parts, so that the next one, or the next
-part, can be read ahead."""
+PART_SHARE = 4
+"""A row group that is too large to be read whole is read in parts, each of which takes this part (a quarter) of the
+budget."""
 
 FIRST_ROWS = 1024
 """Rows of the first part where the size of a row is unknown. They tell it, and the other parts are larger."""
 
 SCRATCH_SHARE = 4
 """Decoding takes, as long as it lasts, this part (a quarter) of a table's bytes in addition to the table."""
+
+
+def budget_for_whole(decoded: int) -> int:
+    """Return the least budget with which row groups of so many decoded bytes are read whole.
+
+    It has room for one that is delivered and for one that is decoded meanwhile.
+    """
+    return 2 * decoded + decoded // SCRATCH_SHARE
 
 
 class SequentialScan(Scan):
@@ -55,9 +63,9 @@ class SequentialScan(Scan):
                 after = first + self.reader.rows_left(group)
                 if not counted or after > shard_slice.start:
                     last = number == len(groups) - 1 or (after >= shard_slice.stop and counted)
-                    decoding = self.reader.decoded_bytes(group)
-                    decoding += decoding // SCRATCH_SHARE
-                    whole = decoding <= self.budget.limit // LARGEST_SHARE and self.reader.knows_sizes(group)
+                    decoded = self.reader.decoded_bytes(group)
+                    whole = budget_for_whole(decoded) <= self.budget.limit and self.reader.knows_sizes(group)
+                    decoding = decoded + decoded // SCRATCH_SHARE
                     size = self.reader.fetched_bytes(group) + decoding if whole else 0
                     yield Step(position, shard_slice, group, first, last, number, whole, size)
                     if last:
@@ -78,7 +86,7 @@ class SequentialScan(Scan):
     def _parts(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:
         """Yield a row group in parts, each of which takes a lease before it is decoded."""
         group = step.group
-        share = max(1, self.budget.limit // (2 * LARGEST_SHARE))
+        share = max(1, self.budget.limit // PART_SHARE)
 
         def rows_of_part() -> int:
             rows = max(1, self.reader.expected_rows(group) * share // self.reader.decoded_bytes(group))

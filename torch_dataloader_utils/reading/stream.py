@@ -13,7 +13,14 @@ from torch_dataloader_utils.planning.assignment import Assignment, Receipt, Stre
 from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
 from torch_dataloader_utils.reading.batching import Batcher, Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
-from torch_dataloader_utils.reading.mixture import joined, read_mixture, total
+from torch_dataloader_utils.reading.mixture import (
+    bytes_of_block,
+    bytes_of_streams,
+    joined,
+    lease_of_block,
+    read_mixture,
+    total,
+)
 from torch_dataloader_utils.reading.packing import PackedScan, unpacked, with_sequences
 from torch_dataloader_utils.reading.removal import without_removed
 from torch_dataloader_utils.reading.row_groups import REMOVED_COLUMN, RowGroupReader
@@ -84,9 +91,9 @@ def _read_streams(
         finally:
             scan.close()
         return
-    # Half of the budget is for the streams, in equal shares: one that shared with others could wait for their memory,
-    # and they for its rows. The other half is for the batches that are put together out of copies of their rows.
-    reserved = budget.take(budget.limit // 2)
+    # The streams have equal shares of their part of the budget: one that shared with others could wait for their
+    # memory, and they for its rows. The rest is for the batches that are put together out of copies of their rows.
+    reserved = budget.take(bytes_of_streams(budget))
     reserved.keep()
     epoch = MIXTURE_KEY if isinstance(files, OpenedSources) else assignment.epoch
     # A mixture packs row groups, one by one.
@@ -185,7 +192,8 @@ def _put_together(turns: list[list[_StreamReader]], budget: MemoryBudget) -> Ite
                 continue
             waiting.append(turn)
             cycle, count = turn, 1
-        yield _next_batches(cycle, count, width, budget)
+        step = sum(reader.batch_bytes for reader in cycle)
+        yield _next_batches(cycle, min(count, max(1, bytes_of_block(budget) // max(1, step))), width, budget)
     yield StreamEnd(joined([end.receipt for end in ends]), total([end.work for end in ends]))
 
 
@@ -205,7 +213,7 @@ def _next_batches(cycle: list[_StreamReader], count: int, width: int, budget: Me
     del taken
     for reader in cycle:
         reader.release()
-    return Batches(columns, receipts, work, budget.take(size_of(columns)))
+    return Batches(columns, receipts, work, budget.take(lease_of_block(budget, size_of(columns))))
 
 
 class _StreamReader:
@@ -227,6 +235,12 @@ class _StreamReader:
         """How many consecutive full batches are in memory; more are read if there are none."""
         rest = self._filled()
         return 0 if rest is None else sum(receipt.rows == self._size for receipt in rest.receipts)
+
+    @property
+    def batch_bytes(self) -> int:
+        """About how many bytes each batch in memory has; 0 if there are none."""
+        rest = self._filled()
+        return 0 if rest is None else size_of(rest.columns) // len(rest.receipts)
 
     @property
     def end(self) -> StreamEnd | None:

@@ -74,7 +74,7 @@ def test_a_shuffle_of_shards_alone_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("sizes", "settings", "words"),
     [
-        ([100_000] * 2, {"read_ahead_bytes": "1MiB"}, "takes 781.2 KiB, more than half of read_ahead_bytes (1.0 MiB)"),
+        ([100_000] * 2, {"read_ahead_bytes": "1MiB"}, "takes 781.2 KiB, more than 4/9 of read_ahead_bytes (1.0 MiB)"),
         ([10] * 120, {}, "at most 10 rows (80 B)"),
     ],
     ids=["large", "small"],
