@@ -9,9 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import all_rows_of, open_loader
+from support import all_rows_of, open_loader, write_dataset
 
-from torch_dataloader_utils.formats.parquet.footer import FooterReader
+from torch_dataloader_utils.formats import read_cache
+from torch_dataloader_utils.formats.parquet import codec
+from torch_dataloader_utils.formats.parquet.footer import FooterReader, parse_footer
 from torch_dataloader_utils.formats.read_cache import FooterStore, ReadCache, SizeEstimates
 
 
@@ -25,6 +27,31 @@ def test_a_footer_is_known_if_it_was_read_when_files_were_opened_or_added_since(
     store.add({"b": b"2", "c": b"3"})
     assert [store[path] for path in "abc"] == [b"1", b"2", b"3"]
     assert opened == {"a": b"1"}
+
+
+def test_the_first_parsed_footers_are_kept_as_far_as_there_is_room(monkeypatch):
+    monkeypatch.setattr(read_cache, "PARSED_BYTES", 10)
+    store = FooterStore({})
+    store.keep_parsed("a", ["x"], "a parsed", 6)
+    store.keep_parsed("b", ["x"], "b parsed", 6)
+    store.keep_parsed("c", ["x"], "c parsed", 4)
+    assert [store.parsed(path, ["x"]) for path in "abc"] == ["a parsed", None, "c parsed"]
+    assert store.parsed("a", ["x", "y"]) is None
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy.parsed("a", ["x"]) is None
+    copy.keep_parsed("b", ["x"], "b parsed", 10)
+    assert copy.parsed("b", ["x"]) == "b parsed"
+
+
+@pytest.mark.parametrize(("room", "parsed"), [(1 << 20, 2), (0, 4)])
+def test_a_second_epoch_parses_no_footer_that_was_kept(tmp_path, monkeypatch, room, parsed):
+    monkeypatch.setattr(read_cache, "PARSED_BYTES", room)
+    write_dataset(tmp_path, [(8, 4)] * 2)
+    loader, _ = open_loader(tmp_path, batch_size=4)
+    parsed_now: list[bytes] = []
+    monkeypatch.setattr(codec, "parse_footer", lambda content: parsed_now.append(content) or parse_footer(content))
+    assert sorted(all_rows_of(loader)) == sorted(all_rows_of(loader))
+    assert len(parsed_now) == parsed
 
 
 def test_an_estimate_is_the_most_that_a_row_of_a_column_took():

@@ -44,9 +44,17 @@ class ParquetCodec(Codec):
         self._files = files
         self._verifies_checksums = verifies_checksums
         self._footers = footers = FooterCache(files, known)
-        self.layout = lru_cache(OPEN_FILES)(
-            lambda path: ParquetLayout(parse_footer(footers[path]), files.projection(path).stored.names)
-        )
+
+        def layout(path: str) -> ParquetLayout:
+            columns = files.projection(path).stored.names
+            kept: ParquetLayout | None = known.parsed(path, columns)
+            if kept is None:
+                content = footers[path]
+                kept = ParquetLayout(parse_footer(content), columns)
+                known.keep_parsed(path, columns, kept, len(content))
+            return kept
+
+        self.layout = lru_cache(OPEN_FILES)(layout)
 
     def expect(self, paths: Iterable[str]) -> None:
         """Begin to read footers that are needed soon."""
