@@ -116,6 +116,32 @@ def test_row_groups_that_follow_one_another_are_fetched_together(s3, tmp_path, m
     assert ranges[0][1] - ranges[0][0] < 400 * 8  # the first batch waits for one row group alone
 
 
+def test_the_next_file_is_requested_before_there_is_memory_for_its_rows(s3, tmp_path, monkeypatch):
+    write_dataset(tmp_path / "data", ((400, 10), (400, 10)))
+    requests: list[tuple[str, int]] = []
+    requested = threading.Condition()
+    request = obstore_s3.ObstoreS3._request
+
+    def noting(self: obstore_s3.ObstoreS3, location: str, start: int, stop: int, etag: str | None) -> Any:
+        with requested:
+            requests.append((location.rpartition("/")[2], stop - start))
+            requested.notify_all()
+        return request(self, location, start, stop, etag)
+
+    monkeypatch.setattr(obstore_s3.ObstoreS3, "_request", noting)
+    path = f"s3://{s3.new_bucket(tmp_path)}/data"
+    loader, _ = open_loader(path, storage_options=s3.storage_options(), batch_size=10, read_ahead_bytes=4_000)
+    footers = len(requests)
+    batches = iter(loader)
+    rows = [row for _ in range(25) for row in next(batches)["row"].tolist()]
+    assert rows == list(range(250))
+    with requested:
+        assert requested.wait_for(lambda: "part-001.parquet" in dict(requests[footers:]), 60), requests
+    assert [row for batch in batches for row in batch["row"].tolist()] == list(range(250, 800))
+    names = [name for name, _ in requests[footers:]]
+    assert names.count("part-001.parquet") == 1
+
+
 @pytest.mark.parametrize("workers", WORKERS[:2])
 def test_resuming_at_every_batch_goes_on_with_the_same_batches(s3, bucket, workers):
     def fresh() -> Any:

@@ -148,6 +148,9 @@ class Decoder:
             self._fetched = time.perf_counter()
             yield opened
             opened.forget(extent)
+        except GeneratorExit:  # the other rows are not needed: Arrow may still read ahead, so the file is dropped
+            self._open.pop(path, None)
+            raise
         except BaseException:
             self._open.pop(path, None)
             self._fetcher.forget(path)

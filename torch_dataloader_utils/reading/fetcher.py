@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -30,20 +30,20 @@ Opened: TypeAlias = RangedFile | RemoteFile
 Content: TypeAlias = bytes | pa.Buffer
 
 
-@dataclass
+@dataclass(eq=False)
 class _Run:
     """Row groups of a file that are received one after another, by one request.
 
     Attributes:
         position: Where the bytes end that are requested of it.
         stop: Where its last row group ends.
-        last: What is received last, of what is requested.
+        last: What is received last, of what is requested; before that, the request that is made.
         stream: The request, once it was made.
     """
 
     position: int
     stop: int
-    last: Future[Content] | None = None
+    last: Future[Any] | None = None
     stream: RangeStream | None = None
 
     def continues(self, start: int, stop: int) -> bool:
@@ -73,7 +73,8 @@ class Fetcher:
         self._threads = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
         self._requested: defaultdict[tuple[str, int], deque[list[tuple[int, Future[Content]]]]] = defaultdict(deque)
         self._opened: OrderedDict[str, Future[Opened]] = OrderedDict()
-        self._runs: dict[str, _Run] = {}
+        # Of a file: the one that is received, and the one that was prepared.
+        self._runs: defaultdict[str, deque[_Run]] = defaultdict(lambda: deque(maxlen=2))
         self._lock = threading.Lock()
 
     @property
@@ -99,6 +100,23 @@ class Fetcher:
             fetched = [(wanted[0], self._begin(path, opened, wanted, runs, name)) for wanted in ranges]
             self._requested[path, number].append(fetched)  # it may be requested again before it is taken
 
+    def prepare(self, path: str, numbers: Sequence[int]) -> None:
+        """Make the request for row groups that follow one another, before they are requested one by one.
+
+        Its answer begins meanwhile. Nothing is done where their ranges do not touch.
+        """
+        if not self.fetches(path):
+            return
+        layout = self._layout(path)
+        wanted = coalesced(layout.ranges(numbers[0]), LARGEST_GAP)[0]
+        until = coalesced(itertools.chain.from_iterable(map(layout.ranges, numbers)), LARGEST_GAP)[0][1]
+        if until == wanted[1]:
+            return
+        with self._lock:
+            run = _Run(wanted[0], until)
+            run.last = self._threads.submit(self._prepare, run, self._open(path), wanted)
+            self._runs[path].append(run)
+
     def _begin(
         self,
         path: str,
@@ -109,17 +127,18 @@ class Fetcher:
     ) -> Future[Content]:
         """Begin to fetch a range: by the request that it continues, or by one for the run that it begins."""
         start, stop = wanted
-        run = self._runs.get(path)
-        if run is None or not run.continues(start, stop):
+        run = next((run for run in self._runs[path] if run.continues(start, stop)), None)
+        if run is None:
             until = next(last for first, last in runs if first <= start < last)
             if until == stop:
                 return self._threads.submit(self._fetch, opened, wanted, name)
-            run = self._runs[path] = _Run(start, until)
-        run.last = self._threads.submit(self._receive, run, run.last, opened, wanted, name)
+            run = _Run(start, until)
+            self._runs[path].append(run)
+        run.last = received = self._threads.submit(self._receive, run, run.last, opened, wanted, name)
         run.position = stop
         if stop == run.stop:
-            del self._runs[path]
-        return run.last
+            self._runs[path].remove(run)
+        return received
 
     def take(self, path: str, number: int) -> Iterator[tuple[int, Content]]:
         """Wait for a row group and yield its ranges: the offset and the bytes of each."""
@@ -156,10 +175,15 @@ class Fetcher:
     def _fetch(self, opened: Future[Opened], wanted: tuple[int, int], name: Callable[[], str]) -> Content:
         return self._storage.fetch(opened.result(), *wanted, name)
 
+    def _prepare(self, run: _Run, opened: Future[Opened], wanted: tuple[int, int]) -> None:
+        run.stream = self._storage.stream(opened.result(), run.stop)
+        if run.stream is not None:
+            self._storage.begin(run.stream, *wanted)
+
     def _receive(
         self,
         run: _Run,
-        before: Future[Content] | None,
+        before: Future[Any] | None,
         opened: Future[Opened],
         wanted: tuple[int, int],
         name: Callable[[], str],

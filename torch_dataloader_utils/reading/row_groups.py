@@ -235,6 +235,10 @@ class RowGroupReader:
             # Two slices of one shard may follow one another and request the same row group.
             self._decoded[group].append(self._next_decoder().whole(group.path, group.number))
 
+    def prepare(self, groups: Sequence[FileRowGroup]) -> None:
+        """Let the answer begin that has consecutive row groups of a file, which are requested later."""
+        self._fetcher.prepare(groups[0].path, [group.number for group in groups])
+
     def read(self, group: FileRowGroup) -> pa.Table:
         """Return the rows that the filter keeps of a row group that was requested, in file order.
 

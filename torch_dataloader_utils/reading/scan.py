@@ -128,25 +128,34 @@ class Scan(ABC):
 
         Only the next step waits for memory. Those behind it are requested if their lease is granted at once: what is
         delivered releases memory for them, and the next step has to be read first. Consecutive row groups that come
-        faster by one request are received one after another, each once there is memory for it.
+        faster by one request are received one after another, each once there is memory for it. The next such request
+        is made when half of them are requested, so that its answer begins while the others are received.
         """
-        upcoming = self._runs(steps)
-        waiting = next(upcoming, None)
+        runs = self._runs(steps)
+        waiting, following = deque(next(runs, ())), None
+        size = len(waiting)
         ahead: deque[tuple[Step, MemoryLease]] = deque()
         while ahead or waiting:
             while waiting and self._may_request(waiting[0], [step for step, _ in ahead]):
-                step, following = waiting
+                step = waiting[0]
                 lease = self.budget.try_take(step.size) if ahead else self.budget.take(step.size)
                 if lease is None:
                     break
+                waiting.popleft()
                 if step.requested:
-                    self.reader.request(step.group, following, whole=step.whole)
+                    self.reader.request(step.group, [later.group for later in waiting], whole=step.whole)
                 ahead.append((step, lease))
-                waiting = next(upcoming, None)
+                if following is None and 2 * len(waiting) <= size:
+                    following = deque(next(runs, ()))
+                    if len(following) > 1:
+                        self.reader.prepare([later.group for later in following])
+                if following is not None and not waiting:
+                    waiting, following = following, None
+                    size = len(waiting)
             yield ahead.popleft()
 
-    def _runs(self, steps: Iterable[Step]) -> Iterator[tuple[Step, list[FileRowGroup]]]:
-        """Yield each step with the row groups that follow it in the same request.
+    def _runs(self, steps: Iterable[Step]) -> Iterator[list[Step]]:
+        """Yield the steps in runs, each of which one request is for.
 
         The first step has a request of its own: it is waited for, and the others are received at the same time.
         """
@@ -154,13 +163,14 @@ class Scan(ABC):
         is_first = True
         for step in steps:
             if run and not self._may_join(run, step):
-                yield from _with_following(run)
+                yield run
                 run = []
             run.append(step)
             if is_first or not self.reader.request_bytes:
-                yield from _with_following(run)
+                yield run
                 run, is_first = [], False
-        yield from _with_following(run)
+        if run:
+            yield run
 
     def _may_join(self, run: Sequence[Step], step: Step) -> bool:
         """Whether a step may be received by the request of those before it."""
@@ -247,8 +257,3 @@ class Scan(ABC):
         msg = f"column {batching.column!r} holds a list of {lengths[row]} values{place}, more than TokenBudget(tokens="
         msg += f"{batching.tokens}) allows in a batch: raise tokens, let such rows have batches of their own with "
         raise ColumnError(f"{msg}oversized='alone', or leave them out by filters or exclude")
-
-
-def _with_following(run: Sequence[Step]) -> Iterator[tuple[Step, list[FileRowGroup]]]:
-    for index, step in enumerate(run):
-        yield step, [later.group for later in run[index + 1 :]]

@@ -303,6 +303,11 @@ class Storage:
             return None
         return RangeStream(opened.begin, stop, self._timeout_sec / 2, self._request_size.note)
 
+    def begin(self, stream: RangeStream, start: int, stop: int) -> None:
+        """Make the request of a stream before its first part is received, which tries again where this fails."""
+        with contextlib.suppress(Exception):
+            stream.begin(self._timeout_sec / 2, start, stop)
+
     def receive(self, stream: RangeStream, start: int, stop: int, name: Callable[[], str]) -> bytes | pa.Buffer:
         """Receive the next part of a stream; request the rest of it again if the storage fails.
 

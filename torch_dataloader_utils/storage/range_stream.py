@@ -30,7 +30,8 @@ class ReceivedRange(Protocol):
 class RangeStream:
     """The bytes of a file up to some place, received from one request. It is for one thread at a time.
 
-    The request is made by the first read. It is made again, for the rest, after an error or when it is too old.
+    The request is made by `begin`, or by the first read. It is made again, for the rest, after an error or when it is
+    too old.
 
     Args:
         begin: Makes a request: gets the seconds after which it is to give up, the start and the stop of the range, and
@@ -54,19 +55,25 @@ class RangeStream:
         self._received: ReceivedRange | None = None
         self._position = 0
         self._began = 0.0
+        self._waited = 0.0  # seconds until the answer began, of which nothing was read yet
+
+    def begin(self, seconds: float, start: int, stop: int) -> None:
+        """Make the request before its first part, from `start` to `stop`, is read; raises what the client raises."""
+        self._began = time.monotonic()
+        self._received = self._begin(seconds, start, self._stop, stop - start)
+        self._position = start
+        self._waited = time.monotonic() - self._began
 
     def read(self, seconds: float, start: int, stop: int) -> bytes | pa.Buffer:
         """Receive a part, which begins where the last one ended or behind that; a TimeoutError if it takes longer."""
         until = time.monotonic() + seconds
-        received, waited = self._received, 0.0
-        if received is not None and (self._position > start or time.monotonic() - self._began > self._oldest_sec):
+        is_old = self._position > start or time.monotonic() - self._began > self._oldest_sec
+        if self._received is not None and is_old:
             self.close()
-            received = None
-        if received is None:
-            self._began = time.monotonic()
-            received = self._received = self._begin(seconds, start, self._stop, stop - start)
-            self._position = start
-            waited = time.monotonic() - self._began
+        if self._received is None:
+            self.begin(seconds, start, stop)
+        received, waited, self._waited = self._received, self._waited, 0.0
+        assert received is not None  # noqa: S101 - `begin` sets it
         began = time.monotonic()
         self._received = None  # if an error occurs now
         try:

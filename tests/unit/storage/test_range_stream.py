@@ -66,6 +66,31 @@ def test_an_answer_that_is_too_old_is_requested_again_for_the_rest(client):
     assert requests.ranges == [(start, 2_900_000) for start, _ in PARTS]
 
 
+def test_a_request_may_be_made_before_its_first_part_is_read(client):
+    requests, answers = Requests(client), list[Answer]()
+    stream = RangeStream(requests.begin, 2_900_000, SECONDS, answers.append)
+    stream.begin(SECONDS, *PARTS[0])
+    assert requests.ranges == [(10, 2_900_000)]
+    assert received(stream, PARTS) == [CONTENT[start:stop] for start, stop in PARTS]
+    assert requests.ranges == [(10, 2_900_000)]
+    assert [answer.size for answer in answers] == [399_990]
+    assert answers[0].waited > 0
+
+
+def test_a_request_that_fails_before_its_first_part_is_read_is_made_again(client):
+    answering, requests = iter([False, True]), Requests(client)
+
+    def begin(*wanted: Any) -> Any:
+        if next(answering):
+            return requests.begin(*wanted)
+        raise OSError("no answer")
+
+    stream = RangeStream(begin, 2_900_000, SECONDS, lambda _: None)
+    with pytest.raises(OSError, match="no answer"):
+        stream.begin(SECONDS, *PARTS[0])
+    assert received(stream, PARTS) == [CONTENT[start:stop] for start, stop in PARTS]
+
+
 def test_another_version_is_an_error(client):
     requests = Requests((*client[:2], "0" * 32))
     with pytest.raises(Exception, match=r"(?i)pre-?condition"):
