@@ -144,6 +144,7 @@ def open_files(
         filter_columns=tuple(filtering.names),
         files={file.path: file for file in listing.files},
         footers={footer.file.path: footer.content for footer in footers if footer.content is not None},
+        parsed=described.parsed,
         metadata_file=described.metadata_file,
         projections=projections,
         projected=projected_by,

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.formats.read_cache import FooterStore, ReadCache
+from torch_dataloader_utils.formats.read_cache import FooterStore, ParsedFooters, ReadCache
 from torch_dataloader_utils.formats.row_packing import RowGroupPacking
 from torch_dataloader_utils.formats.row_transform import UNKNOWN, RowTransform
 from torch_dataloader_utils.formats.schema import AllColumns, Projection
@@ -64,10 +64,14 @@ class KnownFooters:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """The footer of each file, in order, and that of the `_metadata` file that described them, if one did."""
+    """The footer of each file, in order, and that of the `_metadata` file that described them, if one did.
+
+    `parsed` has the first ones as the format has parsed them, if it keeps any.
+    """
 
     footers: Sequence[Footer]
     metadata_file: bytes | None = None
+    parsed: ParsedFooters = field(default_factory=ParsedFooters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,6 +259,7 @@ class OpenedFiles:
         filter_name: What the filter is in messages, which name the excluded expressions that are a part of it.
         files: The files as the storage lists them, by path.
         footers: The footers that were read when the files were opened, by path.
+        parsed: The first of them as the format has parsed them.
         metadata_file: The footer of the `_metadata` file that described them, if one did.
         projections: How files' columns become the needed ones: by the first projection unless `projected` says another.
         selection: For each file the row groups that may hold rows for the filter; None if that is all.
@@ -287,6 +292,7 @@ class OpenedFiles:
     footers: Mapping[str, bytes] = field(repr=False)
     metadata_file: bytes | None = field(repr=False)
     projections: tuple[Projection, ...] = field(repr=False)
+    parsed: ParsedFooters = field(default_factory=ParsedFooters, repr=False, compare=False)
     selection: tuple[tuple[int, ...], ...] | None = None
     announced_nulls: str | None = None
     projected: Mapping[str, int] = field(default_factory=dict, repr=False)

@@ -7,7 +7,7 @@ Threads may share both. Each operation is one of a dict, so nothing is locked, a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -21,17 +21,41 @@ PARSED_BYTES = 4 << 20
 then. The first ones stay: of the last ones, an epoch that needs more files one after another finds none."""
 
 
+class ParsedFooters:
+    """The first footers that were parsed, as a format keeps them, by whatever it looks them up by.
+
+    A process that is forked has them, too. Pickled, there are none: another process parses its own.
+    """
+
+    def __init__(self) -> None:
+        self._parsed: dict[Hashable, Any] = {}
+        self._bytes = 0
+
+    def get(self, key: Hashable) -> Any:
+        """Return what was kept; None if nothing was."""
+        return self._parsed.get(key)
+
+    def keep(self, key: Hashable, parsed: Any, size: int) -> None:
+        """Keep a parsed footer of so many bytes, if there is room. Two threads at once may keep a little more."""
+        if self._bytes + size <= PARSED_BYTES:
+            self._bytes += size
+            self._parsed[key] = parsed
+
+    def __reduce__(self) -> tuple[type[ParsedFooters], tuple[()]]:
+        """Return what makes an empty one."""
+        return ParsedFooters, ()
+
+
 class FooterStore:
     """Footers as bytes, by path: those read when the files were opened, and those that were added since.
 
-    The first ones that are parsed are also kept parsed, unless the store is pickled.
+    `parsed` has the first ones as they were parsed for the columns that are read, by path and columns.
     """
 
     def __init__(self, opened: Mapping[str, bytes]) -> None:
+        self.parsed = ParsedFooters()
         self._opened = opened
         self._added: dict[str, bytes] = {}
-        self._parsed: dict[tuple[str, tuple[str, ...]], Any] = {}
-        self._parsed_bytes = 0
 
     def __contains__(self, path: str) -> bool:
         return path in self._opened or path in self._added
@@ -43,20 +67,6 @@ class FooterStore:
     def add(self, footers: Mapping[str, bytes]) -> None:
         """Add footers that were read, or that came with an assignment."""
         self._added.update(footers)
-
-    def parsed(self, path: str, columns: Sequence[str]) -> Any:
-        """Return what was kept of a file's footer, for the columns that are read; None if nothing was."""
-        return self._parsed.get((path, tuple(columns)))
-
-    def keep_parsed(self, path: str, columns: Sequence[str], parsed: Any, size: int) -> None:
-        """Keep a parsed footer of so many bytes, if there is room. Two threads at once may keep a little more."""
-        if self._parsed_bytes + size <= PARSED_BYTES:
-            self._parsed_bytes += size
-            self._parsed[path, tuple(columns)] = parsed
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the state without parsed footers: another process parses its own."""
-        return self.__dict__ | {"_parsed": {}, "_parsed_bytes": 0}
 
 
 class SizeEstimates:

@@ -47,11 +47,12 @@ class ParquetCodec(Codec):
 
         def layout(path: str) -> ParquetLayout:
             columns = files.projection(path).stored.names
-            kept: ParquetLayout | None = known.parsed(path, columns)
+            key = path, tuple(columns)
+            kept: ParquetLayout | None = known.parsed.get(key)
             if kept is None:
                 content = footers[path]
-                kept = ParquetLayout(parse_footer(content), columns)
-                known.keep_parsed(path, columns, kept, len(content))
+                kept = ParquetLayout(files.parsed.get(path) or parse_footer(content), columns)
+                known.parsed.keep(key, kept, len(content))
             return kept
 
         self.layout = lru_cache(OPEN_FILES)(layout)

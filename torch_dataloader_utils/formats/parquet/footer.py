@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from torch_dataloader_utils.errors import FooterMismatchWarning, UnreadableFileError, warn_user
 from torch_dataloader_utils.formats.base import Footer, NullCount
+from torch_dataloader_utils.formats.read_cache import ParsedFooters
 from torch_dataloader_utils.formats.recognition import PARQUET_MAGIC, format_hint
 from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
@@ -41,13 +42,14 @@ SHOWN = 3
 class FooterReader:
     """Reads and parses footers. If consecutive files have equal schemas, as they mostly do, a schema is derived once.
 
-    `counts_nulls` says of a column whether its nulls matter.
+    `counts_nulls` says of a column whether its nulls matter. `parsed` has the first footers of files, by path.
     """
 
     def __init__(self, storage: Storage, counts_nulls: Callable[[pa.Field], bool] = lambda _: False) -> None:
         self._storage = storage
         self._counts_nulls = counts_nulls
         self._mismatches: list[str] = []
+        self.parsed = ParsedFooters()
         self._last: Columns | None = None
         self._schemas: dict[bytes, pa.Schema] = {}
 
@@ -96,6 +98,7 @@ class FooterReader:
         if rows != metadata.num_rows:
             name = self._storage.display(file.location)
             self._mismatches.append(f"{name} says {metadata.num_rows} rows and has {rows}")
+        self.parsed.keep(file.path, metadata, len(content))
         digest = hashlib.blake2b(content, digest_size=8).hexdigest()
         described = DataFile(file.path, file.size, digest, row_groups, file.etag, file.modified)
         return Footer(described, columns.schema, nulls, content)

@@ -50,7 +50,7 @@ class Parquet(Format):
         else:
             footers = list(read_each(reader.read, listing.files, storage))
         reader.warn_of_mismatches()
-        return Described(footers)
+        return Described(footers, parsed=reader.parsed)
 
     def select(
         self, described: Described, filters: pc.Expression, needed: pa.Schema, cases: Sequence[FileCase]
