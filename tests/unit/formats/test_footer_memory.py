@@ -10,9 +10,11 @@ import pyarrow.parquet as pq
 import pytest
 from support import open_loader, write_dataset
 
+from torch_dataloader_utils.formats import read_cache
 from torch_dataloader_utils.formats.parquet.footer import list_values
 
 FILES = 30
+KEPT = 3
 
 
 @pytest.fixture
@@ -29,11 +31,16 @@ def parsed_footers() -> int:
 
 
 @pytest.mark.usefixtures("resting_gc")
-def test_opening_files_leaves_no_parsed_footer_that_only_the_garbage_collector_frees(tmp_path: pathlib.Path):
+def test_opening_files_leaves_no_parsed_footer_beyond_those_that_are_kept(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+):
     write_dataset(tmp_path, [(8, 4)] * FILES)
+    content = next(tmp_path.iterdir()).read_bytes()
+    monkeypatch.setattr(read_cache, "PARSED_BYTES", KEPT * (int.from_bytes(content[-8:-4], "little") + 8))
     before = parsed_footers()
     loader, _ = open_loader(tmp_path, batch_size=4)
-    assert parsed_footers() <= before + 1  # that of the columns, with which those of the next file are compared
+    # One more is that of the columns, with which those of the next file are compared.
+    assert before + KEPT <= parsed_footers() <= before + KEPT + 1
     assert len(loader) == FILES * 2
 
 
