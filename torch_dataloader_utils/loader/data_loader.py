@@ -25,7 +25,6 @@ from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
 from torch_dataloader_utils.workers.lifecycle import StartupBarrier, WorkerSetup, interrupt_later
-from torch_dataloader_utils.workers.message_size import MessageSizer
 from torch_dataloader_utils.workers.messages import MAX_HELD, Content, Message
 from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool, SharedPage
 from torch_dataloader_utils.workers.torch_iterator import WorkerIterator
@@ -259,7 +258,7 @@ class StructuredDataLoader(DataLoader[Any]):
             ) -> dict[int, Iterator[Batch | EmptyStep | StreamEnd]]:
                 answers = asked.pop() if asked else self._ask_workers()
                 self._send(assigned)
-                return _unpacked(answers, iteration.number, list(assigned), self._channels[0].sizer)
+                return _unpacked(answers, iteration.number, list(assigned))
 
             contents = iteration.contents(read)
         except BaseException:
@@ -297,13 +296,11 @@ class StructuredDataLoader(DataLoader[Any]):
 
     def _new_channels(self, context: Any) -> list[WorkerChannel]:
         """Return channels. Their pools have a block for every message that is in transit or in use at the same time."""
-        ahead = self.prefetch_factor or 1
-        sizer = MessageSizer(ahead)
-        count = ahead * self.num_workers + MAX_HELD + 1  # all messages in transit may be of the same worker
+        count = (self.prefetch_factor or 1) + MAX_HELD + 1
         pools = [SharedMemoryPool.if_possible(count) for _ in range(self.num_workers)]
         if None in pools:
             warn_of_slow_transport()
-        return [WorkerChannel(AssignmentQueue(context), sizer, pool, SharedPage.if_possible()) for pool in pools]
+        return [WorkerChannel(AssignmentQueue(context), pool, SharedPage.if_possible()) for pool in pools]
 
     def _start_workers(self, setup: WorkerSetup) -> WorkerIterator:
         """Let torch start workers that run this first, which calls the user's own function."""
@@ -340,31 +337,25 @@ class StructuredDataLoader(DataLoader[Any]):
 
 
 def _unpacked(
-    answers: Iterator[Message], iteration: int, workers: Sequence[int], sizer: MessageSizer
+    answers: WorkerIterator, iteration: int, workers: Sequence[int]
 ) -> dict[int, Iterator[Batch | EmptyStep | StreamEnd]]:
-    """Return for each worker its batches from the messages of all workers."""
-    arrived: dict[int, deque[Content]] = {worker: deque() for worker in workers}
-    numbers = dict.fromkeys(arrived, 0)
+    """Return for each worker its batches, from its messages."""
 
     def of_worker(worker: int) -> Iterator[Batch | EmptyStep | StreamEnd]:
-        waiting = arrived[worker]
-        while True:
-            while not waiting:
-                message = next(answers, None)
-                if message is None:
-                    return
-                if message.iteration == iteration:  # a worker may still answer an abandoned iteration
-                    sizer.record(numbers[message.worker], message.size, message.seconds)
-                    numbers[message.worker] += 1
-                    arrived[message.worker].extend(message.unpack())
-            content = waiting.popleft()
-            if isinstance(content, Batches):
-                yield from content
-            else:
-                yield content
-            del content
+        while (message := answers.receive(worker)) is not None:
+            if message.iteration != iteration:  # a worker may still answer an abandoned iteration
+                continue
+            contents: deque[Content] = deque(message.unpack())
+            del message
+            while contents:
+                content = contents.popleft()
+                if isinstance(content, Batches):
+                    yield from content
+                else:
+                    yield content
+                del content
 
-    return {worker: of_worker(worker) for worker in arrived}
+    return {worker: of_worker(worker) for worker in workers}
 
 
 def _require_message(message: Any) -> Any:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch_dataloader_utils.planning.assignment import Assignment
-from torch_dataloader_utils.workers.message_size import MessageSizer
 from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool, SharedPage
 
 
@@ -61,14 +60,12 @@ class WorkerChannel:
     """
 
     assignments: AssignmentQueue
-    sizer: MessageSizer
     pool: SharedMemoryPool | None
     page: SharedPage | None
     known: set[str] = field(default_factory=set)
 
     def send(self, parts: Sequence[Assignment]) -> None:
         """Send the assignments of the next iteration, once every message of the one before has arrived."""
-        self.sizer.reset()
         self.known.update(parts[0].footers)
         if self.pool is not None:
             self.pool.free_unheld()

@@ -55,7 +55,7 @@ class BatchBuffer:
 
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = list(sizes)  # rows of each batch
-        self._views: list[tuple[Any, ...]] = []  # for each batch its part of each column
+        self._views: list[tuple[torch.Tensor, ...]] = []  # for each batch its part of each column
         self.columns: dict[str, torch.Tensor] = {}
         self.count = 0
 
@@ -70,15 +70,10 @@ class BatchBuffer:
             return None  # a tensor under two names must arrive as one tensor, which pickling ensures
         if not self.count and not self._allocate(batch):
             return None
-        if batch.keys() != self.columns.keys():
+        views, tensors = self._views[self.count], list(batch.values())
+        if list(batch) != list(self.columns) or not _are_alike(tensors, views):
             return None
-        tensors = [batch[name] for name in self.columns]
-        views = self._views[self.count]
-        for tensor, view in zip(tensors, views, strict=True):
-            if not is_plain(tensor) or tensor.dtype != view.dtype or tensor.shape != view.shape:
-                return None
-        for view, tensor in zip(views, tensors, strict=True):
-            view.copy_(tensor)
+        torch._foreach_copy_(views, tensors)  # as torch's optimizers do: one call in place of many
         self.count += 1
         return dict(zip(self.columns, views, strict=True))
 
@@ -94,6 +89,17 @@ class BatchBuffer:
         columns = [split_values(column, self._sizes) for column in self.columns.values()]
         self._views = list(zip(*columns, strict=True))
         return True
+
+
+def _are_alike(tensors: Sequence[Any], views: Sequence[torch.Tensor]) -> bool:
+    """Whether tensors are like those of a buffer, which are plain. This is asked for each tensor of each batch."""
+    strided = torch.strided
+    for tensor, view in zip(tensors, views, strict=True):
+        if type(tensor) is not torch.Tensor or tensor.dtype is not view.dtype or tensor.shape != view.shape:
+            return False
+        if tensor.layout is not strided or tensor.requires_grad or not tensor.is_cpu:
+            return False
+    return True
 
 
 def is_plain(value: Any) -> bool:

@@ -53,7 +53,6 @@ class Message:
         tensor_flags: For each buffer 1 if it is a tensor's, else 0.
         pool_key: Key of the pool of shared memory, or None.
         memory: Number of the block in the pool. Without a pool the bytes themselves, or a pinned tensor of them.
-        seconds: How long it took to make the batches.
     """
 
     iteration: int
@@ -63,16 +62,10 @@ class Message:
     tensor_flags: bytes
     pool_key: int | None
     memory: int | bytearray | torch.Tensor
-    seconds: float
 
     @classmethod
     def pack(
-        cls,
-        iteration: int,
-        worker: int,
-        contents: list[Content],
-        pool: SharedMemoryPool | None = None,
-        seconds: float = 0,
+        cls, iteration: int, worker: int, contents: list[Content], pool: SharedMemoryPool | None = None
     ) -> Message:
         """Pack batches, and the stream's end, into a free block of a pool. If there is none, the message has the bytes.
 
@@ -98,7 +91,7 @@ class Message:
         for buffer, length in zip(buffers, lengths, strict=True):
             array[start : start + length] = buffer
             start += _aligned(length)
-        return cls(iteration, worker, len(contents), lengths, bytes(out_of_band.tensor_flags), key, memory, seconds)
+        return cls(iteration, worker, len(contents), lengths, bytes(out_of_band.tensor_flags), key, memory)
 
     @property
     def size(self) -> int:

@@ -22,8 +22,10 @@ from torch_dataloader_utils.reading.stream import read_assignment
 from torch_dataloader_utils.reading.work import Stage, Stopwatch, Wait, Work
 from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.collate import BatchBuffer, UncopyableError, copy_batch
+from torch_dataloader_utils.workers.message_size import NUM_SINGLE, MessageSizer
 from torch_dataloader_utils.workers.messages import Content, Message
 from torch_dataloader_utils.workers.seeding import Seeding
+from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
 
 Collate: TypeAlias = Callable[[Batch], Batch]
 
@@ -92,7 +94,8 @@ class Stream:
         """Yield a stream's batches packed, for the training process, part after part."""
         self.read_cache.footers.add(parts[0].footers)
         report = _Report(self)
-        outgoing = _Outgoing(parts[0], channel, report)
+        sizer = MessageSizer(1 if self.collate_fn is None else NUM_SINGLE)
+        outgoing = _Outgoing(parts[0], channel.pool, sizer, report)
         for assignment in parts:
             yield from self._messages_of(assignment, outgoing, report)
 
@@ -101,7 +104,7 @@ class Stream:
         ahead = self._ahead(assignment)
         try:
             for content in ahead:
-                report.received(content)
+                outgoing.received(report.received(content))
                 rest = replace(content, lease=None) if isinstance(content, Batches) else None  # leases are not sent
                 while rest is not None:
                     part, rest = rest.cut(outgoing.space)
@@ -151,7 +154,7 @@ class Stream:
 
         def collate(batch: Batch) -> Batch:
             with seeding.of(batch.receipt):
-                return replace(batch, data=collate_fn(batch.data))
+                return Batch(collate_fn(batch.data), batch.receipt, batch.work)
 
         return collate
 
@@ -171,7 +174,8 @@ class Stream:
                 collated = collate(batch)
                 copy = buffer.append(collated.data) if number == buffer.count else None
                 try:
-                    done.append(replace(collated, data=copy_batch(collated.data) if copy is None else copy))
+                    data = copy_batch(collated.data) if copy is None else copy
+                    done.append(Batch(data, batch.receipt, batch.work))
                 except UncopyableError:
                     yield from done
                     done.clear()
@@ -229,18 +233,24 @@ class _Report:
 class _Outgoing:
     """Collects what goes into the next message of a stream."""
 
-    def __init__(self, assignment: Assignment, channel: WorkerChannel, report: _Report) -> None:
+    def __init__(
+        self, assignment: Assignment, pool: SharedMemoryPool | None, sizer: MessageSizer, report: _Report
+    ) -> None:
         self._assignment = assignment
-        self._channel = channel
+        self._pool = pool
+        self._sizer = sizer
         self._report = report
-        self._number = -1
         self.contents: list[Content] = []
         self._begin()
 
     def _begin(self) -> None:
         self._began = time.perf_counter()
-        self._number += 1
-        self.size = self.space = self._channel.sizer.batches(self._number)
+        self.size = self.space = self._sizer.batches
+
+    def received(self, now: float) -> None:
+        """Note that there is more to make batches of. The wait for it was no part of a message that is still empty."""
+        if not self.contents:
+            self._began = now
 
     def add(self, content: Content | Alone) -> None:
         """Add batches, a step without a batch, or the stream's end to the message."""
@@ -261,6 +271,7 @@ class _Outgoing:
         contents[0] = self._report.on(contents[0])
         seconds = time.perf_counter() - self._began
         iteration, worker = self._assignment.iteration, self._assignment.worker
-        message = Message.pack(iteration, worker, contents, self._channel.pool, seconds)
+        message = Message.pack(iteration, worker, contents, self._pool)
+        self._sizer.record(message.size, seconds)
         self._report.watch.lap("packing_sec")
         return message

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import connection, util
 from multiprocessing.process import BaseProcess
@@ -15,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from torch._C import _remove_worker_pids, _set_worker_pids
+from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
+from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torch_dataloader_utils.errors import SilentWorkerWarning, WorkerError, warn_user
@@ -46,6 +50,10 @@ _killed_at_exit: set[int] = set()
 class WorkerIterator(_MultiProcessingDataLoaderIter):
     """torch's iterator over the messages of a loader's workers.
 
+    torch lets each worker in turn send one message. Here the loader says from which worker it needs the next one, and
+    that worker may send one more: so workers may put different numbers of batches into their messages, and none of them
+    gets further ahead than `prefetch_factor` messages.
+
     torch has its handler of SIGCHLD raise an error in whatever line the training process is at when a worker dies:
     between the two halves of an optimizer's step, or while a checkpoint is saved. Here it raises only while the main
     thread waits for a worker; another thread that waits looks every `CHECK_SEC`. So a dead worker is always an error of
@@ -59,6 +67,8 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
     def __init__(self, loader: DataLoader[Any], reading: Callable[[int], str]) -> None:
         self._reading = reading
         self._owner = os.getpid()
+        self._arrived: dict[int, deque[Any]] = {}
+        self._awaited: int | None = None
         self._worker_pids_set = False
         self._hear()
         _running.add(self)
@@ -69,11 +79,47 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
 
     def _reset(self, loader: DataLoader[Any], first_iter: bool = False) -> None:  # noqa: FBT001, FBT002 - torch's own
         self._hear()
+        self._awaited = None
+        self._arrived = {number: deque() for number in range(loader.num_workers)}
         super()._reset(loader, first_iter)
 
-    def __next__(self) -> Any:
+    def receive(self, number: int) -> Any:
+        """Wait for the next message of a worker, and let it send another one.
+
+        Returns:
+            The message; None if the worker has ended.
+
+        Raises:
+            Exception: What was raised in the worker in place of the message.
+        """
         self._hear()  # that the training loop asked for nothing is no worker's silence
-        return super().__next__()
+        self._awaited = number
+        arrived = self._arrived[number]
+        while not arrived:
+            if not self._workers_status[number]:
+                return None
+            self._sort_in(*self._get_data())  # type: ignore[no-untyped-call]
+        message = arrived.popleft()
+        self._request(number)
+        if isinstance(message, ExceptionWrapper):
+            message.reraise()  # type: ignore[no-untyped-call]
+        return message
+
+    def _sort_in(self, task: int, message: Any) -> None:
+        """Keep a message that has arrived until it is asked for, or note that its worker has ended."""
+        (number,) = self._task_info.pop(task)
+        self._tasks_outstanding -= 1
+        if not isinstance(message, _IterableDatasetStopIteration):
+            self._arrived[number].append(message)
+        elif self._persistent_workers:
+            self._workers_status[number] = False
+        else:
+            self._mark_worker_as_unavailable(number)  # and let its process end
+
+    def _request(self, number: int) -> None:
+        """Let a worker send one more message, unless it has ended."""
+        self._worker_queue_idx_cycle = itertools.cycle([number])  # in place of torch's turns
+        self._try_put_index()
 
     def _try_get_data(self, timeout: float = MP_STATUS_CHECK_INTERVAL) -> tuple[bool, Any]:
         """Wait for any worker's next message; torch asks again if this returns that there is none.
@@ -149,10 +195,10 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
 
     def _silent(self) -> list[int]:
         """Return the worker whose turn it is and those that are stopped, or all if each has to answer first."""
-        awaited = self._task_info.get(self._rcvd_idx)
+        awaited = self._awaited
         numbers = range(len(self._workers))
         stopped = [number for number in numbers if _is_stopped(self._workers[number].pid)]
-        return sorted({*stopped, *([awaited[0]] if awaited else [] if stopped else numbers)})
+        return sorted({*stopped, *([awaited] if awaited is not None else [] if stopped else numbers)})
 
     def _named(self, numbers: Sequence[int]) -> str:
         return ", ".join(map(self._name, numbers))
