@@ -36,7 +36,7 @@ from torch_dataloader_utils.workers import messages
 
 FAULT = "SIGKILL, SIGSEGV, SIGSTOP, out-of-memory of one worker, between and within epochs, persistent and not"
 
-OPTIONS: dict[str, Any] = {"num_workers": 2, "shuffle": True, "shuffle_buffer_size": 500}
+OPTIONS: dict[str, Any] = {"num_workers": 2, "batch_size": 4, "shuffle": True, "shuffle_buffer_size": 500}
 
 READS = r"(reading|last read): row group \d+ of .*part-00\d\.parquet"
 

@@ -13,7 +13,7 @@ from pairwise import pairwise
 from support import batches_of, open_loader, rows_of, write_dataset
 from torch.utils.data import get_worker_info
 
-from torch_dataloader_utils.workers.message_size import GROWTH, MAX_BATCHES, MessageSizer
+from torch_dataloader_utils.workers.message_size import GROWTH, MessageSizer
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -52,8 +52,8 @@ class Diary:
         """Run in a worker as it starts."""
         record = MessageSizer.record
 
-        def noted(sizer: MessageSizer, size: int, seconds: float) -> None:
-            record(sizer, size, seconds)
+        def noted(sizer: MessageSizer, batches: int, size: int, seconds: float) -> None:
+            record(sizer, batches, size, seconds)
             self.most[worker] = max(self.most[worker], sizer.batches)
 
         MessageSizer.record = noted  # type: ignore[method-assign]
@@ -85,7 +85,7 @@ def test_streams_of_very_different_lengths_take_turns_batch_by_batch(path):
 
 def slow_in_worker_0(batch: Any) -> Any:
     if get_worker_info().id == 0:
-        time.sleep(0.02)
+        time.sleep(0.03)
     return batch
 
 
@@ -97,8 +97,8 @@ def test_each_worker_decides_on_its_own_messages_and_batches_still_take_turns(tm
     loader, _ = open_loader(tmp_path, num_workers=2, **options)
     ranks = [open_loader(tmp_path, num_ranks=2, rank=rank, batch_size=4)[0] for rank in range(2)]
     assert batches_of(loader) == turns(list(map(batches_of, ranks)))
-    assert diary.most[0] <= GROWTH
-    assert diary.most[1] == MAX_BATCHES or len(set(sizes)) > 1
+    assert diary.most[0] == 1
+    assert diary.most[1] >= GROWTH or len(set(sizes)) > 1
 
 
 def test_a_worker_gets_no_further_ahead_of_the_training_loop_than_its_messages_in_transit(tmp_path):

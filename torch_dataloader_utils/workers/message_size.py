@@ -7,19 +7,19 @@ quick to make. Each worker decides for itself: the training process requests mes
 
 from __future__ import annotations
 
-GROWTH = 4
+GROWTH = 8
+"""How many times as many batches as the message before it a message holds at most: the first ones say little."""
 
-MAX_BATCHES = GROWTH**3
-"""Messages grow in steps: from a single batch to 4, 16 and 64."""
+MAX_BATCHES = GROWTH**2
 
 NUM_SINGLE = 4
 """So many messages hold one batch where there is a `collate_fn`, so that a new one can be tried out batch by batch."""
 
-QUICK_SEC = 0.01
-"""If a message took longer to make, later ones do not grow: finished batches would wait too long for the rest."""
+LONG_SEC = 0.02
+"""Messages hold no more batches than are made in this time, or finished ones would wait too long for the rest."""
 
 LARGE_BYTES = 8 << 20
-"""Messages do not grow beyond this. If batches get larger, and a message twice as large as this, later ones shrink."""
+"""Messages hold no more batches than have so many bytes, or a single one."""
 
 
 class MessageSizer:
@@ -37,13 +37,11 @@ class MessageSizer:
         self._made = 0
         self.batches = 1
 
-    def record(self, size: int, seconds: float) -> None:
-        """Decide, from the size in bytes of a message and the time that it took to make, on the next one."""
+    def record(self, batches: int, size: int, seconds: float) -> None:
+        """Decide on the next message, from the batches of one, its bytes, and the time that it took to make."""
         self._made += 1
-        is_small = size * GROWTH <= LARGE_BYTES
-        if size > 2 * LARGE_BYTES:
-            before = self.batches
-            while self.batches > 1 and size * self.batches > LARGE_BYTES * before:
-                self.batches //= GROWTH
-        elif is_small and seconds <= QUICK_SEC and self.batches < MAX_BATCHES and self._made >= self._num_single:
-            self.batches *= GROWTH
+        if self._made < self._num_single or not batches:
+            return
+        by_size = LARGE_BYTES * batches // max(1, size)
+        by_time = int(LONG_SEC * batches / max(seconds, LONG_SEC / MAX_BATCHES))
+        self.batches = max(1, min(by_size, by_time, self.batches * GROWTH, MAX_BATCHES))

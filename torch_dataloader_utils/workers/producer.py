@@ -256,8 +256,8 @@ class _Outgoing:
         """Add batches, a step without a batch, or the stream's end to the message."""
         self.contents.append(content.batch if isinstance(content, Alone) else content)
         if isinstance(content, Alone):
-            self.space = 0  # the message is sent at once
-        elif not isinstance(content, (EmptyStep, StreamEnd)):
+            self.size = self.space = 1  # the message is sent at once
+        if not isinstance(content, (EmptyStep, StreamEnd)):
             self.space -= len(content.receipts) if isinstance(content, Batches) else 1
 
     def flush(self) -> Iterator[Message]:
@@ -272,6 +272,6 @@ class _Outgoing:
         seconds = time.perf_counter() - self._began
         iteration, worker = self._assignment.iteration, self._assignment.worker
         message = Message.pack(iteration, worker, contents, self._pool)
-        self._sizer.record(message.size, seconds)
+        self._sizer.record(self.size - self.space, message.size, seconds)
         self._report.watch.lap("packing_sec")
         return message
