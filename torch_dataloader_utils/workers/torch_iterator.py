@@ -16,6 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch._C import _remove_worker_pids, _set_worker_pids
 from torch._utils import ExceptionWrapper
 from torch.utils.data import DataLoader
@@ -24,6 +25,7 @@ from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torch_dataloader_utils.errors import SilentWorkerWarning, WorkerError, warn_user
+from torch_dataloader_utils.workers.direct_queue import DirectContext, LoaderWithContext
 from torch_dataloader_utils.workers.lifecycle import has_ended, interrupt_later
 
 SILENCE_SEC = 30.0
@@ -73,7 +75,8 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         self._hear()
         _running.add(self)
         _kill_all_at_exit()
-        super().__init__(loader)
+        context = loader.multiprocessing_context or torch.multiprocessing
+        super().__init__(LoaderWithContext(loader, DirectContext(context)))
         self._workers_done_event: Any = _DoneEvent(self._workers_done_event)
         self._unwatch()
 
