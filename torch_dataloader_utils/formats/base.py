@@ -142,6 +142,10 @@ class RowGroups(ABC):
     def read(self, number: int) -> pa.Table:
         """Return a row group."""
 
+    def tables(self, number: int) -> Iterator[tuple[pa.Table, bool]]:
+        """Yield a row group in one or more tables, each as soon as it is decoded, and whether it is the last one."""
+        yield self.read(number), True
+
     @abstractmethod
     def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         """Yield a row group in batches of about so many rows."""

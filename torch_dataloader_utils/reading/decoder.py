@@ -7,8 +7,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from queue import SimpleQueue
 
 import pyarrow as pa
 
@@ -25,10 +26,39 @@ from torch_dataloader_utils.storage.local_file import LocalFile, RangedFile
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Rows of a row group, and when their bytes had been fetched, as `time.perf_counter` tells it."""
+    """Rows of a row group, and when their bytes had been fetched, as `time.perf_counter` tells it.
+
+    `is_last` is whether it has no others, where they are not decoded in parts of a requested size.
+    """
 
     table: pa.Table
     fetched: float
+    is_last: bool = False
+
+
+class DecodedTables(Iterator[Decoded]):
+    """The tables of a row group, each as soon as it is decoded; only the last one may be without rows.
+
+    One thread puts what another one takes.
+    """
+
+    def __init__(self) -> None:
+        self._found: SimpleQueue[Decoded | BaseException] = SimpleQueue()
+        self._has_ended = False
+
+    def put(self, found: Decoded | BaseException) -> None:
+        """Add the next table, or the error that its decoding ends in."""
+        self._found.put(found)
+
+    def __next__(self) -> Decoded:
+        if self._has_ended:
+            raise StopIteration
+        found = self._found.get()
+        if isinstance(found, BaseException):
+            self._has_ended = True
+            raise found
+        self._has_ended = found.is_last
+        return found
 
 
 class Decoder:
@@ -56,9 +86,11 @@ class Decoder:
         self._shares = thread is not None
         self.thread = thread or ThreadPoolExecutor(1, thread_name_prefix="decode", initializer=allocate_first)
 
-    def whole(self, path: str, number: int) -> Future[Decoded]:
-        """Decode a row group as one table, after those before it."""
-        return self._submit(path, number, partial(self._decode, path, number))
+    def whole(self, path: str, number: int) -> DecodedTables:
+        """Decode a row group, after those before it, and without waiting for anyone to take its tables."""
+        tables = DecodedTables()
+        self.thread.submit(self._decode_all, path, number, tables)
+        return tables
 
     def _submit(self, path: str, number: int, decode: Callable[[], pa.Table]) -> Future[Decoded]:
         return self.thread.submit(self._attempt, path, number, decode)
@@ -116,11 +148,27 @@ class Decoder:
 
     # In the thread ---------------------------------------------------------------------------------------------------
 
-    def _decode(self, path: str, number: int) -> pa.Table:
-        with self._at_hand(path, number) as opened:
-            table = opened.row_groups.read(number)
-            opened.require_unchanged()
-        return table
+    def _decode_all(self, path: str, number: int, tables: DecodedTables) -> None:
+        done = 0
+
+        def rest() -> pa.Table:
+            """Put all tables but the last one, and return that. Another attempt leaves out what was put."""
+            nonlocal done
+            first = done
+            with self._at_hand(path, number) as opened:
+                for table, is_last in opened.row_groups.tables(number):
+                    opened.require_unchanged()
+                    left = table.slice(min(first, table.num_rows)) if first else table
+                    first -= table.num_rows - left.num_rows
+                    if not is_last and left.num_rows:
+                        tables.put(Decoded(left, self._fetched))
+                        done += left.num_rows
+            return left
+
+        try:
+            tables.put(replace(self._attempt(path, number, rest), is_last=True))
+        except BaseException as error:  # noqa: BLE001 - raised again where the tables are taken
+            tables.put(error)
 
     def _decode_from(
         self, path: str, number: int, rows: int, first: int, *, use_threads: bool = True

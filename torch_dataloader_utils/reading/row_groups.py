@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
-from torch_dataloader_utils.columns.arrow import takeable, width
+from torch_dataloader_utils.columns.arrow import stacked, takeable, width
 from torch_dataloader_utils.columns.arrow_memory import release_unused
 from torch_dataloader_utils.errors import TransformError, UnreadableFileError
 from torch_dataloader_utils.formats.base import Measures, OpenedFiles
@@ -28,7 +28,7 @@ from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExcl
 from torch_dataloader_utils.planning.manifest import DataFile, Split
 from torch_dataloader_utils.planning.row_hash import file_key, row_marks
 from torch_dataloader_utils.planning.token_counts import TokenCounts
-from torch_dataloader_utils.reading.decoder import Decoded, Decoder
+from torch_dataloader_utils.reading.decoder import Decoded, DecodedTables, Decoder
 from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
 from torch_dataloader_utils.reading.work import Wait
 
@@ -113,7 +113,7 @@ class RowGroupReader:
         self._fetcher = Fetcher(files.storage, files.files, codec.layout, files.row_group_name)
         self._new_decoder = partial(Decoder, files, codec, self._fetcher, read_cache.reads)
         self._decoders = [self._new_decoder() for _ in range(min(MOST_DECODERS, pa.cpu_count()))]
-        self._decoded: defaultdict[FileRowGroup, deque[Future[Decoded]]] = defaultdict(deque)
+        self._decoded: defaultdict[FileRowGroup, deque[DecodedTables]] = defaultdict(deque)
         self._waits: list[Wait] = []
 
     @property
@@ -252,11 +252,32 @@ class RowGroupReader:
         """
         began = time.perf_counter()
         with self._errors(group):
-            decoded = self._decoded[group].popleft().result()
-            self._require_all(group, decoded.table.num_rows)
-            finished = self._finished(group, decoded.table, 0)[0]
-        self._note_wait(began, decoded)
+            decoded = list(self._decoded[group].popleft())
+            table = stacked([each.table for each in decoded])
+            self._require_all(group, table.num_rows)
+            finished = self._finished(group, table, 0)[0]
+        self._note_wait(began, decoded[-1])
         return self._packed(group, self._transformed(group, finished))
+
+    def read_as_decoded(self, group: FileRowGroup) -> Iterator[tuple[pa.Table, bool]]:
+        """Yield what `read` returns in the tables that it is decoded in, and whether each is the last one.
+
+        A transform gets the whole row group: it may make other rows of its parts.
+        """
+        if self.makes_rows:
+            yield self.read(group), True
+            return
+        done, began = 0, time.perf_counter()
+        with self._errors(group):
+            for decoded in self._decoded[group].popleft():
+                done += decoded.table.num_rows
+                if decoded.is_last:
+                    self._require_all(group, done)
+                finished = self._finished(group, decoded.table, done - decoded.table.num_rows)[0]
+                self._note_wait(began, decoded)
+                yield finished, decoded.is_last
+                del decoded, finished
+                began = time.perf_counter()
 
     def read_in_parts(self, group: FileRowGroup, rows: Callable[[], int]) -> Iterator[tuple[pa.Table, int]]:
         """Yield a row group in parts of at most as many rows as are asked for. It was requested, but not as a whole.

@@ -72,16 +72,26 @@ class SequentialScan(Scan):
                         break
                 first = after
 
-    def _tables(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:
-        """Yield a row group as one table, or in parts if it is large: each, whether it is the last, and its lease."""
+    def _tables(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease | None]]:
+        """Yield a row group in tables: each, whether it is the last, and the lease that it pays with.
+
+        One that is read whole has one lease, which the last table pays with.
+        """
         group = step.group
         self.count(group, again=step.first < step.shard_slice.start)
         if not step.whole:
             yield from self._parts(step, lease)
             return
-        table = self.delivered(group, self.reader.read(group), 0)
-        lease.resize(self.reader.held_bytes(table))
-        yield table, True, lease
+        done = held = 0
+        for read, is_last in self.reader.read_as_decoded(group):
+            table = self.delivered(group, read, done)
+            del read
+            done += table.num_rows
+            held += self.reader.held_bytes(table)
+            if is_last:
+                lease.resize(held)
+            yield table, is_last, lease if is_last else None
+            del table
 
     def _parts(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:
         """Yield a row group in parts, each of which takes a lease before it is decoded."""

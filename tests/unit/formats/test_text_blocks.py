@@ -10,12 +10,17 @@ from pyarrow import csv, json
 from support import examples
 
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.text import lines
+from torch_dataloader_utils.formats.text import lines, pace
 from torch_dataloader_utils.formats.text.csv import CsvParser
 from torch_dataloader_utils.formats.text.jsonl import BOM, JsonParser
 from torch_dataloader_utils.formats.text.lines import Text, last_line_end, line_ends
+from torch_dataloader_utils.formats.text.pace import Pace
 
 NUMBERS = pa.schema([("n", pa.int64())])
+
+
+def table_of(parser, text):
+    return pa.concat_tables(parser.tables(text, Pace()))
 
 
 @given(st.binary(max_size=40).map(lambda content: content.replace(b"x", b"\n")), st.data())
@@ -35,20 +40,20 @@ def test_json_lines_are_cut_into_blocks_without_losing_a_byte(numbers, size, beg
     content = b"\n".join(b'{"n": %d}' % number for number in numbers) + b"\n" * ends_with_line_end
     text = Text("a.jsonl", pa.py_buffer(BOM * begins_with_bom + content))
     parser = JsonParser(json.ParseOptions(explicit_schema=NUMBERS), 64, ["n"])
-    blocks = [(bytes(block), before()) for block, before in parser._blocks(text, size)]
+    blocks = [(bytes(block), before()) for block, before in parser._blocks(text, lambda: size)]
     assert b"".join(block for block, _ in blocks) == content
     assert all(block.endswith(b"\n") for block, _ in blocks[:-1])
     assert [before for _, before in blocks] == [
         line_ends(pa.py_buffer(b"".join(block for block, _ in blocks[:number]))) for number in range(len(blocks))
     ]
-    assert parser.table(text)["n"].to_pylist() == numbers
+    assert table_of(parser, text)["n"].to_pylist() == numbers
 
 
 def test_a_line_of_json_that_is_much_longer_than_a_block_is_named_before_all_of_it_is_parsed():
     text = Text("a.jsonl", pa.py_buffer(b'{"n": 1}\n{"n": ' + b" " * 10_000 + b"2}\n"))
     parser = JsonParser(json.ParseOptions(explicit_schema=NUMBERS), 64, ["n"])
     with pytest.raises(UnreadableFileError, match="line 2: is longer than 128 bytes"):
-        parser.table(text)
+        table_of(parser, text)
 
 
 def rows_of(content: bytes) -> pa.Table:
@@ -79,7 +84,7 @@ def test_csv_has_the_same_rows_with_quotes_in_its_header_as_pyarrow_reads_of_it_
     expected = csv.read_csv(pa.BufferReader(content), parse_options=parse, convert_options=convert)
     parser = CsvParser({"block_size": block}, types.names, types)
     text = Text("a.csv", pa.py_buffer(content))
-    assert parser.table(text).to_pylist() == expected.to_pylist()
+    assert table_of(parser, text).to_pylist() == expected.to_pylist()
     assert pa.Table.from_batches(parser.batches(text, use_threads=False)).to_pylist() == expected.to_pylist()
 
 
@@ -108,3 +113,72 @@ def test_whether_a_text_may_hold_quoted_line_ends(content, holds):
     parser = CsvParser({}, ["a", "b"], pa.schema([("b", pa.string())]))
     text = Text("a.csv", pa.py_buffer(content))
     assert parser._settings(text, parser._watched(text))[1].newlines_in_values is holds
+
+
+SPELLED = ["1", "-2.5", "", "NA", "nan", "NULL", "inf", "-inf", "1.#IND"]
+
+
+@given(
+    rows=st.lists(st.tuples(st.sampled_from(SPELLED), st.sampled_from(SPELLED)), min_size=1, max_size=60),
+    block=st.integers(40, 90),
+    blocks=st.integers(1, 4),
+    texts=st.integers(1, 2),
+)
+@examples(200)
+def test_csv_that_is_parsed_piece_by_piece_has_the_rows_and_the_nulls_that_pyarrow_reads_at_once(
+    rows, block, blocks, texts
+):
+    content = "\n".join(",".join(row) for row in [("a", "b"), *rows]).encode()
+    types = {"a": pa.float64(), "b": pa.string()}
+    expected = csv.read_csv(pa.BufferReader(content), convert_options=csv.ConvertOptions(column_types=types))
+    parser = CsvParser({"block_size": block}, ["a", "b"], pa.schema(list(types.items())))
+    pieces = Pace()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pace, "BLOCKS", blocks)
+        for _ in range(texts):  # of the second one, it is known whether nulls are spelled out
+            found = list(pieces.tables(parser.tables(Text("a.csv", pa.py_buffer(content)), pieces)))
+            assert repr(pa.concat_tables([table for table, _ in found]).to_pylist()) == repr(expected.to_pylist())
+            assert [is_last for _, is_last in found] == [False] * (len(found) - 1) + [True]
+            assert all(table.num_rows for table, _ in found[:-1])
+
+
+def test_a_quoted_line_end_after_some_pieces_is_no_end_of_a_row():
+    rows = [["plain"]] * 40 + [["quoted\nline end"]] + [["plain"]] * 40
+    content = "a\n" + "".join(f'"{value}"\n' if "\n" in value else f"{value}\n" for (value,) in rows)
+    parser = CsvParser({"block_size": 64}, ["a"], pa.schema([("a", pa.string())]))
+    for _ in range(2):
+        assert table_of(parser, Text("a.csv", pa.py_buffer(content.encode())))["a"].to_pylist() == [*map(min, rows)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "what"),
+    [(b"x\n", "invalid value 'x'"), (b"1,2\n", "Expected 1 columns, got 2"), (b"1\0\n", "invalid value '1")],
+    ids=["a value", "a row", "a zero byte"],
+)
+def test_what_is_wrong_after_some_pieces_is_named_with_the_line_of_the_whole_text(wrong, what):
+    parser = CsvParser({"block_size": 64}, ["a"], pa.schema([("a", pa.int64())]))
+    found = []
+    with pytest.raises(UnreadableFileError, match=rf"a\.csv, line 102: .*{what}"):
+        found.extend(parser.tables(Text("a.csv", pa.py_buffer(b"a\n" + b"1\n" * 100 + wrong)), Pace()))
+    assert not found or sum(table.num_rows for table in found) <= 100
+
+
+def test_a_row_of_csv_that_may_be_longer_than_a_block_is_taken_or_refused_as_pyarrow_does():
+    parser = CsvParser({"block_size": 64}, ["a"], pa.schema([("a", pa.string())]))
+    for before in range(1, 130):
+        content = b"a\n" + b"b\n" * before + b"c" * 100 + b"\n" + b"d\n" * 10
+        try:
+            expected = csv.read_csv(pa.BufferReader(content), csv.ReadOptions(block_size=64)).num_rows
+        except pa.ArrowInvalid:
+            with pytest.raises(UnreadableFileError, match=f"line {before + 2}: a row is longer"):
+                table_of(parser, Text("a.csv", pa.py_buffer(content)))
+        else:
+            assert table_of(parser, Text("a.csv", pa.py_buffer(content))).num_rows == expected
+
+
+def test_the_first_rows_of_a_text_are_there_before_the_others_are_parsed():
+    parsed = []
+    tables = Pace().tables(parsed.append(number) or pa.table({"a": [number]}) for number in range(100))
+    assert next(tables)[0]["a"].to_pylist() == [0]
+    assert parsed == [0, 1]
+    assert [table.num_rows for table, _ in tables] == [4, 16, 64, 15]

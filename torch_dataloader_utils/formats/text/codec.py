@@ -10,21 +10,22 @@ from typing import Any, Protocol, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.columns.arrow import width
+from torch_dataloader_utils.columns.arrow import stacked, width
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, Layout, Measures, OpenedFiles, RowGroups
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.text.footer import TextFooter
 from torch_dataloader_utils.formats.text.lines import Text
+from torch_dataloader_utils.formats.text.pace import Pace
 from torch_dataloader_utils.storage.local_file import LocalFile, MappedFile
 
 
 class Parser(Protocol):
     """Parses texts of one file into rows. An error is an UnreadableFileError with file and line."""
 
-    def table(self, text: Text) -> pa.Table:
-        """Return all rows."""
+    def tables(self, text: Text, pace: Pace) -> Iterator[pa.Table]:
+        """Yield the rows in one or more tables, each as soon as it is parsed."""
 
     def batches(self, text: Text, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         """Yield the rows, block by block."""
@@ -76,6 +77,7 @@ class TextCodec(Codec):
     def __init__(self, files: OpenedFiles, footers: FooterStore, parser: MakeParser) -> None:
         self._files = files
         self._parser = parser
+        self._pace = Pace()
         self.layout = lru_cache(OPEN_FILES)(
             lambda path: _TextLayout(TextFooter.load(footers[path]), files.projection(path).stored)
         )
@@ -94,7 +96,7 @@ class TextCodec(Codec):
             for column in stored
             if pa.types.is_floating(column.type) and pa.types.is_integer(types.get(column.name, pa.null()))
         ]
-        return _TextRowGroups(shown, footer, parser, file, widened, is_mapped=isinstance(local, MappedFile))
+        return _TextRowGroups(shown, footer, parser, file, widened, self._pace, is_mapped=isinstance(local, MappedFile))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +108,16 @@ class _TextRowGroups(RowGroups):
     parser: Parser
     file: pa.NativeFile
     widened: Sequence[str]
+    pace: Pace
     is_mapped: bool
 
     def read(self, number: int) -> pa.Table:
-        table = self.parser.table(self._text(number))
-        self._require_exact(table)
-        return table
+        return stacked([table for table, _ in self.tables(number)])
+
+    def tables(self, number: int) -> Iterator[tuple[pa.Table, bool]]:
+        for table, is_last in self.pace.tables(self.parser.tables(self._text(number), self.pace)):
+            self._require_exact(table)
+            yield table, is_last
 
     def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         for batch in self.parser.batches(self._text(number), use_threads=use_threads):

@@ -100,8 +100,8 @@ class TextFormat(Format):
         """Return what a file's beginning, or the whole text, shows."""
 
     @abstractmethod
-    def can_cut(self, storage: Storage, file: StoredFile) -> bool:
-        """Whether every line end of a plain file is the end of a row."""
+    def can_cut(self, storage: Storage, file: StoredFile, head: bytes) -> bool:
+        """Whether every line end of a plain file, which begins with `head`, is the end of a row."""
 
     @abstractmethod
     def counting_parser(self, names: Sequence[str]) -> Parser:
@@ -176,7 +176,7 @@ class TextFormat(Format):
                 raise
             raise UnreadableFileError(f"{error}{hint}") from None
         step = self.cutting.step(footer.row_bytes, counted=self.counts)
-        if footer.compression is not None or file.size <= step or not self.can_cut(storage, file):
+        if footer.compression is not None or file.size <= step or not self.can_cut(storage, file, head):
             return footer
         return replace(footer, starts=tuple(cuts(storage, file, step)))
 

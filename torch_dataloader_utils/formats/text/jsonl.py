@@ -18,13 +18,13 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import json
 
-from torch_dataloader_utils.columns.arrow import stacked
 from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
 from torch_dataloader_utils.formats.text.format import BOM, Sample, TextFormat, require_known_options
 from torch_dataloader_utils.formats.text.lines import CHUNK, Text, last_line_end, line_ends
+from torch_dataloader_utils.formats.text.pace import Pace
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
 OPTIONS = ("block_size", "explicit_schema", "unexpected_field_behavior")
@@ -47,9 +47,6 @@ LONGEST = 2
 DEEPEST = 200
 
 NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
-
-PARALLEL = 16
-"""Blocks that are parsed together, with threads."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +98,7 @@ class JsonLines(TextFormat):
         table = parser.block(text, block, lambda: 0)
         return Sample(table.schema, table.num_rows, len(block))
 
-    def can_cut(self, storage: Storage, file: StoredFile) -> bool:  # noqa: ARG002
+    def can_cut(self, storage: Storage, file: StoredFile, head: bytes) -> bool:  # noqa: ARG002
         """Return True: a row is a line, because line ends within strings are escaped."""
         return True
 
@@ -142,14 +139,18 @@ class JsonParser:
         self._names = names
         self._types = {column.name: column.type for column in options.explicit_schema}
 
-    def table(self, text: Text) -> pa.Table:
-        """Return all rows."""
-        parts = [self.block(text, block, line) for block, line in self._blocks(text, PARALLEL * self._block_bytes)]
-        return stacked(parts) if parts else self._selected(self._options.explicit_schema.empty_table())
+    def tables(self, text: Text, pace: Pace) -> Iterator[pa.Table]:
+        """Yield the rows, some blocks at a time."""
+        has_rows = False
+        for block, line in self._blocks(text, lambda: pace.next_blocks() * self._block_bytes):
+            yield self.block(text, block, line, use_threads=pace.uses_threads)
+            has_rows = True
+        if not has_rows:
+            yield self._selected(self._options.explicit_schema.empty_table())
 
     def batches(self, text: Text, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         """Yield the rows, block by block."""
-        for block, line in self._blocks(text, self._block_bytes):
+        for block, line in self._blocks(text, lambda: self._block_bytes):
             yield from self.block(text, block, line, use_threads=use_threads).to_batches()
 
     def block(
@@ -164,20 +165,25 @@ class JsonParser:
     def _selected(self, table: pa.Table) -> pa.Table:
         return table if self._names is None else table.select(self._names)
 
-    def _blocks(self, text: Text, size: int) -> Iterator[tuple[bytes | pa.Buffer, Callable[[], int]]]:
-        """Yield blocks of whole lines, of about a size, and what counts the lines before each."""
+    def _blocks(
+        self, text: Text, next_size: Callable[[], int]
+    ) -> Iterator[tuple[bytes | pa.Buffer, Callable[[], int]]]:
+        """Yield blocks of whole lines, of about a size each, and what counts the lines before each."""
         if text.compression is None:
-            yield from self._blocks_in_memory(text, size)
+            yield from self._blocks_in_memory(text, next_size)
         else:
-            yield from self._blocks_of_stream(text, size)
+            yield from self._blocks_of_stream(text, next_size)
 
-    def _blocks_in_memory(self, text: Text, size: int) -> Iterator[tuple[pa.Buffer, Callable[[], int]]]:
+    def _blocks_in_memory(
+        self, text: Text, next_size: Callable[[], int]
+    ) -> Iterator[tuple[pa.Buffer, Callable[[], int]]]:
         """Yield blocks without copying them."""
         content = text.content
         start = len(BOM) if not text.start and bytes(content[: len(BOM)]) == BOM else 0
         stop = start
         while start < content.size:
-            stop = min(content.size, stop + size)
+            size = next_size()
+            stop = content.size if stop + size + size // 2 >= content.size else stop + size
             end = content.size if stop == content.size else last_line_end(content, start, stop)
             if end > start:
                 yield content.slice(start, end - start), partial(line_ends, content.slice(0, start))
@@ -185,11 +191,11 @@ class JsonParser:
             elif stop - start > LONGEST * self._block_bytes:
                 raise text.error(line_ends(content.slice(0, start)) + 1, _too_long(self._block_bytes))
 
-    def _blocks_of_stream(self, text: Text, size: int) -> Iterator[tuple[bytes, Callable[[], int]]]:
+    def _blocks_of_stream(self, text: Text, next_size: Callable[[], int]) -> Iterator[tuple[bytes, Callable[[], int]]]:
         rest, line, first = b"", 0, not text.start
         try:
             with text.open() as stream:
-                while content := stream.read(size):
+                while content := stream.read(next_size()):
                     content = content.removeprefix(BOM) if first else content
                     first = False
                     whole, end, left = content.rpartition(b"\n")
@@ -209,21 +215,24 @@ class JsonParser:
         if rest:
             yield rest, partial(int, line)
 
-    def _parsed(self, block: bytes | pa.Buffer, *, use_threads: bool) -> pa.Table | str:
-        """Return the rows of some lines, or what is wrong with them, as a message."""
+    def _parsed(self, block: bytes | pa.Buffer, *, use_threads: bool, divided: bool = True) -> pa.Table | str:
+        """Return the rows of some lines, or what is wrong with them, as a message.
+
+        pyarrow divides them into blocks of its own, in which it may refuse a long line: then it gets them once more.
+        """
         lines = self._count(block)
         if isinstance(lines, str):
             return lines
         if not lines:
             return self._options.explicit_schema.empty_table()
-        size = self._block_bytes if use_threads else max(self._block_bytes, len(block) + 1)
+        size = self._block_bytes if divided else max(self._block_bytes, len(block) + 1)
         try:
             read = json.ReadOptions(use_threads=use_threads, block_size=size)
             table = json.read_json(pa.BufferReader(block), read, self._options, memory_pool=memory_pool())
             if self._names is not None:
                 table.validate(full=True)  # strings are not validated before
         except pa.ArrowException as error:
-            return self._parsed(block, use_threads=False) if use_threads else str(error)
+            return self._parsed(block, use_threads=False, divided=False) if divided else str(error)
         if any(table.schema.field(name).type != self._types[name] for name in self._names or ()):
             return UNEXPECTED_WITHIN
         return table if table.num_rows == lines else SEVERAL
@@ -248,7 +257,7 @@ class JsonParser:
         sound, wrong = 0, len(lines)
         while wrong - sound > 1:
             middle = (sound + wrong) // 2
-            found = self._parsed(b"".join(lines[:middle]), use_threads=False)
+            found = self._parsed(b"".join(lines[:middle]), use_threads=False, divided=False)
             if isinstance(found, str):
                 wrong, what = middle, found
             else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -12,6 +12,9 @@ from torch_dataloader_utils.errors import UnreadableFileError
 
 CHUNK = 1 << 20
 """Bytes of a text that are looked at together."""
+
+SCANNED = 1 << 18
+"""Bytes of a text that are scanned together: few, so that they are in the processor's cache."""
 
 LINE_BYTES = 1 << 12
 """Bytes of a text in which the end of a line is looked for at a time."""
@@ -90,6 +93,37 @@ def last_line_end(content: pa.Buffer, start: int, stop: int) -> int:
     return start
 
 
+def may_exceed(content: pa.Buffer, size: int) -> bool:
+    """Whether a line of plain text may have more bytes than a size: it would hold one of these windows without its end.
+
+    False is certain.
+    """
+    step = max(1, size // 2)
+    return any(_goes_on(content, start, start + step) for start in range(0, content.size - step + 1, step))
+
+
+def _goes_on(content: pa.Buffer, start: int, stop: int) -> bool:
+    """Whether no line ends within a part of some bytes."""
+    parts = range(start, stop, LINE_BYTES)
+    return not any(b"\n" in bytes(content[first : min(stop, first + LINE_BYTES)]) for first in parts)
+
+
+def pieces(content: pa.Buffer, next_size: Callable[[], int]) -> Iterator[pa.Buffer]:
+    """Yield plain text in pieces of whole lines, of about a size each. The last one is not much smaller.
+
+    A piece is longer if no line ends within it.
+    """
+    start = 0
+    while start < content.size:
+        size = next_size()
+        stop = content.size
+        if start + size + size // 2 < stop:
+            stop = last_line_end(content, start, start + size)
+            stop = stop if stop > start else content.size
+        yield content.slice(start, stop - start)
+        start = stop
+
+
 class WatchedText(io.RawIOBase):
     """A text as it is read; counts a character, unless that is empty, and notes whether there are zero bytes."""
 
@@ -113,13 +147,23 @@ class WatchedText(io.RawIOBase):
         if self._has_ended:
             return b""
         content: bytes = self._stream.read(size if size >= 0 else None)
-        if self._quote and self._quote in content:  # most texts have none, and to look is faster than to count
-            self.quotes += content.count(self._quote)
-        self.has_zeros = self.has_zeros or 0 in content
+        self._watch(content, len(content))
         return content
 
-    def read_all(self) -> WatchedText:
-        """Read to the end, and return this."""
-        while self.read(CHUNK):
-            pass
+    def watch(self, content: pa.Buffer) -> WatchedText:
+        """Take note of the next bytes of a text without reading them, and return this.
+
+        The interpreter is held meanwhile: to take it back for each part takes longer, where other threads run Python.
+        """
+        whole, part = memoryview(content), bytearray(SCANNED)
+        for start in range(0, len(whole), SCANNED):
+            size = min(SCANNED, len(whole) - start)
+            part[:size] = whole[start : start + size]
+            self._watch(part, size)
         return self
+
+    def _watch(self, content: bytes | bytearray, size: int) -> None:
+        """Take note of the first bytes."""
+        if self._quote and content.find(self._quote, 0, size) >= 0:  # most have none, and to look is faster
+            self.quotes += content.count(self._quote, 0, size)
+        self.has_zeros = self.has_zeros or content.find(0, 0, size) >= 0
