@@ -10,6 +10,7 @@ from pyarrow import csv, json
 from support import examples
 
 from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.formats.text import csv as text_csv
 from torch_dataloader_utils.formats.text import lines, pace
 from torch_dataloader_utils.formats.text.csv import CsvParser
 from torch_dataloader_utils.formats.text.jsonl import BOM, JsonParser
@@ -135,6 +136,7 @@ def test_csv_that_is_parsed_piece_by_piece_has_the_rows_and_the_nulls_that_pyarr
     pieces = Pace()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pace, "BLOCKS", blocks)
+        patch.setattr(text_csv, "LEAST_ASSUMED", 0)
         for _ in range(texts):  # of the second one, it is known whether nulls are spelled out
             found = list(pieces.tables(parser.tables(Text("a.csv", pa.py_buffer(content)), pieces)))
             assert repr(pa.concat_tables([table for table, _ in found]).to_pylist()) == repr(expected.to_pylist())

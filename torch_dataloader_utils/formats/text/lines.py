@@ -155,7 +155,7 @@ class WatchedText(io.RawIOBase):
 
         The interpreter is held meanwhile: to take it back for each part takes longer, where other threads run Python.
         """
-        whole, part = memoryview(content), bytearray(SCANNED)
+        whole, part = memoryview(content), bytearray(min(SCANNED, content.size))
         for start in range(0, len(whole), SCANNED):
             size = min(SCANNED, len(whole) - start)
             part[:size] = whole[start : start + size]
