@@ -211,7 +211,9 @@ class CsvParser:
             # pyarrow may refuse a line that is longer than a block: that depends on where its blocks begin.
             if watched.has_zeros or may_exceed(piece, self._block_bytes):
                 raise _NotOfLinesError
-            read = csv_options.read_options(self._options, use_threads=pace.uses_threads, **names)
+            # Texts of less than a block take more time without Arrow's threads: seen with 400 files of 80 KB.
+            use_threads = pace.uses_threads or piece.size < self._block_bytes
+            read = csv_options.read_options(self._options, use_threads=use_threads, **names)
             yield self._parsed(piece, read, parse, pace).select(self._stored.names)
             names = self._given_names
 
