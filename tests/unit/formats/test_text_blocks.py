@@ -11,17 +11,17 @@ from support import examples
 
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.text import csv as text_csv
-from torch_dataloader_utils.formats.text import lines, pace
+from torch_dataloader_utils.formats.text import lines, shared_parsing
 from torch_dataloader_utils.formats.text.csv import CsvParser
 from torch_dataloader_utils.formats.text.jsonl import BOM, JsonParser
 from torch_dataloader_utils.formats.text.lines import Text, last_line_end, line_ends
-from torch_dataloader_utils.formats.text.pace import Pace
+from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing
 
 NUMBERS = pa.schema([("n", pa.int64())])
 
 
 def table_of(parser, text):
-    return pa.concat_tables(parser.tables(text, Pace()))
+    return pa.concat_tables(parser.tables(text, SharedParsing()))
 
 
 @given(st.binary(max_size=40).map(lambda content: content.replace(b"x", b"\n")), st.data())
@@ -133,9 +133,9 @@ def test_csv_that_is_parsed_piece_by_piece_has_the_rows_and_the_nulls_that_pyarr
     types = {"a": pa.float64(), "b": pa.string()}
     expected = csv.read_csv(pa.BufferReader(content), convert_options=csv.ConvertOptions(column_types=types))
     parser = CsvParser({"block_size": block}, ["a", "b"], pa.schema(list(types.items())))
-    pieces = Pace()
+    pieces = SharedParsing()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pace, "BLOCKS", blocks)
+        patch.setattr(shared_parsing, "BLOCKS", blocks)
         patch.setattr(text_csv, "LEAST_ASSUMED", 0)
         for _ in range(texts):  # of the second one, it is known whether nulls are spelled out
             found = list(pieces.tables(parser.tables(Text("a.csv", pa.py_buffer(content)), pieces)))
@@ -161,7 +161,7 @@ def test_what_is_wrong_after_some_pieces_is_named_with_the_line_of_the_whole_tex
     parser = CsvParser({"block_size": 64}, ["a"], pa.schema([("a", pa.int64())]))
     found = []
     with pytest.raises(UnreadableFileError, match=rf"a\.csv, line 102: .*{what}"):
-        found.extend(parser.tables(Text("a.csv", pa.py_buffer(b"a\n" + b"1\n" * 100 + wrong)), Pace()))
+        found.extend(parser.tables(Text("a.csv", pa.py_buffer(b"a\n" + b"1\n" * 100 + wrong)), SharedParsing()))
     assert not found or sum(table.num_rows for table in found) <= 100
 
 
@@ -180,7 +180,7 @@ def test_a_row_of_csv_that_may_be_longer_than_a_block_is_taken_or_refused_as_pya
 
 def test_the_first_rows_of_a_text_are_there_before_the_others_are_parsed():
     parsed = []
-    tables = Pace().tables(parsed.append(number) or pa.table({"a": [number]}) for number in range(100))
+    tables = SharedParsing().tables(parsed.append(number) or pa.table({"a": [number]}) for number in range(100))
     assert next(tables)[0]["a"].to_pylist() == [0]
     assert parsed == [0, 1]
     assert [table.num_rows for table, _ in tables] == [4, 16, 64, 15]

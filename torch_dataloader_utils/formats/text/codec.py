@@ -17,14 +17,14 @@ from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.text.footer import TextFooter
 from torch_dataloader_utils.formats.text.lines import Text
-from torch_dataloader_utils.formats.text.pace import Pace
+from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing
 from torch_dataloader_utils.storage.local_file import LocalFile, MappedFile
 
 
 class Parser(Protocol):
     """Parses texts of one file into rows. An error is an UnreadableFileError with file and line."""
 
-    def tables(self, text: Text, pace: Pace) -> Iterator[pa.Table]:
+    def tables(self, text: Text, shared: SharedParsing) -> Iterator[pa.Table]:
         """Yield the rows in one or more tables, each as soon as it is parsed."""
 
     def batches(self, text: Text, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
@@ -77,7 +77,7 @@ class TextCodec(Codec):
     def __init__(self, files: OpenedFiles, footers: FooterStore, parser: MakeParser) -> None:
         self._files = files
         self._parser = parser
-        self._pace = Pace()
+        self._shared = SharedParsing()
         self.layout = lru_cache(OPEN_FILES)(
             lambda path: _TextLayout(TextFooter.load(footers[path]), files.projection(path).stored)
         )
@@ -96,7 +96,9 @@ class TextCodec(Codec):
             for column in stored
             if pa.types.is_floating(column.type) and pa.types.is_integer(types.get(column.name, pa.null()))
         ]
-        return _TextRowGroups(shown, footer, parser, file, widened, self._pace, is_mapped=isinstance(local, MappedFile))
+        return _TextRowGroups(
+            shown, footer, parser, file, widened, self._shared, is_mapped=isinstance(local, MappedFile)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,14 +110,14 @@ class _TextRowGroups(RowGroups):
     parser: Parser
     file: pa.NativeFile
     widened: Sequence[str]
-    pace: Pace
+    shared: SharedParsing
     is_mapped: bool
 
     def read(self, number: int) -> pa.Table:
         return stacked([table for table, _ in self.tables(number)])
 
     def tables(self, number: int) -> Iterator[tuple[pa.Table, bool]]:
-        for table, is_last in self.pace.tables(self.parser.tables(self._text(number), self.pace)):
+        for table, is_last in self.shared.tables(self.parser.tables(self._text(number), self.shared)):
             self._require_exact(table)
             yield table, is_last
 

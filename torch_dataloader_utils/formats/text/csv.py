@@ -21,7 +21,7 @@ from torch_dataloader_utils.formats.schema import FileSchema, unified
 from torch_dataloader_utils.formats.text import csv_options
 from torch_dataloader_utils.formats.text.format import BLOCK_BYTES, Sample, TextFormat
 from torch_dataloader_utils.formats.text.lines import CHUNK, Text, WatchedText, may_exceed, pieces
-from torch_dataloader_utils.formats.text.pace import Pace
+from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
 UNCUTTABLE = ("escape_char", "newlines_in_values", "skip_rows", "skip_rows_after_names")
@@ -180,15 +180,15 @@ class CsvParser:
         self._convert = self._new_convert()
         self._may_assume_no_nulls = _spelled_nulls_fail(options, read)
 
-    def tables(self, text: Text, pace: Pace) -> Iterator[pa.Table]:
+    def tables(self, text: Text, shared: SharedParsing) -> Iterator[pa.Table]:
         """Yield the rows, piece by piece as long as each line is a row.
 
         What is wrong with a piece is found out from the whole text, which tells the line.
         """
         done = 0
-        if text.compression is None and _is_cuttable(self._options) and not pace.quotes_values:
+        if text.compression is None and _is_cuttable(self._options) and not shared.quotes_values:
             try:
-                for table in self._pieces(text, pace):
+                for table in self._pieces(text, shared):
                     done += table.num_rows
                     yield table
             except (_NotOfLinesError, pa.ArrowException):
@@ -197,35 +197,37 @@ class CsvParser:
                 return
         yield self._table(text).slice(done)
 
-    def _pieces(self, text: Text, pace: Pace) -> Iterator[pa.Table]:
+    def _pieces(self, text: Text, shared: SharedParsing) -> Iterator[pa.Table]:
         """Yield the rows of a text, piece by piece, up to a _NotOfLinesError where a line may not be a row."""
         parse = csv_options.parse_options(self._options)
         names = self._given_names if text.start else {}
         watched = WatchedText(text.open(), csv_options.quote_of(self._options))
         most_quotes = self._quotes_of_header(text)
-        for piece in pieces(text.content, lambda: pace.next_blocks() * self._block_bytes):
+        for piece in pieces(text.content, lambda: shared.next_blocks() * self._block_bytes):
             watched.watch(piece)
             if watched.quotes > most_quotes:
-                pace.quotes_values = True
+                shared.quotes_values = True
                 raise _NotOfLinesError
             # pyarrow may refuse a line that is longer than a block: that depends on where its blocks begin.
             if watched.has_zeros or may_exceed(piece, self._block_bytes):
                 raise _NotOfLinesError
             # Texts of less than a block take more time without Arrow's threads: seen with 400 files of 80 KB.
-            use_threads = pace.uses_threads or piece.size < self._block_bytes
+            use_threads = shared.uses_threads or piece.size < self._block_bytes
             read = csv_options.read_options(self._options, use_threads=use_threads, **names)
-            yield self._parsed(piece, read, parse, pace).select(self._stored.names)
+            yield self._parsed(piece, read, parse, shared).select(self._stored.names)
             names = self._given_names
 
-    def _parsed(self, piece: pa.Buffer, read: csv.ReadOptions, parse: csv.ParseOptions, pace: Pace) -> pa.Table:
+    def _parsed(
+        self, piece: pa.Buffer, read: csv.ReadOptions, parse: csv.ParseOptions, shared: SharedParsing
+    ) -> pa.Table:
         """Return the rows of a piece: first as though no null were spelled out, which takes an eighth less time."""
-        if self._may_assume_no_nulls and piece.size >= LEAST_ASSUMED and not pace.spells_nulls:
+        if self._may_assume_no_nulls and piece.size >= LEAST_ASSUMED and not shared.spells_nulls:
             convert = self._new_convert(null_values=[""])
             with contextlib.suppress(pa.ArrowInvalid):
                 table = csv.read_csv(pa.BufferReader(piece), read, parse, convert, memory_pool=memory_pool())
                 if not _may_hold_nan(table):
                     return table
-            pace.spells_nulls = True
+            shared.spells_nulls = True
         return csv.read_csv(pa.BufferReader(piece), read, parse, self._convert, memory_pool=memory_pool())
 
     def _table(self, text: Text) -> pa.Table:

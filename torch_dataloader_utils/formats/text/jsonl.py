@@ -24,7 +24,7 @@ from torch_dataloader_utils.formats.recognition import ENDINGS
 from torch_dataloader_utils.formats.schema import FileSchema, unified
 from torch_dataloader_utils.formats.text.format import BOM, Sample, TextFormat, require_known_options
 from torch_dataloader_utils.formats.text.lines import CHUNK, Text, last_line_end, line_ends
-from torch_dataloader_utils.formats.text.pace import Pace
+from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing
 from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 
 OPTIONS = ("block_size", "explicit_schema", "unexpected_field_behavior")
@@ -139,11 +139,11 @@ class JsonParser:
         self._names = names
         self._types = {column.name: column.type for column in options.explicit_schema}
 
-    def tables(self, text: Text, pace: Pace) -> Iterator[pa.Table]:
+    def tables(self, text: Text, shared: SharedParsing) -> Iterator[pa.Table]:
         """Yield the rows, some blocks at a time."""
         has_rows = False
-        for block, line in self._blocks(text, lambda: pace.next_blocks() * self._block_bytes):
-            yield self.block(text, block, line, use_threads=pace.uses_threads)
+        for block, line in self._blocks(text, lambda: shared.next_blocks() * self._block_bytes):
+            yield self.block(text, block, line, use_threads=shared.uses_threads)
             has_rows = True
         if not has_rows:
             yield self._selected(self._options.explicit_schema.empty_table())

@@ -19,7 +19,7 @@ GROWTH = 4
 The first table comes soon, and the last texts become one table each."""
 
 
-class Pace:
+class SharedParsing:
     """What the threads of one reader share that parse texts, each one text at a time.
 
     Attributes:
