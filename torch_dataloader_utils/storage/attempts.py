@@ -127,6 +127,17 @@ def within(seconds: float, function: Callable[..., T], *args: Any, **kwargs: Any
 
 
 def _in_thread(seconds: float, function: Callable[[], T]) -> T:
+    outcome = in_background(function)
+    try:
+        return outcome.result(seconds)
+    except concurrent.futures.TimeoutError:
+        if outcome.done():
+            raise
+        raise FSTimeoutError from None
+
+
+def in_background(function: Callable[[], T]) -> concurrent.futures.Future[T]:
+    """Call a function in a thread of its own, which does not keep the process alive."""
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
@@ -136,9 +147,4 @@ def _in_thread(seconds: float, function: Callable[[], T]) -> T:
             outcome.set_exception(error)
 
     threading.Thread(target=run, name="storage", daemon=True).start()
-    try:
-        return outcome.result(seconds)
-    except concurrent.futures.TimeoutError:
-        if outcome.done():
-            raise
-        raise FSTimeoutError from None
+    return outcome

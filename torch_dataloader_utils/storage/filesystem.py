@@ -22,7 +22,7 @@ from fsspec.spec import AbstractBufferedFile
 
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.storage import obstore_s3
-from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC, Retry, attempt, within
+from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC, Retry, attempt, in_background, within
 from torch_dataloader_utils.storage.causes import most_attempts, most_attempts_locally
 from torch_dataloader_utils.storage.forks import hold_filesystems, release_filesystems
 from torch_dataloader_utils.storage.local_file import (
@@ -217,6 +217,31 @@ class Storage:
             )
 
         return self._attempt(action, lambda: self.display(location))
+
+    def look(self, location: str) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+        """Return what the storage says of a location, and what is below it if that came at the same time.
+
+        Both are None where there is nothing. Raises what the storage raises; see `errors`.
+        """
+        client = self.fs
+        try:
+            if isinstance(client, obstore_s3.ObstoreS3) and obstore_s3.is_readable(location):
+                return self._look_for_both(location)
+            return self.call("info", location), None
+        except FileNotFoundError:
+            return None, None
+
+    def _look_for_both(self, location: str) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+        """Ask for an object of that name and list what is below it, at once: one of the two is there, mostly."""
+        listed = in_background(lambda: self.call("find", location, detail=True))
+        try:
+            return self.call("head", location), None
+        except FileNotFoundError:
+            pass
+        below = listed.result()
+        if not below and "/" in location:
+            raise FileNotFoundError(location)
+        return self.fs.directory(location), below
 
     def read(self, file: StoredFile, start: int, stop: int) -> bytes:
         """Read a range of a file's bytes, of the version that was listed if the storage knows it."""

@@ -101,15 +101,12 @@ def _list_one(storage: Storage, location: str, suffixes: Sequence[str], hint: Ca
     if storage.is_local:
         location = posixpath.normpath(location)  # so that a file has a single name
     finder = _LocalFinder(storage) if storage.is_local else _Finder(storage)
-    try:
-        info = storage.call("info", location)
-    except FileNotFoundError:
-        info = None
+    info, below = storage.look(location)
     if info and info["type"] == "file":
         return _Found(posixpath.dirname(location), [info])
     metadata_file = None
     if info:
-        found, base = finder.directory(location), location
+        found, base = finder.directory(location) if below is None else finder.keep(below), location
         metadata_file = next((finder.info(path) for path in found if _relative(path, base) == METADATA_NAME), None)
     elif len(plain := re.split(r"[*\[]" if is_http(location) else GLOB, location, maxsplit=1)) > 1:
         found, base = finder.glob(location), posixpath.dirname(plain[0])
@@ -137,10 +134,12 @@ class _Finder:
     def directory(self, location: str) -> list[str]:
         """Return the files below a directory, in depth."""
         if self._storage.finds:
-            found = self._storage.call("find", location, detail=True)
-        else:
-            listed = {str(info["name"]): info for info in self._walk(location, None)}
-            found = {name: listed[name] for name in sorted(listed) if listed[name]["type"] != "directory"}
+            return self.keep(self._storage.call("find", location, detail=True))
+        listed = {str(info["name"]): info for info in self._walk(location, None)}
+        return self.keep({name: listed[name] for name in sorted(listed) if listed[name]["type"] != "directory"})
+
+    def keep(self, found: Mapping[str, Mapping[str, Any]]) -> list[str]:
+        """Keep what is said of files that were found, by their paths, and return these."""
         self._infos |= found
         return list(found)
 

@@ -208,17 +208,25 @@ class ObstoreS3:
     def info(self, location: str) -> dict[str, Any]:
         """Return what is known of an object, or that it is a directory."""
         bucket, _, path = location.partition("/")
-        if not _is_readable(path):
+        if not is_readable(location):
             known: dict[str, Any] = self.s3fs.info(location)
             return known
-        if path:
-            try:
-                return _info(bucket, _told(lambda: import_module("obstore").head(self._bucket(bucket), path)))
-            except FileNotFoundError:
-                pass
-        parts = self._parts(bucket, path, 1, most_parts=1)
-        if path and parts == []:
+        try:
+            return self.head(location)
+        except FileNotFoundError:
+            if self._parts(bucket, path, 1, most_parts=1) == [] and path:
+                raise
+        return self.directory(location)
+
+    def head(self, location: str) -> dict[str, Any]:
+        """Return what is known of an object, or raise a FileNotFoundError. A bucket is none."""
+        bucket, _, path = location.partition("/")
+        if not path:
             raise FileNotFoundError(location)
+        return _info(bucket, _told(lambda: import_module("obstore").head(self._bucket(bucket), path)))
+
+    def directory(self, location: str) -> dict[str, Any]:
+        """Return what `info` does of a directory."""
         return {"name": location, "size": 0, "type": "directory"}
 
     def _parts(
@@ -240,7 +248,7 @@ class ObstoreS3:
 
     def get_range(self, location: str, start: int, stop: int, etag: str | None) -> tuple[pa.Buffer, Answer]:
         """Return a range of an object, of one version if there is an etag, and how long the answer took."""
-        if not _is_readable(location.partition("/")[2]):
+        if not is_readable(location):
             found: tuple[pa.Buffer, Answer] = self.s3fs.get_range(location, start, stop, etag)
             return found
 
@@ -255,7 +263,7 @@ class ObstoreS3:
 
     def begin_range(self, location: str, start: int, stop: int, etag: str | None, part: int) -> ReceivedRange:
         """Request a range of an object, of one version if there is an etag, to be received in parts of some bytes."""
-        if not _is_readable(location.partition("/")[2]):
+        if not is_readable(location):
             begun: ReceivedRange = self.s3fs.begin_range(location, start, stop, etag, part)
             return begun
         at_once = min(part, MOST_AT_ONCE)
@@ -320,8 +328,9 @@ def without_debugging(error: Exception) -> str:
     return str(error).partition(DEBUGGING)[0]
 
 
-def _is_readable(path: str) -> bool:
-    """Whether obstore reads objects of that name, or lists a directory of it: no segment is empty, or of dots."""
+def is_readable(location: str) -> bool:
+    """Whether obstore reads an object there, or lists a directory: no segment is empty, or of dots."""
+    path = location.partition("/")[2]
     return not path or not {"", ".", ".."} & set(path.split("/"))
 
 
