@@ -31,7 +31,7 @@ from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError, UnreadableFileError
 from torch_dataloader_utils.distributed import load_rank_state, save_rank_state
-from torch_dataloader_utils.storage import obstore_s3
+from torch_dataloader_utils.storage import obstore_s3, range_stream, request_size
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -98,6 +98,19 @@ def test_a_private_bucket_is_delivered_each_row_once(s3, bucket, workers):
 )
 def test_row_groups_that_follow_one_another_are_fetched_together(s3, tmp_path, monkeypatch, options, most):
     write_dataset(tmp_path / "data", ((400, 10),))
+    requests, sizes = noted_requests(monkeypatch), noted_parts(monkeypatch)
+    path = f"s3://{s3.new_bucket(tmp_path)}/data"
+    loader, _ = open_loader(path, storage_options=s3.storage_options(), **options)
+    delivered = all_rows_of(loader)
+    assert sorted(delivered) == list(range(200 if "filters" in options else 400))
+    footers, ranges = requests[:1], requests[1:]
+    assert footers[0][1] == (tmp_path / "data" / "part-000.parquet").stat().st_size
+    assert len(ranges) <= most
+    assert sizes[0] < 400 * 8 or "shuffle" in options  # the first batch waits for one row group alone
+
+
+def noted_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Return a list that gets the range of each request of obstore."""
     requests: list[tuple[int, int]] = []
     request = obstore_s3.ObstoreS3._request
 
@@ -106,14 +119,43 @@ def test_row_groups_that_follow_one_another_are_fetched_together(s3, tmp_path, m
         return request(self, location, start, stop, etag)
 
     monkeypatch.setattr(obstore_s3.ObstoreS3, "_request", noting)
-    path = f"s3://{s3.new_bucket(tmp_path)}/data"
-    loader, _ = open_loader(path, storage_options=s3.storage_options(), **options)
-    delivered = all_rows_of(loader)
-    assert sorted(delivered) == list(range(200 if "filters" in options else 400))
-    footers, ranges = requests[:1], requests[1:]
-    assert footers[0][1] == (tmp_path / "data" / "part-000.parquet").stat().st_size
-    assert len(ranges) <= most
-    assert ranges[0][1] - ranges[0][0] < 400 * 8  # the first batch waits for one row group alone
+    return requests
+
+
+def noted_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list that gets the bytes of each part that is received of a request of obstore."""
+    sizes: list[int] = []
+    read = obstore_s3.ObstoreRange.read
+
+    def noting(self: obstore_s3.ObstoreRange, size: int) -> Any:
+        sizes.append(size)
+        return read(self, size)
+
+    monkeypatch.setattr(obstore_s3.ObstoreRange, "read", noting)
+    return sizes
+
+
+@pytest.mark.parametrize("is_worth_it", [True, False])
+@pytest.mark.parametrize("room", [16_000, "128MiB"])
+def test_a_request_for_a_whole_file_is_cut_unless_its_first_bytes_tell_that_it_is_worth_it(
+    s3, monkeypatch, is_worth_it, room
+):
+    bucket, sizes = s3.new_bucket(), []
+    for number in range(2):
+        body = plain_parquet(1000 * number, rows=1000)
+        put(s3, bucket, f"d/{number}.parquet", body)
+        sizes.append(len(body))
+    monkeypatch.setattr(request_size, "FIRST_BYTES", 4_000)
+    monkeypatch.setattr(request_size, "SMALLEST_ANSWER", 1)
+    monkeypatch.setattr(range_stream, "SMALLEST_ANSWER", 1)
+    monkeypatch.setattr(request_size, "RECEIVING", 1_000_000 if is_worth_it else 0)
+    requests = noted_requests(monkeypatch)
+    loader, dataset = open_loader(f"s3://{bucket}/d", storage_options=s3.storage_options(), read_ahead_bytes=room)
+    dataset._opened_files.storage.request_size._answers.clear()  # those of footers, which are mostly too small to tell
+    requests.clear()
+    assert [int(value) for batch in loader for value in batch["value"]] == list(range(2000))
+    assert requests[0] == (0, sizes[0])
+    assert requests == [(0, size) for size in sizes] if is_worth_it else len(requests) > 100
 
 
 def test_the_next_file_is_requested_before_there_is_memory_for_its_rows(s3, tmp_path, monkeypatch):
@@ -211,6 +253,25 @@ def test_both_clients_list_the_same_objects_also_those_with_empty_names(s3, tmp_
         return
     loader, _ = open_loader(url, storage_options=s3.storage_options())
     assert len(all_rows_of(loader)) == (10 if path.endswith(".parquet") else 20)
+
+
+def test_an_object_is_delivered_though_what_is_below_its_name_may_not_be_listed(s3, bucket, monkeypatch):
+    def refused(self: obstore_s3.ObstoreS3, location: str, *, detail: bool) -> Any:
+        raise PermissionError(location)
+
+    monkeypatch.setattr(obstore_s3.ObstoreS3, "find", refused)
+    loader, _ = open_loader(f"s3://{bucket}/data/part-000.parquet", storage_options=s3.storage_options())
+    assert sorted(all_rows_of(loader)) == list(range(37))
+    with pytest.raises(PermissionError, match=f"s3://{bucket}/data"):
+        open_loader(f"s3://{bucket}/data", storage_options=s3.storage_options())
+
+
+def test_an_object_is_delivered_and_not_what_is_below_its_name(s3):
+    bucket = s3.new_bucket()
+    put(s3, bucket, "d.parquet", plain_parquet(0))
+    put(s3, bucket, "d.parquet/other.parquet", plain_parquet(100))
+    loader, _ = open_loader(f"s3://{bucket}/d.parquet", storage_options=s3.storage_options())
+    assert values_of(loader) == set(range(100))
 
 
 @pytest.mark.parametrize("path", ["data", "data/", "data/*", "data/**/*.parquet", "data/part-000.parquet", ""])

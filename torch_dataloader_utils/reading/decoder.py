@@ -20,7 +20,7 @@ from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.formats.read_cache import CurrentReads
 from torch_dataloader_utils.reading.arrow_threads import allocate_first
 from torch_dataloader_utils.reading.fetcher import Fetcher
-from torch_dataloader_utils.storage.byte_ranges import SparseFile
+from torch_dataloader_utils.storage.byte_ranges import Pieces, SparseFile
 from torch_dataloader_utils.storage.local_file import LocalFile, RangedFile
 
 
@@ -191,8 +191,8 @@ class Decoder:
             extent = self._codec.layout(path).extent(number)
             opened.prepare(extent)
             if self._fetcher.fetches(path):
-                for start, content in self._fetcher.take(path, number):
-                    opened.add(start, content)
+                for start, pieces in self._fetcher.take(path, number):
+                    opened.add(start, pieces)
             self._fetched = time.perf_counter()
             yield opened
             opened.forget(extent)
@@ -223,7 +223,7 @@ class Decoder:
         local = opened if isinstance(opened, RangedFile) else None
         sparse = SparseFile(file.size)
         tail = self._codec.tail(path)
-        sparse.add(file.size - len(tail), tail)
+        sparse.add(file.size - len(tail), [tail])
         return _OpenFile(self._codec.open(path, pa.PythonFile(sparse, mode="r"), local), local=local, sparse=sparse)
 
 
@@ -309,9 +309,9 @@ class _OpenFile:
         if self.local is not None:
             self.local.will_need(*extent)
 
-    def add(self, start: int, content: bytes | pa.Buffer) -> None:
+    def add(self, start: int, pieces: Pieces) -> None:
         if self.sparse is not None:
-            self.sparse.add(start, content)
+            self.sparse.add(start, pieces)
 
     def forget(self, extent: tuple[int, int]) -> None:
         if self.local is not None:

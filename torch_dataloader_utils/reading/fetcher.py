@@ -7,18 +7,17 @@ import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, TypeAlias
 
-import pyarrow as pa
-
 from torch_dataloader_utils.formats.base import Layout
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
-from torch_dataloader_utils.storage.byte_ranges import coalesced
+from torch_dataloader_utils.storage.byte_ranges import Pieces, coalesced
 from torch_dataloader_utils.storage.filesystem import RemoteFile, Storage, StoredFile
 from torch_dataloader_utils.storage.local_file import RangedFile
 from torch_dataloader_utils.storage.range_stream import RangeStream
+from torch_dataloader_utils.storage.request_size import RequestSize
 
 FETCHES = 32
 """How many ranges are fetched from a storage at once: its latency is high, and so is the network's bandwidth."""
@@ -27,7 +26,6 @@ LARGEST_GAP = 64 * 1024
 """Bytes between two column chunks that are fetched with them, because a second request would take longer."""
 
 Opened: TypeAlias = RangedFile | RemoteFile
-Content: TypeAlias = bytes | pa.Buffer
 
 
 @dataclass(eq=False)
@@ -35,16 +33,21 @@ class _Run:
     """Row groups of a file that are received one after another, by one request.
 
     Attributes:
-        position: Where the bytes end that are requested of it.
+        start: Where its first row group begins.
         stop: Where its last row group ends.
+        position: Where the bytes end that are requested of it.
         last: What is received last, of what is requested; before that, the request that is made.
         stream: The request, once it was made.
     """
 
-    position: int
+    start: int
     stop: int
+    position: int = field(init=False)
     last: Future[Any] | None = None
     stream: RangeStream | None = None
+
+    def __post_init__(self) -> None:
+        self.position = self.start
 
     def continues(self, start: int, stop: int) -> bool:
         """Whether a range is the next to be received."""
@@ -71,16 +74,16 @@ class Fetcher:
         self.fetches = cache(lambda path: not storage.maps(files[path]))
         """Whether a file, by path, is fetched: it is not mapped into memory."""
         self._threads = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
-        self._requested: defaultdict[tuple[str, int], deque[list[tuple[int, Future[Content]]]]] = defaultdict(deque)
+        self._requested: defaultdict[tuple[str, int], deque[list[tuple[int, Future[Pieces]]]]] = defaultdict(deque)
         self._opened: OrderedDict[str, Future[Opened]] = OrderedDict()
         # Of a file: the one that is received, and the one that was prepared.
         self._runs: defaultdict[str, deque[_Run]] = defaultdict(lambda: deque(maxlen=2))
         self._lock = threading.Lock()
 
     @property
-    def request_bytes(self) -> int:
-        """How many bytes of consecutive row groups one request may be for; 0 where each has its own."""
-        return self._storage.request_bytes
+    def request_size(self) -> RequestSize | None:
+        """How many bytes of consecutive row groups one request may be for; None where each has its own."""
+        return self._storage.request_size
 
     def request(self, path: str, number: int, following: Sequence[int] = ()) -> None:
         """Begin to fetch a row group, unless its file is mapped into memory.
@@ -124,7 +127,7 @@ class Fetcher:
         wanted: tuple[int, int],
         runs: Sequence[tuple[int, int]],
         name: Callable[[], str],
-    ) -> Future[Content]:
+    ) -> Future[Pieces]:
         """Begin to fetch a range: by the request that it continues, or by one for the run that it begins."""
         start, stop = wanted
         run = next((run for run in self._runs[path] if run.continues(start, stop)), None)
@@ -140,8 +143,19 @@ class Fetcher:
             self._runs[path].remove(run)
         return received
 
-    def take(self, path: str, number: int) -> Iterator[tuple[int, Content]]:
-        """Wait for a row group and yield its ranges: the offset and the bytes of each."""
+    def cut(self, path: str, number: int) -> None:
+        """Receive no more by the request that has a row group, but what is requested already: others are faster."""
+        if not self.fetches(path):
+            return
+        start = coalesced(self._layout(path).ranges(number), LARGEST_GAP)[0][0]
+        with self._lock:
+            run = next((run for run in self._runs[path] if run.continues(start, start)), None)
+            if run is not None:
+                self._runs[path].remove(run)
+                self._threads.submit(self._end, run, run.last)
+
+    def take(self, path: str, number: int) -> Iterator[tuple[int, Pieces]]:
+        """Wait for a row group and yield its ranges: the offset and the bytes of each, in pieces."""
         if not self._requested[path, number]:  # another attempt
             self.request(path, number)
         for start, fetched in self._requested[path, number].popleft():
@@ -172,13 +186,20 @@ class Fetcher:
             self._opened.popitem(last=False)
         return opened
 
-    def _fetch(self, opened: Future[Opened], wanted: tuple[int, int], name: Callable[[], str]) -> Content:
-        return self._storage.fetch(opened.result(), *wanted, name)
+    def _fetch(self, opened: Future[Opened], wanted: tuple[int, int], name: Callable[[], str]) -> Pieces:
+        return [self._storage.fetch(opened.result(), *wanted, name)]
 
     def _prepare(self, run: _Run, opened: Future[Opened], wanted: tuple[int, int]) -> None:
-        run.stream = self._storage.stream(opened.result(), run.stop)
+        run.stream = self._storage.stream(opened.result(), run.start, run.stop)
         if run.stream is not None:
             self._storage.begin(run.stream, *wanted)
+
+    def _end(self, run: _Run, last: Future[Any] | None) -> None:
+        """Receive nothing more of a run, once what is requested of it was received."""
+        if last is not None:
+            wait([last])
+        if run.stream is not None:
+            run.stream.close()
 
     def _receive(
         self,
@@ -187,11 +208,11 @@ class Fetcher:
         opened: Future[Opened],
         wanted: tuple[int, int],
         name: Callable[[], str],
-    ) -> Content:
+    ) -> Pieces:
         """Receive the next range of a run, once the one before it was received. That one began sooner, so it ends."""
         if before is not None:
             wait([before])
-        run.stream = run.stream or self._storage.stream(opened.result(), run.stop)
+        run.stream = run.stream or self._storage.stream(opened.result(), run.start, run.stop)
         if run.stream is None:
             return self._fetch(opened, wanted, name)
         return self._storage.receive(run.stream, *wanted, name)

@@ -31,6 +31,7 @@ from torch_dataloader_utils.planning.token_counts import TokenCounts
 from torch_dataloader_utils.reading.decoder import Decoded, DecodedTables, Decoder
 from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
 from torch_dataloader_utils.reading.work import Wait
+from torch_dataloader_utils.storage.request_size import RequestSize
 
 NONE_DELETED = np.empty(0, dtype=np.int64)
 
@@ -221,9 +222,9 @@ class RowGroupReader:
     # Reading -------------------------------------------------------------------------------------------------------
 
     @property
-    def request_bytes(self) -> int:
-        """How many bytes of consecutive row groups of a file to receive by one request; 0 where that is no faster."""
-        return self._fetcher.request_bytes
+    def request_size(self) -> RequestSize | None:
+        """How many bytes of consecutive row groups of a file to receive by one request; None for no more than one."""
+        return self._fetcher.request_size
 
     def request(self, group: FileRowGroup, following: Sequence[FileRowGroup] = (), *, whole: bool) -> None:
         """Begin to fetch a row group that is read soon, and to decode it unless it is read in parts.
@@ -238,6 +239,10 @@ class RowGroupReader:
     def prepare(self, groups: Sequence[FileRowGroup]) -> None:
         """Let the answer begin that has consecutive row groups of a file, which are requested later."""
         self._fetcher.prepare(groups[0].path, [group.number for group in groups])
+
+    def cut(self, group: FileRowGroup) -> None:
+        """Receive no more by the request that has a row group; it and those that follow are requested by others."""
+        self._fetcher.cut(group.path, group.number)
 
     def read(self, group: FileRowGroup) -> pa.Table:
         """Return the rows that the filter keeps of a row group that was requested, in file order.

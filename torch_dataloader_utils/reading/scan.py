@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +26,10 @@ from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
 from torch_dataloader_utils.reading.row_groups import REMOVED_COLUMN, FileRowGroup, RowGroupReader
 from torch_dataloader_utils.reading.work import Counters, Work
+from torch_dataloader_utils.storage.request_size import RequestSize
+
+TOO_LONG = 2
+"""How many times as long as it should be a request has to be for the rest of it to be requested again."""
 
 MOST_IN_PARTS = 2
 """Row groups that are read in parts and requested at once: the one that is read, and the next."""
@@ -91,6 +96,27 @@ class Step:
     continues: bool = False
 
 
+@dataclass(slots=True)
+class _Run:
+    """Steps that one request is for.
+
+    Attributes:
+        waiting: Those that are not requested yet.
+        steps: How many they are, with those that are requested.
+        stored_bytes: What is stored of all of them.
+        requested_bytes: What is stored of those that are requested.
+        is_guess: Whether no answer had told how long requests should be: it may be too long, and is cut then.
+        is_prepared: Whether its request was made before the first of them is requested.
+    """
+
+    waiting: deque[Step] = field(default_factory=deque)
+    steps: int = 0
+    stored_bytes: int = 0
+    requested_bytes: int = 0
+    is_guess: bool = False
+    is_prepared: bool = False
+
+
 class Scan(ABC):
     """Reads the slices of a stream in order, as chunks, within the budget for what is read and not yet delivered."""
 
@@ -132,53 +158,70 @@ class Scan(ABC):
         is made when half of them are requested, so that its answer begins while the others are received.
         """
         runs = self._runs(steps)
-        waiting, following = deque(next(runs, ())), None
-        size = len(waiting)
+        run, following = next(runs, _Run()), None
         ahead: deque[tuple[Step, MemoryLease]] = deque()
-        while ahead or waiting:
-            while waiting and self._may_request(waiting[0], [step for step, _ in ahead]):
-                step = waiting[0]
+        while ahead or run.waiting:
+            while run.waiting and self._may_request(run.waiting[0], [step for step, _ in ahead]):
+                step = run.waiting[0]
+                size = self.reader.request_size
+                if run.is_guess and size is not None and self._reaches(size, run):
+                    if ahead and not size.is_known:
+                        break  # what is received first tells how long requests should be
+                    run.is_guess = False
+                    if run.stored_bytes > TOO_LONG * size.bytes:
+                        self.reader.cut(step.group)
+                        runs = chain(self._runs(run.waiting), [] if following is None else [following], runs)
+                        run, following = next(runs), None
                 lease = self.budget.try_take(step.size) if ahead else self.budget.take(step.size)
                 if lease is None:
                     break
-                waiting.popleft()
+                run.waiting.popleft()
+                run.requested_bytes += self.reader.stored_bytes(step.group)
                 if step.requested:
-                    self.reader.request(step.group, [later.group for later in waiting], whole=step.whole)
+                    self.reader.request(step.group, [later.group for later in run.waiting], whole=step.whole)
                 ahead.append((step, lease))
-                if following is None and 2 * len(waiting) <= size:
-                    following = deque(next(runs, ()))
-                    if len(following) > 1:
-                        self.reader.prepare([later.group for later in following])
-                if following is not None and not waiting:
-                    waiting, following = following, None
-                    size = len(waiting)
+                if following is None and 2 * len(run.waiting) <= run.steps:
+                    following = next(runs, _Run())
+                    self._prepare(following)
+                if following is not None and not run.waiting:
+                    run, following = following, None
             yield ahead.popleft()
 
-    def _runs(self, steps: Iterable[Step]) -> Iterator[list[Step]]:
-        """Yield the steps in runs, each of which one request is for.
+    def _prepare(self, run: _Run) -> None:
+        """Let the answer begin that several row groups are received from, unless it was."""
+        if len(run.waiting) > 1 and not run.is_prepared:
+            run.is_prepared = True
+            self.reader.prepare([step.group for step in run.waiting])
 
-        The first step has a request of its own: it is waited for, and the others are received at the same time.
-        """
-        run: list[Step] = []
-        is_first = True
+    def _runs(self, steps: Iterable[Step]) -> Iterator[_Run]:
+        """Yield the steps in runs, each of which one request is for."""
+        run = _Run()
         for step in steps:
-            if run and not self._may_join(run, step):
+            stored = self.reader.stored_bytes(step.group)
+            if run.waiting and not self._may_join(run, step, stored):
                 yield run
-                run = []
-            run.append(step)
-            if is_first or not self.reader.request_bytes:
+                run = _Run()
+            size = self.reader.request_size
+            run.is_guess = size is not None and not size.is_known
+            run.waiting.append(step)
+            run.steps += 1
+            run.stored_bytes += stored
+            if size is None or not step.whole:  # it has its own: the next step is made when more is known of sizes
                 yield run
-                run, is_first = [], False
-        if run:
+                run = _Run()
+        if run.waiting:
             yield run
 
-    def _may_join(self, run: Sequence[Step], step: Step) -> bool:
+    def _reaches(self, size: RequestSize, run: _Run) -> bool:
+        """Whether as much was requested of a run as one request should be for."""
+        following = self.reader.stored_bytes(run.waiting[0].group)
+        return run.requested_bytes > 0 and run.requested_bytes + following > size.bytes
+
+    def _may_join(self, run: _Run, step: Step, stored: int) -> bool:
         """Whether a step may be received by the request of those before it."""
-        last, added = run[-1].group, step.group
-        if added.path != last.path or added.number != last.number + 1 or not (run[-1].whole and step.whole):
-            return False
-        stored = sum(self.reader.stored_bytes(each.group) for each in run) + self.reader.stored_bytes(added)
-        return stored <= self.reader.request_bytes
+        size, last, added = self.reader.request_size, run.waiting[-1].group, step.group
+        follows = added.path == last.path and added.number == last.number + 1
+        return size is not None and follows and step.whole and run.stored_bytes + stored <= size.most_bytes
 
     def _may_request(self, step: Step, ahead: Collection[Step]) -> bool:
         """Whether a step may be requested behind others without using memory that the parts of a large one need."""

@@ -23,6 +23,7 @@ from fsspec.spec import AbstractBufferedFile
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.storage import obstore_s3
 from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC, Retry, attempt, in_background, within
+from torch_dataloader_utils.storage.byte_ranges import Pieces
 from torch_dataloader_utils.storage.causes import most_attempts, most_attempts_locally
 from torch_dataloader_utils.storage.forks import hold_filesystems, release_filesystems
 from torch_dataloader_utils.storage.local_file import (
@@ -191,9 +192,9 @@ class Storage:
         return type(self._fs) is LocalFileSystem
 
     @property
-    def request_bytes(self) -> int:
-        """How many bytes of a file to ask for at once; 0 where that makes no difference, or none is known."""
-        return self._request_size.bytes if self._is_s3 else 0
+    def request_size(self) -> RequestSize | None:
+        """How many bytes of a file to ask for at once; None where that makes no difference, or nothing tells."""
+        return self._request_size if self._is_s3 else None
 
     @property
     def finds(self) -> bool:
@@ -319,21 +320,22 @@ class Storage:
             return self._attempt(lambda _: opened.read(start, stop), name)
         return self._fetch_remote(opened, start, stop, name)
 
-    def stream(self, opened: RangedFile | RemoteFile, stop: int) -> RangeStream | None:
-        """Return the bytes of an open file up to some place, to be received in parts; None if its parts are requested.
+    def stream(self, opened: RangedFile | RemoteFile, start: int, stop: int) -> RangeStream | None:
+        """Return a range of an open file, to be received in parts; None if its parts are requested.
 
         What is received by one request has to come within the time that a request has.
         """
         if not isinstance(opened, RemoteFile) or opened.begin is None:
             return None
-        return RangeStream(opened.begin, stop, self._timeout_sec / 2, self._request_size.note)
+        oldest_sec, note = self._timeout_sec / 2, self._request_size.note
+        return RangeStream(opened.begin, (start, stop), opened.file.size, oldest_sec, note)
 
     def begin(self, stream: RangeStream, start: int, stop: int) -> None:
         """Make the request of a stream before its first part is received, which tries again where this fails."""
         with contextlib.suppress(Exception):
             stream.begin(self._timeout_sec / 2, start, stop)
 
-    def receive(self, stream: RangeStream, start: int, stop: int, name: Callable[[], str]) -> bytes | pa.Buffer:
+    def receive(self, stream: RangeStream, start: int, stop: int, name: Callable[[], str]) -> Pieces:
         """Receive the next part of a stream; request the rest of it again if the storage fails.
 
         Raises what the storage raises; see `errors`.

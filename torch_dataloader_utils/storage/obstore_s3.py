@@ -22,9 +22,9 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import fsspec
-import numpy as np
 import pyarrow as pa
 
+from torch_dataloader_utils.storage.byte_ranges import Pieces
 from torch_dataloader_utils.storage.causes import require_same_version
 from torch_dataloader_utils.storage.range_stream import ReceivedRange
 from torch_dataloader_utils.storage.request_size import Answer
@@ -51,8 +51,10 @@ STATUS = re.compile(r"status code: (\d{3})")
 TOLD = re.compile(r".*<Code>(?P<code>[^<]*)</Code>.*<Message>(?P<message>[^<]*)</Message>.*", re.DOTALL)
 """The status of an answer, and what S3 says in its body."""
 
-MOST_AT_ONCE = 8 << 20
-"""How many bytes are received at most by one call, for which a thread waits until other Python code lets it go on."""
+MOST_AT_ONCE = 2 << 20
+"""How many bytes are received at most by one call, for which a thread waits until other Python code lets it go on.
+obstore copies them, and memory of this size is used again at once. With more it takes twice the processor's time, and
+with less, a training loop that keeps Python busy is waited for more often."""
 
 UNLISTED = "invalid path"
 """What obstore says of a key with an empty segment, or one of dots, which it neither lists nor reads."""
@@ -293,34 +295,29 @@ class ObstoreS3:
 class ObstoreRange:
     """A range of an object that is received in parts."""
 
-    def __init__(self, parts: Iterator[Any]) -> None:
-        self._parts = parts
-        self._part = np.empty(0, np.uint8)
+    def __init__(self, pieces: Iterator[bytes]) -> None:
+        self._pieces = pieces
+        self._rest = memoryview(b"")
         _RECEIVED.add(self)
 
-    def read(self, size: int) -> pa.Buffer:
+    def read(self, size: int) -> Pieces:
         """Return the next bytes; fewer only if the answer ends before them."""
-        content = pa.allocate_buffer(size)  # of Arrow's pool, whose memory is used again
-        filled = _told(partial(self._fill, np.frombuffer(content, np.uint8)))
-        return content if filled == size else content.slice(0, filled)
+        return _told(partial(self._read, size))
 
-    def _fill(self, content: Any) -> int:
-        """Copy the next bytes into an array, while other threads run; return how many there were."""
-        filled = 0
-        while filled < len(content):
-            if not len(self._part):
-                self._part = np.frombuffer(next(self._parts, b""), np.uint8)
-                if not len(self._part):
-                    break
-            taken = min(len(self._part), len(content) - filled)
-            np.copyto(content[filled : filled + taken], self._part[:taken])
-            self._part = self._part[taken:]
-            filled += taken
-        return filled
+    def _read(self, size: int) -> Pieces:
+        taken: Pieces = []
+        while size:
+            piece = self._rest or memoryview(next(self._pieces, b""))
+            if not piece:
+                break
+            taken.append(piece[:size])
+            self._rest = piece[size:]
+            size -= len(taken[-1])
+        return taken
 
     def close(self) -> None:
         """Receive nothing more."""
-        self._parts, self._part = iter(()), np.empty(0, np.uint8)
+        self._pieces, self._rest = iter(()), memoryview(b"")
 
 
 def without_debugging(error: Exception) -> str:

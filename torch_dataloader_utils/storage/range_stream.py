@@ -6,20 +6,23 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-import pyarrow as pa
-
 from torch_dataloader_utils.storage.attempts import within
-from torch_dataloader_utils.storage.request_size import Answer
+from torch_dataloader_utils.storage.byte_ranges import Pieces, size_of, without_ends
+from torch_dataloader_utils.storage.request_size import SMALLEST_ANSWER, Answer
 
 OLDEST_SEC = 20.0
 """How long an answer is received at most. Storages and clients close connections on which nothing moves for a minute or
 less, as where training is slower than reading."""
 
+LARGEST_REST = 64 * 1024
+"""How many bytes at either end of a file are received though they are not needed. Then the whole file is requested,
+which some servers send sooner than a range that they have to cut out of it."""
+
 
 class ReceivedRange(Protocol):
     """An answer of a storage's client, as far as it was received."""
 
-    def read(self, size: int) -> bytes | pa.Buffer:
+    def read(self, size: int) -> Pieces:
         """Return the next bytes; fewer only if the answer ends before them."""
 
     @property
@@ -28,7 +31,7 @@ class ReceivedRange(Protocol):
 
 
 class RangeStream:
-    """The bytes of a file up to some place, received from one request. It is for one thread at a time.
+    """The bytes of a file from one place to another, received from one request. It is for one thread at a time.
 
     The request is made by `begin`, or by the first read. It is made again, for the rest, after an error or when it is
     too old.
@@ -36,61 +39,80 @@ class RangeStream:
     Args:
         begin: Makes a request: gets the seconds after which it is to give up, the start and the stop of the range, and
             the bytes of its first part.
-        stop: Where the range ends.
+        extent: Where the first part begins, and where the last part ends.
+        size: The bytes of the file.
         oldest_sec: Seconds after which the rest is requested again.
-        note: Called with how long an answer took to begin, and its first part to be received.
+        note: Called with how long an answer took to begin, and its first bytes to be received.
     """
 
     def __init__(
         self,
         begin: Callable[[float, int, int, int], ReceivedRange],
-        stop: int,
+        extent: tuple[int, int],
+        size: int,
         oldest_sec: float,
         note: Callable[[Answer], object],
     ) -> None:
+        start, stop = extent
+        is_whole = start <= LARGEST_REST and size - stop <= LARGEST_REST
         self._begin = begin
+        self._first = 0 if is_whole else start
         self._stop = stop
+        self._end = size if is_whole else stop
         self._oldest_sec = min(OLDEST_SEC, oldest_sec)
         self._note = note
         self._received: ReceivedRange | None = None
-        self._position = 0
+        self._position: int | None = None
         self._began = 0.0
-        self._waited = 0.0  # seconds until the answer began, of which nothing was read yet
+        self._answer: Answer | None = None  # as far as it was received, until that tells enough
 
     def begin(self, seconds: float, start: int, stop: int) -> None:
         """Make the request before its first part, from `start` to `stop`, is read; raises what the client raises."""
         self._began = time.monotonic()
-        self._received = self._begin(seconds, start, self._stop, stop - start)
-        self._position = start
-        self._waited = time.monotonic() - self._began
+        first = self._first if self._position is None else start
+        self._received = self._begin(seconds, first, self._end, stop - start)
+        self._position = first
+        self._answer = Answer(0, time.monotonic() - self._began, 0.0)
 
-    def read(self, seconds: float, start: int, stop: int) -> bytes | pa.Buffer:
+    def read(self, seconds: float, start: int, stop: int) -> Pieces:
         """Receive a part, which begins where the last one ended or behind that; a TimeoutError if it takes longer."""
         until = time.monotonic() + seconds
-        is_old = self._position > start or time.monotonic() - self._began > self._oldest_sec
+        is_old = self._position is not None and (
+            self._position > start or time.monotonic() - self._began > self._oldest_sec
+        )
         if self._received is not None and is_old:
             self.close()
         if self._received is None:
             self.begin(seconds, start, stop)
-        received, waited, self._waited = self._received, self._waited, 0.0
-        assert received is not None  # noqa: S101 - `begin` sets it
+        received, position = self._received, self._position
+        assert received is not None  # noqa: S101 - `begin` sets both
+        assert position is not None  # noqa: S101
+        until_end = stop == self._stop  # then the connection can be used again
+        size = (self._end if until_end else stop) - position
         began = time.monotonic()
         self._received = None  # if an error occurs now
         try:
-            if start > self._position:
-                within(until - began, received.read, start - self._position)
-            content: bytes | pa.Buffer = within(until - time.monotonic(), received.read, stop - start)
-            if len(content) == stop - start < self._stop - start:
+            pieces = within(until - began, received.read, size)
+            received_bytes = size_of(pieces)
+            if received_bytes == size and not until_end:
                 self._received = received
         finally:
             if self._received is None:
                 received.close()
-        if len(content) != stop - start:
-            raise OSError(f"{len(content)} bytes came back of bytes {start} to {stop}")
+        if received_bytes < stop - position:
+            raise OSError(f"{max(0, received_bytes - (start - position))} bytes came back of bytes {start} to {stop}")
         self._position = stop
-        if waited:
-            self._note(Answer(stop - start, waited, time.monotonic() - began))
-        return content
+        self._tell(received_bytes, time.monotonic() - began)
+        return without_ends(pieces, start - position, stop - position)
+
+    def _tell(self, size: int, seconds: float) -> None:
+        """Tell how long the answer took, once it has so many bytes that this means something."""
+        if self._answer is None:
+            return
+        self._answer = Answer(self._answer.size + size, self._answer.waited, self._answer.received + seconds)
+        if self._answer.size >= SMALLEST_ANSWER:
+            self._note(self._answer)
+            self._answer = None
 
     def close(self) -> None:
         """Receive nothing more of the request."""

@@ -10,7 +10,8 @@ from collections import deque
 from dataclasses import dataclass
 
 FIRST_BYTES = 16 << 20
-"""Before answers have come: the most that S3's guide to its performance calls typical for a range,
+"""How many are received of one request before an answer tells how fast they come: the most that S3's guide to its
+performance calls typical for a range,
 https://docs.aws.amazon.com/whitepapers/latest/s3-optimizing-performance-best-practices/use-byte-range-fetches.html."""
 
 MOST_BYTES = 256 << 20
@@ -22,9 +23,8 @@ then sends some 90 MB a second, that is 8 MB, the least that the guide calls typ
 SMALLEST_ANSWER = 1 << 18
 """Bytes of the smallest answer that tells how fast bytes come."""
 
-LEAST_ANSWERS = 4
 MOST_ANSWERS = 16
-"""How many answers, the last ones, tell how long a storage takes; and how few."""
+"""How many answers, the last ones, tell how long a storage takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +54,23 @@ class RequestSize:
             self._answers.append(answer)
 
     @property
+    def is_known(self) -> bool:
+        """Whether an answer has come that tells."""
+        return bool(self._answers)
+
+    @property
     def bytes(self) -> int:
-        """How many bytes to ask for at once."""
+        """How many bytes to ask for at once; before that is known, how many to receive of what was asked for."""
         answers = tuple(self._answers)
-        if len(answers) < LEAST_ANSWERS:
+        if not answers:
             return FIRST_BYTES
         waited = sum(answer.waited for answer in answers) / len(answers)
         received = sum(answer.received for answer in answers)
         size = sum(answer.size for answer in answers)
         wanted = RECEIVING * waited * size
         return MOST_BYTES if wanted >= MOST_BYTES * received else int(wanted / received)
+
+    @property
+    def most_bytes(self) -> int:
+        """How many bytes to ask for at once, at most: before answers tell, as many as that might turn out to be."""
+        return self.bytes if self.is_known else MOST_BYTES

@@ -10,6 +10,7 @@ from typing import Any
 from fsspec.asyn import sync_wrapper
 from s3fs import S3FileSystem
 
+from torch_dataloader_utils.storage.byte_ranges import Pieces
 from torch_dataloader_utils.storage.causes import require_same_version
 from torch_dataloader_utils.storage.request_size import Answer
 
@@ -80,12 +81,12 @@ class S3Range:
         self.close = weakref.finalize(self, loop.call_soon_threadsafe, body.close)
         self.close.atexit = False
 
-    async def _read(self, size: int) -> bytes:
+    async def _read(self, size: int) -> Pieces:
         """Return the next bytes; fewer only if the answer ends before them."""
-        content = bytearray()
+        content = bytearray()  # the pieces that come are small
         while len(content) < size and (part := await self._body.read(size - len(content))):
             content += part
-        return bytes(content)
+        return [memoryview(content)]
 
     read = sync_wrapper(_read)
 

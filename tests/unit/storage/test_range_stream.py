@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,8 @@ import pytest
 from conftest import S3Server
 
 from torch_dataloader_utils.storage import obstore_s3
-from torch_dataloader_utils.storage.range_stream import RangeStream
+from torch_dataloader_utils.storage.byte_ranges import Pieces
+from torch_dataloader_utils.storage.range_stream import LARGEST_REST, RangeStream
 from torch_dataloader_utils.storage.request_size import Answer
 from torch_dataloader_utils.storage.s3 import OneAttemptS3
 
@@ -47,28 +50,72 @@ class Requests:
 
 
 def received(stream: RangeStream, parts: list[tuple[int, int]]) -> list[bytes]:
-    return [bytes(stream.read(SECONDS, start, stop)) for start, stop in parts]
+    return [part_of(stream, start, stop) for start, stop in parts]
+
+
+def part_of(stream: RangeStream, start: int, stop: int, seconds: float = SECONDS) -> bytes:
+    return b"".join(map(bytes, stream.read(seconds, start, stop)))
+
+
+def stream_of(
+    begin: Callable[..., Any],
+    stop: int = 2_900_000,
+    *,
+    start: int = 10,
+    size: int = len(CONTENT),
+    oldest_sec: float = SECONDS,
+    note: Callable[[Answer], object] = lambda _: None,
+) -> RangeStream:
+    return RangeStream(begin, (start, stop), size, oldest_sec, note)
 
 
 def test_parts_of_one_request_have_the_objects_bytes_also_behind_a_gap(client):
     requests, answers = Requests(client), list[Answer]()
-    stream = RangeStream(requests.begin, 2_900_000, SECONDS, answers.append)
+    stream = stream_of(requests.begin, note=answers.append)
     assert received(stream, PARTS) == [CONTENT[start:stop] for start, stop in PARTS]
     assert requests.ranges == [(10, 2_900_000)]
     assert [answer.size for answer in answers] == [399_990]
 
 
+def test_nearly_a_whole_object_is_requested_as_a_whole_and_its_rest_only_after_an_error(client):
+    requests = Requests(client)
+    ends = [(LARGEST_REST, 1_000_000), (1_000_000, len(CONTENT) - LARGEST_REST)]
+    extent = {"start": ends[0][0], "stop": ends[-1][1]}
+    assert received(stream_of(requests.begin, **extent), ends) == [CONTENT[start:stop] for start, stop in ends]
+    assert requests.ranges == [(0, len(CONTENT))]
+    stream = stream_of(requests.begin, **extent, oldest_sec=0.0)
+    parts = [part_of(stream, start, stop) for start, stop in ends if not time.sleep(0.001)]
+    assert parts == [CONTENT[start:stop] for start, stop in ends]
+    assert requests.ranges[1:] == [(0, len(CONTENT)), (1_000_000, len(CONTENT))]
+
+
+def test_a_request_that_leaves_out_more_of_its_object_leaves_all_of_that_out(client):
+    requests = Requests(client)
+    for extent in ((LARGEST_REST + 1, len(CONTENT)), (0, len(CONTENT) - LARGEST_REST - 1)):
+        stream = stream_of(requests.begin, start=extent[0], stop=extent[1])
+        assert received(stream, [extent]) == [CONTENT[slice(*extent)]]
+        assert requests.ranges.pop() == extent
+
+
+def test_small_parts_tell_together_how_long_an_answer_took(client):
+    requests, answers = Requests(client), list[Answer]()
+    stream = stream_of(requests.begin, note=answers.append)
+    bounds = range(10, 10 + 8 * 100_000, 100_000)
+    received(stream, list(itertools.pairwise(bounds)))
+    assert [answer.size for answer in answers] == [300_000]
+
+
 def test_an_answer_that_is_too_old_is_requested_again_for_the_rest(client):
     requests = Requests(client)
-    stream = RangeStream(requests.begin, 2_900_000, 0.0, lambda _: None)
-    parts = [bytes(stream.read(SECONDS, start, stop)) for start, stop in PARTS if not time.sleep(0.001)]
+    stream = stream_of(requests.begin, oldest_sec=0.0)
+    parts = [part_of(stream, start, stop) for start, stop in PARTS if not time.sleep(0.001)]
     assert parts == [CONTENT[start:stop] for start, stop in PARTS]
     assert requests.ranges == [(start, 2_900_000) for start, _ in PARTS]
 
 
 def test_a_request_may_be_made_before_its_first_part_is_read(client):
     requests, answers = Requests(client), list[Answer]()
-    stream = RangeStream(requests.begin, 2_900_000, SECONDS, answers.append)
+    stream = stream_of(requests.begin, note=answers.append)
     stream.begin(SECONDS, *PARTS[0])
     assert requests.ranges == [(10, 2_900_000)]
     assert received(stream, PARTS) == [CONTENT[start:stop] for start, stop in PARTS]
@@ -85,7 +132,7 @@ def test_a_request_that_fails_before_its_first_part_is_read_is_made_again(client
             return requests.begin(*wanted)
         raise OSError("no answer")
 
-    stream = RangeStream(begin, 2_900_000, SECONDS, lambda _: None)
+    stream = stream_of(begin)
     with pytest.raises(OSError, match="no answer"):
         stream.begin(SECONDS, *PARTS[0])
     assert received(stream, PARTS) == [CONTENT[start:stop] for start, stop in PARTS]
@@ -94,7 +141,7 @@ def test_a_request_that_fails_before_its_first_part_is_read_is_made_again(client
 def test_another_version_is_an_error(client):
     requests = Requests((*client[:2], "0" * 32))
     with pytest.raises(Exception, match=r"(?i)pre-?condition"):
-        RangeStream(requests.begin, 100, SECONDS, lambda _: None).read(SECONDS, 0, 10)
+        stream_of(requests.begin, 100, start=0).read(SECONDS, 0, 10)
 
 
 class Ending:
@@ -104,9 +151,9 @@ class Ending:
         self._left = content
         self.is_closed = False
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int) -> Pieces:
         taken, self._left = self._left[:size], self._left[size:]
-        return taken
+        return [taken]
 
     def close(self) -> None:
         self.is_closed = True
@@ -120,8 +167,8 @@ def test_after_an_answer_that_ends_too_soon_the_same_part_is_requested_again():
         answers.append(Ending(CONTENT[start : stop if answers else start + 15]))
         return answers[-1]
 
-    stream = RangeStream(begin, 100, SECONDS, lambda _: None)
-    assert stream.read(SECONDS, 0, 10) == CONTENT[:10]
+    stream = stream_of(begin, 100, start=0)
+    assert part_of(stream, 0, 10) == CONTENT[:10]
     with pytest.raises(OSError, match="5 bytes came back of bytes 10 to 20"):
         stream.read(SECONDS, 10, 20)
     assert answers[0].is_closed
@@ -132,12 +179,12 @@ def test_after_an_answer_that_ends_too_soon_the_same_part_is_requested_again():
 
 def test_a_part_that_takes_too_long_is_a_timeout_and_closes_its_request():
     class Slow(Ending):
-        def read(self, size: int) -> bytes:
+        def read(self, size: int) -> Pieces:
             time.sleep(0.2)
             return super().read(size)
 
     answer = Slow(CONTENT)
-    stream = RangeStream(lambda *_: answer, 100, SECONDS, lambda _: None)
+    stream = stream_of(lambda *_: answer, 100, start=0)
     with pytest.raises(TimeoutError):
         stream.read(0.01, 0, 10)
     assert answer.is_closed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from torch_dataloader_utils.storage.request_size import (
     FIRST_BYTES,
-    LEAST_ANSWERS,
     MOST_ANSWERS,
     MOST_BYTES,
     SMALLEST_ANSWER,
@@ -22,9 +21,13 @@ def size_after(*answers: Answer) -> int:
     return size.bytes
 
 
-def test_without_answers_it_is_what_storages_advise():
-    assert size_after() == FIRST_BYTES
-    assert size_after(*[Answer(MB, 1, 1)] * (LEAST_ANSWERS - 1)) == FIRST_BYTES
+def test_without_answers_it_is_what_storages_advise_and_may_turn_out_to_be_more():
+    size = RequestSize()
+    assert not size.is_known
+    assert (size.bytes, size.most_bytes) == (FIRST_BYTES, MOST_BYTES)
+    size.note(Answer(5 * MB, waited=0.03, received=0.05))
+    assert size.is_known
+    assert size.most_bytes == size.bytes == 9 * MB
 
 
 def test_waiting_takes_a_quarter_of_the_time():
