@@ -293,7 +293,7 @@ def test_what_changes_in_the_epoch_is_an_error_before_a_wrong_row(bucket, record
 
 def test_an_expired_token_in_the_epoch_resumes_exactly_with_a_new_one(bucket, record):
     with record(TABLE_ROW, "expired token in the epoch, resumed with another") as outcome:
-        trainer = bucket.deliver(outcome, 0, ENOUGH_SEC, Rule(("expired token",), "range", first=3))
+        trainer = bucket.deliver(outcome, 0, ENOUGH_SEC, Rule(("expired token",), "range", first=2))
     trainer.require_told("PermissionError", "expired")
 
 

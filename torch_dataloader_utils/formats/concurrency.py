@@ -19,7 +19,7 @@ U = TypeVar("U")
 OPEN_FILES = 16
 """How many files a reader keeps open."""
 
-FOOTER_THREADS = 16
+FOOTER_THREADS = 32
 """How many files are described at once if their storage is slow to answer."""
 
 FIRST_FOOTERS = 5

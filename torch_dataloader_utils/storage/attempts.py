@@ -9,11 +9,13 @@ from __future__ import annotations
 import concurrent.futures
 import inspect
 import itertools
+import os
 import random
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 from fsspec.exceptions import FSTimeoutError
@@ -32,6 +34,15 @@ LONGEST_PAUSE_SEC = 10.0
 
 WARN_AFTER_SEC = 10.0
 """How long an operation has failed when its next attempt comes with a warning."""
+
+IDLE_SEC = 1.0
+"""How long a thread waits for another call."""
+
+_IDLE: list[SimpleQueue[Callable[[], None]]] = []
+"""Threads that wait for a call: the queue of each."""
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_IDLE.clear)  # a forked process has none of them
 
 _RANDOM = random.SystemRandom()  # ranks that failed together try again at different moments
 
@@ -115,8 +126,8 @@ def _shown(cause: Exception) -> str:
 def within(seconds: float, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
     """Call a function of fsspec; raise a TimeoutError if it takes longer.
 
-    What fsspec runs in its event loop is cancelled, and the connection closed. Any other function goes on in a thread
-    of its own, which does not keep the process alive.
+    What fsspec runs in its event loop is cancelled, and the connection closed. Any other function goes on in its
+    thread, which does not keep the process alive.
     """
     try:
         if inspect.iscoroutinefunction(getattr(function, "__wrapped__", None)):
@@ -137,7 +148,10 @@ def _in_thread(seconds: float, function: Callable[[], T]) -> T:
 
 
 def in_background(function: Callable[[], T]) -> concurrent.futures.Future[T]:
-    """Call a function in a thread of its own, which does not keep the process alive."""
+    """Call a function in a thread that does nothing else meanwhile, and does not keep the process alive.
+
+    Threads that have ended a call wait a moment for another: of the footers of thousands of files, each is one call.
+    """
     outcome: concurrent.futures.Future[T] = concurrent.futures.Future()
 
     def run() -> None:
@@ -146,5 +160,26 @@ def in_background(function: Callable[[], T]) -> concurrent.futures.Future[T]:
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             outcome.set_exception(error)
 
-    threading.Thread(target=run, name="storage", daemon=True).start()
+    try:
+        calls = _IDLE.pop()
+    except IndexError:
+        calls = SimpleQueue()
+        threading.Thread(target=_make_calls, args=(calls,), name="storage", daemon=True).start()
+    calls.put(run)
     return outcome
+
+
+def _make_calls(calls: SimpleQueue[Callable[[], None]]) -> None:
+    """Make the calls that come by a queue, until none has come for a while."""
+    while True:
+        try:
+            run = calls.get(timeout=IDLE_SEC)
+        except Empty:
+            try:
+                _IDLE.remove(calls)
+            except ValueError:
+                continue  # it was taken just now, for a call
+            return
+        run()
+        del run  # what it refers to must not wait for the next call
+        _IDLE.append(calls)

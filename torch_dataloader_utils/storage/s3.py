@@ -14,6 +14,9 @@ from torch_dataloader_utils.storage.byte_ranges import Pieces
 from torch_dataloader_utils.storage.causes import require_same_version
 from torch_dataloader_utils.storage.request_size import Answer
 
+CONNECTIONS = 32
+"""How many requests are made at once: as many as there are threads that fetch ranges, or read footers."""
+
 
 class OneAttemptS3(S3FileSystem):  # type: ignore[misc]
     """s3fs without its own retries: `attempts` makes them. A class of its own leaves the user's instances alone."""
@@ -22,9 +25,13 @@ class OneAttemptS3(S3FileSystem):  # type: ignore[misc]
 
     @classmethod
     def of(cls, fs: S3FileSystem) -> OneAttemptS3:
-        """Return a filesystem with the same options. botocore does not try again, unless the options say so."""
+        """Return a filesystem with the same options.
+
+        botocore does not try again, and keeps more connections than its 10, unless the options say something else.
+        """
         options = dict(fs.storage_options)
-        config = {"retries": {"max_attempts": 0}, **(options.get("config_kwargs") or {})}
+        ours = {"retries": {"max_attempts": 0}, "max_pool_connections": CONNECTIONS}
+        config = {**ours, **(options.get("config_kwargs") or {})}
         return cls(*fs.storage_args, **{**options, "config_kwargs": config})
 
     async def _walk(self, path: str, maxdepth: int | None = None, **options: Any) -> AsyncIterator[Any]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import re
 import threading
+import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import aiohttp
 import pytest
 from botocore.exceptions import ClientError, NoCredentialsError
+from jobs.processes import wait_until_none
 from multidict import CIMultiDict, CIMultiDictProxy
 from yarl import URL
 
@@ -199,6 +203,39 @@ def test_a_call_that_never_returns_is_given_up_and_does_not_keep_the_process():
         assert all(thread.daemon for thread in set(threading.enumerate()) - before)
     finally:
         answered.set()
+
+
+def test_calls_one_after_another_share_threads_that_end_when_none_comes(monkeypatch):
+    monkeypatch.setattr(attempts, "IDLE_SEC", 0.2)
+    threads = {within(60, threading.current_thread) for _ in range(50) if not time.sleep(0.01)}
+    assert len(threads) < 25
+    assert not wait_until_none(lambda: {thread for thread in threads if thread.is_alive()})
+
+
+def test_a_thread_that_waits_for_a_call_keeps_nothing_of_the_last_one():
+    class Kept:
+        def called(self) -> None:
+            pass
+
+    kept = Kept()
+    alive = weakref.ref(kept)
+    within(60, kept.called)
+    del kept
+    assert not wait_until_none(lambda: {1} if alive() else set())
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="This system has no fork.")
+def test_a_forked_process_calls_in_threads_of_its_own():
+    within(60, time.time)
+    time.sleep(0.01)  # its thread waits for another call
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            status = 0 if within(10, os.getpid) == os.getpid() else 1
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_an_error_of_a_call_is_raised_where_it_is_waited_for():
