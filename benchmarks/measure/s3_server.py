@@ -1,8 +1,11 @@
-"""An S3 server that delays each answer, in a process of its own: ``s3_server.py BUCKET DIRECTORY...``.
+"""An S3 server that delays each answer, in a process of its own: ``s3_server.py [--plain] BUCKET DIRECTORY...``.
 
 It has the files of the directories, with the directories' names as prefixes. snailmail provides the server, moto's S3,
-and the delay; this script logs the requests. It prints a line of JSON when it is ready, and then one for each command
-that it reads: ``delay MILLISECONDS``, ``reset`` and ``log``.
+and the delay; this script logs the requests. With ``--plain`` it answers reads of objects itself, from memory: moto
+takes some milliseconds of a processor for each, which would be most of the time of thousands of small requests.
+
+It prints a line of JSON when it is ready, and then one for each command that it reads: ``delay MILLISECONDS``,
+``reset`` and ``log``.
 
 It runs in an environment of its own, made from s3_server.txt, and imports nothing of the suite.
 """
@@ -12,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -20,11 +24,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-import botocore.session
+from moto.core import DEFAULT_ACCOUNT_ID
+from moto.s3.models import FakeKey, s3_backends
 from snailmail import Fixed, ObjectStore
 from werkzeug.serving import WSGIRequestHandler
 
 KEY = "bench"
+RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 
 class RequestLog:
@@ -56,14 +63,46 @@ class RequestLog:
         return self._app(environ, logging_start)
 
 
-def upload(endpoint: str, bucket: str, directories: list[str]) -> None:
-    """Upload the files of some directories to the bucket."""
-    client = botocore.session.get_session().create_client(
-        "s3", endpoint_url=endpoint, region_name="us-east-1", aws_access_key_id=KEY, aws_secret_access_key=KEY
-    )
-    for directory in map(Path, directories):
-        for path in sorted(directory.iterdir()):
-            client.put_object(Bucket=bucket, Key=f"{directory.name}/{path.name}", Body=path.read_bytes())
+class PlainReads:
+    """A WSGI application that answers GET and HEAD of the objects that moto has, and leaves all else to moto.
+
+    It knows ranges with a start and a last byte, and ``If-Match``, which are all that readers of Parquet files ask for.
+    """
+
+    def __init__(self, app: Callable[..., Iterable[bytes]], objects: dict[str, FakeKey]) -> None:
+        self._app = app
+        self._objects = {key: (found.value, found.etag) for key, found in objects.items()}
+
+    def __call__(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
+        """Answer a request."""
+        wanted = environ.get("HTTP_RANGE", "")
+        content, etag = self._objects.get(environ["PATH_INFO"], (None, ""))
+        known = RANGE.fullmatch(wanted)
+        if environ["REQUEST_METHOD"] not in {"GET", "HEAD"} or content is None or (wanted and not known):
+            return self._app(environ, start_response)
+        headers = [("ETag", etag), ("Last-Modified", MODIFIED), ("Accept-Ranges", "bytes")]
+        if environ.get("HTTP_IF_MATCH", etag) != etag:
+            start_response("412 Precondition Failed", [*headers, ("Content-Length", "0")])
+            return []
+        status, part = "200 OK", content
+        if known:
+            start, last = int(known[1]), min(int(known[2]), len(content) - 1)
+            status, part = "206 Partial Content", content[start : last + 1]
+            headers.append(("Content-Range", f"bytes {start}-{last}/{len(content)}"))
+        start_response(status, [*headers, ("Content-Length", str(len(part)))])
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [part]
+
+
+def upload(bucket: str, directories: list[str]) -> dict[str, FakeKey]:
+    """Put the files of some directories into the bucket, without requests, and return the objects by path of URL."""
+    backend = s3_backends[DEFAULT_ACCOUNT_ID]["aws"]
+    return {
+        f"/{bucket}/{path.parent.name}/{path.name}": backend.put_object(
+            bucket, f"{path.parent.name}/{path.name}", path.read_bytes()
+        )
+        for directory in directories
+        for path in sorted(Path(directory).iterdir())
+    }
 
 
 def say(**words: Any) -> None:
@@ -75,10 +114,13 @@ def say(**words: Any) -> None:
 def main() -> None:
     """Serve until the commands end."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: end with the suite
-    bucket, *directories = sys.argv[1:]
+    is_plain = sys.argv[1] == "--plain"
+    bucket, *directories = sys.argv[1 + is_plain :]
     WSGIRequestHandler.protocol_version = "HTTP/1.1"  # connections stay open, as those of S3 do
     with ObjectStore(bucket=bucket, max_records=0) as store:
-        upload(store.endpoint_url, bucket, directories)
+        objects = upload(bucket, directories)
+        if is_plain:
+            store.middleware.app = PlainReads(store.middleware.app, objects)
         log = store.middleware.app = RequestLog(store.middleware.app)
         say(endpoint=store.endpoint_url, key=KEY, secret=KEY, region="us-east-1", pid=os.getpid())
         for line in sys.stdin:

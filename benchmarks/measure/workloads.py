@@ -38,6 +38,7 @@ ARROW_FILES = "Arrow's S3 reader, file by file"
 ARROW_DIRECTORY = "Arrow's S3 reader, whole directory at once"
 ARROW_SCANNER = "Arrow's dataset scanner"
 OBSTORE = "obstore, Arrow's decoder"
+FOOTERS_ON_S3 = "obstore, 32 footers at once"
 AS_PACKED = "torch_dataloader_utils, in process, packed"
 AS_ARROW = "torch_dataloader_utils, in process, as Arrow"
 GRID = {"no grid": {}, "one rank for four": {"virtual_ranks": 4, "virtual_workers": 1}}
@@ -431,6 +432,21 @@ def _s3(name: str, columns: list[str] | None) -> Callable[[Settings], Results]:
     return run
 
 
+def _s3_many_files(settings: Settings) -> Results:
+    """Open many small files on S3: list them and read their footers, as a plain loop in threads does."""
+    data = make("many_files", settings.scale)
+    with s3.serve(data, plain=True) as server:
+        own = [
+            Contender(FOOTERS_ON_S3, "baselines/footers_s3.py", job_of(data), rows=data.rows),
+            Contender(IN_PROCESS, "ours/opening.py", job_of(data)),
+            Contender(TWO_WORKERS, "ours/opening.py", job_of(data, 2)),
+        ]
+        contenders = [
+            replace(contender, job=replace(contender.job, path=s3.url_of(data), s3=server.access)) for contender in own
+        ]
+        return _compare(settings, data, contenders, baseline=None, hooks=server.hooks(data), delay_ms=s3.DELAY_MS)
+
+
 def _s3_clients(settings: Settings) -> Results:
     """Read with each of three S3 clients behind the loader: the measurement that the choice of a client is based on."""
     data = make("s3", settings.scale)
@@ -466,6 +482,7 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "s3_few": _s3("s3_few", None),
     "s3_large": _s3("s3_large", None),
     "s3_projected": _s3("s3_projected", ["f03", "f04", "f30", "f32", "f70", "id"]),
+    "s3_many_files": _s3_many_files,
     "s3_clients": _s3_clients,
     "collate_1ms": _collate,
     "shuffle": _shuffle,

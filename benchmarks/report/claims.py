@@ -14,6 +14,7 @@ from benchmarks.measure.workloads import (
     ARROW_SCANNER,
     AS_ARROW,
     AS_PACKED,
+    FOOTERS_ON_S3,
     IN_PROCESS,
     OBSTORE,
     PACKED,
@@ -192,6 +193,10 @@ def _footers(workload: Results) -> float:
     return _median(workload, "torch_dataloader_utils", "construction_s") / fastest
 
 
+def _footers_on_s3(workload: Results) -> float:
+    return _median(workload, IN_PROCESS, "construction_s") / _median(workload, FOOTERS_ON_S3, "construction_s")
+
+
 def _set_epoch(workload: Results) -> float:
     cost = _median(workload, "torch_dataloader_utils", "set_epoch_and_plan_s")
     return 100 * cost / _median(workload, "torch_dataloader_utils", "construction_s")
@@ -317,6 +322,9 @@ CLAIMS: tuple[Claim, ...] = (
         )
     ),
     Claim("10,000 local files: construction, of reading footers", "many_files", _footers, 1.1, 1.0, at_most=True),
+    Claim(
+        "10,000 files on S3: construction, of reading footers", "s3_many_files", _footers_on_s3, 1.1, 1.0, at_most=True
+    ),
     Claim("10,000 local files: set_epoch, of construction", "many_files", _set_epoch, 5, 5, at_most=True, unit=" %"),
     Claim(
         "10,000 local files: state_dict late in an epoch",

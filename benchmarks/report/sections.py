@@ -171,6 +171,20 @@ def _many_files(_name: str, workload: Results, _plots: Path, _kind_of_session: s
     yield from _remarks(workload)
 
 
+def _s3_many_files(_name: str, workload: Results, _plots: Path, _kind_of_session: str) -> Iterator[str]:
+    yield from ("### Many files on S3", "", *_data(workload))
+    delay_ms = workload["facts"]["delay_ms"]
+    yield f"Listing, and reading all footers. The server answers each request after {delay_ms} ms, objects from memory."
+    yield ""
+    found = {name: entry["summary"] for name, entry in workload["contenders"].items() if "summary" in entry}
+    figures = ("construction_s", "requests", "server_cpu_s")
+    yield from table(
+        ["", "s", "requests", "server's CPU, s"],
+        [[name, *(_with_spread(summary[figure], "{:,.2f}") for figure in figures)] for name, summary in found.items()],
+    )
+    yield from _remarks(workload)
+
+
 def _resume(name: str, workload: Results, plots: Path, kind: str) -> Iterator[str]:
     yield from ("### Coming back within an epoch", "", *_data(workload))
     yield "Seconds from the beginning of construction to the first batch. Fast-forwarding iterates to the same place."
@@ -281,6 +295,7 @@ def _memory(_name: str, workload: Results, _plots: Path, _kind_of_session: str) 
 
 SECTIONS: Mapping[str, Callable[[str, Results, Path, str], Iterable[str]]] = {
     "many_files": _many_files,
+    "s3_many_files": _s3_many_files,
     "mixing_small": _mixing,
     "mixing_large": _mixing,
     "steps": _steps,
