@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from importlib import import_module
 from typing import Any
 
 from batches import kind_of, rows_of, sum_of
@@ -43,6 +44,17 @@ def loader_of(job: Job) -> Any:
     return loader
 
 
+def import_clients(job: Job) -> None:
+    """Import what the library imports to read S3, as the other readers have done when their clock starts.
+
+    In process it reads with obstore. Where workers are forked, which then read with obstore, it lists with s3fs.
+    """
+    if job.s3 is not None:
+        for name in ("s3fs",) if job.workers else ("obstore", "obstore.store"):
+            import_module(name)
+
+
 if __name__ == "__main__":
     job = read_job()
+    import_clients(job)
     deliver(job, lambda: loader_of(job), rows_of, sum_of, kind_of)

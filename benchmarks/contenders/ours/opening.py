@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 
 from harness import own_memory, read_job, report
-from ours.loader import loader_of
+from ours.loader import import_clients, loader_of
 
 if __name__ == "__main__":
     job = read_job()
+    import_clients(job)
     memory = own_memory()
     began = time.perf_counter()
     loader = loader_of(job)
