@@ -16,6 +16,7 @@ from jobs.processes import wait_until_asleep
 from support import open_loader
 
 from torch_dataloader_utils import UnreadableFileError
+from torch_dataloader_utils.workers import message_size
 
 GROUP = 100
 ROWS = 1000
@@ -57,6 +58,13 @@ def changing(tmp_path):
     return tmp_path / "part.parquet", other
 
 
+@pytest.fixture
+def single_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers send single batches: with many in each message they would have read all of so small files by then."""
+    monkeypatch.setattr(message_size, "MAX_BATCHES", 1)
+
+
+@pytest.mark.usefixtures("single_batches")
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("change", [overwrite, cut_short])
 @pytest.mark.parametrize("options", [{}, {"shuffle": True, "shuffle_buffer_size": 200}], ids=["in order", "mixed"])
@@ -83,6 +91,7 @@ def test_a_file_that_is_written_while_it_is_open_is_an_error_that_names_it(
     assert dataset.state_dict()["batches_delivered"] == len(delivered)
 
 
+@pytest.mark.usefixtures("single_batches")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_file_that_is_replaced_is_read_to_its_end_or_refused_never_mixed(changing, workers):
     path, other = changing

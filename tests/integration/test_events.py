@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from torch_dataloader_utils import Event, HookWarning
 from torch_dataloader_utils.loader import iteration
+from torch_dataloader_utils.workers import message_size
 
 ROWS = 443
 SHARDS = {"split_rows": 60}
@@ -132,6 +133,7 @@ def slow_at_hundred(batch):
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_a_batch_that_is_waited_for_long_is_a_stall(data, num_workers, monkeypatch):
     monkeypatch.setattr(iteration, "STALL_SEC", 0.4)
+    monkeypatch.setattr(message_size, "MAX_BATCHES", 1)  # else the first batch of the message is waited for
     events: list[Event] = []
     loader, dataset = open_loader(data, num_workers=num_workers, collate_fn=slow_at_hundred, hooks=[events.append])
     batches_of(loader)

@@ -189,7 +189,7 @@ os._exit(0)  # the usual end would hang, if they do
 """
 
 
-@pytest.mark.parametrize("place", ["convert", "_decode", "_fetch_range"])
+@pytest.mark.parametrize("place", ["convert", "_decode_all", "_fetch_range"])
 def test_an_iterator_may_be_garbage_collected_in_any_of_its_own_threads(path, tmp_path, place):
     assert run_forked(COLLECTED, tmp_path, str(path), place) == "[]\n"
 

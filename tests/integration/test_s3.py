@@ -31,7 +31,10 @@ from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError, UnreadableFileError
 from torch_dataloader_utils.distributed import load_rank_state, save_rank_state
+from torch_dataloader_utils.reading.fetcher import FETCHES, LARGEST_GAP
+from torch_dataloader_utils.reading.row_groups import FileRowGroup, RowGroupReader
 from torch_dataloader_utils.storage import obstore_s3, range_stream, request_size
+from torch_dataloader_utils.workers import message_size
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -182,6 +185,47 @@ def test_the_next_file_is_requested_before_there_is_memory_for_its_rows(s3, tmp_
     assert [row for batch in batches for row in batch["row"].tolist()] == list(range(250, 800))
     names = [name for name, _ in requests[footers:]]
     assert names.count("part-001.parquet") == 1
+
+
+def test_ranges_that_share_no_request_are_requested_ahead_also_where_their_answers_are_too_small_to_tell(
+    s3, tmp_path, monkeypatch
+):
+    groups = 60
+    (tmp_path / "data").mkdir()
+    columns = {"x": pa.array(range(groups)), "between": [bytes(2 * LARGEST_GAP)] * groups}
+    pq.write_table(
+        pa.table(columns), tmp_path / "data" / "a.parquet", row_group_size=1, use_dictionary=False, compression="none"
+    )
+    monkeypatch.setattr(request_size, "FIRST_BYTES", 500)
+    ahead: list[int] = []
+    requested, read = itertools.count(1), itertools.count()
+    request, tables = RowGroupReader.request, RowGroupReader.read_as_decoded
+
+    def noting_request(self: RowGroupReader, *args: Any, **options: Any) -> None:
+        request(self, *args, **options)
+        ahead.append(next(requested))
+
+    def noting_read(self: RowGroupReader, group: FileRowGroup) -> Iterator[tuple[pa.Table, bool]]:
+        done = next(read)
+        assert ahead[-1] - done >= min(FETCHES, groups - done)
+        return tables(self, group)
+
+    monkeypatch.setattr(RowGroupReader, "request", noting_request)
+    monkeypatch.setattr(RowGroupReader, "read_as_decoded", noting_read)
+    path = f"s3://{s3.new_bucket(tmp_path)}/data"
+    loader, _ = open_loader(path, storage_options=s3.storage_options(), columns=["x"], batch_size=7)
+    assert [row for batch in loader for row in batch["x"].tolist()] == list(range(groups))
+    assert next(read) == groups
+
+
+def test_objects_that_are_named_like_files_are_not_listed_too(s3, tmp_path, monkeypatch):
+    write_dataset(tmp_path, ((40, 10), (40, 10)))
+    bucket = s3.new_bucket(tmp_path)
+    monkeypatch.setattr(obstore_s3.ObstoreS3, "find", None)
+    loader, _ = open_loader(
+        [f"s3://{bucket}/part-{number:03d}.parquet" for number in range(2)], storage_options=s3.storage_options()
+    )
+    assert all_rows_of(loader) == list(range(80))
 
 
 @pytest.mark.parametrize("workers", WORKERS[:2])
@@ -523,10 +567,17 @@ class Told:
 
 
 @pytest.fixture
+def single_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers send single batches: with many in each message they would have read all of so small files by then."""
+    monkeypatch.setattr(message_size, "MAX_BATCHES", 1)
+
+
+@pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Told:
     return Told(caplog)
 
 
+@pytest.mark.usefixtures("single_batches")
 @pytest.mark.parametrize("workers", WORKERS[:2])
 def test_no_secret_of_s3_is_in_states_reprs_errors_logs_or_warnings(s3, told, workers):
     bucket = s3.new_bucket()
@@ -756,6 +807,7 @@ def test_files_behind_signed_urls_are_delivered_each_row_once_and_resumed(web, w
     assert batches_of(resumed) == whole[2:]
 
 
+@pytest.mark.usefixtures("single_batches")
 @pytest.mark.parametrize("workers", WORKERS[:2])
 def test_no_token_and_no_password_of_a_url_is_in_states_reprs_errors_logs_or_warnings(web, told, workers):
     base, handler = web

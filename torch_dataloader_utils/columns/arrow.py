@@ -23,6 +23,15 @@ def stacked(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.table({"": pa.nulls(sum(map(len, tables)))}).select([])
 
 
+def sliced(table: pa.Table, start: int, stop: int | None = None) -> pa.Table:
+    """Return the rows of a table from one to another, or to its end."""
+    rows = max(0, min(len(table), len(table) if stop is None else stop) - start)
+    if table.num_columns:
+        return table.slice(start, rows)
+    # pyarrow's slice of a table without columns keeps the number of rows (seen in 26.0).
+    return pa.table({"": pa.nulls(rows)}).select([])
+
+
 def takeable(table: pa.Table) -> pa.Table:
     """Return the same rows in a form on which `take` and `filter` are correct.
 

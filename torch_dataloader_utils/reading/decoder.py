@@ -13,7 +13,7 @@ from queue import SimpleQueue
 
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import stacked
+from torch_dataloader_utils.columns.arrow import sliced, stacked
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, OpenedFiles, RowGroups
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
@@ -158,7 +158,7 @@ class Decoder:
             with self._at_hand(path, number) as opened:
                 for table, is_last in opened.row_groups.tables(number):
                     opened.require_unchanged()
-                    left = table.slice(min(first, table.num_rows)) if first else table
+                    left = sliced(table, min(first, table.num_rows)) if first else table
                     first -= table.num_rows - left.num_rows
                     if not is_last and left.num_rows:
                         tables.put(Decoded(left, self._fetched))
@@ -267,10 +267,10 @@ class Parts:
                 if table is None:
                     parts.append(self._empty)
                     break
-                self._empty = table.slice(0, 0)
-                parts.append(table.slice(0, wanted))
+                self._empty = sliced(table, 0, 0)
+                parts.append(sliced(table, 0, wanted))
                 if len(table) > wanted:
-                    self._rest.append(table.slice(wanted))
+                    self._rest.append(sliced(table, wanted))
                 wanted -= len(parts[-1])
         except BaseException:
             self._tables = None  # another attempt begins with the first row that was not returned

@@ -143,13 +143,21 @@ class Fetcher:
             self._runs[path].remove(run)
         return received
 
+    def receives(self, path: str, number: int) -> bool:
+        """Whether a request was made whose answer goes on with a row group."""
+        with self._lock:
+            return self._run_before(path, number) is not None
+
+    def _run_before(self, path: str, number: int) -> _Run | None:
+        """Return the run whose next row group this is; None if there is none."""
+        ranges = coalesced(self._layout(path).ranges(number), LARGEST_GAP) if self.fetches(path) else []
+        start = ranges[0][0] if ranges else -1
+        return next((run for run in self._runs[path] if run.continues(start, start)), None)
+
     def cut(self, path: str, number: int) -> None:
         """Receive no more by the request that has a row group, but what is requested already: others are faster."""
-        if not self.fetches(path):
-            return
-        start = coalesced(self._layout(path).ranges(number), LARGEST_GAP)[0][0]
         with self._lock:
-            run = next((run for run in self._runs[path] if run.continues(start, start)), None)
+            run = self._run_before(path, number)
             if run is not None:
                 self._runs[path].remove(run)
                 self._threads.submit(self._end, run, run.last)

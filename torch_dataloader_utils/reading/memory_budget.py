@@ -103,6 +103,14 @@ class MemoryLease:
         self.size = size
         self._budget._account(change, change if self._is_kept else 0)  # noqa: SLF001 - a lease is part of its budget
 
+    def split(self, size: int) -> MemoryLease:
+        """Return a lease of a part of the bytes, all of them at most, which this one then no longer has."""
+        self._require_held()
+        part = MemoryLease(self._budget, min(size, self.size))
+        part._is_kept = self._is_kept
+        self.size -= part.size
+        return part
+
     def merge(self, other: MemoryLease) -> None:
         """Take over another lease's bytes, which counts as released then."""
         self._require_held()

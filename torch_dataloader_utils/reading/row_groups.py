@@ -236,6 +236,10 @@ class RowGroupReader:
             # Two slices of one shard may follow one another and request the same row group.
             self._decoded[group].append(self._next_decoder().whole(group.path, group.number))
 
+    def receives(self, group: FileRowGroup) -> bool:
+        """Whether a request was made whose answer goes on with a row group."""
+        return self._fetcher.receives(group.path, group.number)
+
     def prepare(self, groups: Sequence[FileRowGroup]) -> None:
         """Let the answer begin that has consecutive row groups of a file, which are requested later."""
         self._fetcher.prepare(groups[0].path, [group.number for group in groups])
@@ -276,7 +280,7 @@ class RowGroupReader:
         with self._errors(group):
             for decoded in self._decoded[group].popleft():
                 done += decoded.table.num_rows
-                if decoded.is_last:
+                if decoded.is_last or done > group.unfiltered + len(self._deleted(group)):
                     self._require_all(group, done)
                 finished = self._finished(group, decoded.table, done - decoded.table.num_rows)[0]
                 self._note_wait(began, decoded)

@@ -165,10 +165,11 @@ class Scan(ABC):
                 step = run.waiting[0]
                 size = self.reader.request_size
                 if run.is_guess and size is not None and self._reaches(size, run):
-                    if ahead and not size.is_known:
+                    is_received = self.reader.receives(step.group)
+                    if is_received and ahead and not size.is_known:
                         break  # what is received first tells how long requests should be
                     run.is_guess = False
-                    if run.stored_bytes > TOO_LONG * size.bytes:
+                    if is_received and run.stored_bytes > TOO_LONG * size.bytes:
                         self.reader.cut(step.group)
                         runs = chain(self._runs(run.waiting), [] if following is None else [following], runs)
                         run, following = next(runs), None

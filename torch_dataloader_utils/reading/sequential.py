@@ -72,25 +72,25 @@ class SequentialScan(Scan):
                         break
                 first = after
 
-    def _tables(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease | None]]:
-        """Yield a row group in tables: each, whether it is the last, and the lease that it pays with.
+    def _tables(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:
+        """Yield a row group in tables: each, whether it is the last, and its lease.
 
-        One that is read whole has one lease, which the last table pays with.
+        One that is read whole has one lease, of which each table gets its part.
         """
         group = step.group
         self.count(group, again=step.first < step.shard_slice.start)
         if not step.whole:
             yield from self._parts(step, lease)
             return
-        done = held = 0
+        done = 0
         for read, is_last in self.reader.read_as_decoded(group):
             table = self.delivered(group, read, done)
             del read
             done += table.num_rows
-            held += self.reader.held_bytes(table)
-            if is_last:
-                lease.resize(held)
-            yield table, is_last, lease if is_last else None
+            held = self.reader.held_bytes(table)
+            paid = lease if is_last else lease.split(held)
+            paid.resize(held)
+            yield table, is_last, paid
             del table
 
     def _parts(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:

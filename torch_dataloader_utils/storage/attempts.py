@@ -7,6 +7,7 @@ jitter draws from Python's global generator, whose numbers belong to the user's 
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import inspect
 import itertools
 import os
@@ -177,8 +178,9 @@ def _make_calls(calls: SimpleQueue[Callable[[], None]]) -> None:
         except Empty:
             try:
                 _IDLE.remove(calls)
-            except ValueError:
-                continue  # it was taken just now, for a call
+            except ValueError:  # it was taken just now, for a call, which comes unless Ctrl-C came before it
+                with contextlib.suppress(Empty):
+                    calls.get(timeout=IDLE_SEC)()
             return
         run()
         del run  # what it refers to must not wait for the next call

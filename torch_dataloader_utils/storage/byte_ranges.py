@@ -43,7 +43,7 @@ def coalesced(ranges: Iterable[tuple[int, int]], largest_gap: int) -> list[tuple
 
 
 class SparseFile(io.RawIOBase):
-    """A file, of `size` bytes, of which only some ranges are in memory. Reading others is an error, or over two."""
+    """A file, of `size` bytes, of which only some ranges are in memory. Reading others is an error."""
 
     def __init__(self, size: int) -> None:
         self._size = size

@@ -219,7 +219,7 @@ class Storage:
 
         return self._attempt(action, lambda: self.display(location))
 
-    def look(self, location: str) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+    def info_and_below(self, location: str) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
         """Return what the storage says of a location, and what is below it if that came at the same time.
 
         Both are None where there is nothing. Raises what the storage raises; see `errors`.

@@ -101,7 +101,7 @@ def _list_one(storage: Storage, location: str, suffixes: Sequence[str], hint: Ca
     if storage.is_local:
         location = posixpath.normpath(location)  # so that a file has a single name
     finder = _LocalFinder(storage) if storage.is_local else _Finder(storage)
-    info, below = storage.look(location)
+    info, below = _info_and_below(storage, location, suffixes)
     if info and info["type"] == "file":
         return _Found(posixpath.dirname(location), [info])
     metadata_file = None
@@ -118,6 +118,21 @@ def _list_one(storage: Storage, location: str, suffixes: Sequence[str], hint: Ca
         others = f", only {len(found)} others, such as {storage.display(example)!r}{hint(example)}" if example else ""
         raise FileNotFoundError(f"found no {' or '.join(suffixes)} file at {storage.display(location)!r}{others}")
     return _Found(base, wanted, metadata_file)
+
+
+def _info_and_below(
+    storage: Storage, location: str, suffixes: Sequence[str]
+) -> tuple[Mapping[str, Any] | None, Mapping[str, Any] | None]:
+    """Return what is known of a location, and what is below it if that came at the same time; None where nothing is.
+
+    What is named like a file mostly is one, so its directory is not listed.
+    """
+    if not location.lower().endswith(tuple(suffixes)) and not re.search(GLOB, location):
+        return storage.info_and_below(location)
+    try:
+        return storage.call("info", location), None
+    except FileNotFoundError:
+        return None, None
 
 
 class _Finder:

@@ -7,6 +7,8 @@ from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from torch_dataloader_utils.workers.lifecycle import interrupt_later
+
 HEADER_BYTES = 4
 """What `multiprocessing` writes before each message: its length."""
 
@@ -33,7 +35,9 @@ class DirectQueue(Queue):  # type: ignore[type-arg]
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:  # noqa: FBT001, FBT002 - its base's
         """Put a message, as the base does."""
-        if not self._is_written(obj):
+        with interrupt_later():  # a Ctrl-C that comes while the lock is taken would leave it taken
+            is_written = self._is_written(obj)
+        if not is_written:
             super().put(obj, block, timeout)
 
     def _is_written(self, obj: Any) -> bool:

@@ -184,3 +184,13 @@ def test_the_first_rows_of_a_text_are_there_before_the_others_are_parsed():
     assert next(tables)[0]["a"].to_pylist() == [0]
     assert parsed == [0, 1]
     assert [table.num_rows for table, _ in tables] == [4, 16, 64, 15]
+
+
+def test_rows_without_columns_are_counted_once_where_a_quote_comes_after_the_first_pieces(monkeypatch):
+    monkeypatch.setattr(shared_parsing, "BLOCKS", 1)
+    lines_of = [*["1,2"] * 200, '3,"4"', *["5,6"] * 100]
+    text = Text("a.csv", pa.py_buffer("\n".join(["a,b", *lines_of]).encode()))
+    parser = CsvParser({"block_size": 100}, ["a", "b"], pa.schema([]))
+    tables = list(parser.tables(text, SharedParsing()))
+    assert len(tables) > 1
+    assert sum(map(len, tables)) == len(lines_of)

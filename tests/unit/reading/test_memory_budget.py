@@ -64,6 +64,19 @@ def test_a_lease_that_was_released_or_merged_cannot_be_used_again():
     assert budget.leased == holder.size == 5
 
 
+def test_the_parts_of_a_lease_are_released_each_by_itself():
+    budget = MemoryBudget(100)
+    lease = budget.take(80)
+    part = lease.split(30)
+    assert (lease.size, part.size, budget.leased) == (50, 30, 80)
+    rest = lease.split(1000)
+    assert (lease.size, rest.size) == (0, 50)
+    part.resize(35)
+    for each, left in ((lease, 85), (rest, 35), (part, 0)):
+        each.release()
+        assert budget.leased == left
+
+
 def test_nothing_waits_for_what_is_kept_until_it_is_passed_on():
     budget = MemoryBudget(10)
     kept = budget.take(8)

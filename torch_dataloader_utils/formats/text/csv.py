@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
+from torch_dataloader_utils.columns.arrow import sliced
 from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError, nearest
 from torch_dataloader_utils.formats.recognition import ENDINGS
@@ -195,7 +196,7 @@ class CsvParser:
                 pass
             else:
                 return
-        yield self._table(text).slice(done)
+        yield sliced(self._table(text), done)
 
     def _pieces(self, text: Text, shared: SharedParsing) -> Iterator[pa.Table]:
         """Yield the rows of a text, piece by piece, up to a _NotOfLinesError where a line may not be a row."""
