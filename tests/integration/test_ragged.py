@@ -161,7 +161,7 @@ def parts_of(batch: dict[str, Any]) -> list[Any]:
 
 def sent(data: Any) -> Any:
     """Pack, pickle as a queue would, and unpack."""
-    message = Message.pack(0, 0, [Batch(data, Receipt(0, 0, 0, rows=1))])
+    message = Message.pack(0, [Batch(data, Receipt(0, 0, 0, rows=1))])
     (content,) = pickle.loads(pickle.dumps(message)).unpack()
     return content.data
 
@@ -191,7 +191,7 @@ def test_nested_tensors_of_the_older_layout_arrive_as_they_were():
 
 def test_memory_of_jagged_tensors_goes_out_of_band():
     tensor = torch.nested.nested_tensor_from_jagged(torch.zeros(10_000), torch.tensor([0, 10_000]))
-    message = Message.pack(0, 0, [Batch(tensor, Receipt(0, 0, 0, rows=1))])
+    message = Message.pack(0, [Batch(tensor, Receipt(0, 0, 0, rows=1))])
     assert message.lengths[:2] == (40_000, 16)
     assert message.lengths[-1] < 2_000
 

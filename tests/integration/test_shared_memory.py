@@ -247,7 +247,7 @@ def test_batches_outlast_loader_and_dataset(path, workers):
 def test_a_message_for_which_no_block_is_free_travels_inline():
     pool = SharedMemoryPool(1)
     data = {"t": torch.arange(5), "n": np.arange(3.0)}
-    first, second = (Message.pack(0, 0, [batch_of(data)], pool) for _ in range(2))
+    first, second = (Message.pack(0, [batch_of(data)], pool) for _ in range(2))
     assert (first.pool_key, first.memory) == (pool.key, 0)
     assert second.pool_key is None
     assert [image(content.data) for message in (first, second) for content in message.unpack()] == [image(data)] * 2
@@ -256,7 +256,7 @@ def test_a_message_for_which_no_block_is_free_travels_inline():
 def test_a_block_is_free_when_the_last_that_looks_at_it_has_died_and_not_before():
     pool = SharedMemoryPool(1)
     data = {"t": torch.arange(5), "n": np.arange(3.0), "u": torch.ones(2)}
-    one, two = Message.pack(0, 0, [batch_of(data), batch_of({"v": torch.ones(2)})], pool).unpack()
+    one, two = Message.pack(0, [batch_of(data), batch_of({"v": torch.ones(2)})], pool).unpack()
     views = [one.data["t"][2:].view(torch.uint8), one.data["n"][1:], one.data["u"].numpy(), two.data["v"].sum(0) * 0]
     views += [two.data["v"].reshape(2, 1).T]
     del one, two
@@ -272,7 +272,7 @@ def test_with_more_blocks_in_use_than_may_be_batches_are_copied_out():
     pool = SharedMemoryPool(20)
     kept = []
     for number in range(10):
-        kept += Message.pack(0, 0, [batch_of(torch.full((100,), number))], pool).unpack()
+        kept += Message.pack(0, [batch_of(torch.full((100,), number))], pool).unpack()
         assert pool.num_held == min(number + 1, MAX_HELD)
     assert [int(content.data[0]) for content in kept] == list(range(10))
 
@@ -291,7 +291,7 @@ def test_pinning_frees_the_block_at_once(monkeypatch):
     monkeypatch.setattr(transport, "_pinned", torch.clone)
     pool = SharedMemoryPool(1)
     data = {"t": torch.arange(5), "n": np.arange(3.0), "s": ["text"]}
-    message = Message.pack(0, 0, [batch_of(data)], pool)
+    message = Message.pack(0, [batch_of(data)], pool)
     assert pool.acquire() is None
     pinned = message.pin_memory()
     assert pool.acquire() == 0
@@ -305,29 +305,29 @@ def test_pinning_frees_the_block_at_once(monkeypatch):
 def test_a_message_whose_loader_is_gone_is_left_alone_by_pinning(monkeypatch):
     monkeypatch.setattr(transport, "_pinned", torch.clone)
     pool = SharedMemoryPool(1)
-    message = Message.pack(0, 0, [batch_of(torch.arange(5))], pool)
+    message = Message.pack(0, [batch_of(torch.arange(5))], pool)
     del pool
     assert message.pin_memory() is message
 
 
 def test_a_forked_process_that_drops_its_copy_of_a_batch_does_not_free_the_block():
     pool = SharedMemoryPool(2)
-    (kept,) = Message.pack(0, 0, [batch_of(torch.zeros(4))], pool).unpack()
+    (kept,) = Message.pack(0, [batch_of(torch.zeros(4))], pool).unpack()
     child = os.fork()
     if not child:
         del kept
         gc.collect()
         os._exit(0)
     os.waitpid(child, 0)
-    (later,) = Message.pack(0, 0, [batch_of(torch.ones(4))], pool).unpack()
+    (later,) = Message.pack(0, [batch_of(torch.ones(4))], pool).unpack()
     assert (kept.data.tolist(), later.data.tolist()) == ([0.0] * 4, [1.0] * 4)
 
 
 def test_arrays_stay_what_they_are_when_a_tensor_beside_them_moves_to_shared_memory():
     pool = SharedMemoryPool(2)
     data = {"t": torch.zeros(4), "n": np.zeros(4)}
-    (kept,) = Message.pack(0, 0, [batch_of(data)], pool).unpack()
+    (kept,) = Message.pack(0, [batch_of(data)], pool).unpack()
     kept.data["t"].share_memory_()  # as sending it to another process does
-    (later,) = Message.pack(0, 0, [batch_of({"t": torch.ones(4), "n": np.ones(4)})], pool).unpack()
+    (later,) = Message.pack(0, [batch_of({"t": torch.ones(4), "n": np.ones(4)})], pool).unpack()
     assert kept.data["n"].tolist() == [0.0] * 4
     assert later.data["n"].tolist() == [1.0] * 4

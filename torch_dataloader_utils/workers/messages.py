@@ -51,7 +51,6 @@ class Message:
 
     Attributes:
         iteration: The iteration that the batches belong to.
-        worker: The worker that packed them.
         count: Number of pickles.
         lengths: Bytes of each buffer in the memory, and last of the pickles.
         tensor_flags: For each buffer 1 if it is a tensor's, else 0.
@@ -60,7 +59,6 @@ class Message:
     """
 
     iteration: int
-    worker: int
     count: int
     lengths: tuple[int, ...]
     tensor_flags: bytes
@@ -68,9 +66,7 @@ class Message:
     memory: int | bytearray | torch.Tensor
 
     @classmethod
-    def pack(
-        cls, iteration: int, worker: int, contents: list[Content], pool: SharedMemoryPool | None = None
-    ) -> Message:
+    def pack(cls, iteration: int, contents: list[Content], pool: SharedMemoryPool | None = None) -> Message:
         """Pack batches, and the stream's end, into a free block of a pool. If there is none, the message has the bytes.
 
         This is done before torch's queue, in whose thread an error of pickling would be printed and not raised.
@@ -95,7 +91,7 @@ class Message:
         for buffer, length in zip(buffers, lengths, strict=True):
             array[start : start + length] = buffer
             start += _aligned(length)
-        return cls(iteration, worker, len(contents), lengths, bytes(out_of_band.tensor_flags), key, memory)
+        return cls(iteration, len(contents), lengths, bytes(out_of_band.tensor_flags), key, memory)
 
     @property
     def size(self) -> int:

@@ -270,8 +270,7 @@ class _Outgoing:
         contents, self.contents = self.contents, []
         contents[0] = self._report.on(contents[0])
         seconds = time.perf_counter() - self._began
-        iteration, worker = self._assignment.iteration, self._assignment.worker
-        message = Message.pack(iteration, worker, contents, self._pool)
+        message = Message.pack(self._assignment.iteration, contents, self._pool)
         self._sizer.record(self.size - self.space, message.size, seconds)
         self._report.watch.lap("packing_sec")
         return message

@@ -34,7 +34,7 @@ class Pair(NamedTuple):
 
 def sent(data: Any, pool: SharedMemoryPool | None = None) -> Any:
     """Pack, pickle as a queue would, and unpack."""
-    message = Message.pack(7, 0, [Batch(data, RECEIPT, WORK)], pool)
+    message = Message.pack(7, [Batch(data, RECEIPT, WORK)], pool)
     (content,) = pickle.loads(pickle.dumps(message)).unpack()
     assert isinstance(content, Batch)
     assert (content.receipt, content.work) == (RECEIPT, WORK)
@@ -102,7 +102,7 @@ def test_the_same_tensor_twice_arrives_as_one():
 
 def test_one_tensor_in_two_batches_arrives_as_two():
     tensor = torch.zeros(2)
-    message = Message.pack(0, 0, [Batch([tensor], RECEIPT), Batch([tensor], RECEIPT)])
+    message = Message.pack(0, [Batch([tensor], RECEIPT), Batch([tensor], RECEIPT)])
     one, other = message.unpack()
     one.data[0] += 1
     assert other.data[0].tolist() == [0, 0]
@@ -110,7 +110,7 @@ def test_one_tensor_in_two_batches_arrives_as_two():
 
 def test_all_memory_is_one_aligned_block():
     tensors = [torch.arange(3, dtype=torch.int8), torch.arange(5.0), torch.arange(2)]
-    message = Message.pack(0, 0, [Batch(tensors, RECEIPT)])
+    message = Message.pack(0, [Batch(tensors, RECEIPT)])
     assert message.lengths[:-1] == (3, 20, 16)
     assert message.size == len(message.memory)
     (batch,) = message.unpack()
@@ -120,13 +120,13 @@ def test_all_memory_is_one_aligned_block():
 
 def test_a_slice_of_a_table_sends_the_slice_alone():
     table = pa.table({"x": np.arange(100_000)})
-    message = Message.pack(0, 0, [Batch(table.slice(10, 5), RECEIPT)])
+    message = Message.pack(0, [Batch(table.slice(10, 5), RECEIPT)])
     assert message.size < 5_000
 
 
 def test_the_end_of_a_stream_arrives():
     end = StreamEnd(RECEIPT, WORK)
-    assert Message.pack(0, 0, [end]).unpack() == [end]
+    assert Message.pack(0, [end]).unpack() == [end]
 
 
 ODD = {
@@ -188,7 +188,7 @@ def test_packing_keeps_nothing_alive_until_a_garbage_collection():
     gone = weakref.ref(array)
     gc.disable()
     try:
-        Message.pack(0, 0, [Batch([array, torch.zeros(3)], RECEIPT)])
+        Message.pack(0, [Batch([array, torch.zeros(3)], RECEIPT)])
         del array
         assert gone() is None
     finally:
