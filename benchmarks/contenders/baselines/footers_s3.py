@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 import obstore
 import pyarrow as pa
 import pyarrow.parquet as pq
+from baselines.obstore_s3 import store_of
 from harness import read_job, report
-from obstore.store import S3Store
 
 AT_ONCE = 32
 TAIL_BYTES = 64 * 1024
@@ -17,16 +17,8 @@ TAIL_BYTES = 64 * 1024
 
 if __name__ == "__main__":
     job = read_job()
-    assert job.s3 is not None
     began = time.perf_counter()
-    store = S3Store.from_url(
-        job.path,
-        endpoint=job.s3["endpoint"],
-        access_key_id=job.s3["key"],
-        secret_access_key=job.s3["secret"],
-        region=job.s3["region"],
-        client_options={"allow_http": True},
-    )
+    store = store_of(job)
     found = sorted((info["path"], info["size"]) for part in obstore.list(store, chunk_size=1000) for info in part)
     listed = time.perf_counter()
 

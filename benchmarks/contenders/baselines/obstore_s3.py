@@ -15,10 +15,10 @@ from obstore.store import S3Store
 AT_ONCE = 4
 
 
-def files(job: Job) -> Iterator[pa.Table]:
-    """List the files, fetch them in threads, and decode one after the other."""
+def store_of(job: Job) -> S3Store:
+    """Return the server's objects below the job's path."""
     assert job.s3 is not None
-    store = S3Store.from_url(
+    return S3Store.from_url(
         job.path,
         endpoint=job.s3["endpoint"],
         access_key_id=job.s3["key"],
@@ -26,6 +26,11 @@ def files(job: Job) -> Iterator[pa.Table]:
         region=job.s3["region"],
         client_options={"allow_http": True},
     )
+
+
+def files(job: Job) -> Iterator[pa.Table]:
+    """List the files, fetch them in threads, and decode one after the other."""
+    store = store_of(job)
     names = sorted(info["path"] for part in obstore.list(store) for info in part)
 
     def fetch(name: str) -> pa.Buffer:
