@@ -9,6 +9,8 @@ import itertools
 import json
 import logging
 import re
+import subprocess
+import sys
 import threading
 import traceback
 import warnings
@@ -89,6 +91,30 @@ def test_a_private_bucket_is_delivered_each_row_once(s3, bucket, workers):
     assert sorted(rows) == list(range(71))
 
 
+FORKS_WORKERS = """
+import json, os, sys
+from pathlib import Path
+from torch_dataloader_utils import StructuredDataset
+path, options = sys.argv[1], json.loads(sys.argv[2])
+loader, _ = StructuredDataset.create_dataloader(
+    path, row_id_column="row", storage_options=options, batch_size=7, num_workers=2, multiprocessing_context="fork"
+)
+assert not Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+rows = [row for batch in loader for row in batch["row"].tolist()]
+print(json.dumps([rows, sorted({"obstore", "s3fs"} & set(sys.modules))]))
+"""
+
+
+def test_a_process_that_forks_workers_imports_no_client_and_has_no_other_process_left(s3, bucket):
+    options = json.dumps(s3.storage_options())
+    command = [sys.executable, "-c", FORKS_WORKERS, f"s3://{bucket}/data", options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    rows, clients = json.loads(done.stdout)
+    assert sorted(rows) == list(range(71))
+    assert clients == []
+
+
 @pytest.mark.parametrize(
     ("options", "most"),
     [
@@ -115,13 +141,13 @@ def test_row_groups_that_follow_one_another_are_fetched_together(s3, tmp_path, m
 def noted_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Return a list that gets the range of each request of obstore."""
     requests: list[tuple[int, int]] = []
-    request = obstore_s3.ObstoreS3._request
+    wanted = obstore_s3._wanted
 
-    def noting(self: obstore_s3.ObstoreS3, location: str, start: int, stop: int, etag: str | None) -> Any:
+    def noting(location: str, start: int, stop: int, etag: str | None) -> Any:
         requests.append((start, stop))
-        return request(self, location, start, stop, etag)
+        return wanted(location, start, stop, etag)
 
-    monkeypatch.setattr(obstore_s3.ObstoreS3, "_request", noting)
+    monkeypatch.setattr(obstore_s3, "_wanted", noting)
     return requests
 
 
@@ -165,15 +191,15 @@ def test_the_next_file_is_requested_before_there_is_memory_for_its_rows(s3, tmp_
     write_dataset(tmp_path / "data", ((400, 10), (400, 10)))
     requests: list[tuple[str, int]] = []
     requested = threading.Condition()
-    request = obstore_s3.ObstoreS3._request
+    wanted = obstore_s3._wanted
 
-    def noting(self: obstore_s3.ObstoreS3, location: str, start: int, stop: int, etag: str | None) -> Any:
+    def noting(location: str, start: int, stop: int, etag: str | None) -> Any:
         with requested:
             requests.append((location.rpartition("/")[2], stop - start))
             requested.notify_all()
-        return request(self, location, start, stop, etag)
+        return wanted(location, start, stop, etag)
 
-    monkeypatch.setattr(obstore_s3.ObstoreS3, "_request", noting)
+    monkeypatch.setattr(obstore_s3, "_wanted", noting)
     path = f"s3://{s3.new_bucket(tmp_path)}/data"
     loader, _ = open_loader(path, storage_options=s3.storage_options(), batch_size=10, read_ahead_bytes=4_000)
     footers = len(requests)

@@ -158,6 +158,7 @@ def open_files(
         files = replace(files, selection=_selection(files, filtering, replace(described, footers=footers)))
     files = replace(files, announced_nulls=next(_announced_nulls(files, footers, request.refuses_nulls), None))
     file_format.verify(files)
+    storage.end_opening()
     return files
 
 

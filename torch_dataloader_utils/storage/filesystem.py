@@ -146,15 +146,14 @@ class Storage:
             timeout_sec: Bounds each operation of the storage, with all its attempts.
             memory_map: Whether local files are mapped into memory; None for those on a file system of this machine.
             client: What reads objects of S3: s3fs; or obstore, where that is usable, in this process and in others
-                that it starts, or only in the others.
+                that it starts, or only in the others, one of which it starts to list files and read footers.
 
         Raises:
             ValueError: If they are on several storages.
         """
         redactor = Redactor(options or {}, urls)
-        mapped = None if client == "s3fs" else obstore_s3.options_of(urls, options or {})
-        obstore = None if mapped is None else obstore_s3.ObstoreS3(mapped, options or {}, timeout_sec)
-        if obstore is not None and client == "obstore" and obstore_s3.is_usable():
+        obstore = None if client == "s3fs" else _by_obstore(urls, options or {}, timeout_sec, client)
+        if obstore is not None and obstore.place != "nowhere":
             storage = cls(obstore, redactor, timeout_sec, memory_map=memory_map, obstore=obstore)
             return storage, [url.removeprefix("s3://").rstrip("/") for url in urls]
         first: Any = None
@@ -179,12 +178,16 @@ class Storage:
             inherited, obstore = self._fs, self._obstore
             if obstore is not None:
                 obstore_s3.hold(inherited)
-                self._obstore = obstore = obstore.copy()
-                self._fs = obstore if obstore_s3.is_usable() else obstore.s3fs
+                self._fs = self._obstore = obstore.in_this_process()
             else:
                 self._fs = pickle.loads(pickle.dumps(inherited))  # noqa: S301 - our own bytes, made on this line
             self._pid = os.getpid()
         return self._fs
+
+    def end_opening(self) -> None:
+        """End what was started to list files and read footers. It may be called before this process forks another."""
+        if isinstance(self._fs, obstore_s3.ObstoreS3):
+            self._fs.end_process()
 
     @property
     def is_local(self) -> bool:
@@ -226,7 +229,7 @@ class Storage:
         """
         client = self.fs
         try:
-            if isinstance(client, obstore_s3.ObstoreS3) and obstore_s3.is_readable(location):
+            if isinstance(client, obstore_s3.ObstoreS3) and client.asks_for(location):
                 return self._look_for_both(location)
             return self.call("info", location), None
         except FileNotFoundError:
@@ -464,6 +467,19 @@ def etag_of(info: Mapping[str, Any]) -> str | None:
     """Return a file version's etag, if the storage has one."""
     etag = info.get("ETag") or info.get("etag")
     return str(etag).strip('"') if etag else None
+
+
+def _by_obstore(
+    urls: Sequence[str], options: Mapping[str, Any], timeout_sec: float, client: Client
+) -> obstore_s3.ObstoreS3 | None:
+    """Return what reads some URLs by obstore, with options of s3fs; None where s3fs has to read them everywhere."""
+    mapped = obstore_s3.options_of(urls, options)
+    if mapped is None:
+        return None
+    if client == "obstore":
+        return obstore_s3.ObstoreS3(mapped, options, timeout_sec).in_this_process()
+    place: Literal["another process", "nowhere"] = "another process" if obstore_s3.is_installed() else "nowhere"
+    return obstore_s3.ObstoreS3(mapped, options, timeout_sec, place)
 
 
 def _without_retries(fs: Any) -> Any:

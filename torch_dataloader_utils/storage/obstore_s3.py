@@ -2,7 +2,9 @@
 
 It is used where it is installed and certain to read what s3fs would. Its runtime does not survive a fork
 (https://github.com/developmentseed/obstore/pull/214), and requests in a forked process would never end. So a process
-that was forked after obstore was imported, by whomever, reads with s3fs; one that was forked before may use it.
+that was forked after obstore was imported, by whomever, reads with s3fs; one that was forked before may use it. One
+that is going to fork others has obstore list files and read footers in another process, and reads with s3fs what it
+reads later.
 """
 
 from __future__ import annotations
@@ -11,21 +13,21 @@ import importlib.util
 import os
 import re
 import sys
-import time
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from datetime import timedelta
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, partial
 from importlib import import_module
-from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import fsspec
 import pyarrow as pa
 
 from torch_dataloader_utils.storage.byte_ranges import Pieces
 from torch_dataloader_utils.storage.causes import require_same_version
+from torch_dataloader_utils.storage.obstore_calls import ObstoreCalls
+from torch_dataloader_utils.storage.obstore_process import ObstoreProcess
 from torch_dataloader_utils.storage.range_stream import ReceivedRange
 from torch_dataloader_utils.storage.request_size import Answer
 
@@ -55,9 +57,6 @@ MOST_AT_ONCE = 2 << 20
 """How many bytes are received at most by one call, for which a thread waits until other Python code lets it go on.
 obstore copies them, and memory of this size is used again at once. With more it takes twice the processor's time, and
 with less, a training loop that keeps Python busy is waited for more often."""
-
-UNLISTED = "invalid path"
-"""What obstore says of a key with an empty segment, or one of dots, which it neither lists nor reads."""
 
 NO_ACCESS = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 """What S3 says, with status 400, of a session token that gives no access."""
@@ -134,9 +133,14 @@ def _is_complete(access: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
     return {"aws_access_key_id", "aws_secret_access_key"} <= access.keys()
 
 
+def is_installed() -> bool:
+    """Whether obstore is installed."""
+    return importlib.util.find_spec("obstore") is not None
+
+
 def is_usable() -> bool:
     """Whether obstore is installed and works in this process."""
-    return not _inherited and importlib.util.find_spec("obstore") is not None
+    return not _inherited and is_installed()
 
 
 def hold(client: Any) -> None:
@@ -152,24 +156,28 @@ class ObstoreS3:
         options: obstore's.
         s3fs_options: The same for s3fs.
         timeout_sec: Seconds after which a request that was given up ends.
+        place: Where obstore is asked: in this process, in one of its own, or nowhere, so that s3fs does everything.
     """
 
     options: Mapping[str, Any] = field(repr=False)
     s3fs_options: Mapping[str, Any] = field(repr=False)
     timeout_sec: float
+    place: Literal["here", "another process", "nowhere"] = "here"
     version_aware = False
 
     def __post_init__(self) -> None:
-        self._buckets: dict[str, Any] = {}
+        self._calls: ObstoreCalls | None = None
+        self._process: ObstoreProcess | None = None
+        self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the clients, which cannot be pickled."""
-        return {"options": self.options, "s3fs_options": self.s3fs_options, "timeout_sec": self.timeout_sec}
+        return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Make clients when they are needed."""
         self.__dict__.update(state)
-        self._buckets = {}
+        self.__post_init__()
 
     def __getattr__(self, name: str) -> Any:
         """Return what only s3fs has."""
@@ -177,15 +185,22 @@ class ObstoreS3:
             raise AttributeError(name)
         return getattr(self.s3fs, name)
 
-    def copy(self) -> ObstoreS3:
-        """Return the same without what a forked process inherits."""
-        return ObstoreS3(self.options, self.s3fs_options, self.timeout_sec)
+    def in_this_process(self) -> ObstoreS3:
+        """Return the same without what a forked process inherits: by obstore if it is usable here, else by s3fs."""
+        return replace(self, place="here" if is_usable() else "nowhere")
 
     @cached_property
     def s3fs(self) -> Any:
         """The same storage by s3fs, without its own retries."""
         module = import_module("torch_dataloader_utils.storage.s3")
         return module.OneAttemptS3.of(fsspec.filesystem("s3", **self.s3fs_options))
+
+    def end_process(self) -> None:
+        """End the process in which obstore is asked, if there is one: s3fs does the rest."""
+        if self.place == "another process":
+            self.place = "nowhere"
+            if self._process is not None:
+                self._process.end()
 
     def invalidate_cache(self) -> None:
         """Forget the listings that s3fs may have made."""
@@ -196,100 +211,86 @@ class ObstoreS3:
         """Return a location as a URL."""
         return f"s3://{location}"
 
+    def asks_for(self, location: str) -> bool:
+        """Whether obstore reads an object there, or lists a directory: no segment is empty, or of dots."""
+        path = location.partition("/")[2]
+        return (not path or not {"", ".", ".."} & set(path.split("/"))) and self._may_ask()
+
+    def _may_ask(self) -> bool:
+        """Whether obstore is asked. Its process is started if it does not run."""
+        if self.place == "another process":
+            with self._lock:
+                if self._process is None or self._process.has_ended:
+                    try:
+                        self._process = ObstoreProcess(self.options, self.timeout_sec)
+                    except OSError:  # this system allows it no other process
+                        self.place = "nowhere"
+        return self.place != "nowhere"
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """Call obstore, and raise its errors with their HTTP status."""
+        return _told(lambda: self._called(method, *arguments))
+
+    def _called(self, method: str, *arguments: Any) -> Any:
+        if self.place == "here":
+            self._calls = self._calls or ObstoreCalls(self.options, self.timeout_sec)
+            return getattr(self._calls, method)(*arguments)
+        assert self._process is not None  # noqa: S101 - `_may_ask` has started it
+        return self._process.call(method, *arguments)
+
     def find(self, location: str, *, detail: bool) -> Any:
         """Return the objects below a location: what is known of each, by location."""
         bucket, _, prefix = location.partition("/")
-        if not detail:
-            return self.s3fs.find(location)
-        parts = self._parts(bucket, prefix, 1000)
-        if parts is None:
-            return self.s3fs.find(location, detail=True)
-        infos = (_info(bucket, found) for part in parts for found in part)
+        found = self._call("listed", bucket, prefix, None) if detail and self._may_ask() else None
+        if found is None:
+            return self.s3fs.find(location, detail=detail)
+        infos = (_info(bucket, each) for each in found)
         return {info["name"]: info for info in infos}
 
     def info(self, location: str) -> dict[str, Any]:
         """Return what is known of an object, or that it is a directory."""
         bucket, _, path = location.partition("/")
-        if not is_readable(location):
+        if not self.asks_for(location):
             known: dict[str, Any] = self.s3fs.info(location)
             return known
         try:
             return self.head(location)
         except FileNotFoundError:
-            if self._parts(bucket, path, 1, most_parts=1) == [] and path:
+            if self._call("listed", bucket, path, 1) == [] and path:
                 raise
         return self.directory(location)
 
     def head(self, location: str) -> dict[str, Any]:
         """Return what is known of an object, or raise a FileNotFoundError. A bucket is none."""
         bucket, _, path = location.partition("/")
-        if not path:
+        if path and self._may_ask():
+            return _info(bucket, self._call("head", bucket, path))
+        known: dict[str, Any] = self.s3fs.info(location) if path else {"type": "directory"}
+        if known["type"] != "file":
             raise FileNotFoundError(location)
-        return _info(bucket, _told(lambda: import_module("obstore").head(self._bucket(bucket), path)))
+        return known
 
     def directory(self, location: str) -> dict[str, Any]:
         """Return what `info` does of a directory."""
         return {"name": location, "size": 0, "type": "directory"}
 
-    def _parts(
-        self, bucket: str, prefix: str, chunk_size: int, most_parts: int | None = None
-    ) -> list[Sequence[Any]] | None:
-        """Return the objects below a prefix, in parts; None if obstore cannot list them."""
-        obstore = import_module("obstore")
-
-        def listed() -> list[Sequence[Any]] | None:
-            parts = obstore.list(self._bucket(bucket), prefix or None, chunk_size=chunk_size)
-            try:
-                return list(islice(parts, most_parts))
-            except obstore.exceptions.BaseError as error:
-                if UNLISTED not in str(error):
-                    raise
-                return None
-
-        return _told(listed)
-
-    def get_range(self, location: str, start: int, stop: int, etag: str | None) -> tuple[pa.Buffer, Answer]:
+    def get_range(self, location: str, start: int, stop: int, etag: str | None) -> tuple[bytes | pa.Buffer, Answer]:
         """Return a range of an object, of one version if there is an etag, and how long the answer took."""
-        if not is_readable(location):
-            found: tuple[pa.Buffer, Answer] = self.s3fs.get_range(location, start, stop, etag)
+        if not self.asks_for(location):
+            found: tuple[bytes, Answer] = self.s3fs.get_range(location, start, stop, etag)
             return found
-
-        def fetched() -> tuple[pa.Buffer, Answer]:
-            began = time.perf_counter()
-            response = self._request(location, start, stop, etag)
-            answered = time.perf_counter()
-            content = pa.py_buffer(response.bytes())
-            return content, Answer(len(content), answered - began, time.perf_counter() - answered)
-
-        return _told(fetched)
+        content, answered, extent, waited, received = self._call("get", *_wanted(location, start, stop, etag))
+        _require_same(answered, extent, start, stop, etag)
+        return pa.py_buffer(content), Answer(len(content), waited, received)
 
     def begin_range(self, location: str, start: int, stop: int, etag: str | None, part: int) -> ReceivedRange:
         """Request a range of an object, of one version if there is an etag, to be received in parts of some bytes."""
-        if not is_readable(location):
+        if self.place != "here" or not self.asks_for(location):
             begun: ReceivedRange = self.s3fs.begin_range(location, start, stop, etag, part)
             return begun
-        at_once = min(part, MOST_AT_ONCE)
-        return _told(lambda: ObstoreRange(self._request(location, start, stop, etag).stream(at_once)))
-
-    def _request(self, location: str, start: int, stop: int, etag: str | None) -> Any:
-        """Request a range of an object, of one version if there is an etag, and return what answers."""
-        bucket, _, path = location.partition("/")
-        wanted = {"range": (start, stop)} | ({} if etag is None else {"if_match": f'"{etag}"'})
-        response = import_module("obstore").get(self._bucket(bucket), path, options=wanted)
-        require_same_version(etag, str(response.meta["e_tag"] or "").strip('"'))
-        if tuple(response.range) != (start, stop):
-            raise OSError(f"bytes {response.range} came back for bytes {start} to {stop}")
-        return response
-
-    def _bucket(self, name: str) -> Any:
-        if name not in self._buckets:
-            self._buckets[name] = import_module("obstore.store").S3Store(
-                name,
-                **self.options,
-                client_options={"allow_http": True, "timeout": timedelta(seconds=self.timeout_sec)},
-                retry_config={"max_retries": 0, "retry_timeout": timedelta(seconds=self.timeout_sec)},
-            )
-        return self._buckets[name]
+        response = self._call("begin", *_wanted(location, start, stop, etag))
+        _require_same(response.meta["e_tag"], response.range, start, stop, etag)
+        return ObstoreRange(response.stream(min(part, MOST_AT_ONCE)))
 
 
 class ObstoreRange:
@@ -325,10 +326,17 @@ def without_debugging(error: Exception) -> str:
     return str(error).partition(DEBUGGING)[0]
 
 
-def is_readable(location: str) -> bool:
-    """Whether obstore reads an object there, or lists a directory: no segment is empty, or of dots."""
-    path = location.partition("/")[2]
-    return not path or not {"", ".", ".."} & set(path.split("/"))
+def _wanted(location: str, start: int, stop: int, etag: str | None) -> tuple[str, str, dict[str, Any]]:
+    """Return the bucket and the key of an object, and obstore's options for a range of it."""
+    bucket, _, path = location.partition("/")
+    return bucket, path, {"range": (start, stop)} | ({} if etag is None else {"if_match": f'"{etag}"'})
+
+
+def _require_same(answered: str | None, extent: Sequence[int], start: int, stop: int, etag: str | None) -> None:
+    """Raise if an answer is of another version or another range than was requested."""
+    require_same_version(etag, (answered or "").strip('"'))
+    if tuple(extent) != (start, stop):
+        raise OSError(f"bytes {tuple(extent)} came back for bytes {start} to {stop}")
 
 
 def _info(bucket: str, found: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,12 +45,12 @@ def loader_of(job: Job) -> Any:
 
 
 def import_clients(job: Job) -> None:
-    """Import what the library imports to read S3, as the other readers have done when their clock starts.
+    """Import what the library imports to read S3 here, as the other readers have done when their clock starts.
 
-    In process it reads with obstore. Where workers are forked, which then read with obstore, it lists with s3fs.
+    Where workers are forked, they import it, and so does another process that lists and reads footers.
     """
-    if job.s3 is not None:
-        for name in ("s3fs",) if job.workers else ("obstore", "obstore.store"):
+    if job.s3 is not None and not job.workers:
+        for name in ("obstore", "obstore.store"):
             import_module(name)
 
 
