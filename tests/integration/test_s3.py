@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import http.server
+import inspect
 import io
 import itertools
 import json
@@ -27,7 +28,7 @@ import pyarrow.parquet as pq
 import pytest
 from conftest import ACCESS_KEY, SECRET_KEY, S3Server
 from fsspec.implementations.memory import MemoryFileSystem
-from jobs.processes import own_children, wait_until_none
+from jobs.processes import inherited, own_children, wait_until_none
 from s3fs import S3FileSystem
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
@@ -92,27 +93,48 @@ def test_a_private_bucket_is_delivered_each_row_once(s3, bucket, workers):
 
 
 FORKS_WORKERS = """
-import json, os, sys
-from pathlib import Path
-from torch_dataloader_utils import StructuredDataset
-path, options = sys.argv[1], json.loads(sys.argv[2])
-loader, _ = StructuredDataset.create_dataloader(
-    path, row_id_column="row", storage_options=options, batch_size=7, num_workers=2, multiprocessing_context="fork"
-)
-assert not Path(f"/proc/self/task/{os.getpid()}/children").read_text()
-rows = [row for batch in loader for row in batch["row"].tolist()]
-print(json.dumps([rows, sorted({"obstore", "s3fs"} & set(sys.modules))]))
+import json, sys
+from jobs.processes import own_children
+from torch_dataloader_utils import MixedDataset, Source, StructuredDataset
+kind, path, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+workers = dict(num_workers=2, multiprocessing_context="fork", batch_size=10)
+if kind == "one dataset":
+    loader, _ = StructuredDataset.create_dataloader(path, storage_options=options, **workers)
+elif kind == "a mixture":
+    sources = {name: Source(path, storage_options=options) for name in "ab"}
+    loader, _ = MixedDataset.create_dataloader(sources, {"a": 1, "b": 1}, rows_per_epoch=142, **workers)
+else:
+    try:
+        StructuredDataset.create_dataloader(path + "/none", storage_options=options, **workers)
+    except FileNotFoundError as error:
+        loader, kept = [], error
+assert not own_children(), "a process is left"
+values = [value for batch in loader for value in batch["value"].tolist()]
+print(json.dumps([values, sorted({"obstore", "s3fs"} & set(sys.modules))]))
 """
 
 
-def test_a_process_that_forks_workers_imports_no_client_and_has_no_other_process_left(s3, bucket):
-    options = json.dumps(s3.storage_options())
-    command = [sys.executable, "-c", FORKS_WORKERS, f"s3://{bucket}/data", options]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(("kind", "times"), [("one dataset", 1), ("a mixture", 2), ("nothing there", 0)])
+def test_a_process_that_forks_workers_imports_no_client_and_no_other_is_left_when_it_has_opened(
+    s3, bucket, kind, times
+):
+    command = [sys.executable, "-c", FORKS_WORKERS, kind, f"s3://{bucket}/data", json.dumps(s3.storage_options())]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=inherited())
     assert done.returncode == 0, done.stderr
-    rows, clients = json.loads(done.stdout)
-    assert sorted(rows) == list(range(71))
+    values, clients = json.loads(done.stdout)
+    assert sorted(values) == sorted([*range(71)] * times)
     assert clients == []
+
+
+def test_what_a_process_that_forks_workers_reads_later_is_cancelled_when_its_time_is_over(s3, bucket):
+    loader, dataset = open_loader(
+        f"s3://{bucket}/data", storage_options=s3.storage_options(), num_workers=2, multiprocessing_context="fork"
+    )
+    del loader
+    storage = dataset._opened_files.storage
+    assert inspect.iscoroutinefunction(storage.fs.get_range.__wrapped__)  # which `within` cancels
+    file = next(iter(dataset._opened_files.files.values()))
+    assert len(storage.read(file, 0, 4)) == 4
 
 
 @pytest.mark.parametrize(
@@ -141,13 +163,13 @@ def test_row_groups_that_follow_one_another_are_fetched_together(s3, tmp_path, m
 def noted_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Return a list that gets the range of each request of obstore."""
     requests: list[tuple[int, int]] = []
-    wanted = obstore_s3._wanted
+    wanted = obstore_s3._request
 
     def noting(location: str, start: int, stop: int, etag: str | None) -> Any:
         requests.append((start, stop))
         return wanted(location, start, stop, etag)
 
-    monkeypatch.setattr(obstore_s3, "_wanted", noting)
+    monkeypatch.setattr(obstore_s3, "_request", noting)
     return requests
 
 
@@ -191,7 +213,7 @@ def test_the_next_file_is_requested_before_there_is_memory_for_its_rows(s3, tmp_
     write_dataset(tmp_path / "data", ((400, 10), (400, 10)))
     requests: list[tuple[str, int]] = []
     requested = threading.Condition()
-    wanted = obstore_s3._wanted
+    wanted = obstore_s3._request
 
     def noting(location: str, start: int, stop: int, etag: str | None) -> Any:
         with requested:
@@ -199,7 +221,7 @@ def test_the_next_file_is_requested_before_there_is_memory_for_its_rows(s3, tmp_
             requested.notify_all()
         return wanted(location, start, stop, etag)
 
-    monkeypatch.setattr(obstore_s3, "_wanted", noting)
+    monkeypatch.setattr(obstore_s3, "_request", noting)
     path = f"s3://{s3.new_bucket(tmp_path)}/data"
     loader, _ = open_loader(path, storage_options=s3.storage_options(), batch_size=10, read_ahead_bytes=4_000)
     footers = len(requests)
@@ -247,7 +269,7 @@ def test_ranges_that_share_no_request_are_requested_ahead_also_where_their_answe
 def test_objects_that_are_named_like_files_are_not_listed_too(s3, tmp_path, monkeypatch):
     write_dataset(tmp_path, ((40, 10), (40, 10)))
     bucket = s3.new_bucket(tmp_path)
-    monkeypatch.setattr(obstore_s3.ObstoreS3, "find", None)
+    monkeypatch.setattr(obstore_s3.ObstoreS3, "listed", None)
     loader, _ = open_loader(
         [f"s3://{bucket}/part-{number:03d}.parquet" for number in range(2)], storage_options=s3.storage_options()
     )
@@ -326,10 +348,10 @@ def test_both_clients_list_the_same_objects_also_those_with_empty_names(s3, tmp_
 
 
 def test_an_object_is_delivered_though_what_is_below_its_name_may_not_be_listed(s3, bucket, monkeypatch):
-    def refused(self: obstore_s3.ObstoreS3, location: str, *, detail: bool) -> Any:
+    def refused(self: obstore_s3.ObstoreS3, location: str) -> Any:
         raise PermissionError(location)
 
-    monkeypatch.setattr(obstore_s3.ObstoreS3, "find", refused)
+    monkeypatch.setattr(obstore_s3.ObstoreS3, "listed", refused)
     loader, _ = open_loader(f"s3://{bucket}/data/part-000.parquet", storage_options=s3.storage_options())
     assert sorted(all_rows_of(loader)) == list(range(37))
     with pytest.raises(PermissionError, match=f"s3://{bucket}/data"):

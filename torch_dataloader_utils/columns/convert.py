@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import torch
 
 from torch_dataloader_utils.columns.arrow import copied, takeable
-from torch_dataloader_utils.columns.arrow_memory import new_array
+from torch_dataloader_utils.columns.arrow_memory import memory_pool, new_array
 from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.dense import dense_array
 from torch_dataloader_utils.columns.options import Padded
@@ -72,9 +72,9 @@ def _converted(column: pa.ChunkedArray, form: Form, *, tensors: bool) -> Any:
         return column
     if form != "dense":
         return ragged(column, form, tensors=tensors)
-    chunks = column.chunks or [pa.array([], column.type)]
-    arrays = [dense_array(chunk, numpy_times=not tensors) for chunk in chunks]
-    array = arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+    # Other threads run while Arrow copies chunks into one, which they would not while NumPy does.
+    whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks(memory_pool())
+    array = dense_array(whole, numpy_times=not tensors)
     return torch.from_numpy(array) if tensors else array
 
 

@@ -21,6 +21,9 @@ from torch_dataloader_utils.columns.column_plan import Form, to_scalar
 from torch_dataloader_utils.columns.dense import dense_array, read_buffer
 from torch_dataloader_utils.columns.options import Padded
 
+MOST_COPIED_BY_ONE = 1 << 14
+"""How many values torch copies by one thread for certain."""
+
 Values: TypeAlias = torch.Tensor | npt.NDArray[Any]
 Offsets: TypeAlias = npt.NDArray[np.int64]
 
@@ -157,7 +160,9 @@ def concat(parts: Sequence[Any]) -> Any:
     if isinstance(parts[0], Ragged):
         values, offsets = concat([part.values for part in parts]), _concat_offsets([part.offsets for part in parts])
         return replace(parts[0], values=values, offsets=offsets)
-    # Torch copies with all of its threads, which then wait for more work at full speed: numpy's copy takes less.
+    if isinstance(parts[0], torch.Tensor) and sum(part.numel() for part in parts) <= MOST_COPIED_BY_ONE:
+        return torch.cat(list(parts))
+    # Torch copies more with all of its threads, which then wait for more work at full speed: numpy's copy takes less.
     array = np.concatenate([np.asarray(part) for part in parts])
     return torch.from_numpy(array) if isinstance(parts[0], torch.Tensor) else array
 

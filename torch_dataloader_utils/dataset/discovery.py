@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -70,15 +71,22 @@ class Request:
     forks: bool = False
     new_packing: Callable[[pa.Schema], RowGroupPacking] | None = None
 
-    def storage_of(self, urls: Sequence[str], options: Mapping[str, Any] | None) -> tuple[Storage, list[str]]:
-        """Return the storage of some paths or URLs, and what it calls each of them: see `Storage.for_urls`."""
-        return Storage.for_urls(
+    @contextmanager
+    def opened_storage(
+        self, urls: Sequence[str], options: Mapping[str, Any] | None
+    ) -> Iterator[tuple[Storage, list[str]]]:
+        """Yield the storage of some paths or URLs, and what it calls each, to open them: see `Storage.for_urls`."""
+        storage, locations = Storage.for_urls(
             urls,
             options,
             timeout_sec=self.storage_timeout,
             memory_map=self.memory_map,
-            client="obstore in workers" if self.forks else "obstore",
+            client="obstore in other processes" if self.forks else "obstore",
         )
+        try:
+            yield storage, locations
+        finally:
+            storage.end_opening()
 
 
 @dataclass(frozen=True)
@@ -158,7 +166,6 @@ def open_files(
         files = replace(files, selection=_selection(files, filtering, replace(described, footers=footers)))
     files = replace(files, announced_nulls=next(_announced_nulls(files, footers, request.refuses_nulls), None))
     file_format.verify(files)
-    storage.end_opening()
     return files
 
 

@@ -80,26 +80,30 @@ class PathSet(FileSet):
     @without_gc
     def describe(self, request: Request) -> Manifest:
         """List the files and read their footers. Whether their columns fit together is not looked at."""
-        storage, locations = request.storage_of(self.urls, self.storage_options)
-        listing = list_files(storage, locations, self.format.suffixes, partial(format_hint, current=self.format.name))
-        described = self.format.describe(storage, listing, None, request.refuses_nulls)
+        with request.opened_storage(self.urls, self.storage_options) as (storage, locations):
+            listing = list_files(
+                storage, locations, self.format.suffixes, partial(format_hint, current=self.format.name)
+            )
+            described = self.format.describe(storage, listing, None, request.refuses_nulls)
         counts_rows = self.format.unknown_rows is None
         return Manifest(listing.root, tuple(footer.file for footer in described.footers), counts_rows)
 
     def open(self, request: Request) -> OpenedFiles:
         """List the files, or take them from the manifest, and read their footers."""
-        storage, locations = request.storage_of(self.urls, self.storage_options)
-        hint = partial(format_hint, current=self.format.name)
-        if self.manifest is None:
-            listing, known = list_files(storage, locations, self.format.suffixes, hint), None
-        else:
-            listing, known = load_manifest(self.manifest, storage, locations)
-        paths = {file.path: file.path for file in listing.files}
-        if is_hive(self.partitioning):
-            given = _GivenPaths(dict(zip(locations, self.urls, strict=True)), listing.files, is_local=storage.is_local)
-            paths = {file.path: given.path_of(file) for file in listing.files}
-        annotations = partition_columns(paths, self.partitioning, listing.root)
-        return open_files(storage, listing, self.format, request, annotations=annotations, known=known)
+        with request.opened_storage(self.urls, self.storage_options) as (storage, locations):
+            hint = partial(format_hint, current=self.format.name)
+            if self.manifest is None:
+                listing, known = list_files(storage, locations, self.format.suffixes, hint), None
+            else:
+                listing, known = load_manifest(self.manifest, storage, locations)
+            paths = {file.path: file.path for file in listing.files}
+            if is_hive(self.partitioning):
+                given = _GivenPaths(
+                    dict(zip(locations, self.urls, strict=True)), listing.files, is_local=storage.is_local
+                )
+                paths = {file.path: given.path_of(file) for file in listing.files}
+            annotations = partition_columns(paths, self.partitioning, listing.root)
+            return open_files(storage, listing, self.format, request, annotations=annotations, known=known)
 
 
 class _GivenPaths:

@@ -39,7 +39,7 @@ from torch_dataloader_utils.storage.range_stream import RangeStream, ReceivedRan
 from torch_dataloader_utils.storage.redaction import Redactor
 from torch_dataloader_utils.storage.request_size import RequestSize
 
-Client: TypeAlias = Literal["s3fs", "obstore", "obstore in workers"]
+Client: TypeAlias = Literal["s3fs", "obstore", "obstore in other processes"]
 
 T = TypeVar("T")
 L = TypeVar("L", bound=LocalFile)
@@ -145,15 +145,16 @@ class Storage:
             options: fsspec's.
             timeout_sec: Bounds each operation of the storage, with all its attempts.
             memory_map: Whether local files are mapped into memory; None for those on a file system of this machine.
-            client: What reads objects of S3: s3fs; or obstore, where that is usable, in this process and in others
-                that it starts, or only in the others, one of which it starts to list files and read footers.
+            client: What reads objects of S3: s3fs; or obstore, where that is usable. `"obstore in other processes"` is
+                for a process that is going to fork others, which read with obstore; another one does until the
+                `end_opening` of this process, and then this one reads with s3fs.
 
         Raises:
             ValueError: If they are on several storages.
         """
         redactor = Redactor(options or {}, urls)
         obstore = None if client == "s3fs" else _by_obstore(urls, options or {}, timeout_sec, client)
-        if obstore is not None and obstore.place != "nowhere":
+        if obstore is not None and obstore.runs_in is not None:
             storage = cls(obstore, redactor, timeout_sec, memory_map=memory_map, obstore=obstore)
             return storage, [url.removeprefix("s3://").rstrip("/") for url in urls]
         first: Any = None
@@ -178,14 +179,16 @@ class Storage:
             inherited, obstore = self._fs, self._obstore
             if obstore is not None:
                 obstore_s3.hold(inherited)
-                self._fs = self._obstore = obstore.in_this_process()
+                self._fs = self._obstore = obstore.for_this_process()
             else:
                 self._fs = pickle.loads(pickle.dumps(inherited))  # noqa: S301 - our own bytes, made on this line
             self._pid = os.getpid()
+        if isinstance(self._fs, obstore_s3.ObstoreS3) and not self._fs.start():
+            return self._fs.s3fs
         return self._fs
 
     def end_opening(self) -> None:
-        """End what was started to list files and read footers. It may be called before this process forks another."""
+        """End what was started to list files and read footers, before this process forks another."""
         if isinstance(self._fs, obstore_s3.ObstoreS3):
             self._fs.end_process()
 
@@ -211,9 +214,9 @@ class Storage:
 
         Raises what the storage raises; see `errors`.
         """
-        function = getattr(self.fs, method)
 
         def action(seconds: float) -> Any:
+            function = getattr(self.fs, method)
             return (
                 function(location, *args, **options)
                 if self.is_local
@@ -229,23 +232,30 @@ class Storage:
         """
         client = self.fs
         try:
-            if isinstance(client, obstore_s3.ObstoreS3) and client.asks_for(location):
-                return self._look_for_both(location)
+            if isinstance(client, obstore_s3.ObstoreS3) and obstore_s3.is_readable(location):
+                return self._look_for_both(client, location)
             return self.call("info", location), None
         except FileNotFoundError:
             return None, None
 
-    def _look_for_both(self, location: str) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    def _look_for_both(
+        self, client: obstore_s3.ObstoreS3, location: str
+    ) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
         """Ask for an object of that name and list what is below it, at once: one of the two is there, mostly."""
-        listed = in_background(lambda: self.call("find", location, detail=True))
+        listed = in_background(lambda: client.listed(location))  # one attempt: nobody may wait for others
         try:
             return self.call("head", location), None
         except FileNotFoundError:
             pass
-        below = listed.result()
+        try:
+            below = listed.result(self._timeout_sec / 2)
+        except Exception:  # noqa: BLE001 - raised by the next attempt, if it is for good
+            below = None
+        if below is None:
+            below = self.call("find", location, detail=True)
         if not below and "/" in location:
             raise FileNotFoundError(location)
-        return self.fs.directory(location), below
+        return client.directory(location), below
 
     def read(self, file: StoredFile, start: int, stop: int) -> bytes:
         """Read a range of a file's bytes, of the version that was listed if the storage knows it."""
@@ -476,10 +486,10 @@ def _by_obstore(
     mapped = obstore_s3.options_of(urls, options)
     if mapped is None:
         return None
+    obstore = obstore_s3.ObstoreS3(mapped, options, timeout_sec)
     if client == "obstore":
-        return obstore_s3.ObstoreS3(mapped, options, timeout_sec).in_this_process()
-    place: Literal["another process", "nowhere"] = "another process" if obstore_s3.is_installed() else "nowhere"
-    return obstore_s3.ObstoreS3(mapped, options, timeout_sec, place)
+        return obstore.for_this_process()
+    return replace(obstore, runs_in="another process" if obstore_s3.is_installed() else None)
 
 
 def _without_retries(fs: Any) -> Any:

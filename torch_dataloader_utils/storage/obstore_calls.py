@@ -15,7 +15,7 @@ import time
 from collections.abc import Mapping
 from datetime import timedelta
 from importlib import import_module
-from itertools import count, islice
+from itertools import chain, count, islice
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
@@ -55,7 +55,7 @@ class ObstoreCalls:
         """Return what is known of the objects below a prefix, `most` of them at most; None if it cannot be listed."""
         parts = self._obstore.list(self._bucket(bucket), prefix or None, chunk_size=most or PART)
         try:
-            return [dict(found) for part in islice(parts, most) for found in part]
+            return [dict(found) for found in islice(chain.from_iterable(parts), most)]
         except self._obstore.exceptions.BaseError as error:
             if UNLISTED not in str(error):
                 raise
@@ -87,12 +87,18 @@ class ObstoreCalls:
         return self._buckets[name]
 
 
+def builtin_name(error: type[BaseException]) -> str:
+    """Return the name of the nearest exception of Python that an error is one of."""
+    names = (each.__name__ for each in error.__mro__ if each.__module__ == "builtins")
+    return next(names) if issubclass(error, Exception) else "RuntimeError"
+
+
 def main() -> None:
     """Make the calls that come by the standard input, until it ends, and write what they return to the output.
 
     Both are pickles. The input has where to import from, obstore's options and the timeout; then the number, the method
-    and the arguments of each call. The output has of each call the number, one of the words "returned", "not found" and
-    "failed", and what was returned, or the error's words. Number 0 says that obstore is imported.
+    and the arguments of each call. The output has for each call the number, None and what was returned; or the name of
+    a built-in exception, and the error's message. Number 0 says that obstore is imported.
     """
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
     sys.path[:], options, timeout_sec = pickle.load(requests)  # noqa: S301 - of the process that started this one
@@ -112,11 +118,11 @@ def main() -> None:
         while True:
             number, method, arguments = waiting.get()
             try:
-                answer(number, "returned", getattr(obstore, method)(*arguments))
-            except Exception as error:  # noqa: BLE001 - raised again in the other process
-                answer(number, "not found" if isinstance(error, FileNotFoundError) else "failed", str(error))
+                answer(number, None, getattr(obstore, method)(*arguments))
+            except BaseException as error:  # noqa: BLE001 - a panic of Rust is none of Exception
+                answer(number, builtin_name(type(error)), str(error))
 
-    answer(0, "returned", None)
+    answer(0, None, None)
     for started in count():
         try:
             waiting.put(pickle.load(requests))  # noqa: S301

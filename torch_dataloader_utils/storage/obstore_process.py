@@ -1,11 +1,14 @@
 """obstore in a process of its own, for one that must not import it because it is going to fork others.
 
 The process is a new interpreter, which inherits neither threads nor locks nor memory. So it does not matter what runs
-in this one. It gets the credentials by its standard input, and ends with it.
+in this one. It gets the credentials by its standard input, and ends when that is closed: with this process, unless one
+that was forked from it meanwhile lives on.
 """
 
 from __future__ import annotations
 
+import builtins
+import io
 import itertools
 import os
 import pickle
@@ -16,8 +19,9 @@ import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from multiprocessing import spawn
-from typing import IO, Any
+from typing import Any
 
 from torch_dataloader_utils.storage import obstore_calls
 
@@ -25,7 +29,10 @@ BEGUN = 0
 """The number of what the process answers first."""
 
 MOST_START_SEC = 10.0
-"""How long to wait for that. s3fs is imported in a part of it."""
+"""How long to wait for that at most. s3fs is imported in a part of it."""
+
+JOIN_SEC = 5.0
+"""How long to wait for the end of the process, and of the thread that receives. Both end at once, mostly."""
 
 
 class ObstoreProcess:
@@ -39,32 +46,37 @@ class ObstoreProcess:
         OSError: If the process cannot be started, or cannot import obstore.
 
     Attributes:
-        end: Ends the process. It is called when nothing refers to this object, too.
+        end: Ends the process, and waits for that. It is called when nothing refers to this object, too.
     """
 
     def __init__(self, options: Mapping[str, Any], timeout_sec: float) -> None:
         if getattr(sys, "frozen", False):
             raise OSError("this program is its own interpreter")
         self._process = subprocess.Popen(  # noqa: S603 - this interpreter, and a file of this package
-            [os.fsdecode(spawn.get_executable() or ""), "-I", "-S", obstore_calls.__file__],
+            [os.fsdecode(spawn.get_executable() or ""), "-I", "-S", "-B", obstore_calls.__file__],
+            bufsize=0,  # a process that is forked must not inherit what was not sent
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for this process
         )
-        self.end = weakref.finalize(self, _end, self._process, os.getpid())
-        self._outcomes = _Outcomes()
+        self._outcomes = _Outcomes(self._process)
+        stdout: Any = self._process.stdout
+        answers = io.BufferedReader(stdout)
+        receiver = threading.Thread(target=_receive, args=(answers, self._outcomes), name="storage", daemon=True)
+        self.end = weakref.finalize(self, _end, self._process, self._outcomes, receiver, os.getpid())
         self._numbers = itertools.count(BEGUN + 1)
         self._lock = threading.Lock()
         begun = self._outcomes.expect(BEGUN)
-        self._send((list(sys.path), dict(options), timeout_sec))
-        receiving = (self._process.stdout, self._outcomes)
-        threading.Thread(target=_receive, args=receiving, name="storage", daemon=True).start()
         try:
-            begun.result(MOST_START_SEC)
-        except FutureTimeoutError:
+            receiver.start()
+            self._send((list(sys.path), dict(options), timeout_sec))
+            begun.result(min(MOST_START_SEC, timeout_sec / 2))
+        except BaseException as error:
             self.end()
-            raise OSError(f"{spawn.get_executable()!r} did not start within {MOST_START_SEC:g} s") from None
+            if isinstance(error, FutureTimeoutError):
+                raise OSError("the process that reads S3 did not start in time") from None
+            raise
 
     @property
     def has_ended(self) -> bool:
@@ -75,70 +87,80 @@ class ObstoreProcess:
         """Call a method of `ObstoreCalls`.
 
         Raises:
-            FileNotFoundError: If obstore found nothing; with its words.
-            RuntimeError: If it raised another error; with its words.
+            Exception: What the method raised, or a built-in exception that it is one of, with its message.
             OSError: If the process has ended.
         """
         number = next(self._numbers)
         outcome = self._outcomes.expect(number)
         self._send((number, method, arguments))
-        state, returned = outcome.result()
-        if state == "returned":
+        error_name, returned = outcome.result()
+        if error_name is None:
             return returned
-        raise (FileNotFoundError if state == "not found" else RuntimeError)(returned)
+        raise getattr(builtins, error_name)(returned)
 
-    def _send(self, words: Any) -> None:
-        content = pickle.dumps(words, pickle.HIGHEST_PROTOCOL)
+    def _send(self, request: Any) -> None:
+        content = memoryview(pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
         with self._lock:
             assert self._process.stdin is not None  # noqa: S101 - it is a pipe
-            self._process.stdin.write(content)
-            self._process.stdin.flush()
+            while content:
+                content = content[self._process.stdin.write(content) :]
 
 
 class _Outcomes:
     """What calls have returned, or will."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.has_ended = False
+        self._process = process
         self._expected: dict[int, Future[Any]] = {}
         self._lock = threading.Lock()
-        self.has_ended = False
 
     def expect(self, number: int) -> Future[Any]:
         with self._lock:
             if self.has_ended:
-                raise _ended()
+                raise self._error()
             self._expected[number] = outcome = Future[Any]()
             return outcome
 
     def set(self, number: int, outcome: Any) -> None:
-        self._expected.pop(number).set_result(outcome)
+        with self._lock:
+            expected = self._expected.pop(number, None)
+        if expected is not None:
+            expected.set_result(outcome)
 
     def end(self) -> None:
         with self._lock:
             self.has_ended = True
-        for outcome in self._expected.values():
-            outcome.set_exception(_ended())
+            left, self._expected = self._expected, {}
+        for outcome in left.values():
+            outcome.set_exception(self._error())
+
+    def _error(self) -> OSError:
+        status = self._process.poll()
+        return OSError(f"the process that reads S3 has ended{'' if status is None else f' with status {status}'}")
 
 
-def _ended() -> OSError:
-    return OSError("the process that lists and reads objects of S3 has ended")
-
-
-def _receive(answers: IO[bytes], outcomes: _Outcomes) -> None:
+def _receive(answers: io.BufferedReader, outcomes: _Outcomes) -> None:
     """Receive what calls return, until the process ends."""
     try:
-        with answers:
-            while True:
-                number, *outcome = pickle.load(answers)  # noqa: S301 - of the process that this one started
-                outcomes.set(number, outcome)
-    except (EOFError, OSError, pickle.UnpicklingError):  # an answer may be cut short
+        while True:
+            number, *outcome = pickle.load(answers)  # noqa: S301 - of the process that this one started
+            outcomes.set(number, outcome)
+    except (EOFError, OSError, ValueError, pickle.UnpicklingError):  # an answer may be cut short
+        pass
+    finally:
         outcomes.end()
+        answers.close()
 
 
-def _end(process: subprocess.Popen[bytes], owner: int) -> None:
+def _end(process: subprocess.Popen[bytes], outcomes: _Outcomes, receiver: threading.Thread, owner: int) -> None:
     if os.getpid() != owner:  # a forked copy
         return
     process.kill()  # there is nothing that it would still have to do
-    process.wait()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(JOIN_SEC)
+    outcomes.end()
+    if receiver.is_alive() and receiver is not threading.current_thread():
+        receiver.join(JOIN_SEC)
     assert process.stdin is not None  # noqa: S101 - it is a pipe
     process.stdin.close()

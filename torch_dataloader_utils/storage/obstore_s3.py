@@ -16,8 +16,9 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property, partial
+from functools import partial
 from importlib import import_module
 from typing import Any, Literal, TypeVar
 
@@ -52,6 +53,12 @@ DEBUGGING = "\n\nDebug source"
 STATUS = re.compile(r"status code: (\d{3})")
 TOLD = re.compile(r".*<Code>(?P<code>[^<]*)</Code>.*<Message>(?P<message>[^<]*)</Message>.*", re.DOTALL)
 """The status of an answer, and what S3 says in its body."""
+
+ENDPOINT = re.compile(r"https?://[^/\s]+/*")
+"""Endpoints that both clients understand. Of others s3fs says what is wrong."""
+
+MOST_STARTS = 2
+"""How many processes are started at most to run obstore in, one after the other."""
 
 MOST_AT_ONCE = 2 << 20
 """How many bytes are received at most by one call, for which a thread waits until other Python code lets it go on.
@@ -108,6 +115,8 @@ def options_of(urls: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any
         return None
     given = {name: options.get(name) for name in KEYS}
     endpoint = options.get("endpoint_url") or of_client.get("endpoint_url")
+    if endpoint and not ENDPOINT.fullmatch(endpoint):
+        return None
     present = {name for name in os.environ if name.startswith("AWS_")} - HARMLESS
     if endpoint and endpoint.startswith("http://"):
         present.discard("AWS_CA_BUNDLE")  # nothing is encrypted
@@ -156,19 +165,21 @@ class ObstoreS3:
         options: obstore's.
         s3fs_options: The same for s3fs.
         timeout_sec: Seconds after which a request that was given up ends.
-        place: Where obstore is asked: in this process, in one of its own, or nowhere, so that s3fs does everything.
+        runs_in: Where obstore runs; None where s3fs is to be used in its place.
     """
 
     options: Mapping[str, Any] = field(repr=False)
     s3fs_options: Mapping[str, Any] = field(repr=False)
     timeout_sec: float
-    place: Literal["here", "another process", "nowhere"] = "here"
+    runs_in: Literal["this process", "another process"] | None = "this process"
     version_aware = False
 
     def __post_init__(self) -> None:
         self._calls: ObstoreCalls | None = None
         self._process: ObstoreProcess | None = None
-        self._lock = threading.Lock()
+        self._starts = 0
+        self._s3fs: Any = None
+        self._lock = threading.RLock()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the clients, which cannot be pickled."""
@@ -185,72 +196,83 @@ class ObstoreS3:
             raise AttributeError(name)
         return getattr(self.s3fs, name)
 
-    def in_this_process(self) -> ObstoreS3:
-        """Return the same without what a forked process inherits: by obstore if it is usable here, else by s3fs."""
-        return replace(self, place="here" if is_usable() else "nowhere")
+    def for_this_process(self) -> ObstoreS3:
+        """Return the same without what a forked process inherits."""
+        return replace(self, runs_in="this process" if is_usable() else None)
 
-    @cached_property
+    @property
     def s3fs(self) -> Any:
         """The same storage by s3fs, without its own retries."""
-        module = import_module("torch_dataloader_utils.storage.s3")
-        return module.OneAttemptS3.of(fsspec.filesystem("s3", **self.s3fs_options))
+        with self._lock:
+            if self._s3fs is None:
+                module = import_module("torch_dataloader_utils.storage.s3")
+                self._s3fs = module.OneAttemptS3.of(fsspec.filesystem("s3", **self.s3fs_options))
+            return self._s3fs
+
+    def start(self) -> bool:
+        """Start the process in which obstore runs, if it does not; return whether obstore can be called.
+
+        One that has ended is started once more. Where none can be started, s3fs is used from then on.
+        """
+        if self.runs_in == "another process" and not self._has_process():
+            with self._lock:
+                if not self._has_process() and self._starts < MOST_STARTS:
+                    self._starts += 1
+                    with suppress(OSError):  # this system may allow no other process
+                        self._process = ObstoreProcess(self.options, self.timeout_sec)
+                if not self._has_process():
+                    self.end_process()
+        return self.runs_in is not None
+
+    def _has_process(self) -> bool:
+        return self._process is not None and not self._process.has_ended
 
     def end_process(self) -> None:
-        """End the process in which obstore is asked, if there is one: s3fs does the rest."""
-        if self.place == "another process":
-            self.place = "nowhere"
-            if self._process is not None:
-                self._process.end()
+        """End the process in which obstore runs, if there is one: s3fs is used from then on."""
+        with self._lock:
+            if self.runs_in == "another process":
+                self.runs_in, self._starts = None, MOST_STARTS
+                if self._process is not None:
+                    self._process.end()
 
     def invalidate_cache(self) -> None:
         """Forget the listings that s3fs may have made."""
-        if "s3fs" in self.__dict__:
-            self.s3fs.invalidate_cache()
+        if self._s3fs is not None:
+            self._s3fs.invalidate_cache()
 
     def unstrip_protocol(self, location: str) -> str:
         """Return a location as a URL."""
         return f"s3://{location}"
-
-    def asks_for(self, location: str) -> bool:
-        """Whether obstore reads an object there, or lists a directory: no segment is empty, or of dots."""
-        path = location.partition("/")[2]
-        return (not path or not {"", ".", ".."} & set(path.split("/"))) and self._may_ask()
-
-    def _may_ask(self) -> bool:
-        """Whether obstore is asked. Its process is started if it does not run."""
-        if self.place == "another process":
-            with self._lock:
-                if self._process is None or self._process.has_ended:
-                    try:
-                        self._process = ObstoreProcess(self.options, self.timeout_sec)
-                    except OSError:  # this system allows it no other process
-                        self.place = "nowhere"
-        return self.place != "nowhere"
 
     def _call(self, method: str, *arguments: Any) -> Any:
         """Call obstore, and raise its errors with their HTTP status."""
         return _told(lambda: self._called(method, *arguments))
 
     def _called(self, method: str, *arguments: Any) -> Any:
-        if self.place == "here":
-            self._calls = self._calls or ObstoreCalls(self.options, self.timeout_sec)
+        if self.runs_in == "this process":
+            with self._lock:
+                self._calls = self._calls or ObstoreCalls(self.options, self.timeout_sec)
             return getattr(self._calls, method)(*arguments)
-        assert self._process is not None  # noqa: S101 - `_may_ask` has started it
+        if self._process is None:
+            raise OSError("the process that reads S3 has not started")
         return self._process.call(method, *arguments)
 
     def find(self, location: str, *, detail: bool) -> Any:
         """Return the objects below a location: what is known of each, by location."""
+        found = self.listed(location) if detail else None
+        return self.s3fs.find(location, detail=detail) if found is None else found
+
+    def listed(self, location: str) -> dict[str, dict[str, Any]] | None:
+        """Return what `find` does with details; None where only s3fs can."""
         bucket, _, prefix = location.partition("/")
-        found = self._call("listed", bucket, prefix, None) if detail and self._may_ask() else None
-        if found is None:
-            return self.s3fs.find(location, detail=detail)
-        infos = (_info(bucket, each) for each in found)
-        return {info["name"]: info for info in infos}
+        found = self._call("listed", bucket, prefix, None)
+        infos = None if found is None else (_info(bucket, each) for each in found)
+        return None if infos is None else {info["name"]: info for info in infos}
 
     def info(self, location: str) -> dict[str, Any]:
         """Return what is known of an object, or that it is a directory."""
         bucket, _, path = location.partition("/")
-        if not self.asks_for(location):
+        if not is_readable(location):
             known: dict[str, Any] = self.s3fs.info(location)
             return known
         try:
@@ -263,12 +285,9 @@ class ObstoreS3:
     def head(self, location: str) -> dict[str, Any]:
         """Return what is known of an object, or raise a FileNotFoundError. A bucket is none."""
         bucket, _, path = location.partition("/")
-        if path and self._may_ask():
-            return _info(bucket, self._call("head", bucket, path))
-        known: dict[str, Any] = self.s3fs.info(location) if path else {"type": "directory"}
-        if known["type"] != "file":
+        if not path:
             raise FileNotFoundError(location)
-        return known
+        return _info(bucket, self._call("head", bucket, path))
 
     def directory(self, location: str) -> dict[str, Any]:
         """Return what `info` does of a directory."""
@@ -276,19 +295,19 @@ class ObstoreS3:
 
     def get_range(self, location: str, start: int, stop: int, etag: str | None) -> tuple[bytes | pa.Buffer, Answer]:
         """Return a range of an object, of one version if there is an etag, and how long the answer took."""
-        if not self.asks_for(location):
+        if not is_readable(location):
             found: tuple[bytes, Answer] = self.s3fs.get_range(location, start, stop, etag)
             return found
-        content, answered, extent, waited, received = self._call("get", *_wanted(location, start, stop, etag))
+        content, answered, extent, waited, received = self._call("get", *_request(location, start, stop, etag))
         _require_same(answered, extent, start, stop, etag)
         return pa.py_buffer(content), Answer(len(content), waited, received)
 
     def begin_range(self, location: str, start: int, stop: int, etag: str | None, part: int) -> ReceivedRange:
         """Request a range of an object, of one version if there is an etag, to be received in parts of some bytes."""
-        if self.place != "here" or not self.asks_for(location):
+        if not is_readable(location) or self.runs_in != "this process":
             begun: ReceivedRange = self.s3fs.begin_range(location, start, stop, etag, part)
             return begun
-        response = self._call("begin", *_wanted(location, start, stop, etag))
+        response = self._call("begin", *_request(location, start, stop, etag))
         _require_same(response.meta["e_tag"], response.range, start, stop, etag)
         return ObstoreRange(response.stream(min(part, MOST_AT_ONCE)))
 
@@ -326,7 +345,13 @@ def without_debugging(error: Exception) -> str:
     return str(error).partition(DEBUGGING)[0]
 
 
-def _wanted(location: str, start: int, stop: int, etag: str | None) -> tuple[str, str, dict[str, Any]]:
+def is_readable(location: str) -> bool:
+    """Whether obstore reads an object there, or lists a directory: no segment is empty, or of dots."""
+    path = location.partition("/")[2]
+    return not path or not {"", ".", ".."} & set(path.split("/"))
+
+
+def _request(location: str, start: int, stop: int, etag: str | None) -> tuple[str, str, dict[str, Any]]:
     """Return the bucket and the key of an object, and obstore's options for a range of it."""
     bucket, _, path = location.partition("/")
     return bucket, path, {"range": (start, stop)} | ({} if etag is None else {"if_match": f'"{etag}"'})

@@ -34,6 +34,13 @@ class OneAttemptS3(S3FileSystem):  # type: ignore[misc]
         config = {**ours, **(options.get("config_kwargs") or {})}
         return cls(*fs.storage_args, **{**options, "config_kwargs": config})
 
+    def head(self, location: str) -> Mapping[str, Any]:
+        """Return what is known of an object, or raise a FileNotFoundError. A directory is none."""
+        known: Mapping[str, Any] = self.info(location)
+        if known["type"] != "file":
+            raise FileNotFoundError(location)
+        return known
+
     async def _walk(self, path: str, maxdepth: int | None = None, **options: Any) -> AsyncIterator[Any]:
         """Raise where a directory cannot be listed; fsspec would leave it out."""
         try:

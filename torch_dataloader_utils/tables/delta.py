@@ -139,19 +139,19 @@ class VersionFiles(FileSet):
         with redactor.errors(lambda: f"the table {self.url}"):
             log = _read_log(self.url, self.version, self.delta_options)
         urls = [self.url, *(_file_url(self.url, path) for path in log.sizes)]
-        storage, (root, *locations) = request.storage_of(urls, self.storage_options)
-        listing = list_known(storage, list(zip(locations, log.sizes.values(), strict=True)), root)
-        by_location = dict(zip(locations, log.sizes, strict=True))
-        files = {file.path: by_location[file.location] for file in listing.files}
-        annotations = Annotations(
-            schema=log.columns.schema,
-            name_in_file=log.columns.name_in_file,
-            constant_schema=log.columns.partition_schema,
-            constants={path: log.partitions[name] for path, name in files.items()},
-            deleted={path: log.deleted[name] for path, name in files.items() if name in log.deleted},
-            pin={"version": log.version},
-        )
-        return open_files(storage, listing, Parquet(), request, annotations=annotations)
+        with request.opened_storage(urls, self.storage_options) as (storage, (root, *locations)):
+            listing = list_known(storage, list(zip(locations, log.sizes.values(), strict=True)), root)
+            by_location = dict(zip(locations, log.sizes, strict=True))
+            files = {file.path: by_location[file.location] for file in listing.files}
+            annotations = Annotations(
+                schema=log.columns.schema,
+                name_in_file=log.columns.name_in_file,
+                constant_schema=log.columns.partition_schema,
+                constants={path: log.partitions[name] for path, name in files.items()},
+                deleted={path: log.deleted[name] for path, name in files.items() if name in log.deleted},
+                pin={"version": log.version},
+            )
+            return open_files(storage, listing, Parquet(), request, annotations=annotations)
 
 
 def _file_url(table: str, path: str) -> str:

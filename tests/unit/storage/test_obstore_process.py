@@ -7,22 +7,28 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from multiprocessing import spawn
 from typing import Any
 
 import pytest
 from conftest import S3Server
-from jobs.processes import living, wait_until_none
+from jobs.processes import inherited, living, own_children, wait_until_none
 
 from torch_dataloader_utils.storage import obstore_process, obstore_s3
+from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.obstore_process import ObstoreProcess
 from torch_dataloader_utils.storage.obstore_s3 import ObstoreS3
+from torch_dataloader_utils.storage.s3 import OneAttemptS3
 
 pytestmark = [pytest.mark.usefixtures("leaves_nothing_behind")]
 
 CONTENT = bytes(range(256)) * 1000
 SECONDS = 60.0
+OPTIONS = {"region": "us-east-1", "aws_access_key_id": "K", "aws_secret_access_key": "S"}
 
 
 @pytest.fixture(scope="module")
@@ -36,12 +42,13 @@ def bucket(s3: S3Server) -> str:
 
 @pytest.fixture
 def clients(s3: S3Server) -> Iterator[list[ObstoreS3]]:
-    """A client that asks obstore here, and one that asks it in another process."""
+    """A client whose obstore runs here, and one whose obstore runs in another process."""
     options = s3.storage_options()
     mapped = obstore_s3.options_of(["s3://bucket/d"], options)
     assert mapped is not None
-    there = ObstoreS3(mapped, options, SECONDS, "another process")
-    yield [ObstoreS3(mapped, options, SECONDS), there]
+    here = ObstoreS3(mapped, options, SECONDS)
+    there = replace(here, runs_in="another process")
+    yield [here, there]
     there.end_process()
 
 
@@ -50,7 +57,7 @@ def outcome_of(client: ObstoreS3, method: str, *arguments: Any, **options: Any) 
     try:
         returned = getattr(client, method)(*arguments, **options)
     except Exception as error:  # noqa: BLE001 - compared
-        return type(error), re.sub(r" in [\d.]+\w*s", "", str(error))
+        return type(error).__name__, re.sub(r" in [\d.]+\w*s", "", str(error))
     return bytes(returned[0]) if method == "get_range" else returned
 
 
@@ -86,52 +93,93 @@ def outcome_of(client: ObstoreS3, method: str, *arguments: Any, **options: Any) 
     ],
 )
 def test_another_process_answers_as_this_one(clients, bucket, method, place, arguments, options):  # noqa: PLR0917
+    assert clients[1].start()
     here, there = (outcome_of(client, method, place.format(bucket), *arguments, **options) for client in clients)
     assert here == there
 
 
-def test_what_is_received_in_parts_later_is_received_by_s3fs(clients, bucket):
+def test_a_panic_and_an_error_are_errors_of_the_call():
+    there = ObstoreProcess({**OPTIONS, "endpoint": "localhost:9000"}, SECONDS)  # no scheme
+    with pytest.raises(RuntimeError, match=r"Uri|URI|URL"):
+        there.call("head", "bucket", "key")
+    with pytest.raises(AttributeError, match="no_such_method"):
+        there.call("no_such_method")
+    there.end()
+    assert obstore_s3.options_of(["s3://bucket/d"], {"anon": True, "endpoint_url": "localhost:9000"}) is None
+
+
+def test_a_process_that_ended_is_an_error_of_the_call_and_started_once_more(clients, bucket):
     there = clients[1]
+    for _ in range(2):
+        assert there.start()
+        assert len(there.find(f"{bucket}/d", detail=True)) == 2
+        process = there._process
+        process._process.kill()
+        process._process.wait()
+        with pytest.raises(OSError, match=r"has ended with status -9|Broken pipe"):
+            process.call("head", bucket, "d/a")
+        assert not wait_until_none(lambda: not process.has_ended)  # noqa: B023 - called in this round
+    assert not there.start()
+
+
+def test_calls_that_wait_raise_when_the_process_ends(clients, bucket):
+    there = clients[1]
+    assert there.start()
+    os.kill(there._process._process.pid, signal.SIGSTOP)
+    with ThreadPoolExecutor(8) as pool:
+        calls = [pool.submit(there.head, f"{bucket}/d/a") for _ in range(8)]
+        wait_until_none(lambda: len(there._process._outcomes._expected) < len(calls))
+        there.end_process()
+        for call in calls:
+            with pytest.raises(OSError, match="has ended"):
+                call.result()
+    assert not there.start()
+
+
+def test_a_process_that_is_being_started_is_ended_as_well(clients, monkeypatch):
+    there = clients[1]
+    before = own_children()
+    starting, ended = threading.Event(), threading.Event()
+    start = ObstoreProcess.__init__
+
+    def slowly(self: ObstoreProcess, *args: Any) -> None:
+        starting.set()
+        ended.wait(1)  # `end_process` is called, and waits
+        start(self, *args)
+
+    monkeypatch.setattr(ObstoreProcess, "__init__", slowly)
+    threads = [threading.Thread(target=there.start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    starting.wait()
     there.end_process()
-    received = there.begin_range(f"{bucket}/d/a", 10, 1000, None, 990)
-    assert b"".join(map(bytes, received.read(990))) == CONTENT[10:1000]
-    received.close()
-    assert type(there.s3fs).__name__ == "OneAttemptS3"
-
-
-def test_a_process_that_was_killed_is_an_error_and_the_next_call_starts_another(clients, bucket):
-    there = clients[1]
-    assert len(there.find(f"{bucket}/d", detail=True)) == 2
-    first = there._process
-    process = first._process
-    os.kill(process.pid, signal.SIGSTOP)
-    os.kill(process.pid, signal.SIGKILL)  # while it can answer no more
-    with pytest.raises(OSError, match=r"has ended|Broken pipe"):
-        first.call("head", bucket, "d/a")
-    process.wait()
-    assert there.info(f"{bucket}/d/a")["size"] == len(CONTENT)
-    assert there._process is not first
+    for thread in threads:
+        thread.join()
+    assert not there.start()
+    assert own_children() <= before
 
 
 @pytest.mark.parametrize("fault", ["no interpreter", "no obstore", "frozen", "slow"])
-def test_s3fs_reads_where_no_process_can_be_started(clients, bucket, monkeypatch, tmp_path, fault):
+def test_s3fs_reads_where_no_process_can_be_started(s3, bucket, monkeypatch, tmp_path, fault):
     if fault == "no interpreter":
         monkeypatch.setattr(spawn, "get_executable", lambda: str(tmp_path / "python"))
     elif fault == "no obstore":
-        monkeypatch.setattr(sys, "path", [entry for entry in sys.path if "site-packages" not in entry])
+        monkeypatch.setattr(obstore_process.sys, "path", [])
     elif fault == "frozen":
         monkeypatch.setattr(sys, "frozen", True, raising=False)
     else:
         monkeypatch.setattr(obstore_process, "MOST_START_SEC", 0.0)
-    there = clients[1]
-    assert there.info(f"{bucket}/d/a")["size"] == len(CONTENT)
-    assert there.place == "nowhere"
+    url = f"s3://{bucket}/d"
+    storage, [location] = Storage.for_urls([url], s3.storage_options(), client="obstore in other processes")
+    assert type(storage.fs) is OneAttemptS3
+    monkeypatch.undo()
+    assert sorted(storage.call("find", location)) == [f"{bucket}/d/a", f"{bucket}/d/b"]
 
 
 STARTS_ONE = """
 import os, signal, sys
 from torch_dataloader_utils.storage.obstore_process import ObstoreProcess
-process = ObstoreProcess({"region": "us-east-1"}, 1.0)
+process = ObstoreProcess({"region": "us-east-1"}, 60.0)
 assert "obstore" not in sys.modules
 print(process._process.pid, flush=True)
 sys.stdin.readline()
@@ -143,21 +191,28 @@ if sys.argv[1] == "killed":
 @pytest.mark.parametrize("end", ["returned", "killed"])
 def test_it_ends_with_the_process_that_started_it_however_that_ends(end):
     process = subprocess.Popen(
-        [sys.executable, "-c", STARTS_ONE, end], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", STARTS_ONE, end],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=inherited(),
     )
     with process:
         assert process.stdout is not None
         started = int(process.stdout.readline())
         process.communicate("\n")
+    assert process.returncode == (0 if end == "returned" else -signal.SIGKILL)
     assert not wait_until_none(lambda: started in living())
 
 
 def test_a_forked_copy_leaves_it_running():
-    process = ObstoreProcess({"region": "us-east-1"}, 1.0)
+    process = ObstoreProcess(OPTIONS, SECONDS)
     child = os.fork()
     if child == 0:
         process.end()
         os._exit(0)
     os.waitpid(child, 0)
-    assert not process.has_ended
+    with pytest.raises(AttributeError):  # it answers
+        process.call("no_such_method")
     process.end()
+    assert process.has_ended

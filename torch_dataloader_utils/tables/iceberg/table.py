@@ -237,22 +237,22 @@ class SnapshotFiles:
         deletes = dict.fromkeys(file for task in tasks for file in task.delete_files)
         urls = [file.file_path for file in (*(task.file for task in tasks), *deletes)]
         urls_of_all = [self.metadata.location, *urls]
-        storage, (root, *found) = request.storage_of(urls_of_all, self.storage_options)
-        locations = dict(zip(urls, found, strict=True))
-        sizes = [(location, task.file.file_size_in_bytes) for location, task in zip(found, tasks, strict=False)]
-        listing = list_known(storage, sizes, root)
-        by_location = dict(zip(found, tasks, strict=False))
-        files = {file.path: by_location[file.location] for file in listing.files}
-        columns = TableColumns(self.metadata)
-        annotations = Annotations(
-            schema=columns.schema,
-            name_in_file=columns.name_in_file,
-            constant_schema=columns.constant_schema,
-            constants={path: columns.constants(task.file) for path, task in files.items()},
-            deleted=read_deletes(storage, files, locations),
-            pin={"snapshot_id": self.snapshot.snapshot_id},
-        )
-        return open_files(storage, listing, Parquet(), request, annotations=annotations)
+        with request.opened_storage(urls_of_all, self.storage_options) as (storage, (root, *found)):
+            locations = dict(zip(urls, found, strict=True))
+            sizes = [(location, task.file.file_size_in_bytes) for location, task in zip(found, tasks, strict=False)]
+            listing = list_known(storage, sizes, root)
+            by_location = dict(zip(found, tasks, strict=False))
+            files = {file.path: by_location[file.location] for file in listing.files}
+            columns = TableColumns(self.metadata)
+            annotations = Annotations(
+                schema=columns.schema,
+                name_in_file=columns.name_in_file,
+                constant_schema=columns.constant_schema,
+                constants={path: columns.constants(task.file) for path, task in files.items()},
+                deleted=read_deletes(storage, files, locations),
+                pin={"snapshot_id": self.snapshot.snapshot_id},
+            )
+            return open_files(storage, listing, Parquet(), request, annotations=annotations)
 
     def _plan(self, filters: pc.Expression | None, scan_filter: BooleanExpression) -> list[FileScanTask]:
         """Return the data files that may hold a row for the filters, each with the delete files that apply to it."""
