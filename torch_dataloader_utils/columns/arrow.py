@@ -17,6 +17,8 @@ def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def stacked(tables: Sequence[pa.Table]) -> pa.Table:
     """Return the rows of all tables as one table."""
+    if len(tables) == 1:
+        return tables[0]
     if tables[0].num_columns:
         return pa.concat_tables(tables)
     # pyarrow's concat_tables loses the number of rows of tables without columns.
@@ -38,10 +40,16 @@ def takeable(table: pa.Table) -> pa.Table:
     For slices of fixed-size lists inside fixed-size lists pyarrow's `take` and `filter` ignore a part of the offset and
     silently return wrong values (seen in 17.0 and in 26.0). A copy has no offset.
     """
-    for index, column in enumerate(table.columns):
-        if _nests_fixed_lists(column.type) and any(chunk.offset for chunk in column.chunks):
+    for index in nested_fixed_lists(table.schema):
+        column = table.column(index)
+        if any(chunk.offset for chunk in column.chunks):
             table = table.set_column(index, table.schema.field(index), copied(column))
     return table
+
+
+def nested_fixed_lists(schema: pa.Schema) -> list[int]:
+    """Return the indices of columns for which `takeable` may have to do something."""
+    return [index for index, dtype in enumerate(schema.types) if _nests_fixed_lists(dtype)]
 
 
 def _nests_fixed_lists(dtype: pa.DataType) -> bool:

@@ -97,6 +97,8 @@ def _join_chunks(parts: list[pa.ChunkedArray]) -> pa.ChunkedArray:
 
 
 def _rows(values: Any, part: ColumnSlice) -> Any:
+    if type(values) is torch.Tensor:  # mostly
+        return values[part.start : part.stop]
     if isinstance(values, (pa.Table, pa.ChunkedArray)):
         return values.slice(part.start, part.stop - part.start)
     if isinstance(values, Ragged):

@@ -79,9 +79,12 @@ class ColumnTransform:
             ColumnError: If a value cannot be delivered. The message names the column; the caller adds file and row
                 group, which only it knows.
         """
+        changes_nothing = all(plan.is_identity for plan in self.columns)
+        if changes_nothing and not any(column.null_count or column.type.num_fields for column in table.columns):
+            return table  # most tables, in a part of the time
         delivered = dict(pair for plan in self.columns for pair in _transform(plan, table[plan.name]))
         # If nothing changes, the table itself: rebuilt without columns it would have no rows.
-        return table if all(plan.is_identity for plan in self.columns) else pa.table(delivered)
+        return table if changes_nothing else pa.table(delivered)
 
 
 def refuses_announced_nulls(field: pa.Field, options: ColumnOptions) -> bool:

@@ -74,6 +74,7 @@ class SizeEstimates:
 
     def __init__(self) -> None:
         self._row_bytes: dict[str, float] = {}
+        self._variable: tuple[pa.Schema, list[str]] = (pa.schema([]), [])  # of the last table, which most others have
 
     def knows(self, columns: Iterable[str]) -> bool:
         """Whether some rows of all these columns were decoded."""
@@ -85,10 +86,13 @@ class SizeEstimates:
 
     def learn(self, table: pa.Table) -> None:
         """Learn from decoded rows. Of two threads at once one may be ignored, which the next rows make up for."""
-        for column in table.schema if len(table) else ():
-            if not width(column.type):
-                row_bytes = table[column.name].nbytes / len(table)
-                self._row_bytes[column.name] = max(self._row_bytes.get(column.name, 0), row_bytes)
+        schema, names = self._variable
+        if not table.schema.equals(schema):
+            names = [column.name for column in table.schema if not width(column.type)]
+            self._variable = table.schema, names
+        for name in names if len(table) else ():
+            row_bytes = table[name].nbytes / len(table)
+            self._row_bytes[name] = max(self._row_bytes.get(name, 0), row_bytes)
 
 
 class CurrentReads:

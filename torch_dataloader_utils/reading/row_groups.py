@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
-from torch_dataloader_utils.columns.arrow import stacked, takeable, width
+from torch_dataloader_utils.columns.arrow import nested_fixed_lists, stacked, takeable, width
 from torch_dataloader_utils.columns.arrow_memory import release_unused
 from torch_dataloader_utils.errors import TransformError, UnreadableFileError
 from torch_dataloader_utils.formats.base import Measures, OpenedFiles
@@ -98,6 +98,7 @@ class RowGroupReader:
         self._adds_marks = adds_marks
         added = [*([] if row_id_column is None else [row_id_column]), *([MARKS_COLUMN] if adds_marks else [])]
         flags = [pa.field(REMOVED_COLUMN, pa.bool_())] if flags_removed else []
+        self._nests_fixed_lists = bool(nested_fixed_lists(files.needed))
         self._schema = pa.schema([*files.schema, *(pa.field(name, pa.int64()) for name in added), *flags])
         self._added_bytes_of_row = ADDED_BYTES * len(added) + len(flags)
         file_of = files.manifest.file
@@ -449,7 +450,9 @@ class RowGroupReader:
         self._sizes.learn(table)
         rows = table.num_rows
         constants = files.constants_of(group.path)
-        table = takeable(files.projection(group.path).apply(table, files.needed, constants))
+        table = files.projection(group.path).apply(table, files.needed, constants)
+        if self._nests_fixed_lists:
+            table = takeable(table)
         deleted = self._deleted(group)
         begin, end = np.searchsorted(deleted, [first, first + rows])
         if end > begin:
@@ -466,7 +469,9 @@ class RowGroupReader:
             marks = row_marks(self._file_key(group.path), first_row, count)
             table = table.append_column(MARKS_COLUMN, pa.array(marks.view(np.int64)))
         table = self._without_excluded(table, group.path, first_row)
-        return pa.table([table[name] for name in self._schema.names], schema=self._schema), count
+        if not table.schema.equals(self._schema, check_metadata=True):
+            table = pa.table([table[name] for name in self._schema.names], schema=self._schema)
+        return table, count
 
     def _without_excluded(self, table: pa.Table, path: str, first: int) -> pa.Table:
         """Return the rows of a table that the plan and the filter keep, and flag those that batches are to lose.
