@@ -247,12 +247,14 @@ class Storage:
             return self.call("head", location), None
         except FileNotFoundError:
             pass
-        try:
-            below = listed.result(self._timeout_sec / 2)
-        except Exception:  # noqa: BLE001 - raised by the next attempt, if it is for good
-            below = None
-        if below is None:
-            below = self.call("find", location, detail=True)
+        waiting = [listed]
+
+        def action(seconds: float) -> Any:
+            fs = self.fs
+            found = waiting.pop().result(seconds) if waiting else within(seconds, fs.find, location, detail=True)
+            return within(seconds, client.s3fs.find, location, detail=True) if found is None else found
+
+        below = self._attempt(action, lambda: self.display(location))
         if not below and "/" in location:
             raise FileNotFoundError(location)
         return client.directory(location), below

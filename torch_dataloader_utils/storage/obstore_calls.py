@@ -88,9 +88,9 @@ class ObstoreCalls:
 
 
 def builtin_name(error: type[BaseException]) -> str:
-    """Return the name of the nearest exception of Python that an error is one of."""
+    """Return the name of the nearest exception of Python that an error is one of; a panic is a wrong value."""
     names = (each.__name__ for each in error.__mro__ if each.__module__ == "builtins")
-    return next(names) if issubclass(error, Exception) else "RuntimeError"
+    return next(names) if issubclass(error, Exception) else "ValueError"
 
 
 def main() -> None:

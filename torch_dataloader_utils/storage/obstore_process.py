@@ -81,7 +81,7 @@ class ObstoreProcess:
     @property
     def has_ended(self) -> bool:
         """Whether it answers no more."""
-        return self._outcomes.has_ended
+        return self._outcomes.has_ended or self._process.poll() is not None
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of `ObstoreCalls`.
@@ -96,12 +96,18 @@ class ObstoreProcess:
         error_name, returned = outcome.result()
         if error_name is None:
             return returned
-        raise getattr(builtins, error_name)(returned)
+        try:
+            error = getattr(builtins, error_name)(returned)
+        except TypeError:  # it is made of more than a message
+            error = RuntimeError(f"{error_name}: {returned}")
+        raise error
 
     def _send(self, request: Any) -> None:
         content = memoryview(pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
         with self._lock:
             assert self._process.stdin is not None  # noqa: S101 - it is a pipe
+            if self._process.stdin.closed:
+                raise self._outcomes.error()
             while content:
                 content = content[self._process.stdin.write(content) :]
 
@@ -113,12 +119,12 @@ class _Outcomes:
         self.has_ended = False
         self._process = process
         self._expected: dict[int, Future[Any]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a garbage collection may end the process in a thread that holds it
 
     def expect(self, number: int) -> Future[Any]:
         with self._lock:
             if self.has_ended:
-                raise self._error()
+                raise self.error()
             self._expected[number] = outcome = Future[Any]()
             return outcome
 
@@ -133,9 +139,9 @@ class _Outcomes:
             self.has_ended = True
             left, self._expected = self._expected, {}
         for outcome in left.values():
-            outcome.set_exception(self._error())
+            outcome.set_exception(self.error())
 
-    def _error(self) -> OSError:
+    def error(self) -> OSError:
         status = self._process.poll()
         return OSError(f"the process that reads S3 has ended{'' if status is None else f' with status {status}'}")
 

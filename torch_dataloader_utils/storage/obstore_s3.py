@@ -54,8 +54,12 @@ STATUS = re.compile(r"status code: (\d{3})")
 TOLD = re.compile(r".*<Code>(?P<code>[^<]*)</Code>.*<Message>(?P<message>[^<]*)</Message>.*", re.DOTALL)
 """The status of an answer, and what S3 says in its body."""
 
-ENDPOINT = re.compile(r"https?://[^/\s]+/*")
-"""Endpoints that both clients understand. Of others s3fs says what is wrong."""
+HOST = r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]"
+ENDPOINT = re.compile(rf"https?://({HOST})(:[0-9]{{1,4}}|:[1-6][0-9]{{4}})?(/[A-Za-z0-9._~-]+)*/*")
+"""Endpoints that both clients understand. At some others obstore ends with a panic, and s3fs says what is wrong."""
+
+HEADER = re.compile(r"[\x21-\x7e]+")
+"""What a key, a token and a region may consist of to be sent."""
 
 MOST_STARTS = 2
 """How many processes are started at most to run obstore in, one after the other."""
@@ -115,8 +119,6 @@ def options_of(urls: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any
         return None
     given = {name: options.get(name) for name in KEYS}
     endpoint = options.get("endpoint_url") or of_client.get("endpoint_url")
-    if endpoint and not ENDPOINT.fullmatch(endpoint):
-        return None
     present = {name for name in os.environ if name.startswith("AWS_")} - HARMLESS
     if endpoint and endpoint.startswith("http://"):
         present.discard("AWS_CA_BUNDLE")  # nothing is encrypted
@@ -130,7 +132,9 @@ def options_of(urls: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any
     if fsspec.config.conf.get("s3") or not (access.keys() >= named and _is_complete(access, given)):
         return None
     region = of_client.get("region_name") or os.environ.get("AWS_DEFAULT_REGION") or (endpoint and "us-east-1")
-    if not region:
+    if not region or not all(HEADER.fullmatch(str(each)) for each in (region, *access.values())):
+        return None
+    if endpoint and not ENDPOINT.fullmatch(endpoint):
         return None
     return {**access, "region": region, **({"endpoint": endpoint} if endpoint else {})}
 
@@ -218,7 +222,7 @@ class ObstoreS3:
             with self._lock:
                 if not self._has_process() and self._starts < MOST_STARTS:
                     self._starts += 1
-                    with suppress(OSError):  # this system may allow no other process
+                    with suppress(OSError, RuntimeError):  # this system may allow no other process, or thread
                         self._process = ObstoreProcess(self.options, self.timeout_sec)
                 if not self._has_process():
                     self.end_process()
@@ -302,6 +306,10 @@ class ObstoreS3:
         _require_same(answered, extent, start, stop, etag)
         return pa.py_buffer(content), Answer(len(content), waited, received)
 
+    def cat_file(self, location: str, *, start: int, end: int) -> bytes:
+        """Return a range of an object, of whatever version."""
+        return bytes(self.get_range(location, start, end, None)[0])
+
     def begin_range(self, location: str, start: int, stop: int, etag: str | None, part: int) -> ReceivedRange:
         """Request a range of an object, of one version if there is an etag, to be received in parts of some bytes."""
         if not is_readable(location) or self.runs_in != "this process":
@@ -378,8 +386,10 @@ def _told(call: Callable[[], T]) -> T:
     """Call obstore, and raise its errors with their HTTP status."""
     try:
         return call()
-    except Exception as error:
-        if DEBUGGING not in str(error):
+    except BaseException as error:
+        if type(error).__module__ == "pyo3_runtime":  # a panic
+            raise ValueError(str(error)) from None
+        if not isinstance(error, Exception) or DEBUGGING not in str(error):
             raise
         told: OSError = ObstoreError(error)
         if isinstance(error, FileNotFoundError):

@@ -34,13 +34,6 @@ class OneAttemptS3(S3FileSystem):  # type: ignore[misc]
         config = {**ours, **(options.get("config_kwargs") or {})}
         return cls(*fs.storage_args, **{**options, "config_kwargs": config})
 
-    def head(self, location: str) -> Mapping[str, Any]:
-        """Return what is known of an object, or raise a FileNotFoundError. A directory is none."""
-        known: Mapping[str, Any] = self.info(location)
-        if known["type"] != "file":
-            raise FileNotFoundError(location)
-        return known
-
     async def _walk(self, path: str, maxdepth: int | None = None, **options: Any) -> AsyncIterator[Any]:
         """Raise where a directory cannot be listed; fsspec would leave it out."""
         try:
@@ -48,6 +41,15 @@ class OneAttemptS3(S3FileSystem):  # type: ignore[misc]
                 yield found
         except FileNotFoundError:
             return
+
+    async def _head(self, location: str) -> Mapping[str, Any]:
+        """Return what is known of an object, or raise a FileNotFoundError. A directory is none."""
+        known: Mapping[str, Any] = await self._info(location)
+        if known["type"] != "file":
+            raise FileNotFoundError(location)
+        return known
+
+    head = sync_wrapper(_head)
 
     async def _get_range(self, location: str, start: int, stop: int, etag: str | None) -> tuple[bytes, Answer]:
         began = time.perf_counter()

@@ -19,7 +19,7 @@ from conftest import S3Server
 from jobs.processes import inherited, living, own_children, wait_until_none
 
 from torch_dataloader_utils.storage import obstore_process, obstore_s3
-from torch_dataloader_utils.storage.filesystem import Storage
+from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
 from torch_dataloader_utils.storage.obstore_process import ObstoreProcess
 from torch_dataloader_utils.storage.obstore_s3 import ObstoreS3
 from torch_dataloader_utils.storage.s3 import OneAttemptS3
@@ -100,12 +100,11 @@ def test_another_process_answers_as_this_one(clients, bucket, method, place, arg
 
 def test_a_panic_and_an_error_are_errors_of_the_call():
     there = ObstoreProcess({**OPTIONS, "endpoint": "localhost:9000"}, SECONDS)  # no scheme
-    with pytest.raises(RuntimeError, match=r"Uri|URI|URL"):
+    with pytest.raises(ValueError, match=r"Uri|URI|URL"):
         there.call("head", "bucket", "key")
     with pytest.raises(AttributeError, match="no_such_method"):
         there.call("no_such_method")
     there.end()
-    assert obstore_s3.options_of(["s3://bucket/d"], {"anon": True, "endpoint_url": "localhost:9000"}) is None
 
 
 def test_a_process_that_ended_is_an_error_of_the_call_and_started_once_more(clients, bucket):
@@ -174,6 +173,28 @@ def test_s3fs_reads_where_no_process_can_be_started(s3, bucket, monkeypatch, tmp
     assert type(storage.fs) is OneAttemptS3
     monkeypatch.undo()
     assert sorted(storage.call("find", location)) == [f"{bucket}/d/a", f"{bucket}/d/b"]
+
+
+def test_a_file_that_a_table_lists_without_an_etag_is_read_there_too(s3, bucket):
+    urls = [f"s3://{bucket}/d/a"]
+    storage, [location] = Storage.for_urls(urls, s3.storage_options(), client="obstore in other processes")
+    listed = StoredFile("a", location, len(CONTENT), None, None)
+    assert storage.read(listed, 10, 300) == CONTENT[10:300]
+    assert isinstance(storage.fs, ObstoreS3)
+    assert storage.fs._s3fs is None  # it was not needed
+    storage.end_opening()
+
+
+@pytest.mark.parametrize("path", ["d", "none"])
+def test_a_directory_is_found_though_the_first_listing_fails(s3, bucket, monkeypatch, path):
+    def fails(self: ObstoreS3, location: str) -> Any:
+        monkeypatch.undo()
+        raise OSError("for a moment")
+
+    monkeypatch.setattr(ObstoreS3, "listed", fails)
+    storage, [location] = Storage.for_urls([f"s3://{bucket}/{path}"], s3.storage_options(), client="obstore")
+    info, below = storage.info_and_below(location)
+    assert info is None if path == "none" else (info["type"], len(below)) == ("directory", 2)
 
 
 STARTS_ONE = """
