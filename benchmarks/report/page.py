@@ -27,7 +27,7 @@ not watched, and count rows only. Files lie in the page cache.
   to the end. **Of baseline**: that rate by the baseline's, of the same round.
 - **With start**: the same, of all rows by all seconds from the beginning of construction. A loader has decoded some
   rows before it hands over its first batch, some have most of the data by then: that flatters the rate, and not this.
-  Imports count in neither, those of clients of S3 included.
+  Imports of that process count in neither, those of clients of S3 included; those of processes that it starts count.
 - Figures are medians, with the least and the greatest in brackets.
 - **Memory**: the peak of all the contender's processes together, each page counted by its share among the processes
   that map it (PSS), less what the contender took with its imports done. Mapped files count; **no file's** leaves them

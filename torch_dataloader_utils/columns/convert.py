@@ -72,7 +72,7 @@ def _converted(column: pa.ChunkedArray, form: Form, *, tensors: bool) -> Any:
         return column
     if form != "dense":
         return ragged(column, form, tensors=tensors)
-    # Other threads run while Arrow copies chunks into one, which they would not while NumPy does.
+    # Arrow joins all chunks in one call. NumPy would need an array of each first.
     whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks(memory_pool())
     array = dense_array(whole, numpy_times=not tensors)
     return torch.from_numpy(array) if tensors else array

@@ -74,7 +74,8 @@ class SizeEstimates:
 
     def __init__(self) -> None:
         self._row_bytes: dict[str, float] = {}
-        self._variable: tuple[pa.Schema, list[str]] = (pa.schema([]), [])  # of the last table, which most others have
+        # The columns of the last table, which most tables have, and which of them have no fixed width.
+        self._variable: tuple[pa.Schema, list[str]] = (pa.schema([]), [])
 
     def knows(self, columns: Iterable[str]) -> bool:
         """Whether some rows of all these columns were decoded."""

@@ -174,7 +174,10 @@ class Storage:
 
     @property
     def fs(self) -> Any:
-        """The filesystem. It is made again after a fork, because connections and event loops do not survive one."""
+        """The filesystem. It is made again after a fork, because connections and event loops do not survive one.
+
+        It is s3fs once obstore, which read until then, has no process to run in.
+        """
         if self._pid != os.getpid():
             inherited, obstore = self._fs, self._obstore
             if obstore is not None:

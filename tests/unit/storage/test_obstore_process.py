@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -127,7 +128,7 @@ def test_calls_that_wait_raise_when_the_process_ends(clients, bucket):
     os.kill(there._process._process.pid, signal.SIGSTOP)
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(there.head, f"{bucket}/d/a") for _ in range(8)]
-        wait_until_none(lambda: len(there._process._outcomes._expected) < len(calls))
+        assert not wait_until_none(lambda: len(there._process._outcomes._expected) < len(calls))
         there.end_process()
         for call in calls:
             with pytest.raises(OSError, match="has ended"):
@@ -138,12 +139,12 @@ def test_calls_that_wait_raise_when_the_process_ends(clients, bucket):
 def test_a_process_that_is_being_started_is_ended_as_well(clients, monkeypatch):
     there = clients[1]
     before = own_children()
-    starting, ended = threading.Event(), threading.Event()
+    starting = threading.Event()
     start = ObstoreProcess.__init__
 
     def slowly(self: ObstoreProcess, *args: Any) -> None:
         starting.set()
-        ended.wait(1)  # `end_process` is called, and waits
+        time.sleep(1)  # `end_process` is called meanwhile, and waits
         start(self, *args)
 
     monkeypatch.setattr(ObstoreProcess, "__init__", slowly)
