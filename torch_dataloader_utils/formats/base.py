@@ -94,10 +94,11 @@ class Deletes:
     positions: npt.NDArray[np.int64]
     group_rows: tuple[int, ...]
 
-    def within(self, number: int) -> npt.NDArray[np.int64]:
-        """Return the deleted rows of a row group, counted from its first row."""
+    def within(self, number: int, count: int = 1) -> npt.NDArray[np.int64]:
+        """Return the deleted rows of a row group, or of several from it on, counted from its first row."""
         first = sum(self.group_rows[:number])
-        start, stop = np.searchsorted(self.positions, [first, first + self.group_rows[number]])
+        rows = sum(self.group_rows[number : number + count])
+        start, stop = np.searchsorted(self.positions, [first, first + rows])
         return self.positions[start:stop] - first
 
 
@@ -129,9 +130,9 @@ class Layout(ABC):
     def ranges(self, number: int) -> list[tuple[int, int]]:
         """Return the ranges of bytes that are needed of a row group."""
 
-    def extent(self, number: int) -> tuple[int, int]:
-        """Return the range from the first of these bytes to the last; it may be empty."""
-        ranges = self.ranges(number)
+    def extent(self, numbers: range) -> tuple[int, int]:
+        """Return the range from the first to the last of these bytes of consecutive row groups; it may be empty."""
+        ranges = [found for number in numbers for found in self.ranges(number)]
         return min((start for start, _ in ranges), default=0), max((stop for _, stop in ranges), default=0)
 
 
@@ -141,6 +142,17 @@ class RowGroups(ABC):
     @abstractmethod
     def read(self, number: int) -> pa.Table:
         """Return a row group."""
+
+    def read_joined(self, numbers: range) -> pa.Table:
+        """Return consecutive row groups as one table, if the codec joins some."""
+        raise NotImplementedError(numbers)
+
+    def decoded(self, numbers: range) -> Iterator[tuple[pa.Table, bool]]:
+        """Yield consecutive row groups in one or more tables as `tables` does; several of them in one."""
+        if len(numbers) == 1:
+            yield from self.tables(numbers.start)
+        else:
+            yield self.read_joined(numbers), True
 
     def tables(self, number: int) -> Iterator[tuple[pa.Table, bool]]:
         """Yield a row group in one or more tables, each as soon as it is decoded, and whether it is the last one."""
@@ -156,6 +168,9 @@ class RowGroups(ABC):
 
 class Codec(ABC):
     """Opens files for one reader; keeps what it has parsed."""
+
+    joins_row_groups: ClassVar[bool] = False
+    """Whether several small row groups are decoded faster together."""
 
     layout: Callable[[str], Layout]
     """Returns which bytes of a file, by path, are needed of its row groups."""
@@ -372,9 +387,10 @@ class OpenedFiles:
             return self.packing.schema
         return self.schema if self.transform is None else self.transform.delivered_schema
 
-    def row_group_name(self, path: str, number: int) -> str:
-        """Return a row group's name for messages."""
-        return f"row group {number} of {self.manifest.full_path(path)}"
+    def row_group_name(self, path: str, number: int, count: int = 1) -> str:
+        """Return the name of a row group, or of several from it on, for messages."""
+        numbers = f"row group {number}" if count == 1 else f"row groups {number} to {number + count - 1}"
+        return f"{numbers} of {self.manifest.full_path(path)}"
 
     @property
     def first_unfiltered(self) -> Mapping[str, int]:

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from queue import SimpleQueue
 
 import pyarrow as pa
@@ -86,17 +87,18 @@ class Decoder:
         self._shares = thread is not None
         self.thread = thread or ThreadPoolExecutor(1, thread_name_prefix="decode", initializer=allocate_first)
 
-    def whole(self, path: str, number: int) -> DecodedTables:
-        """Decode a row group, after those before it, and without waiting for anyone to take its tables."""
+    def whole(self, path: str, numbers: range) -> DecodedTables:
+        """Decode consecutive row groups, after those before, and without waiting for anyone to take their tables."""
         tables = DecodedTables()
-        self.thread.submit(self._decode_all, path, number, tables)
+        self.thread.submit(self._decode_all, path, numbers, tables)
         return tables
 
     def _submit(self, path: str, number: int, decode: Callable[[], pa.Table]) -> Future[Decoded]:
-        return self.thread.submit(self._attempt, path, number, decode)
+        return self.thread.submit(self._attempt, path, range(number, number + 1), decode)
 
-    def _attempt(self, path: str, number: int, decode: Callable[[], pa.Table]) -> Decoded:
-        with nullcontext() if self._reads is None else self._reads.of(self._files.row_group_name(path, number)):
+    def _attempt(self, path: str, numbers: range, decode: Callable[[], pa.Table]) -> Decoded:
+        name = self._files.row_group_name(path, numbers.start, len(numbers))
+        with nullcontext() if self._reads is None else self._reads.of(name):
             table = _once_more(decode)
             return Decoded(table, self._fetched)
 
@@ -148,15 +150,15 @@ class Decoder:
 
     # In the thread ---------------------------------------------------------------------------------------------------
 
-    def _decode_all(self, path: str, number: int, tables: DecodedTables) -> None:
+    def _decode_all(self, path: str, numbers: range, tables: DecodedTables) -> None:
         done = 0
 
         def rest() -> pa.Table:
             """Put all tables but the last one, and return that. Another attempt leaves out what was put."""
             nonlocal done
             first = done
-            with self._at_hand(path, number) as opened:
-                for table, is_last in opened.row_groups.tables(number):
+            with self._at_hand(path, numbers) as opened:
+                for table, is_last in opened.row_groups.decoded(numbers):
                     opened.require_unchanged()
                     left = sliced(table, min(first, table.num_rows)) if first else table
                     first -= table.num_rows - left.num_rows
@@ -166,14 +168,14 @@ class Decoder:
             return left
 
         try:
-            tables.put(replace(self._attempt(path, number, rest), is_last=True))
+            tables.put(replace(self._attempt(path, numbers, rest), is_last=True))
         except BaseException as error:  # noqa: BLE001 - raised again where the tables are taken
             tables.put(error)
 
     def _decode_from(
         self, path: str, number: int, rows: int, first: int, *, use_threads: bool = True
     ) -> Generator[pa.Table, None, None]:
-        with self._at_hand(path, number) as opened:
+        with self._at_hand(path, range(number, number + 1)) as opened:
             batches = opened.row_groups.batches(number, rows, use_threads=use_threads)
             while (batch := next(batches, None)) is not None:
                 opened.require_unchanged()
@@ -183,15 +185,18 @@ class Decoder:
                 opened.require_unchanged()  # a map of a file that was cut short meanwhile must not be read
 
     @contextmanager
-    def _at_hand(self, path: str, number: int) -> Iterator[_OpenFile]:
-        """Open a file that has a row group's bytes. It is dropped after an error, so that the next attempt opens it."""
+    def _at_hand(self, path: str, numbers: range) -> Iterator[_OpenFile]:
+        """Open a file that has the bytes of consecutive row groups.
+
+        It is dropped after an error, so that the next attempt opens it.
+        """
         try:
             opened = self._opened(path)
             opened.require_unchanged()
-            extent = self._codec.layout(path).extent(number)
+            extent = self._codec.layout(path).extent(numbers)
             opened.prepare(extent)
             if self._fetcher.fetches(path):
-                for start, pieces in self._fetcher.take(path, number):
+                for start, pieces in chain.from_iterable(self._fetcher.take(path, number) for number in numbers):
                     opened.add(start, pieces)
             self._fetched = time.perf_counter()
             yield opened

@@ -8,9 +8,9 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import accumulate, repeat
+from itertools import accumulate, chain, repeat
 from operator import attrgetter
 
 import numpy as np
@@ -53,15 +53,16 @@ MOST_DECODERS = 4
 
 @dataclass(frozen=True, slots=True)
 class FileRowGroup:
-    """A row group of a data file, and which of the file's rows it has.
+    """A row group of a data file, and which of the file's rows it has; or several consecutive ones, read as one.
 
     Attributes:
         path: The file, relative to the root.
-        number: Number of the row group in its file.
+        number: Number of the row group in its file; of several, the first one's.
         first_row: The file's rows before it, deleted ones not counted, nor those that a counted filter drops.
         rows: Its rows, counted in the same way; where rows are not counted at all, more than it can have.
         first_unfiltered: The file's rows before it, deleted ones not counted.
         unfiltered: Its rows, deleted ones not counted.
+        count: How many row groups these are.
     """
 
     path: str
@@ -70,6 +71,25 @@ class FileRowGroup:
     rows: int
     first_unfiltered: int
     unfiltered: int
+    count: int = 1
+
+    @property
+    def numbers(self) -> range:
+        """The numbers of the row groups in their file."""
+        return range(self.number, self.number + self.count)
+
+    def is_followed_by(self, group: FileRowGroup) -> bool:
+        """Whether a row group is the next one of the file."""
+        return group.path == self.path and group.number == self.number + self.count
+
+    def joined_with(self, following: FileRowGroup) -> FileRowGroup:
+        """Return this and the next one as one."""
+        return replace(
+            self,
+            rows=self.rows + following.rows,
+            unfiltered=self.unfiltered + following.unfiltered,
+            count=self.count + following.count,
+        )
 
 
 class RowGroupReader:
@@ -98,6 +118,7 @@ class RowGroupReader:
         self._adds_marks = adds_marks
         added = [*([] if row_id_column is None else [row_id_column]), *([MARKS_COLUMN] if adds_marks else [])]
         flags = [pa.field(REMOVED_COLUMN, pa.bool_())] if flags_removed else []
+        self._is_flat = not any(pa.types.is_nested(field.type) for field in files.needed)
         self._nests_fixed_lists = bool(nested_fixed_lists(files.needed))
         self._schema = pa.schema([*files.schema, *(pa.field(name, pa.int64()) for name in added), *flags])
         self._added_bytes_of_row = ADDED_BYTES * len(added) + len(flags)
@@ -164,13 +185,25 @@ class RowGroupReader:
 
     def name(self, group: FileRowGroup) -> str:
         """Return a row group's name for messages."""
-        return self._files.row_group_name(group.path, group.number)
+        return self._files.row_group_name(group.path, group.number, group.count)
+
+    @property
+    def joins_row_groups(self) -> bool:
+        """Whether several small row groups may be read as one.
+
+        Not where a column is nested: its row groups would be copied to join them. A transform gets each by itself.
+        """
+        return self._is_flat and self._codec.joins_row_groups and not self.makes_rows
+
+    def single(self, group: FileRowGroup) -> list[FileRowGroup]:
+        """Return the row groups that are read as one, each by itself."""
+        return [each for number in group.numbers if (each := self.group(group.path, number)).rows]
 
     # Sizes ---------------------------------------------------------------------------------------------------------
 
     def stored_bytes(self, group: FileRowGroup) -> int:
         """Return the compressed bytes that reading a row group takes from storage."""
-        return self._measures(group.path).stored[group.number]
+        return sum(self._measures(group.path).stored[number] for number in group.numbers)
 
     def fetched_bytes(self, group: FileRowGroup) -> int:
         """Return the bytes that are in memory before a row group is decoded."""
@@ -188,7 +221,7 @@ class RowGroupReader:
     def expected_rows(self, group: FileRowGroup) -> int:
         """Return the rows of a row group; an estimate where they are not counted."""
         expected = self._measures(group.path).rows
-        return group.unfiltered if expected is None else expected[group.number]
+        return group.unfiltered if expected is None else sum(expected[number] for number in group.numbers)
 
     def decoded_bytes(self, group: FileRowGroup) -> int:
         """Return how large a row group will be in memory: exact for numbers, for other types by what was decoded.
@@ -199,7 +232,7 @@ class RowGroupReader:
         rows = self.expected_rows(group) + len(self._deleted(group))
         size = rows * (measures.row_bytes + self._added_bytes(group.path))
         for name, sizes in measures.variable.items():
-            size += max(rows * self._sizes.expected(name), sizes[group.number])
+            size += max(rows * self._sizes.expected(name), sum(sizes[number] for number in group.numbers))
         return max(1, int(size))
 
     def _count_added_bytes(self, path: str) -> float:
@@ -232,10 +265,12 @@ class RowGroupReader:
 
         `following` are those of its file that are requested next, in that order, and may be received by its request.
         """
-        self._fetcher.request(group.path, group.number, [later.number for later in following])
+        numbers = list(_numbers([group, *following]))
+        for place, number in enumerate(group.numbers, start=1):
+            self._fetcher.request(group.path, number, numbers[place:])
         if whole:
             # Two slices of one shard may follow one another and request the same row group.
-            self._decoded[group].append(self._next_decoder().whole(group.path, group.number))
+            self._decoded[group].append(self._next_decoder().whole(group.path, group.numbers))
 
     def receives(self, group: FileRowGroup) -> bool:
         """Whether a request was made whose answer goes on with a row group."""
@@ -243,7 +278,7 @@ class RowGroupReader:
 
     def prepare(self, groups: Sequence[FileRowGroup]) -> None:
         """Let the answer begin that has consecutive row groups of a file, which are requested later."""
-        self._fetcher.prepare(groups[0].path, [group.number for group in groups])
+        self._fetcher.prepare(groups[0].path, list(_numbers(groups)))
 
     def cut(self, group: FileRowGroup) -> None:
         """Receive no more by the request that has a row group; it and those that follow are requested by others."""
@@ -427,7 +462,7 @@ class RowGroupReader:
     def _deleted(self, group: FileRowGroup) -> npt.NDArray[np.int64]:
         """Return the deleted rows of a row group, counted from its first row."""
         deletes = self._files.deletes.get(group.path)
-        return NONE_DELETED if deletes is None else deletes.within(group.number)
+        return NONE_DELETED if deletes is None else deletes.within(group.number, group.count)
 
     def _read_kept(self, group: FileRowGroup) -> npt.NDArray[np.int64]:
         """Return the rows that a counted filter keeps of a row group, counted from its first row, deleted ones not."""
@@ -543,6 +578,11 @@ def _row_groups(file: DataFile, stored: Sequence[int] | None) -> tuple[FileRowGr
     stored = rows if stored is None else stored
     before = accumulate(stored, initial=0)
     return tuple(map(FileRowGroup, repeat(file.path), range(len(rows)), firsts, rows, before, stored))
+
+
+def _numbers(groups: Iterable[FileRowGroup]) -> Iterator[int]:
+    """Yield the numbers of row groups in their file."""
+    return chain.from_iterable(group.numbers for group in groups)
 
 
 def _mask(table: pa.Table, filters: pc.Expression) -> pa.ChunkedArray:

@@ -221,8 +221,12 @@ class Scan(ABC):
     def _may_join(self, run: _Run, step: Step, stored: int) -> bool:
         """Whether a step may be received by the request of those before it."""
         size, last, added = self.reader.request_size, run.waiting[-1].group, step.group
-        follows = added.path == last.path and added.number == last.number + 1
-        return size is not None and follows and step.whole and run.stored_bytes + stored <= size.most_bytes
+        return (
+            size is not None
+            and last.is_followed_by(added)
+            and step.whole
+            and run.stored_bytes + stored <= size.most_bytes
+        )
 
     def _may_request(self, step: Step, ahead: Collection[Step]) -> bool:
         """Whether a step may be requested behind others without using memory that the parts of a large one need."""
@@ -233,7 +237,7 @@ class Scan(ABC):
     def count(self, group: FileRowGroup, *, again: bool) -> None:
         """Count a row group that is read, its stored bytes, and whether it is read again after a resume."""
         size = self.reader.stored_bytes(group)
-        self._counters.row_groups_read += 1
+        self._counters.row_groups_read += group.count
         self._counters.bytes_read += size
         if again:
             self._counters.row_groups_read_again += 1
@@ -276,7 +280,7 @@ class Scan(ABC):
         if rows < group.rows:
             self._read[group] = rows, read
             return
-        counted = tokens.sums[group.path][group.number]
+        counted = sum(tokens.sums[group.path][number] for number in group.numbers)
         if read != counted:
             source = "its statistics, or an earlier reading, tell"
             if tokens.length_column is not None:

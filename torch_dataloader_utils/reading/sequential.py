@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Iterator
 
 import pyarrow as pa
@@ -9,6 +10,7 @@ import pyarrow as pa
 from torch_dataloader_utils.columns.convert import convert
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.memory_budget import MemoryLease
+from torch_dataloader_utils.reading.row_groups import FileRowGroup
 from torch_dataloader_utils.reading.scan import Scan, Step
 
 PART_SHARE = 4
@@ -28,6 +30,11 @@ def budget_for_whole(decoded: int) -> int:
     It has room for one that is delivered and for one that is decoded meanwhile.
     """
     return 2 * decoded + decoded // SCRATCH_SHARE
+
+
+JOINED_SHARE = 6
+"""Consecutive row groups that take together no more than this part (a sixth) of the budget are read as one. The
+first ones, of a stream, are fewer, so that its first batches come soon."""
 
 
 class SequentialScan(Scan):
@@ -56,13 +63,19 @@ class SequentialScan(Scan):
         beginning, to find the slice's first row.
         """
         counted = self.reader.knows_rows
+        most = 1  # row groups that are read as one
         for position, shard_slice in enumerate(self.slices):
-            groups = self.row_groups(position)
-            first = 0
-            for number, group in enumerate(groups):
+            left = deque(self.row_groups(position))
+            first = number = 0
+            while left:
+                group = left.popleft()
                 after = first + self.reader.rows_left(group)
                 if not counted or after > shard_slice.start:
-                    last = number == len(groups) - 1 or (after >= shard_slice.stop and counted)
+                    if first >= shard_slice.start:
+                        group = self._joined(group, left, most, shard_slice.stop - first if counted else None)
+                        after = first + self.reader.rows_left(group)
+                        most *= 2
+                    last = not left or (after >= shard_slice.stop and counted)
                     decoded = self.reader.decoded_bytes(group)
                     whole = budget_for_whole(decoded) <= self.budget.limit and self.reader.knows_sizes(group)
                     decoding = decoded + decoded // SCRATCH_SHARE
@@ -71,27 +84,59 @@ class SequentialScan(Scan):
                     if last:
                         break
                 first = after
+                number += group.count
+
+    def _joined(self, group: FileRowGroup, left: deque[FileRowGroup], most: int, wanted: int | None) -> FileRowGroup:
+        """Return a row group and those that are read as one with it, which are taken from those that are left.
+
+        They are at most `most`, and none that follows the `wanted` rows.
+        """
+        reader, limit = self.reader, self.budget.limit // JOINED_SHARE
+        if not left or not reader.joins_row_groups:
+            return group
+        size = reader.decoded_bytes(group)
+        while left and group.count < most and group.is_followed_by(left[0]) and reader.knows_sizes(left[0]):
+            size += reader.decoded_bytes(left[0])
+            if size > limit or (wanted is not None and reader.rows_left(group) >= wanted):
+                break
+            group = group.joined_with(left.popleft())
+        return group
 
     def _tables(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:
-        """Yield a row group in tables: each, whether it is the last, and its lease.
+        """Yield a step's row groups in tables: each, whether it is the last, and its lease.
 
-        One that is read whole has one lease, of which each table gets its part.
+        Row groups that are read whole have one lease, of which each table gets its part. Several that are read as one
+        are read one by one after an error, so that the rows before it are delivered, and it names its row group.
         """
         group = step.group
         self.count(group, again=step.first < step.shard_slice.start)
         if not step.whole:
             yield from self._parts(step, lease)
             return
-        done = 0
-        for read, is_last in self.reader.read_as_decoded(group):
-            table = self.delivered(group, read, done)
-            del read
-            done += table.num_rows
-            held = self.reader.held_bytes(table)
-            paid = lease if is_last else lease.split(held)
-            paid.resize(held)
-            yield table, is_last, paid
-            del table
+        groups = [group]
+        if group.count > 1:
+            try:
+                table = self.delivered(group, self.reader.read(group), 0)
+            except Exception:  # noqa: BLE001 - raised again below, for the row group that it comes from
+                groups = self.reader.single(group)
+                for each in groups:
+                    self.reader.request(each, whole=True)
+            else:
+                lease.resize(self.reader.held_bytes(table))
+                yield table, True, lease
+                return
+        for each in groups:
+            done = 0
+            for read, ends in self.reader.read_as_decoded(each):
+                table = self.delivered(each, read, done)
+                del read
+                done += table.num_rows
+                held = self.reader.held_bytes(table)
+                is_last = ends and each is groups[-1]
+                paid = lease if is_last else lease.split(held)
+                paid.resize(held)
+                yield table, is_last, paid
+                del table
 
     def _parts(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:
         """Yield a row group in parts, each of which takes a lease before it is decoded."""

@@ -38,6 +38,7 @@ AS_PARQUET_FILE = {EXTENSIONS: True} if EXTENSIONS in inspect.signature(pq.Parqu
 class ParquetCodec(Codec):
     """Row groups decoded by pyarrow, by footers that are known or are read when they are needed."""
 
+    joins_row_groups = True
     layout: Callable[[str], ParquetLayout]
 
     def __init__(self, files: OpenedFiles, known: FooterStore, *, verifies_checksums: bool) -> None:
@@ -90,6 +91,9 @@ class _ParquetRowGroups(RowGroups):
 
     def read(self, number: int) -> pa.Table:
         return self.reader.read_row_group(number, column_indices=self.leaves)
+
+    def read_joined(self, numbers: range) -> pa.Table:
+        return self.reader.read_row_groups(list(numbers), column_indices=self.leaves)
 
     def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         return self.reader.iter_batches(rows, [number], column_indices=self.leaves, use_threads=use_threads)  # type: ignore[no-any-return]
