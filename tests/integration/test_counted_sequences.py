@@ -14,8 +14,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from icebergs import append_rows, config_of, data_files, delete_rows, new_catalog
+from pairwise import pairwise
 from pyiceberg.schema import Schema
 from pyiceberg.types import IntegerType, ListType, NestedField
+from stops import at_stops
 
 from torch_dataloader_utils import (
     CheckpointMismatchError,
@@ -115,9 +117,7 @@ def expected(packing):
     return Counter(number * LONGEST + place for number in kept for place in range(lengths[number]))
 
 
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("way", WAYS)
+@pairwise(way=WAYS, order=ORDERS, source=SOURCES)
 def test_the_number_of_batches_is_known_and_counting_changes_none_of_them(dataset, way, order, source):
     options = {"packing": WAYS[way], **ORDERS[order]}
     loader = open_packed(dataset, count_tokens=SOURCES[source], **options)
@@ -130,10 +130,9 @@ def test_the_number_of_batches_is_known_and_counting_changes_none_of_them(datase
         assert pieces_of(uncounted) == pieces_of(batches)
 
 
-@pytest.mark.parametrize("uneven", ["drop", "pad"])
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("way", ["concat, separator", "whole documents", "best fit"])
-def test_ranks_make_equally_many_steps_and_go_on_from_any_of_them(dataset, way, order, uneven):
+@at_stops
+@pairwise(most=8, way=["concat, separator", "whole documents", "best fit"], order=ORDERS, uneven=["drop", "pad"])
+def test_ranks_make_equally_many_steps_and_go_on_from_any_of_them(dataset, way, order, uneven, stops):
     """Of 3 ranks, dropped or repeated sequences are fewer than there are ranks."""
     options = {"packing": WAYS[way], "uneven_ranks": uneven, "num_ranks": 3, **ORDERS[order]}
     delivered = []
@@ -145,7 +144,7 @@ def test_ranks_make_equally_many_steps_and_go_on_from_any_of_them(dataset, way, 
             states.append(loader.state_dict())
         assert len(loader) == len(whole)
         delivered.append(pieces_of(whole))
-        for number in range(0, len(states), 1 + 3 * rank):
+        for number in stops(states):
             resumed = open_packed(dataset, rank=rank, **options)
             resumed.load_state_dict(states[number])
             assert len(resumed) == len(whole)
@@ -169,9 +168,7 @@ def test_ranks_make_equally_many_steps_and_go_on_from_any_of_them(dataset, way, 
         assert not tokens - wanted
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("uneven", ["allow", "drop", "pad"])
-@pytest.mark.parametrize("way", ["concat", "best fit"])
+@pairwise(way=["concat", "best fit"], uneven=["allow", "drop", "pad"], num_workers=[0, 2])
 def test_other_ranks_go_on_from_any_batch(dataset, way, uneven, num_workers):
     """2 ranks, stopped, are continued by 3, those by 1: every token once, for all that are left are planned again."""
     options = {"packing": WAYS[way], "uneven_ranks": uneven, "num_workers": num_workers, **ROWS_SHUFFLED}
@@ -214,10 +211,9 @@ def test_virtual_ranks_make_the_same_global_batches_on_any_number_of_ranks(datas
     assert first + second + third == whole
 
 
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("strict", [True, False])
-@pytest.mark.parametrize("counted", [True, False])
-def test_a_run_goes_on_with_or_without_counts(dataset, counted, strict, order):
+@at_stops
+@pairwise(counted=[True, False], strict=[True, False], order=ORDERS)
+def test_a_run_goes_on_with_or_without_counts(dataset, counted, strict, order, stops):
     """From every batch, so also from one that ends with a shard, of which a run without counts does not know it."""
     options = {"packing": WAYS["best fit"], **ORDERS[order]}
     loader = open_packed(dataset, count_tokens=counted, **options)
@@ -225,8 +221,7 @@ def test_a_run_goes_on_with_or_without_counts(dataset, counted, strict, order):
     for batch in loader:
         delivered.append(delivered[-1] + pieces_of([batch]))
         states.append(loader.state_dict())
-    step = (1 if order == "in order" else 3) if strict else 7
-    for before, state in zip(delivered[::step], states[::step], strict=True):
+    for before, state in [(delivered[number], states[number]) for number in stops(states)]:
         resumed = open_packed(dataset, count_tokens=not counted, **options)
         resumed.load_state_dict(state if strict else [state], strict=strict)
         again = resumed.state_dict()

@@ -21,8 +21,21 @@ PRELOADED = (
     "torch.distributed.checkpoint",
     "torch._dynamo",  # imported by the first step of an optimizer
     "torch_dataloader_utils.distributed",
+    "torch_dataloader_utils.distributed.audit",
+    "torch_dataloader_utils.distributed.store",
+    "torch_dataloader_utils.dataset.mixed",  # the package imports what it exports when it is asked for
+    "torch_dataloader_utils.dataset.structured",
+    "torch_dataloader_utils.cli.main",
+    "torch_dataloader_utils.cli.checkpoint_dataset",
+    "torch_dataloader_utils.cli.commands.diff",
+    "torch_dataloader_utils.cli.commands.plan",
+    "torch_dataloader_utils.cli.commands.rows",
+    "torch_dataloader_utils.cli.commands.step",
+    "torch_dataloader_utils.cli.commands.verify",
     "pyarrow.parquet",
     "s3fs",
+    "jobs.forked",  # each process that it forks begins with this module, which needs pytest
+    "support",  # as do most modules of tests, which are imported for the functions in them that workers call
 )
 
 ONE_ALLOCATOR = {"ARROW_DEFAULT_MEMORY_POOL": "mimalloc"}
