@@ -10,7 +10,7 @@ from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, repeat
 from operator import attrgetter
 
 import numpy as np
@@ -187,13 +187,14 @@ class RowGroupReader:
         """Return a row group's name for messages."""
         return self._files.row_group_name(group.path, group.number, group.count)
 
-    @property
-    def joins_row_groups(self) -> bool:
-        """Whether several small row groups may be read as one.
+    def joins(self, path: str) -> bool:
+        """Whether several small row groups of a file may be read as one.
 
-        Not where a column is nested: its row groups would be copied to join them. A transform gets each by itself.
+        Not where a column is nested: its row groups would be copied to join them. Nor where their bytes are fetched:
+        each is decoded as soon as its own have come. A transform gets each by itself.
         """
-        return self._is_flat and self._codec.joins_row_groups and not self.makes_rows
+        fits = self._is_flat and self._codec.joins_row_groups and not self.makes_rows
+        return fits and not self._fetcher.fetches(path)
 
     def single(self, group: FileRowGroup) -> list[FileRowGroup]:
         """Return the row groups that are read as one, each by itself."""
@@ -265,9 +266,7 @@ class RowGroupReader:
 
         `following` are those of its file that are requested next, in that order, and may be received by its request.
         """
-        numbers = list(_numbers([group, *following]))
-        for place, number in enumerate(group.numbers, start=1):
-            self._fetcher.request(group.path, number, numbers[place:])
+        self._fetcher.request(group.path, group.number, [later.number for later in following])
         if whole:
             # Two slices of one shard may follow one another and request the same row group.
             self._decoded[group].append(self._next_decoder().whole(group.path, group.numbers))
@@ -278,7 +277,7 @@ class RowGroupReader:
 
     def prepare(self, groups: Sequence[FileRowGroup]) -> None:
         """Let the answer begin that has consecutive row groups of a file, which are requested later."""
-        self._fetcher.prepare(groups[0].path, list(_numbers(groups)))
+        self._fetcher.prepare(groups[0].path, [group.number for group in groups])
 
     def cut(self, group: FileRowGroup) -> None:
         """Receive no more by the request that has a row group; it and those that follow are requested by others."""
@@ -578,11 +577,6 @@ def _row_groups(file: DataFile, stored: Sequence[int] | None) -> tuple[FileRowGr
     stored = rows if stored is None else stored
     before = accumulate(stored, initial=0)
     return tuple(map(FileRowGroup, repeat(file.path), range(len(rows)), firsts, rows, before, stored))
-
-
-def _numbers(groups: Iterable[FileRowGroup]) -> Iterator[int]:
-    """Yield the numbers of row groups in their file."""
-    return chain.from_iterable(group.numbers for group in groups)
 
 
 def _mask(table: pa.Table, filters: pc.Expression) -> pa.ChunkedArray:

@@ -92,7 +92,7 @@ class SequentialScan(Scan):
         They are at most `most`, and none that follows the `wanted` rows.
         """
         reader, limit = self.reader, self.budget.limit // JOINED_SHARE
-        if not left or not reader.joins_row_groups:
+        if not left or not reader.joins(group.path):
             return group
         size = reader.decoded_bytes(group)
         while left and group.count < most and group.is_followed_by(left[0]) and reader.knows_sizes(left[0]):
