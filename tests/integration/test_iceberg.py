@@ -343,7 +343,7 @@ def test_the_snapshot_of_the_construction_is_read_while_the_table_moves_on(small
     assert ids_of(loader) == sorted(set(range(20)) - set(found))
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_workers_know_no_catalog(small, context):
     options = {"num_workers": 1, "multiprocessing_context": context}
     loader, dataset = open_table(small, "db.small", **options)
