@@ -230,9 +230,9 @@ def test_balanced_ranks_resume_with_the_same_batches_at_every_step(numbers, orde
 # A grid --------------------------------------------------------------------------------------------------------------
 
 
-@pairwise(most=4, order=ORDERS, uneven=["drop", "pad"])
+@pairwise(most=4, order=ORDERS, uneven=["drop", "pad"], topologies=["2x1, 4x0, 1x2", "2x2, 1x1, 4x2", "all"])
 def test_a_virtual_topology_delivers_the_same_global_batches_under_all_topologies_and_goes_on_under_others(
-    path, order, uneven
+    path, order, uneven, topologies
 ):
     def grid(num_ranks: int, num_workers: int) -> list[Any]:
         options = {"virtual_ranks": 4, "virtual_workers": 2, "uneven_ranks": uneven, "batch_size": 12 // num_ranks}
@@ -246,7 +246,9 @@ def test_a_virtual_topology_delivers_the_same_global_batches_under_all_topologie
     assert len({len(batch) for batch in whole[:-1]}) == 1
     seen: list[list[int]] = []
     states: list[Any] = []
-    for num_ranks, num_workers in ((2, 1), (4, 0), (1, 2), (2, 2), (1, 1), (4, 2)):
+    every = "2x1, 4x0, 1x2, 2x2, 1x1, 4x2"
+    for topology in (every if topologies == "all" else topologies).split(", "):
+        num_ranks, num_workers = map(int, topology.split("x"))
         loaders = grid(num_ranks, num_workers)
         if states:
             load(loaders, states)
