@@ -24,6 +24,7 @@ from hypothesis.internal.conjecture import providers
 from jobs.forked import preload_in_fork_server
 from jobs.processes import (
     collect_garbage,
+    count_frozen_once,
     inherited,
     mark_semaphores,
     own_children,
@@ -190,6 +191,7 @@ def pytest_collection_finish() -> None:
     """Spare garbage collections, of which tests ask for many, and forked workers what was imported and collected."""
     gc.collect()
     gc.freeze()
+    count_frozen_once()
     use_huge_pages()
 
 

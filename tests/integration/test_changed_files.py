@@ -6,6 +6,7 @@ import itertools
 import multiprocessing
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from jobs.forked import run_forked
 from jobs.processes import wait_until_asleep
+from pairwise import pairwise
 from support import open_loader
 
 from torch_dataloader_utils import UnreadableFileError
@@ -49,6 +51,9 @@ def replace(path: Path, content: bytes) -> None:
     path.with_suffix(".new").replace(path)
 
 
+ORDERS: dict[str, dict[str, Any]] = {"in order": {}, "mixed": {"shuffle": True, "shuffle_buffer_size": 200}}
+
+
 @pytest.fixture
 def changing(tmp_path):
     other = write(tmp_path / "other.parquet", first=10_000)
@@ -65,15 +70,12 @@ def single_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("single_batches")
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("change", [overwrite, cut_short])
-@pytest.mark.parametrize("options", [{}, {"shuffle": True, "shuffle_buffer_size": 200}], ids=["in order", "mixed"])
-@pytest.mark.parametrize("memory_map", [True, False], ids=["mapped", "read"])
+@pairwise(change=[overwrite, cut_short], order=ORDERS, workers=[0, 2], memory_map=[True, False])
 def test_a_file_that_is_written_while_it_is_open_is_an_error_that_names_it(
-    changing, change, options, workers, memory_map
+    changing, change, order, workers, memory_map
 ):
     path, other = changing
-    options = options | {
+    options = ORDERS[order] | {
         "batch_size": 10,
         "num_workers": workers,
         "read_ahead_bytes": READ_AHEAD,

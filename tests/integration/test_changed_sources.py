@@ -303,7 +303,7 @@ class Walk:
 
 
 @pytest.mark.filterwarnings("ignore::torch_dataloader_utils.LostRowsWarning")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(3, 6))])
 def test_rows_come_once_a_pass_however_files_change(tmp_path, seed):
     Walk(tmp_path, seed).walk()
 

@@ -66,7 +66,7 @@ def made(tmp_path_factory):
     return directory
 
 
-@pytest.fixture(params=["local", "S3"])
+@pytest.fixture(scope="module", params=["local", "S3"])
 def place(request, made):
     if request.param == "local":
         return Place(str(made), made)

@@ -7,6 +7,7 @@ import warnings
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pairwise import pairwise
 from support import all_rows_of, open_loader
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -23,9 +24,11 @@ def data(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("loader_class", [DataLoader, StatefulDataLoader])
-@pytest.mark.parametrize("num_workers", [0, 2, 3])
-@pytest.mark.parametrize("options", [{}, {"num_ranks": 2, "rank": 1}, {"drop_last": True}])
+@pairwise(
+    loader_class=[DataLoader, StatefulDataLoader],
+    num_workers=[0, 2, 3],
+    options=[{}, {"num_ranks": 2, "rank": 1}, {"drop_last": True}],
+)
 def test_a_plain_loader_has_the_length_that_it_delivers(data, loader_class, num_workers, options):
     _, dataset = open_loader(data, batch_size=10, split_rows=20, **options)
     loader = loader_class(dataset, batch_size=None, num_workers=num_workers)

@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from pairwise import pairwise
+from stops import at_few_stops
 from support import batches_of, edited, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning, RankMismatchError
@@ -80,20 +81,20 @@ def rest(loaders: Sequence[Any]) -> list[int]:
     return [row for loader in loaders for batch in loader for row in rows_of(batch)]
 
 
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.soak)])
 @pairwise(
-    most=7,
+    most=5,
     topologies=[((1, 0), (3, 0)), ((3, 0), (2, 2)), ((2, 2), (1, 0)), ((2, 1), (1, 3)), ((4, 0), (4, 1))],
     order=ORDERS,
     kept=FILTERS,
 )
-def test_other_ranks_and_workers_deliver_what_is_left(path, topologies, order, kept):
-    """Without worker processes after every stop, with them after some: to start them takes its time."""
+def test_other_ranks_and_workers_deliver_what_is_left(path, topologies, order, kept, every):
     before, after = topologies
     options = {**ORDERS[order], "filters": FILTERS[kept]}
     wanted = KEPT if kept == "filtered" else list(range(ROWS))
     options["batch_size"] = 12
     longest = len(wanted) // 12 // before[0] + 3
-    for stop in range(0, longest, 1 if before[1] + after[1] == 0 else 4):
+    for stop in {*range(0, longest, every), longest - 1}:
         rows, states = take(all_ranks(path, *before, **options), [max(0, stop - rank) for rank in range(before[0])])
         others = all_ranks(path, *after, **options)
         load(others, states[::-1], strict=False)
@@ -121,8 +122,9 @@ def test_an_epoch_goes_through_many_hands(path, numbers, order, uneven, columns)
     assert counts.total() - len(counts) <= (1 if uneven == "pad" else 0)
 
 
+@at_few_stops
 @pairwise(most=5, num_workers=[0, 2], order=ORDERS, kept=FILTERS)
-def test_after_an_elastic_resume_strict_ones_deliver_the_same_batches_again(path, num_workers, order, kept):
+def test_after_an_elastic_resume_strict_ones_deliver_the_same_batches_again(path, num_workers, order, kept, stops):
     options = {**ORDERS[order], "filters": FILTERS[kept]}
     _, states = take(all_ranks(path, 3, 0, **options), [3, 2, 1])
     loader = all_ranks(path, 1, num_workers, **options)[0]
@@ -131,9 +133,9 @@ def test_after_an_elastic_resume_strict_ones_deliver_the_same_batches_again(path
     for batch in loader:
         seen.append(rows_of(batch))
         saved.append(json.loads(json.dumps(loader.state_dict())))
-    for number, state in list(enumerate(saved))[:: 1 if num_workers == 0 else 5]:
+    for number in stops(saved):
         again = all_ranks(path, 1, num_workers, **options)[0]
-        again.load_state_dict(state)
+        again.load_state_dict(saved[number])
         assert batches_of(again) == seen[number:]
         assert again.state_dict() == saved[-1]
 
@@ -205,13 +207,14 @@ def test_changed_files_are_no_business_of_a_strict_load(path):
         loader.load_state_dict(loader.state_dict(), strict=False, on_changed_files="ignore")
 
 
+@pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.soak)])
 @pairwise(
     most=4,
     order=["shards shuffled", "rows shuffled", "rows shuffled in rounds"],
     uneven=["drop", "pad"],
     num_workers=[0, 2],
 )
-def test_balanced_ranks_resume_with_the_same_batches_at_every_step(numbers, order, uneven, num_workers):
+def test_balanced_ranks_resume_with_the_same_batches_at_every_step(numbers, order, uneven, num_workers, every):
     options = {**ORDERS[order], "uneven_ranks": uneven, "batch_size": 9}
     for number, loader in enumerate(all_ranks(numbers, 5, num_workers, **options)):
         seen, states = [], [loader.state_dict()]
@@ -219,7 +222,7 @@ def test_balanced_ranks_resume_with_the_same_batches_at_every_step(numbers, orde
             seen.append(rows_of(batch))
             states.append(json.loads(json.dumps(loader.state_dict())))
         assert len(seen) == len(loader) == 8
-        for step in range(len(states)) if num_workers == 0 else (3 + number % 2, 8):
+        for step in range(number % every, len(states), every):  # other ones on each rank
             loader.load_state_dict(states[step])
             assert batches_of(loader) == seen[step:]
 
@@ -227,9 +230,9 @@ def test_balanced_ranks_resume_with_the_same_batches_at_every_step(numbers, orde
 # A grid --------------------------------------------------------------------------------------------------------------
 
 
-@pairwise(most=4, order=ORDERS, uneven=["drop", "pad"])
+@pairwise(most=4, order=ORDERS, uneven=["drop", "pad"], topologies=["2x1, 4x0, 1x2", "2x2, 1x1, 4x2", "all"])
 def test_a_virtual_topology_delivers_the_same_global_batches_under_all_topologies_and_goes_on_under_others(
-    path, order, uneven
+    path, order, uneven, topologies
 ):
     def grid(num_ranks: int, num_workers: int) -> list[Any]:
         options = {"virtual_ranks": 4, "virtual_workers": 2, "uneven_ranks": uneven, "batch_size": 12 // num_ranks}
@@ -243,7 +246,9 @@ def test_a_virtual_topology_delivers_the_same_global_batches_under_all_topologie
     assert len({len(batch) for batch in whole[:-1]}) == 1
     seen: list[list[int]] = []
     states: list[Any] = []
-    for num_ranks, num_workers in ((2, 1), (4, 0), (1, 2), (2, 2), (1, 1), (4, 2)):
+    every = "2x1, 4x0, 1x2, 2x2, 1x1, 4x2"
+    for topology in (every if topologies == "all" else topologies).split(", "):
+        num_ranks, num_workers = map(int, topology.split("x"))
         loaders = grid(num_ranks, num_workers)
         if states:
             load(loaders, states)

@@ -16,6 +16,7 @@ import pyarrow.orc as pa_orc
 import pyarrow.parquet as pq
 import pytest
 from jobs.forked import start
+from pairwise import pairwise
 from row_hashes import entry_of
 from support import all_rows_of, open_loader, rows_of, write_dataset
 from text_files import csv_of
@@ -183,11 +184,12 @@ RESUMED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("every", [10, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("options", RESUMED.values(), ids=RESUMED)
-def test_break_after_any_batch_then_resume_ends_with_the_hash_of_an_uninterrupted_run(data, options):
+def test_break_after_any_batch_then_resume_ends_with_the_hash_of_an_uninterrupted_run(data, options, every):
     whole = open_hashed(data, **options)
     batches = len(list(whole))
-    for stop in range(1, batches, 5):
+    for stop in {*range(1, batches, every), batches - 1}:
         loader = open_hashed(data, **options)
         iterator = iter(loader)
         for _ in range(stop):
@@ -279,13 +281,11 @@ WITHOUT = {
 }
 
 
-@pytest.mark.parametrize("leave_out", WITHOUT.values(), ids=WITHOUT)
-@pytest.mark.parametrize(
-    "options", [{}, {"num_workers": 2, **ROWS_SHUFFLED}, {"filters": FEW}], ids=["plain", "workers", "filter"]
-)
-def test_only_rows_that_are_delivered_count_also_after_a_resume(data, options, leave_out):
+@pairwise(most=6, run=RESUMED, without=WITHOUT)
+def test_only_rows_that_are_delivered_count_also_after_a_resume(data, run, without):
+    options = RESUMED[run]
     loader = open_hashed(data, **options)
-    leave_out(loader)
+    WITHOUT[without](loader)
     rows, state = [], None
     for number, batch in enumerate(loader):
         rows += rows_of(batch)

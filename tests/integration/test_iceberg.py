@@ -174,10 +174,16 @@ FILTERS: dict[str, tuple[pc.Expression, int]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def events(lake) -> pa.Table:
+    """All rows of the table, as pyiceberg reads them."""
+    return table_of(lake).scan().to_arrow()
+
+
 @pytest.mark.parametrize("name", FILTERS)
-def test_a_filter_keeps_the_rows_that_it_keeps_row_by_row_and_rules_out_files(lake, name):
+def test_a_filter_keeps_the_rows_that_it_keeps_row_by_row_and_rules_out_files(lake, events, name):
     expression, files = FILTERS[name]
-    expected = table_of(lake).scan().to_arrow().filter(expression)
+    expected = events.filter(expression)
     loader, dataset = open_table(lake, filters=expression)
     assert delivered(loader) == counted(expected)
     assert dataset.state_dict()["plan"]["files"] <= files
@@ -343,7 +349,7 @@ def test_the_snapshot_of_the_construction_is_read_while_the_table_moves_on(small
     assert ids_of(loader) == sorted(set(range(20)) - set(found))
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_workers_know_no_catalog(small, context):
     options = {"num_workers": 1, "multiprocessing_context": context}
     loader, dataset = open_table(small, "db.small", **options)

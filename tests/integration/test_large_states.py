@@ -37,7 +37,10 @@ def _delivered(delivery: Delivery, shards: int) -> Progress:
     return delivery.fresh().advanced(Receipt(0, shards, 0, rows=1))
 
 
-@pytest.mark.parametrize("ranges", [40_000, pytest.param(100_000, marks=pytest.mark.soak)])
+many_ranges = pytest.mark.parametrize("ranges", [20_000, pytest.param(100_000, marks=pytest.mark.soak)])
+
+
+@many_ranges
 def test_completed_ranges_that_cannot_be_merged_take_at_most_1_mb_and_32_bytes_each(ranges):
     """Every second row group is another rank's, so no two ranges are neighbours; row numbers are long."""
     manifest = _many_row_groups(files=100, groups=ranges // 50, rows=10_000_019)
@@ -49,19 +52,21 @@ def test_completed_ranges_that_cannot_be_merged_take_at_most_1_mb_and_32_bytes_e
     assert [stream.left for stream in restored.streams] == [stream.left for stream in progress.streams]
 
 
-def test_100_000_completed_ranges_that_can_be_merged_take_next_to_nothing():
-    delivery = plain_delivery(_many_row_groups(files=10, groups=20_000, rows=10), PlanOptions(1))
-    assert _size(delivery.state(_delivered(delivery, 100_000))) < 2000
+@many_ranges
+def test_completed_ranges_that_can_be_merged_take_next_to_nothing(ranges):
+    delivery = plain_delivery(_many_row_groups(files=10, groups=ranges // 5, rows=10), PlanOptions(1))
+    assert _size(delivery.state(_delivered(delivery, ranges))) < 2000
 
 
 @pytest.mark.timeout(120)  # loading it once took time quadratic in the row groups of a file
-def test_a_shard_of_100_000_ranges_in_progress_takes_at_most_1_mb_and_32_bytes_each():
+@pytest.mark.parametrize("ranges", [50_000, pytest.param(100_000, marks=pytest.mark.soak)])
+def test_a_shard_of_very_many_ranges_in_progress_takes_at_most_1_mb_and_32_bytes_each(ranges):
     """Rows are mixed from row groups of one row: a single shard has as many ranges as the buffer has rows."""
-    options = PlanOptions(2**40, shuffle=True, shuffle_buffer_size=100_000)
-    delivery = plain_delivery(_many_row_groups(files=1, groups=100_000, rows=1), options)
+    options = PlanOptions(2**40, shuffle=True, shuffle_buffer_size=ranges)
+    delivery = plain_delivery(_many_row_groups(files=1, groups=ranges, rows=1), options)
     progress = delivery.fresh().advanced(Receipt(0, 0, 5, rows=5))
     state = delivery.state(progress)
-    assert _size(state) <= 10**6 + 32 * 100_000
+    assert _size(state) <= 10**6 + 32 * ranges
     restored = delivery.restored(through_json(state))
     assert [stream.left for stream in restored.streams] == [stream.left for stream in progress.streams]
 
@@ -89,10 +94,11 @@ LARGE = {
 }
 
 
+@pytest.mark.parametrize("groups", [650, pytest.param(900, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("how", LARGE)
-def test_states_of_many_ranges_are_the_same_with_and_without_what_was_prepared(how):
+def test_states_of_many_ranges_are_the_same_with_and_without_what_was_prepared(how, groups):
     """And they are right: the rows are those of the slices that are done."""
-    delivery = plain_delivery(_many_row_groups(files=20, groups=900, rows=10), LARGE[how], num_ranks=2)
+    delivery = plain_delivery(_many_row_groups(files=20, groups=groups, rows=10), LARGE[how], num_ranks=2)
     beginning = delivery.fresh()
     record = EpochRecord(delivery.run.manifest, beginning)
     slices = len(beginning.streams[0].slices)

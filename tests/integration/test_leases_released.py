@@ -15,13 +15,11 @@ from torch_dataloader_utils.reading.memory_budget import MemoryBudget
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
-ROWS = 3800
-
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory) -> Path:
     directory: Path = tmp_path_factory.mktemp("leases")
-    write_dataset(directory, ((3000, 500), (800, 100)))
+    write_dataset(directory, ((1500, 500), (400, 100)))
     return directory
 
 

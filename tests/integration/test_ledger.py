@@ -240,7 +240,7 @@ def require_answers(
 # Every step's rows and every row's step ------------------------------------------------------------------------------
 
 
-@pairwise(most=8, kind=["parquet", "orc", "csv", "delta"], order=ORDERS, ranks=RANKS)
+@pairwise(most=7, kind=["parquet", "orc", "csv", "delta"], order=ORDERS, ranks=RANKS)
 def test_the_ledger_has_the_rows_that_a_real_run_delivers_and_reads_no_data(tables, tmp_path, kind, order, ranks):
     table = tables[kind]
     away = Table(tmp_path / "away", table.format, table.values)

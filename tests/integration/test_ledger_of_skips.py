@@ -37,6 +37,9 @@ def ranks(data: Path, num_ranks: int, run: str) -> list[tuple[Any, Any]]:
     return [open_loader(data, **RUNS[run], num_ranks=num_ranks, rank=rank) for rank in range(num_ranks)]
 
 
+STOPS = {"before the skips": 3, "after them": 7, "among restored ones": 14}
+
+
 class Delivered:
     """The steps that a dataset says of each row, beside those in which real runs delivered it."""
 
@@ -71,7 +74,7 @@ class Delivered:
         return none, unknown
 
 
-@pairwise(most=5, run=RUNS, restores=[False, True])
+@pairwise(most=4, run=RUNS, restores=[False, True])
 def test_skipped_steps_keep_their_rows_and_restored_ones_come_after_the_last(data, run, restores):
     whole = [list(loader) for loader, _ in ranks(data, 2, run)]
     opened = ranks(data, 2, run)
@@ -120,8 +123,9 @@ def test_a_strict_load_between_restored_steps_keeps_what_is_known_of_all_steps(d
     assert list(map(planned, left)) == [rows_of(batch) for batch in loader]
 
 
-@pytest.mark.parametrize("stop", [3, 7, 14], ids=["before the skips", "after them", "among restored ones"])
-def test_restored_steps_are_known_when_a_virtual_topology_has_other_real_ranks(data, stop):
+@pairwise(most=3, stop=STOPS, num_ranks=[2, 6])
+def test_restored_steps_are_known_when_a_virtual_topology_has_other_real_ranks(data, stop, num_ranks):
+    stop = STOPS[stop]
     grid = {
         "virtual_ranks": 6,
         "virtual_workers": 2,
@@ -142,15 +146,14 @@ def test_restored_steps_are_known_when_a_virtual_topology_has_other_real_ranks(d
         for _ in itertools.islice(loader, stop - 2 * (stop > 4)):
             pass
     states = [loader.state_dict() for loader, _ in three]
-    for num_ranks in (2, 6):
-        ranks_now = opened(num_ranks)
-        for loader, _ in ranks_now:
-            loader.load_state_dict(states)
-        delivered = Delivered(ranks_now)
-        steps = [step for step in range(states[0]["batches_delivered"], 15) if step not in (4, 5)]
-        for rank, (loader, _) in enumerate(ranks_now):
-            for step, batch in zip(steps, loader, strict=True):
-                delivered.require(rank, step, batch)
+    ranks_now = opened(num_ranks)
+    for loader, _ in ranks_now:
+        loader.load_state_dict(states)
+    delivered = Delivered(ranks_now)
+    steps = [step for step in range(states[0]["batches_delivered"], 15) if step not in (4, 5)]
+    for rank, (loader, _) in enumerate(ranks_now):
+        for step, batch in zip(steps, loader, strict=True):
+            delivered.require(rank, step, batch)
 
 
 def test_restored_steps_that_go_on_with_another_batch_size_are_never_answered_wrongly(data):

@@ -41,10 +41,10 @@ def open_files() -> Counter[str]:
 
 
 def settled_files() -> Counter[str]:
-    """Return the same once it has not changed for a second: processes of what ran before may still be ending."""
+    """Return the same once it has not changed for a while: processes of what ran before may still be ending."""
     collect_garbage()
     found, since = open_files(), time.monotonic()
-    while time.monotonic() - since < 1:
+    while time.monotonic() - since < 0.3:
         time.sleep(0.05)
         if (now := open_files()) != found:
             found, since = now, time.monotonic()
@@ -59,7 +59,7 @@ def fails(batch: Any) -> Any:
 
 def leave(loader: Any) -> None:
     for number, _ in enumerate(loader):
-        if number == 100:
+        if number == 25:
             break
 
 
@@ -78,12 +78,13 @@ def lose_a_worker(loader: Any) -> None:
     os.kill(batches._on_error.__self__._answers()._workers[0].pid, signal.SIGKILL)
     with pytest.raises(RuntimeError, match=r"killed by signal|exited unexpectedly"):
         kept += batches
-    assert rows_of(kept[0]) == list(range(16))
+    assert rows_of(kept[0]) == list(range(64))
 
 
 @pairwise(most=6, end=[leave, take_all, fail, lose_a_worker], persistent=[True, False])
 def test_no_file_stays_open_however_an_iteration_ends(path, end, persistent):
-    options = {"num_workers": 2, "persistent_workers": persistent, "collate_fn": fails if end is fail else None}
+    options = {"batch_size": 64, "num_workers": 2, "persistent_workers": persistent}
+    options["collate_fn"] = fails if end is fail else None
 
     def iterate() -> None:
         loader, _ = open_loader(path, **options)

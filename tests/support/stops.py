@@ -33,3 +33,14 @@ def every_one(states: Sequence[Any]) -> list[int]:
 
 at_stops = pytest.mark.parametrize("stops", [one_of_each_kind, pytest.param(every_one, marks=pytest.mark.soak)])
 """Gives a test the function that chooses its stops: those of each kind in `make test`, and all in `make soak`."""
+
+
+def first_middle_and_last(states: Sequence[Any]) -> list[int]:
+    """Return the numbers of three stops, for tests that start workers at each."""
+    return sorted({1, len(states) // 2, len(states) - 2}.intersection(range(len(states))))
+
+
+at_few_stops = pytest.mark.parametrize(
+    "stops", [first_middle_and_last, pytest.param(every_one, marks=pytest.mark.soak)]
+)
+"""The same with three stops in `make test`."""

@@ -42,7 +42,13 @@ def test_a_row_s_hash_is_that_of_all_its_other_values():
     assert rows_in({"number": [1.5], "text": ["b"], "row": [4]}) != [one]
 
 
-def test_what_is_left_behind_is_seen():
+@pytest.fixture
+def soon(monkeypatch):
+    """Do not wait long for what is known to stay."""
+    monkeypatch.setattr(faults.outcome, "END_SEC", 0.2)
+
+
+def test_what_is_left_behind_is_seen(soon):
     before = present()
     assert left_behind(before) == {}
     stop = threading.Event()
@@ -75,7 +81,7 @@ def test_a_case_that_lost_a_row_fails():
         outcome.compare(WHOLE, WHOLE[:2])
 
 
-def test_files_of_others_that_come_and_go_are_not_left_behind(monkeypatch):
+def test_files_of_others_that_come_and_go_are_not_left_behind(soon, monkeypatch):
     numbers = itertools.count()
     monkeypatch.setattr(faults.outcome, "present", lambda: {"processes": {"ours", next(numbers)}})
     assert left_behind({"processes": {"ours"}}) == {}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gc
 
-from jobs.processes import use_huge_pages
+from jobs.processes import count_frozen_once, use_huge_pages
 
 gc.collect()
 gc.freeze()  # a collection writes to all that it looks at, and a process that writes to memory gets a copy of it
+count_frozen_once()
 use_huge_pages()

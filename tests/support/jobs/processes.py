@@ -168,6 +168,30 @@ def wait_until_none(left: Callable[[], Any], seconds: float = PARENT_NOTICED_SEC
     return left()
 
 
+def count_frozen_once() -> None:
+    """Count the objects that are frozen anew only after more were frozen or all were thawed.
+
+    Each start of forked workers asks whether there are any. Where tests have frozen all that they imported, to count
+    them takes longer than the rest of the start.
+    """
+    count, freeze, thaw = gc.get_freeze_count, gc.freeze, gc.unfreeze
+    counted = [count()]
+
+    def get_freeze_count() -> int:
+        if not counted:
+            counted.append(count())
+        return counted[0]
+
+    def forgetting(change: Callable[[], None]) -> Callable[[], None]:
+        def changed() -> None:
+            counted.clear()
+            change()
+
+        return changed
+
+    gc.get_freeze_count, gc.freeze, gc.unfreeze = get_freeze_count, forgetting(freeze), forgetting(thaw)
+
+
 HUGE_PAGE = 2 << 20
 MADV_COLLAPSE = 25
 """Not in the module mmap. Linux knows it since 6.1; an older one refuses it, which does no harm."""
