@@ -28,6 +28,7 @@ from jobs.processes import inherited, living, wait_until_none
 from jobs.resuming import resumed
 from pairwise import pairwise
 from support import open_loader, rows_of, write_dataset
+from torch.utils.data import _utils as torch_workers
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import torch_dataloader_utils.workers.torch_iterator as workers_module
@@ -352,8 +353,10 @@ def pins(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("pins", "leaves_nothing_behind")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("writes", ["nothing", "a part of a message"])
-def test_a_worker_that_is_killed_while_it_sends_leaves_no_thread_that_waits_for_the_rest(data, writes):
+def test_a_worker_that_is_killed_while_it_sends_leaves_no_thread_that_waits_for_the_rest(data, monkeypatch, writes):
     """Messages without a block of shared memory are larger than a pipe, so that a worker writes them in parts."""
+    monkeypatch.setattr(torch_workers, "MP_STATUS_CHECK_INTERVAL", 0.2)  # so long torch waits for one that is stopped
+    monkeypatch.setattr(workers_module, "END_SEC", 1.0)  # and so long this package for a thread that waits in vain
     loader = open_loader(data.path, **OPTIONS, pin_memory=True)[0]
     iterator = iter(loader)
     committed = delivered(islice(iterator, 1))
