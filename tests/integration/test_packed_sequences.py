@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from stops import stops
+from stops import each_stop
 
 from torch_dataloader_utils import CheckpointMismatchError, LedgerUnknownError, Packing, StructuredDataset, audit
 from torch_dataloader_utils.reading import packing as packing_module
@@ -77,7 +77,7 @@ def expected(packing):
     return Counter(number * LONGEST + place for number in kept for place in range(lengths[number]))
 
 
-@stops
+@each_stop
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("way", WAYS)
 def test_each_token_is_delivered_once_stopped_at_every_batch(dataset, way, order, stops, monkeypatch):

@@ -16,7 +16,7 @@ import pytest
 import torch
 from commands import Commands
 from jobs.forked import start
-from stops import stops
+from stops import each_stop
 
 from torch_dataloader_utils import (
     ColumnError,
@@ -108,7 +108,7 @@ def require_full(batches, padded):
         assert following is None or taken([*batch, following[0]], padded) > TOKENS
 
 
-@stops
+@each_stop
 @pytest.mark.parametrize(
     ("order", "padded"),
     [*((order, False) for order in ORDERS), ("in order", True), ("rows shuffled", True)],
@@ -130,7 +130,7 @@ def test_batches_are_full_and_a_stop_at_any_batch_changes_none(path, order, padd
         assert [rows_of(batch) for batch in resumed] == whole[number:]
 
 
-@stops
+@each_stop
 @pytest.mark.parametrize("order", ["in order", "rows shuffled"])
 def test_workers_resume_at_any_batch_with_the_same_batches(path, order, stops):
     options = {"num_workers": 2, **ORDERS[order]}
@@ -354,7 +354,7 @@ def oversized(tmp_path):
     return tmp_path, lengths
 
 
-@stops
+@each_stop
 @pytest.mark.parametrize("order", ["in order", "rows shuffled", "in rounds"])
 @pytest.mark.parametrize("padded", [False, True], ids=["tokens", "with padding"])
 def test_a_row_that_is_too_large_is_a_batch_of_its_own_if_asked(oversized, order, padded, stops):

@@ -44,7 +44,7 @@ def _kind(value: Any) -> Any:
     return value
 
 
-stops = pytest.mark.parametrize(
+each_stop = pytest.mark.parametrize(
     "stops", [some_stops, pytest.param(every_stop, marks=pytest.mark.soak)], ids=["some stops", "every stop"]
 )
 """Gives a test what chooses among the states after its batches."""
