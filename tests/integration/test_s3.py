@@ -37,7 +37,7 @@ from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError,
 from torch_dataloader_utils.distributed import load_rank_state, save_rank_state
 from torch_dataloader_utils.reading.fetcher import FETCHES, LARGEST_GAP
 from torch_dataloader_utils.reading.row_groups import FileRowGroup, RowGroupReader
-from torch_dataloader_utils.storage import obstore_s3, range_stream, request_size
+from torch_dataloader_utils.storage import attempts, obstore_s3, range_stream, request_size
 from torch_dataloader_utils.workers import message_size
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -53,9 +53,6 @@ MIXED = {"shuffle": True, "shuffle_buffer_size": 30}
 
 TIMEOUT_SEC = 2.0
 """The storage_timeout of tests whose endpoint refuses connections until the end."""
-
-SHORTEST_SEC = 0.1
-"""That of tests whose storage fails from the beginning, at once: nothing has to succeed within it."""
 
 
 @pytest.fixture(scope="module")
@@ -627,6 +624,13 @@ def single_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other attempt follows one that failed: the pause before it would be longer than the time for all."""
+    monkeypatch.setattr(attempts, "FIRST_PAUSE_SEC", 1000.0)
+    monkeypatch.setattr(attempts, "LONGEST_PAUSE_SEC", 1000.0)
+
+
+@pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Told:
     return Told(caplog)
 
@@ -656,6 +660,7 @@ def test_no_secret_of_s3_is_in_states_reprs_errors_logs_or_warnings(s3, told, wo
     assert told.leaked() == []
 
 
+@pytest.mark.usefixtures("one_attempt")
 def test_no_secret_is_in_the_error_of_a_refused_login_or_a_dead_endpoint(s3, bucket, told):
     s3.check_credentials(True)
     try:
@@ -735,9 +740,10 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "in a url",
     ],
 )
+@pytest.mark.usefixtures("one_attempt")
 def test_no_secret_is_in_an_error_whatever_its_option_is_called(talkative, told, monkeypatch, options):
     monkeypatch.setattr(Talkative, "broken", True)
-    text = told.error_of(lambda: open_loader(talkative, storage_options=options, storage_timeout=SHORTEST_SEC))
+    text = told.error_of(lambda: open_loader(talkative, storage_options=options, storage_timeout=TIMEOUT_SEC))
     assert "no connection with" in text
     assert next(iter(options)) in text
     assert "pat9" not in text
@@ -757,6 +763,7 @@ def test_no_secret_is_in_an_error_whatever_its_option_is_called(talkative, told,
     ],
     ids=["keys", "a password", "a space", "a query", "a query in memory", "a cached query", "both"],
 )
+@pytest.mark.usefixtures("one_attempt")
 def test_no_secret_of_a_url_is_in_an_error(s3, talkative, told, url):
     options = s3.storage_options() if url.startswith("s3") else {}
     told.error_of(lambda: open_loader(url, storage_options=options, storage_timeout=TIMEOUT_SEC))
@@ -777,12 +784,13 @@ def test_no_query_of_a_url_in_memory_is_in_a_state(told):
 
 
 @pytest.mark.parametrize("workers", WORKERS[:2])
+@pytest.mark.usefixtures("one_attempt")
 def test_no_secret_is_in_an_error_though_the_storage_puts_it_there(talkative, told, monkeypatch, workers):
     options = {"account_key": SECRET_KEY, "deep": {"credentials": {"sas_token": SESSION_TOKEN}}, "password": PASSWORD}
     loader, _ = open_loader(talkative, storage_options=options, storage_timeout=TIMEOUT_SEC, **workers)
     monkeypatch.setattr(Talkative, "broken", True)
     texts = [
-        told.error_of(lambda: open_loader(talkative, storage_options=options, storage_timeout=SHORTEST_SEC)),
+        told.error_of(lambda: open_loader(talkative, storage_options=options, storage_timeout=TIMEOUT_SEC)),
         told.error_of(lambda: list(loader)),
     ]
     assert all("no connection with" in text and "account_key" in text for text in texts)
