@@ -326,7 +326,7 @@ def test_a_stopped_worker_is_named_in_one_warning_and_the_epoch_goes_on_once_it_
 
 def continue_once_warned(caught: list[Any], stopped: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until_none(lambda: not caught)
-    time.sleep(3)  # of this silence nothing more is said
+    time.sleep(2)  # of this silence nothing more is said
     monkeypatch.setattr(workers_module, "SILENCE_SEC", 3600.0)  # a busy machine is silent for a second now and then
     os.kill(stopped, signal.SIGCONT)
 

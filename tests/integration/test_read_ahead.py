@@ -161,6 +161,8 @@ import gc, itertools, os, sys, threading, time
 from ranged import ranged
 from support import open_loader
 
+gc.collect()
+gc.freeze()  # what was imported: to look through it takes most of the time of a collection
 for place in sys.argv[2:]:  # each in a process of its own, forked from this one, to import once
     if not (child := os.fork()):
         break
