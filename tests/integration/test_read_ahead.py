@@ -160,7 +160,9 @@ COLLECTED = """
 import gc, itertools, os, sys, threading, time
 from ranged import ranged
 from support import open_loader
+from torch_dataloader_utils.reading import read_ahead
 
+read_ahead.JOIN_SEC = 0.2  # so long a thread that fetches waits for the one that waits for it
 gc.collect()
 gc.freeze()  # what was imported: to look through it takes most of the time of a collection
 for place in sys.argv[2:]:  # each in a process of its own, forked from this one, to import once
