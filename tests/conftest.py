@@ -197,6 +197,8 @@ def pytest_collection_finish() -> None:
 
 # What takes long to set up, once: all tests of such a file run in the same pytest-xdist worker.
 SET_UP_ONCE = (
+    "test_device_meshes.py",
+    "test_checkpoint_entries.py",
     "test_checkpoint_store.py",
     "test_two_runs.py",
     "test_changing_ranks.py",

@@ -23,6 +23,14 @@ from jobs.processes import wait_until_asleep
 from pairwise import pairwise
 
 from torch_dataloader_utils import StructuredDataset, UnreadableFileError
+from torch_dataloader_utils.storage import attempts
+
+
+@pytest.fixture(autouse=True)
+def idle_threads_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each case waits until nothing is left, and a thread that has asked the storage stays for the next call."""
+    monkeypatch.setattr(attempts, "IDLE_SEC", 0.05)
+
 
 FAULT = "local files changed during the epoch"
 FILES = 4
@@ -131,7 +139,12 @@ def no_privilege() -> Iterator[None]:
 
 @pytest.mark.usefixtures("no_privilege")
 @pairwise(
-    change=CHANGES, kind=WRITERS, workers=[0, 2], how=["mapped", "read"], which=["the file in use", "a file not begun"]
+    most=12,
+    change=CHANGES,
+    kind=WRITERS,
+    workers=[0, 2],
+    how=["mapped", "read"],
+    which=["the file in use", "a file not begun"],
 )
 def test_a_file_that_changes_is_an_error_that_names_it_before_a_wrong_row_or_read_as_it_was(
     tmp_path: Path, record: Any, *, change: str, kind: str, workers: int, how: str, which: str
@@ -171,8 +184,7 @@ def write_files(directory: Path, other: Path, kind: str) -> dict[int, str]:
     return dict(rows)
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE], ids=["EIO", "ESTALE"])
+@pairwise(most=4, code=[errno.EIO, errno.ESTALE], kind=WRITERS)
 def test_a_read_that_the_system_fails_for_good_is_an_error_that_names_file_and_cause(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: Any, code: int, kind: str
 ):

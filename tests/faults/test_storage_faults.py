@@ -31,12 +31,20 @@ from s3fs import S3FileSystem
 from support import open_loader
 
 from torch_dataloader_utils import UnreadableFileError
+from torch_dataloader_utils.storage import attempts
 from torch_dataloader_utils.storage.s3 import OneAttemptS3
 
 pytestmark = [
     pytest.mark.usefixtures("leaves_nothing_behind"),
     pytest.mark.filterwarnings("ignore::torch_dataloader_utils.StorageRetryWarning"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def idle_threads_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each case waits until nothing is left, and a thread that has asked the storage stays for the next call."""
+    monkeypatch.setattr(attempts, "IDLE_SEC", 0.05)
+
 
 FILES, ROWS, GROUP_ROWS = 3, 60, 20
 LAST = f"data/part-{FILES - 1}.parquet"
@@ -271,8 +279,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("change", CHANGES)
+@pairwise(most=4, workers=[0, 2], change=CHANGES)
 def test_what_changes_in_the_epoch_is_an_error_before_a_wrong_row(bucket, record, tmp_path, workers, change):
     def changed(loader: Any) -> Iterator[Any]:
         """Yield a loader's batches; make the change after the first."""
@@ -380,7 +387,7 @@ def heal() -> None:
 OPERATIONS = ("listing", "footer", "opening", "range")
 
 
-@pairwise(place=[*OPERATIONS, "glob"], number=[errno.ESTALE, errno.EIO], times=[1, None])
+@pairwise(most=5, place=[*OPERATIONS, "glob"], number=[errno.ESTALE, errno.EIO], times=[1, None])
 def test_an_error_of_the_system_is_overcome_or_names_the_file(flaky, record, place, number, times):
     url, expected = flaky
     path = f"{url}/**/*.parquet" if place == "glob" else url

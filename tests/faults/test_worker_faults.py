@@ -28,6 +28,7 @@ from jobs.processes import inherited, living, wait_until_none
 from jobs.resuming import resumed
 from pairwise import pairwise
 from support import open_loader, rows_of, write_dataset
+from torch.utils.data import _utils as torch_workers
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 import torch_dataloader_utils.workers.torch_iterator as workers_module
@@ -325,7 +326,7 @@ def test_a_stopped_worker_is_named_in_one_warning_and_the_epoch_goes_on_once_it_
 
 def continue_once_warned(caught: list[Any], stopped: int, monkeypatch: pytest.MonkeyPatch) -> None:
     wait_until_none(lambda: not caught)
-    time.sleep(3)  # of this silence nothing more is said
+    time.sleep(2)  # of this silence nothing more is said
     monkeypatch.setattr(workers_module, "SILENCE_SEC", 3600.0)  # a busy machine is silent for a second now and then
     os.kill(stopped, signal.SIGCONT)
 
@@ -352,8 +353,10 @@ def pins(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("pins", "leaves_nothing_behind")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("writes", ["nothing", "a part of a message"])
-def test_a_worker_that_is_killed_while_it_sends_leaves_no_thread_that_waits_for_the_rest(data, writes):
+def test_a_worker_that_is_killed_while_it_sends_leaves_no_thread_that_waits_for_the_rest(data, monkeypatch, writes):
     """Messages without a block of shared memory are larger than a pipe, so that a worker writes them in parts."""
+    monkeypatch.setattr(torch_workers, "MP_STATUS_CHECK_INTERVAL", 0.2)  # so long torch waits for one that is stopped
+    monkeypatch.setattr(workers_module, "END_SEC", 1.0)  # and so long this package for a thread that waits in vain
     loader = open_loader(data.path, **OPTIONS, pin_memory=True)[0]
     iterator = iter(loader)
     committed = delivered(islice(iterator, 1))

@@ -7,19 +7,22 @@ import io
 import itertools
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from jobs.processes import inherited
+from jobs.forked import run_forked
 from text_files import COMPRESSORS, WRITERS, csv_of, jsonl_of, open_text, replace_file, rows_of, write_text
 
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.text.lines import Text
+
+FLIPS = (0x01, 0x80, 0xFF)
+
+every = pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.soak)], ids=["some", "all"])
+"""Of so many damages to a file one is tried."""
 
 
 def read_all(path: Path, kind: str, **options: Any) -> list[int]:
@@ -83,23 +86,27 @@ def test_what_is_wrong_with_a_line_is_an_error_that_names_file_and_line(
 
 @pytest.mark.timeout(120)
 def test_a_line_deep_in_a_large_file_is_named_within_seconds(tmp_path: Path):
-    rows = range(600_000)
+    rows = range(200_000)
     (tmp_path / "a.csv").write_bytes(csv_of(rows) + b"1,2\n")
     (tmp_path / "b.jsonl").write_bytes(jsonl_of(rows) + b'{"row": "x"}\n')
 
-    with pytest.raises(UnreadableFileError, match=r"a\.csv, line 600002: Expected 3 columns"):
+    with pytest.raises(UnreadableFileError, match=r"a\.csv, line 200002: Expected 3 columns"):
         read_all(tmp_path, "csv", batch_size=10_000)
-    with pytest.raises(UnreadableFileError, match=r"b\.jsonl, line 600001: "):
+    with pytest.raises(UnreadableFileError, match=r"b\.jsonl, line 200001: "):
         read_all(tmp_path, "jsonl", batch_size=10_000)
 
 
+@every
 @pytest.mark.parametrize("suffix", COMPRESSORS)
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_file_cut_short_anywhere_is_an_error_or_has_every_whole_line(tmp_path: Path, kind: str, suffix: str):
+def test_a_file_cut_short_anywhere_is_an_error_or_has_every_whole_line(
+    tmp_path: Path, kind: str, suffix: str, every: int
+):
     text = WRITERS[kind](range(40))
     stored = COMPRESSORS[suffix](text)
     path = tmp_path / f"data.{kind}{suffix}"
-    for length in range(0, len(stored), 1 if suffix else 7):
+    step = every if suffix else 7 * every
+    for length in sorted({*range(0, len(stored), step), 1, len(stored) - 1}):
         replace_file(path, stored[:length])
         try:
             rows = read_all(path, kind)
@@ -115,14 +122,15 @@ def test_a_file_cut_short_anywhere_is_an_error_or_has_every_whole_line(tmp_path:
         )
 
 
+@every
 @pytest.mark.parametrize("suffix", COMPRESSORS)
 @pytest.mark.parametrize("kind", WRITERS)
-def test_flipped_bytes_are_an_error_or_leave_as_many_rows(tmp_path: Path, kind: str, suffix: str):
+def test_flipped_bytes_are_an_error_or_leave_as_many_rows(tmp_path: Path, kind: str, suffix: str, every: int):
     rows = 40
     stored = COMPRESSORS[suffix](WRITERS[kind](range(rows)))
     path = tmp_path / f"data.{kind}{suffix}"
     for place in range(0, len(stored), max(1, len(stored) // 60)):
-        for flip in (0x01, 0x80, 0xFF):
+        for flip in FLIPS if every == 1 else FLIPS[place % 3 :][:1]:
             damaged = bytearray(stored)
             damaged[place] ^= flip
             replace_file(path, bytes(damaged))
@@ -244,19 +252,15 @@ def test_a_wrong_line_is_found_while_rows_are_counted(tmp_path: Path, kind: str)
 
 @pytest.mark.parametrize("line", ["null", '{"a": ' + "[" * 200_000 + "]" * 200_000 + "}"])
 def test_lines_that_end_the_process_that_gives_them_to_pyarrow_are_errors(tmp_path: Path, line: str):
-    (tmp_path / "data.jsonl").write_text(f"{line}\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "data.jsonl").write_text(f"{line}\n")
     program = (
         "import sys; from torch_dataloader_utils import StructuredDataset\n"
         "try: StructuredDataset.create_dataloader(sys.argv[1], format='jsonl', num_workers=0)\n"
         "except OSError as error: print(error)\n"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path)], env=inherited(), capture_output=True, text=True, check=False
-    )
-
-    assert done.returncode == 0, done.stderr
-    assert "data.jsonl, line 1: " in done.stdout
+    assert "data.jsonl, line 1: " in run_forked(program, tmp_path, str(tmp_path / "data"))
 
 
 @pytest.mark.parametrize("suffix", COMPRESSORS)

@@ -89,7 +89,7 @@ def slow_in_worker_0(batch: Any) -> Any:
     return batch
 
 
-@pytest.mark.parametrize("sizes", [(600, 600), (600, 20)], ids=["even", "uneven"])
+@pytest.mark.parametrize("sizes", [(240, 240), (240, 20)], ids=["even", "uneven"])
 def test_each_worker_decides_on_its_own_messages_and_batches_still_take_turns(tmp_path, sizes):
     write_dataset(tmp_path, tuple((size, size) for size in sizes))
     diary = Diary(2)

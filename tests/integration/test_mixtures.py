@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from fractions import Fraction
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from stops import each_stop
 
 from torch_dataloader_utils import CheckpointMismatchError, MixedDataset, SmallWeightWarning, Source
 
@@ -52,6 +54,7 @@ def require_quota(batches, weights=WEIGHTS):
         assert all(abs(counts[source] - rows * share) < 1 for source, share in enumerate(exact))
 
 
+@cache
 def passes_of(root, **options: Any):
     """Return the sequence of each source, as far as eight epochs in one process take it."""
     loader, _ = open_mixture(root, **{"num_workers": 0, **options})
@@ -102,8 +105,9 @@ def test_what_the_ranks_deliver_together_is_the_beginning_of_each_sequence(root,
         assert sorted(rows) == sorted(sequences[source][: len(rows)])
 
 
+@each_stop
 @pytest.mark.parametrize("workers", [0, 2])
-def test_resumed_at_any_batch_equal_batches_follow(root, workers):
+def test_resumed_at_any_batch_equal_batches_follow(root, workers, stops):
     loader, _ = open_mixture(root, num_workers=workers)
     loader.set_epoch(1)
     whole = [rows_of(batch) for batch in loader]
@@ -114,7 +118,7 @@ def test_resumed_at_any_batch_equal_batches_follow(root, workers):
     loader.set_epoch(0)
     loader.set_epoch(1)
     states += [json.loads(json.dumps(loader.state_dict())) for _ in loader]
-    for step in range(0, len(states), 1 if workers == 0 else 6):
+    for step in stops(states)[:: 1 if workers == 0 else 6]:
         resumed, _ = open_mixture(root, num_workers=workers)
         resumed.load_state_dict(states[step])
         assert len(resumed) == 19

@@ -159,13 +159,14 @@ def test_workers_deliver_what_one_process_does(root):
 NEW_WEIGHTS = {"plain": 0.5, "made": 0.5}
 
 
+@pytest.mark.parametrize("stops", [(0, 6), pytest.param((0, 2, 4, 6), marks=pytest.mark.soak)], ids=["some", "all"])
 @pytest.mark.parametrize(
     ("order", "workers", "weights"),
     [("rows shuffled", 0, WEIGHTS), ("row groups in parts", 0, NEW_WEIGHTS), ("shards shuffled", 2, NEW_WEIGHTS)],
     ids=["rows shuffled", "new weights", "workers and new weights"],
 )
-def test_other_ranks_and_weights_go_on_from_any_batch(root, order, workers, weights):
-    for stop in range(0, 7, 6 if workers else 2):
+def test_other_ranks_and_weights_go_on_from_any_batch(root, order, workers, weights, stops):
+    for stop in (stops[0], stops[-1]) if workers else stops:
         rows: Counter[tuple[int, int, int]] = Counter()
         states: list[Any] | None = None
         for ranks, steps, shares in ((2, stop, WEIGHTS), (3, 2, weights), (1, None, weights)):

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ranged import ranged
+from stops import each_stop
 from support import all_rows_of, batches_of, edited, examples, open_loader
 
 from torch_dataloader_utils import (
@@ -108,17 +109,17 @@ def test_a_resume_after_any_batch_delivers_the_batches_that_were_to_come(data, n
         assert batches_of(resumed) == whole[stop:]
 
 
-def test_a_resume_with_workers_after_any_batch_delivers_the_batches_that_were_to_come(data):
+@each_stop
+def test_a_resume_with_workers_after_any_batch_delivers_the_batches_that_were_to_come(data, stops):
     options = {"format": "orc", "num_workers": 2, "filters": pc.field("score") > 3, "batch_size": 60}
     loader, _ = open_loader(data, **options)
     whole = batches_of(loader)
     assert sorted(row for batch in whole for row in batch) == list(range(22, 2 * sum(STRIPES)))
     resumed, _ = open_loader(data, **options)
-    iterator = iter(loader)
-    for stop in range(1, len(whole) + 1):
-        next(iterator)
-        resumed.load_state_dict(loader.state_dict())
-        assert batches_of(resumed) == whole[stop:]
+    states = [loader.state_dict() for _ in loader]
+    for stop in stops(states):
+        resumed.load_state_dict(states[stop])
+        assert batches_of(resumed) == whole[stop + 1 :]
 
 
 @pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import shutil
@@ -126,6 +127,7 @@ def require_quota(batches: list[Any], weights: dict[str, float]) -> None:
         assert all(abs(counts[source] - counts.total() * share) < 1 for source, share in enumerate(shares))
 
 
+@functools.cache
 def in_one_pass(root: Path, way: str) -> dict[int, Counter[tuple[int, tuple[Piece, ...]]]]:
     """Return the sequences of one pass of each source: each token of a document that is not dropped is there once."""
     found = {}
@@ -195,6 +197,7 @@ def test_workers_deliver_what_one_process_does_and_resume(root, order):
     assert by_workers[0] == by_workers[2]
 
 
+@pytest.mark.parametrize("stops", [(0, 2, 5), pytest.param(range(6), marks=pytest.mark.soak)], ids=["some", "all"])
 @pytest.mark.parametrize(
     ("way", "order", "workers", "weights"),
     [
@@ -205,9 +208,9 @@ def test_workers_deliver_what_one_process_does_and_resume(root, order):
     ],
     ids=["same weights", "new weights", "in order", "workers"],
 )
-def test_other_ranks_and_weights_go_on_from_any_batch(root, way, order, workers, weights):
+def test_other_ranks_and_weights_go_on_from_any_batch(root, *, way, order, workers, weights, stops):
     one_pass = in_one_pass(root, way)
-    for stop in range(0, 6, 5 if workers else 1):
+    for stop in (stops[0], stops[-1]) if workers else stops:
         found: Counter[Any] = Counter()
         states: list[Any] | None = None
         for ranks, steps, shares in ((2, stop, WEIGHTS), (3, 1, weights), (1, None, weights)):

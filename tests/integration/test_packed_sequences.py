@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from stops import each_stop
 
 from torch_dataloader_utils import CheckpointMismatchError, LedgerUnknownError, Packing, StructuredDataset, audit
 from torch_dataloader_utils.reading import packing as packing_module
@@ -76,9 +77,10 @@ def expected(packing):
     return Counter(number * LONGEST + place for number in kept for place in range(lengths[number]))
 
 
+@each_stop
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("way", WAYS)
-def test_each_token_is_delivered_once_stopped_at_every_batch(dataset, way, order, monkeypatch):
+def test_each_token_is_delivered_once_stopped_at_every_batch(dataset, way, order, stops, monkeypatch):
     """What resumes makes few sequences at once, as large shards do: that changes nothing."""
     options = {"packing": WAYS[way], **ORDERS[order]}
     whole = list(open_packed(dataset, **options))
@@ -87,9 +89,9 @@ def test_each_token_is_delivered_once_stopped_at_every_batch(dataset, way, order
     loader = open_packed(dataset, **options)
     states = [loader.state_dict(), *(loader.state_dict() for _ in loader)]
     monkeypatch.setattr(packing_module, "BYTES_TOGETHER", 1)
-    for number, state in enumerate(states):
+    for number in stops(states):
         resumed = open_packed(dataset, **options)
-        resumed.load_state_dict(state)
+        resumed.load_state_dict(states[number])
         following = list(resumed)
         assert sequences_of(following) == sequences_of(whole[number:])
         for batch, other in zip(following, whole[number:], strict=True):

@@ -19,9 +19,11 @@ import pytest
 import torch.distributed.checkpoint as dcp
 from pairwise import pairwise
 from row_hashes import entry_of
+from stops import each_stop
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.utils.data import DataLoader
+from torch.utils.data import _utils as torch_workers
 
 from torch_dataloader_utils import IterationEndedError, ProgressUnknownError, StructuredDataset, WorkerError
 from torch_dataloader_utils.distributed import CheckpointEntry
@@ -194,8 +196,9 @@ def as_it_is(dataset: StructuredDataset) -> Any:
     return dataset
 
 
+@each_stop
 @pairwise(most=4, loop_over=[as_it_is, plain], num_workers=[0, 2], shuffle=SHUFFLES)
-def test_in_a_single_process_the_state_resumes_at_every_batch(data, shuffle, num_workers, loop_over):
+def test_in_a_single_process_the_state_resumes_at_every_batch(data, shuffle, num_workers, loop_over, stops):
     def fresh() -> StructuredDataset:
         return open_dataset(data, num_workers=num_workers, **shuffle)
 
@@ -205,9 +208,9 @@ def test_in_a_single_process_the_state_resumes_at_every_batch(data, shuffle, num
         whole.append(rows_of(batch))
         states.append(json.loads(json.dumps(dataset.state_dict())))
     assert sorted(itertools.chain(*whole)) == list(range(ROWS))
-    for stop, state in enumerate(states):
+    for stop in stops(states):
         dataset = fresh()
-        dataset.load_state_dict(state)
+        dataset.load_state_dict(states[stop])
         assert batches_of(loop_over(dataset)) == whole[stop:]
         assert batches_of(loop_over(dataset)) == whole
 
@@ -349,9 +352,12 @@ def test_a_worker_forked_while_arrows_allocator_is_locked_is_an_error_that_says_
         return allocate(size, **options)
 
     monkeypatch.setattr(pa, "allocate_buffer", in_fork)
+    monkeypatch.setattr(torch_workers, "MP_STATUS_CHECK_INTERVAL", 0.1)  # so long torch waits for each that hangs
     loader = plain(open_dataset(data), 2, **FORK)
+    batches = iter(loader)
     with pytest.raises(WorkerError, match="start workers with multiprocessing_context='forkserver'"):
-        batches_of(loader)
+        next(batches)
+    batches._shutdown_workers()
 
 
 def test_no_process_is_forked_while_a_reading_thread_allocates_for_the_first_time(monkeypatch):
@@ -429,7 +435,9 @@ def test_torchdatas_loader_resumes_at_every_batch_in_process(data, stateful, shu
     _check_torchdata(lambda: stateful(open_dataset(data, **shuffle), 0), every=1)
 
 
-@pytest.mark.parametrize(("made_with", "every"), [(2, 1), (0, 4), (None, 4)])
+@pytest.mark.parametrize(
+    ("made_with", "every"), [(2, 4), pytest.param(2, 1, marks=pytest.mark.soak), (0, 6), (None, 6)]
+)
 def test_torchdatas_loader_resumes_at_every_batch_with_workers(data, stateful, made_with, every):
     _check_torchdata(lambda: stateful(open_dataset(data, num_workers=made_with, **ROWS_SHUFFLED), 2), every=every)
 

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from stops import each_stop
 from support import open_loader
 
 from torch_dataloader_utils import Codes, PackedBytes, Padded
@@ -84,9 +85,10 @@ def plain_batches(batches: Any) -> list[dict[str, Any]]:
     return [{name: plain(values) for name, values in batch.items()} for batch in batches]
 
 
+@each_stop
 @pytest.mark.parametrize("output_format", ["torch", "numpy"])
 @pytest.mark.parametrize("order", ORDERS)
-def test_what_follows_a_resume_at_any_batch_is_what_would_have_followed(data, order, output_format):
+def test_what_follows_a_resume_at_any_batch_is_what_would_have_followed(data, order, output_format, stops):
     options = {**OPTIONS, **ORDERS[order], "output_format": output_format}
     loader, _ = open_loader(data, **options)
     states, whole = [loader.state_dict()], []
@@ -95,9 +97,9 @@ def test_what_follows_a_resume_at_any_batch_is_what_would_have_followed(data, or
         states.append(loader.state_dict())
     correct = plain_batches(whole)
     assert sorted(row for batch in correct for row in batch["row"][2]) == list(range(ROWS))
-    for done, state in enumerate(states[:-1]):
+    for done in stops(states[:-1]):
         resumed, _ = open_loader(data, **options)
-        resumed.load_state_dict(state)
+        resumed.load_state_dict(states[done])
         assert plain_batches(resumed) == correct[done:], done
 
 

@@ -30,13 +30,14 @@ from conftest import ACCESS_KEY, SECRET_KEY, S3Server
 from fsspec.implementations.memory import MemoryFileSystem
 from jobs.processes import inherited, own_children, wait_until_none
 from s3fs import S3FileSystem
+from stops import each_stop
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import ChangedFilesWarning, CheckpointMismatchError, UnreadableFileError
 from torch_dataloader_utils.distributed import load_rank_state, save_rank_state
 from torch_dataloader_utils.reading.fetcher import FETCHES, LARGEST_GAP
 from torch_dataloader_utils.reading.row_groups import FileRowGroup, RowGroupReader
-from torch_dataloader_utils.storage import obstore_s3, range_stream, request_size
+from torch_dataloader_utils.storage import attempts, obstore_s3, range_stream, request_size
 from torch_dataloader_utils.workers import message_size
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -96,34 +97,35 @@ FORKS_WORKERS = """
 import json, sys
 from jobs.processes import own_children
 from torch_dataloader_utils import MixedDataset, Source, StructuredDataset
-kind, path, options = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
+path, options = sys.argv[1], json.loads(sys.argv[2])
 workers = dict(num_workers=2, multiprocessing_context="fork", batch_size=10)
-if kind == "one dataset":
-    loader, _ = StructuredDataset.create_dataloader(path, storage_options=options, **workers)
-elif kind == "a mixture":
-    sources = {name: Source(path, storage_options=options) for name in "ab"}
-    loader, _ = MixedDataset.create_dataloader(sources, {"a": 1, "b": 1}, rows_per_epoch=142, **workers)
-else:
-    try:
-        StructuredDataset.create_dataloader(path + "/none", storage_options=options, **workers)
-    except FileNotFoundError as error:
-        loader, kept = [], error
-assert not own_children(), "a process is left"
-values = [value for batch in loader for value in batch["value"].tolist()]
-print(json.dumps([values, sorted({"obstore", "s3fs"} & set(sys.modules))]))
+found = {}
+for kind in ("nothing there", "one dataset", "a mixture"):
+    if kind == "one dataset":
+        loader, _ = StructuredDataset.create_dataloader(path, storage_options=options, **workers)
+    elif kind == "a mixture":
+        sources = {name: Source(path, storage_options=options) for name in "ab"}
+        loader, _ = MixedDataset.create_dataloader(sources, {"a": 1, "b": 1}, rows_per_epoch=142, **workers)
+    else:
+        try:
+            StructuredDataset.create_dataloader(path + "/none", storage_options=options, **workers)
+        except FileNotFoundError as error:
+            loader, kept = [], error
+    assert not own_children(), "a process is left"
+    values = [value for batch in loader for value in batch["value"].tolist()]
+    found[kind] = [sorted(values), sorted({"obstore", "s3fs"} & set(sys.modules))]
+    del loader
+print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize(("kind", "times"), [("one dataset", 1), ("a mixture", 2), ("nothing there", 0)])
-def test_a_process_that_forks_workers_imports_no_client_and_no_other_is_left_when_it_has_opened(
-    s3, bucket, kind, times
-):
-    command = [sys.executable, "-c", FORKS_WORKERS, kind, f"s3://{bucket}/data", json.dumps(s3.storage_options())]
+def test_a_process_that_forks_workers_imports_no_client_and_no_other_is_left_when_it_has_opened(s3, bucket):
+    """One dataset, a mixture, and where nothing is there."""
+    command = [sys.executable, "-c", FORKS_WORKERS, f"s3://{bucket}/data", json.dumps(s3.storage_options())]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=inherited())
     assert done.returncode == 0, done.stderr
-    values, clients = json.loads(done.stdout)
-    assert sorted(values) == sorted([*range(71)] * times)
-    assert clients == []
+    times = {"nothing there": 0, "one dataset": 1, "a mixture": 2}
+    assert json.loads(done.stdout) == {kind: [sorted([*range(71)] * count), []] for kind, count in times.items()}
 
 
 def test_what_a_process_that_forks_workers_reads_later_is_cancelled_when_its_time_is_over(s3, bucket):
@@ -276,8 +278,9 @@ def test_objects_that_are_named_like_files_are_not_listed_too(s3, tmp_path, monk
     assert all_rows_of(loader) == list(range(80))
 
 
+@each_stop
 @pytest.mark.parametrize("workers", WORKERS[:2])
-def test_resuming_at_every_batch_goes_on_with_the_same_batches(s3, bucket, workers):
+def test_resuming_at_every_batch_goes_on_with_the_same_batches(s3, bucket, workers, stops):
     def fresh() -> Any:
         return open_loader(f"s3://{bucket}/data", storage_options=s3.storage_options(), **workers, **MIXED)[0]
 
@@ -287,9 +290,9 @@ def test_resuming_at_every_batch_goes_on_with_the_same_batches(s3, bucket, worke
         whole.append(batch["row"].tolist())
         states.append(json.loads(json.dumps(loader.state_dict())))
     assert len(whole) >= 5
-    for stop, state in enumerate(states):
+    for stop in stops(states):
         loader = fresh()
-        loader.load_state_dict(state)
+        loader.load_state_dict(states[stop])
         assert batches_of(loader) == whole[stop:]
 
 
@@ -621,6 +624,13 @@ def single_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def one_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other attempt follows one that failed: the pause before it would be longer than the time for all."""
+    monkeypatch.setattr(attempts, "FIRST_PAUSE_SEC", 1000.0)
+    monkeypatch.setattr(attempts, "LONGEST_PAUSE_SEC", 1000.0)
+
+
+@pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Told:
     return Told(caplog)
 
@@ -650,6 +660,7 @@ def test_no_secret_of_s3_is_in_states_reprs_errors_logs_or_warnings(s3, told, wo
     assert told.leaked() == []
 
 
+@pytest.mark.usefixtures("one_attempt")
 def test_no_secret_is_in_the_error_of_a_refused_login_or_a_dead_endpoint(s3, bucket, told):
     s3.check_credentials(True)
     try:
@@ -729,6 +740,7 @@ def talkative(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         "in a url",
     ],
 )
+@pytest.mark.usefixtures("one_attempt")
 def test_no_secret_is_in_an_error_whatever_its_option_is_called(talkative, told, monkeypatch, options):
     monkeypatch.setattr(Talkative, "broken", True)
     text = told.error_of(lambda: open_loader(talkative, storage_options=options, storage_timeout=TIMEOUT_SEC))
@@ -751,6 +763,7 @@ def test_no_secret_is_in_an_error_whatever_its_option_is_called(talkative, told,
     ],
     ids=["keys", "a password", "a space", "a query", "a query in memory", "a cached query", "both"],
 )
+@pytest.mark.usefixtures("one_attempt")
 def test_no_secret_of_a_url_is_in_an_error(s3, talkative, told, url):
     options = s3.storage_options() if url.startswith("s3") else {}
     told.error_of(lambda: open_loader(url, storage_options=options, storage_timeout=TIMEOUT_SEC))
@@ -771,6 +784,7 @@ def test_no_query_of_a_url_in_memory_is_in_a_state(told):
 
 
 @pytest.mark.parametrize("workers", WORKERS[:2])
+@pytest.mark.usefixtures("one_attempt")
 def test_no_secret_is_in_an_error_though_the_storage_puts_it_there(talkative, told, monkeypatch, workers):
     options = {"account_key": SECRET_KEY, "deep": {"credentials": {"sas_token": SESSION_TOKEN}}, "password": PASSWORD}
     loader, _ = open_loader(talkative, storage_options=options, storage_timeout=TIMEOUT_SEC, **workers)
@@ -829,7 +843,7 @@ def web(tmp_path: Path) -> Iterator[tuple[str, type[_FileServer]]]:
     write_dataset(tmp_path, SMALL_FILES)
     handler = type("Handler", (_FileServer,), {"directory": tmp_path, "asked": Counter()})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
     yield f"http://trainer:{PASSWORD}@127.0.0.1:{server.server_port}/data", handler
     server.shutdown()

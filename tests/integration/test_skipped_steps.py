@@ -22,6 +22,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pairwise import pairwise
+from stops import each_stop
 from support import batches_of, edited, examples, open_loader, rows_of, write_dataset
 from torch.utils.data import DataLoader
 
@@ -144,8 +145,9 @@ def test_all_other_steps_keep_their_batches_and_restored_ones_come_last(path, or
     assert loader.dataset.get_metrics()["batches_skipped"] == 0
 
 
+@each_stop
 @pairwise(most=5, order=ORDERS, kind=KINDS, workers=[0, 2])
-def test_a_state_after_any_batch_continues_with_the_same_batches(path, order, kind, workers):
+def test_a_state_after_any_batch_continues_with_the_same_batches(path, order, kind, workers, stops):
     skips = [(2, 4), (7, 12)]
     options = {"num_workers": workers, **ORDERS[order], **KINDS[kind]}
     left, skipped = parted(batches_of(opened(path, **options)), skips)
@@ -154,11 +156,9 @@ def test_a_state_after_any_batch_continues_with_the_same_batches(path, order, ki
         loader.skip_steps(start, stop)
     loader.restore_skipped()
     wanted = left + skipped
-    stops = range(0, len(wanted) + 1, 1 if workers == 0 else 7)
-    states = {0: through_json(loader)}
-    for taken, _ in enumerate(loader, start=1):
-        states[taken] = through_json(loader)
-    for taken in stops:
+    states = [through_json(loader), *(through_json(loader) for _ in loader)]
+    assert len(states) == len(wanted) + 1
+    for taken in stops(states)[:: 1 if workers == 0 else 4]:
         resumed = opened(path, **options)
         resumed.load_state_dict(states[taken])
         assert through_json(resumed) == states[taken]
@@ -469,8 +469,10 @@ def test_a_plain_loader_of_torch_skips_in_this_process_and_refuses_to_with_worke
     if workers == 0:
         assert batches_of(plain) == whole[:2] + whole[5:]
         return
+    batches = iter(plain)
     with pytest.raises(ProgressUnknownError, match="cannot skip steps"):
-        batches_of(plain)
+        next(batches)
+    batches._shutdown_workers()  # at once, not when the traceback is collected: torch then waits for each
 
 
 @pytest.mark.parametrize("workers", [0, 2])

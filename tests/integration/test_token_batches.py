@@ -16,6 +16,7 @@ import pytest
 import torch
 from commands import Commands
 from jobs.forked import start
+from stops import each_stop
 
 from torch_dataloader_utils import (
     ColumnError,
@@ -107,12 +108,13 @@ def require_full(batches, padded):
         assert following is None or taken([*batch, following[0]], padded) > TOKENS
 
 
+@each_stop
 @pytest.mark.parametrize(
     ("order", "padded"),
     [*((order, False) for order in ORDERS), ("in order", True), ("rows shuffled", True)],
     ids=[*ORDERS, "in order, with padding", "rows shuffled, with padding"],
 )
-def test_batches_are_full_and_a_stop_at_any_batch_changes_none(path, order, padded):
+def test_batches_are_full_and_a_stop_at_any_batch_changes_none(path, order, padded, stops):
     options = {"padded": padded, **ORDERS[order]}
     loader = open_batches(path, **options)
     states, whole = [loader.state_dict()], []
@@ -122,14 +124,15 @@ def test_batches_are_full_and_a_stop_at_any_batch_changes_none(path, order, padd
     wanted = range(ROWS) if order != "filtered" else [row for row in range(ROWS) if row % 3]
     assert sorted(flat(whole)) == list(wanted)
     require_full(whole, padded)
-    for number, state in enumerate(states):
+    for number in stops(states):
         resumed = open_batches(path, **options)
-        resumed.load_state_dict(state)
+        resumed.load_state_dict(states[number])
         assert [rows_of(batch) for batch in resumed] == whole[number:]
 
 
+@each_stop
 @pytest.mark.parametrize("order", ["in order", "rows shuffled"])
-def test_workers_resume_at_any_batch_with_the_same_batches(path, order):
+def test_workers_resume_at_any_batch_with_the_same_batches(path, order, stops):
     options = {"num_workers": 2, **ORDERS[order]}
     loader = open_batches(path, **options)
     states, whole = [loader.state_dict()], []
@@ -138,8 +141,8 @@ def test_workers_resume_at_any_batch_with_the_same_batches(path, order):
         states.append(loader.state_dict())
     assert sorted(flat(whole)) == list(range(ROWS))
     resumed = open_batches(path, persistent_workers=True, **options)
-    for number, state in enumerate(states):
-        resumed.load_state_dict(state)
+    for number in stops(states):
+        resumed.load_state_dict(states[number])
         assert [rows_of(batch) for batch in resumed] == whole[number:]
 
 
@@ -351,9 +354,10 @@ def oversized(tmp_path):
     return tmp_path, lengths
 
 
+@each_stop
 @pytest.mark.parametrize("order", ["in order", "rows shuffled", "in rounds"])
 @pytest.mark.parametrize("padded", [False, True], ids=["tokens", "with padding"])
-def test_a_row_that_is_too_large_is_a_batch_of_its_own_if_asked(oversized, order, padded):
+def test_a_row_that_is_too_large_is_a_batch_of_its_own_if_asked(oversized, order, padded, stops):
     path, lengths = oversized
     options = {"padded": padded, "oversized": "alone", **ORDERS[order]}
     loader = open_batches(path, **options)
@@ -364,10 +368,12 @@ def test_a_row_that_is_too_large_is_a_batch_of_its_own_if_asked(oversized, order
     assert sorted(flat(whole)) == list(range(ROWS))
     large = [rows for rows in whole if max(lengths[rows]) > TOKENS]
     assert sorted(large) == [[20], [21], [70]]
-    for number, state in enumerate(states, 1):
+    # The batches beside each row that is too large, and the row itself, are stops of their own kind.
+    beside = {at for number, rows in enumerate(whole) if rows in large for at in (number - 1, number) if at >= 0}
+    for number in sorted({*stops(states), *beside}):
         resumed = open_batches(path, **options)
-        resumed.load_state_dict(state)
-        assert [batch["row"].tolist() for batch in resumed] == whole[number:]
+        resumed.load_state_dict(states[number])
+        assert [batch["row"].tolist() for batch in resumed] == whole[number + 1 :]
 
 
 @pytest.mark.parametrize(

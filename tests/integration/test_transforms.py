@@ -19,6 +19,7 @@ import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 import pytest
 from pairwise import pairwise
+from stops import each_stop
 from support import write_dataset
 
 from torch_dataloader_utils import (
@@ -114,8 +115,11 @@ def saved(loader: Any) -> Any:
     return json.loads(json.dumps(loader.state_dict()))
 
 
+@each_stop
 @pairwise(most=8, makes=MAKES, order=ORDERS, num_workers=[0, 2])
-def test_stopped_at_every_batch_and_loaded_again_it_delivers_the_batches_to_come(path, makes, order, num_workers):
+def test_stopped_at_every_batch_and_loaded_again_it_delivers_the_batches_to_come(
+    path, makes, order, num_workers, stops
+):
     options = {**ORDERS[order], "num_workers": num_workers}
     loader = opened(path, makes, **options)
     whole, states = [], [saved(loader)]
@@ -126,22 +130,23 @@ def test_stopped_at_every_batch_and_loaded_again_it_delivers_the_batches_to_come
     short = sum(len(batch) < 50 for batch in whole)
     assert short <= max(1, num_workers)
     again = opened(path, makes, **options)
-    for number, state in enumerate(states):
-        again.load_state_dict(state)
+    for number in stops(states):
+        again.load_state_dict(states[number])
         assert [contents(batch) for batch in again] == whole[number:], number
 
 
+@pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.soak)])
 @pairwise(
     most=8,
     makes=MAKES,
     order=ORDERS,
     topologies=[((1, 0), (3, 0)), ((3, 0), (2, 0)), ((2, 2), (1, 0)), ((2, 0), (1, 3))],
 )
-def test_other_ranks_and_workers_deliver_what_is_left_after_every_stop(path, makes, order, topologies):
+def test_other_ranks_and_workers_deliver_what_is_left_after_every_stop(path, makes, order, topologies, every):
     before, after = topologies
     has_workers = bool(before[1] + after[1])
     longest = wanted(makes).total() // 50 // before[0] + 3
-    for stop in range(0, longest, 4 if has_workers else 1):
+    for stop in sorted({*range(0, longest, 4 if has_workers else every), longest - 1}):
         loaders = all_ranks(path, makes, *before, **ORDERS[order])
         rows = [
             row

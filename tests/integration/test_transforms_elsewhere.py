@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from stops import each_stop
 from support import write_dataset
 
 from torch_dataloader_utils import DeltaDataset, LedgerUnknownError, Packing, RunLog, StructuredDataset, audit
@@ -57,18 +58,21 @@ def tokens_of(batches) -> Counter[int]:
     return Counter(token for batch in batches for token in batch["tokens"].flatten().tolist() if token >= 0)
 
 
+@each_stop
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("strategy", ["concat", "best_fit"])
-def test_documents_that_a_transform_makes_are_packed_each_token_once_stopped_at_every_batch(path, strategy, order):
+def test_documents_that_a_transform_makes_are_packed_each_token_once_stopped_at_every_batch(
+    path, strategy, order, stops
+):
     wanted = Counter(token for row in range(ROWS) for document in documents_of(row) for token in document)
     loader = packed(path, strategy, **ORDERS[order])
     whole, states = [], [loader.state_dict()]
     for batch in loader:
         whole.append(batch["tokens"].tolist())
         states.append(json.loads(json.dumps(loader.state_dict())))
-    for number, state in enumerate(states):
+    for number in stops(states):
         again = packed(path, strategy, **ORDERS[order])
-        again.load_state_dict(state)
+        again.load_state_dict(states[number])
         rest = list(again)
         assert [batch["tokens"].tolist() for batch in rest] == whole[number:]
     assert states[1]["plan"]["unit"] == "sequences"

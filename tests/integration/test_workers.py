@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import torch
+from pairwise import pairwise
 from support import all_rows_of, batches_of, open_loader, write_dataset
 
 import torch_dataloader_utils.loader.data_loader as loader_module
@@ -71,8 +72,7 @@ def hanging(monkeypatch):
     HANGING.left = 0
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-@pytest.mark.parametrize("forks", [1, 2, 3])
+@pairwise(most=3, persistent=[False, True], forks=[1, 2, 3])
 def test_workers_that_hang_at_their_fork_are_started_again(tmp_path, hanging, persistent, forks):
     rows = write_dataset(tmp_path)
     loader, dataset = open_loader(

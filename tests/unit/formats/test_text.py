@@ -20,6 +20,7 @@ import pytest
 from conftest import S3Server
 from hypothesis import given
 from hypothesis import strategies as st
+from stops import each_stop
 from support import edited, examples
 from text_files import COMPRESSORS, ROWS, SMALL, WRITERS, csv_of, open_text, replace_file, rows_of, write_text
 
@@ -258,10 +259,13 @@ def test_rows_that_were_counted_are_shuffled_in_rounds(tmp_path: Path, kind: str
         assert list(loader) == batches[number:]
 
 
+@each_stop
 @pytest.mark.parametrize("kept", KEPT)
 @pytest.mark.parametrize("order", ["in order", "shards shuffled", "rows shuffled"])
 @pytest.mark.parametrize("kind", WRITERS)
-def test_resume_at_every_batch_delivers_the_batches_that_were_to_come(tmp_path: Path, kind: str, order: str, kept: str):
+def test_resume_at_every_batch_delivers_the_batches_that_were_to_come(
+    tmp_path: Path, kind: str, order: str, kept: str, stops: Any
+):
     write_text(tmp_path, kind, suffixes=("", ".gz", "", ".zst"))
     mixing = {"in order": {}, "shards shuffled": {"shuffle": True}}.get(
         order, {"shuffle": True, "shuffle_buffer_size": 50, "split_bytes": 4000}
@@ -274,10 +278,10 @@ def test_resume_at_every_batch_delivers_the_batches_that_were_to_come(tmp_path: 
         states.append(through_json(loader.state_dict()))
     assert sorted(rows_of(whole)) == [row for row in range(ROWS) if kept == "all" or not row & 8]
 
-    for number, state in enumerate(states):
-        if number % 5 == 1:
+    for place, number in enumerate(stops(states)):
+        if place % 5 == 1:
             loader, dataset = open_text(tmp_path, **options, manifest=dataset.dump_manifest())
-        loader.load_state_dict(state)
+        loader.load_state_dict(states[number])
         assert list(loader) == whole[number:], number
 
 
