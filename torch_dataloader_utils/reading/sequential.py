@@ -77,7 +77,8 @@ class SequentialScan(Scan):
                         most *= 2
                     last = not left or (after >= shard_slice.stop and counted)
                     decoded = self.reader.decoded_bytes(group)
-                    whole = budget_for_whole(decoded) <= self.budget.limit and self.reader.knows_sizes(group)
+                    fits = budget_for_whole(decoded) <= self.budget.limit and self.reader.knows_sizes(group)
+                    whole = fits or group.count > 1  # whatever another thread has learned of sizes meanwhile
                     decoding = decoded + decoded // SCRATCH_SHARE
                     size = self.reader.fetched_bytes(group) + decoding if whole else 0
                     yield Step(position, shard_slice, group, first, last, number, whole, size)
