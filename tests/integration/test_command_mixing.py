@@ -13,7 +13,7 @@ from conftest import ACCESS_KEY, SECRET_KEY
 
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.cli.mixing import MixingOptions, Order, mixing
-from torch_dataloader_utils.reading.fetcher import Fetcher
+from torch_dataloader_utils.reading.decoder import Decoder
 
 ROWS, LABELS, FILES = 24_000, 8, 6
 
@@ -185,13 +185,13 @@ def test_labels_on_s3_are_read(s3, data):
 
 def test_each_row_group_is_read_once_whatever_the_number_of_buffers(data, monkeypatch):
     read = []
-    fetch = Fetcher.request
+    decode = Decoder.whole
 
-    def noted(self, path, number, following=()):
-        read.append((path, number))
-        fetch(self, path, number, following)
+    def noted(self, path, numbers):
+        read.extend((path, number) for number in numbers)
+        return decode(self, path, numbers)
 
-    monkeypatch.setattr(Fetcher, "request", noted)
+    monkeypatch.setattr(Decoder, "whole", noted)
     mixing(data, "label", MixingOptions(buffer_sizes=(1_000, 6_000, ROWS)), columns=["label", "x"])
     assert len(read) == len(set(read)) == ROWS // 200
 
