@@ -107,7 +107,7 @@ class ParquetLayout(Layout):
 
     def __init__(self, metadata: pq.FileMetaData, columns: Sequence[str]) -> None:
         schema = schema_of(metadata).to_arrow_schema()
-        leaves = leaves_of(schema, columns)
+        leaves = leaves_of(schema, metadata.num_columns, columns)
         self.metadata = metadata
         self.leaves = [leaf for name in columns for leaf in leaves[name]]
         widths = {name: width(schema.field(name).type) for name in columns}

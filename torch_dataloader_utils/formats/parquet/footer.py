@@ -123,7 +123,7 @@ class FooterReader:
         if last is None or last.arrow != arrow or not last.is_of(stored):
             schema = stored.to_arrow_schema().remove_metadata()
             schema = self._schemas.setdefault(schema.serialize().to_pybytes(), schema)  # equal ones are one object
-            leaves = leaves_of(schema)
+            leaves = leaves_of(schema, len(stored))
             counted = tuple((column.name, leaves[column.name][0]) for column in schema if self._counts_nulls(column))
             chunks = [stored.column(leaf) for leaf in range(len(stored))]
             nested = tuple((leaf, chunk.path) for leaf, chunk in enumerate(chunks) if chunk.path != chunk.name)
@@ -209,7 +209,7 @@ def list_values(content: bytes, column: str, *, nulls_are_values: bool) -> list[
     if writer is None or int(writer[2]) < COUNTING_WRITERS.get(writer[1], sys.maxsize):
         return [None] * len(groups)
     has_nulls = nulls_are_values and schema.field(column).type.value_field.nullable
-    leaf = leaves_of(schema)[column][0]
+    leaf = leaves_of(schema, metadata.num_columns)[column][0]
     counted: list[int | None] = []
     for chunk in (group.column(leaf) for group in groups):
         statistics = chunk.statistics
@@ -218,12 +218,13 @@ def list_values(content: bytes, column: str, *, nulls_are_values: bool) -> list[
     return counted
 
 
-def leaves_of(schema: pa.Schema, names: Iterable[str] | None = None) -> dict[str, tuple[int, ...]]:
+def leaves_of(schema: pa.Schema, leaves: int, names: Iterable[str] | None = None) -> dict[str, tuple[int, ...]]:
     """Return the numbers of columns' leaf columns: Parquet stores each leaf of a nested type as a column.
 
-    `names` are the columns, or None for all.
+    `leaves` is how many leaf columns the file has, and `names` are the columns, or None for all. Where there are as
+    many leaf columns as columns, none is nested: to look at a thousand types takes longer than to read two columns.
     """
-    counts = list(map(_leaf_count, schema.types))
+    counts = [1] * leaves if leaves == len(schema) else list(map(_leaf_count, schema.types))
     firsts = list(accumulate(counts, initial=0))
     wanted = enumerate(schema.names) if names is None else ((schema.get_field_index(name), name) for name in names)
     return {name: tuple(range(firsts[index], firsts[index] + counts[index])) for index, name in wanted}
