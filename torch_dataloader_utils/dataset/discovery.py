@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -258,7 +259,8 @@ def _without_deleted(
         if positions[0] < 0 or positions[-1] >= file.rows:
             path = f"{root_prefix(root)}{file.path}"
             raise UnreadableFileError(f"the table deletes row {positions[-1]} of {path}, which has {file.rows} rows")
-        deletes[file.path] = deleted = Deletes(positions, tuple(group.rows for group in file.row_groups))
+        bounds = tuple(accumulate((group.rows for group in file.row_groups), initial=0))
+        deletes[file.path] = deleted = Deletes(positions, bounds)
         groups = tuple(
             RowGroup(group.rows - len(deleted.within(number)), group.bytes)
             for number, group in enumerate(file.row_groups)

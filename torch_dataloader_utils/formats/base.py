@@ -89,16 +89,15 @@ class FileCase:
 
 @dataclass(frozen=True, slots=True)
 class Deletes:
-    """The numbers of a file's deleted rows, ascending, and how many rows each row group has, these included."""
+    """The numbers of a file's deleted rows, ascending, and at which rows its row groups begin and the last one ends."""
 
     positions: npt.NDArray[np.int64]
-    group_rows: tuple[int, ...]
+    bounds: tuple[int, ...]
 
     def within(self, number: int, count: int = 1) -> npt.NDArray[np.int64]:
         """Return the deleted rows of a row group, or of several from it on, counted from its first row."""
-        first = sum(self.group_rows[:number])
-        rows = sum(self.group_rows[number : number + count])
-        start, stop = np.searchsorted(self.positions, [first, first + rows])
+        first = self.bounds[number]
+        start, stop = np.searchsorted(self.positions, [first, self.bounds[number + count]])
         return self.positions[start:stop] - first
 
 

@@ -118,7 +118,7 @@ class RowGroupReader:
         self._adds_marks = adds_marks
         added = [*([] if row_id_column is None else [row_id_column]), *([MARKS_COLUMN] if adds_marks else [])]
         flags = [pa.field(REMOVED_COLUMN, pa.bool_())] if flags_removed else []
-        self._is_flat = not any(pa.types.is_nested(field.type) for field in files.needed)
+        self._has_fixed_widths = all(map(_has_fixed_width, files.needed.types))
         self._nests_fixed_lists = bool(nested_fixed_lists(files.needed))
         self._schema = pa.schema([*files.schema, *(pa.field(name, pa.int64()) for name in added), *flags])
         self._added_bytes_of_row = ADDED_BYTES * len(added) + len(flags)
@@ -190,15 +190,17 @@ class RowGroupReader:
     def joins(self, path: str) -> bool:
         """Whether several small row groups of a file may be read as one.
 
-        Not where a column is nested: its row groups would be copied to join them. Nor where their bytes are fetched:
-        each is decoded as soon as its own have come. A transform gets each by itself.
+        All columns have to be of fixed width: footers do not tell how large strings in dictionaries become, and many
+        row groups would be estimated too small together; large strings are decoded faster by themselves, and nested
+        columns would be copied to join them. Where bytes are fetched, each row group is decoded as soon as its own have
+        come. A transform gets each by itself.
         """
-        fits = self._is_flat and self._codec.joins_row_groups and not self.makes_rows
+        fits = self._has_fixed_widths and self._codec.joins_row_groups and not self.makes_rows
         return fits and not self._fetcher.fetches(path)
 
     def single(self, group: FileRowGroup) -> list[FileRowGroup]:
         """Return the row groups that are read as one, each by itself."""
-        return [each for number in group.numbers if (each := self.group(group.path, number)).rows]
+        return [group] if group.count == 1 else [self.group(group.path, number) for number in group.numbers]
 
     # Sizes ---------------------------------------------------------------------------------------------------------
 
@@ -568,6 +570,11 @@ class Cursor:
         wait([part for part, _ in self._requested if not part.cancel()])
         self._parts.close()
         self._decoder.close()
+
+
+def _has_fixed_width(dtype: pa.DataType) -> bool:
+    """Whether rows tell how much memory a column of this type takes."""
+    return not (pa.types.is_nested(dtype) or pa.types.is_dictionary(dtype)) and width(dtype) > 0
 
 
 def _row_groups(file: DataFile, stored: Sequence[int] | None) -> tuple[FileRowGroup, ...]:

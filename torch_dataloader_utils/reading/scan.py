@@ -280,7 +280,7 @@ class Scan(ABC):
         if rows < group.rows:
             self._read[group] = rows, read
             return
-        counted = sum(tokens.sums[group.path][number] for number in group.numbers)
+        counted = tokens.sums[group.path][group.number]
         if read != counted:
             source = "its statistics, or an earlier reading, tell"
             if tokens.length_column is not None:

@@ -24,17 +24,17 @@ SCRATCH_SHARE = 4
 """Decoding takes, as long as it lasts, this part (a quarter) of a table's bytes in addition to the table."""
 
 
+JOINED_SHARE = 6
+"""Consecutive row groups that take together no more than this part (a sixth) of the budget are read as one: of a stream
+one, then two, four, eight, so that its first batches come soon."""
+
+
 def budget_for_whole(decoded: int) -> int:
     """Return the least budget with which row groups of so many decoded bytes are read whole.
 
     It has room for one that is delivered and for one that is decoded meanwhile.
     """
     return 2 * decoded + decoded // SCRATCH_SHARE
-
-
-JOINED_SHARE = 6
-"""Consecutive row groups that take together no more than this part (a sixth) of the budget are read as one. The
-first ones, of a stream, are fewer, so that its first batches come soon."""
 
 
 class SequentialScan(Scan):
@@ -74,11 +74,11 @@ class SequentialScan(Scan):
                     if first >= shard_slice.start:
                         group = self._joined(group, left, most, shard_slice.stop - first if counted else None)
                         after = first + self.reader.rows_left(group)
-                        most *= 2
+                        most = max(most, 2 * group.count)
                     last = not left or (after >= shard_slice.stop and counted)
                     decoded = self.reader.decoded_bytes(group)
                     fits = budget_for_whole(decoded) <= self.budget.limit and self.reader.knows_sizes(group)
-                    whole = fits or group.count > 1  # whatever another thread has learned of sizes meanwhile
+                    whole = fits or group.count > 1  # several are never read in parts
                     decoding = decoded + decoded // SCRATCH_SHARE
                     size = self.reader.fetched_bytes(group) + decoding if whole else 0
                     yield Step(position, shard_slice, group, first, last, number, whole, size)
@@ -110,23 +110,18 @@ class SequentialScan(Scan):
         are read one by one after an error, so that the rows before it are delivered, and it names its row group.
         """
         group = step.group
-        self.count(group, again=step.first < step.shard_slice.start)
         if not step.whole:
+            self.count(group, again=step.first < step.shard_slice.start)
             yield from self._parts(step, lease)
             return
-        groups = [group]
-        if group.count > 1:
-            try:
-                table = self.delivered(group, self.reader.read(group), 0)
-            except Exception:  # noqa: BLE001 - raised again below, for the row group that it comes from
-                groups = self.reader.single(group)
-                for each in groups:
-                    self.reader.request(each, whole=True)
-            else:
-                lease.resize(self.reader.held_bytes(table))
-                yield table, True, lease
-                return
+        joined = self._joined_table(group)
+        if joined is not None:
+            lease.resize(self.reader.held_bytes(joined))
+            yield joined, True, lease
+            return
+        groups = self.reader.single(group)
         for each in groups:
+            self.count(each, again=step.first < step.shard_slice.start)
             done = 0
             for read, ends in self.reader.read_as_decoded(each):
                 table = self.delivered(each, read, done)
@@ -138,6 +133,19 @@ class SequentialScan(Scan):
                 paid.resize(held)
                 yield table, is_last, paid
                 del table
+
+    def _joined_table(self, group: FileRowGroup) -> pa.Table | None:
+        """Return several row groups that were requested as one. After an error, request each, and return None."""
+        if group.count == 1:
+            return None
+        try:
+            table = self.delivered(group, self.reader.read(group), 0)
+        except Exception:  # noqa: BLE001 - raised again for the row group that it comes from, when that is read
+            for each in self.reader.single(group):
+                self.reader.request(each, whole=True)
+            return None
+        self.count(group, again=False)  # a slice's first rows come before them, if at all
+        return table
 
     def _parts(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:
         """Yield a row group in parts, each of which takes a lease before it is decoded."""

@@ -5,15 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from ranged import ranged
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
-from torch_dataloader_utils.errors import ColumnError
+from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.formats.parquet.codec import _ParquetRowGroups
 
+NUMBERS = ["value", "score"]
 GROUPS = 40
 ROWS = 50
 """Of a row group."""
@@ -46,7 +48,7 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[range]:
 
 
 def test_ever_more_row_groups_are_decoded_as_one_each_once_and_in_order(path, decoded):
-    loader, dataset = open_loader(path, columns=["value", "score"])
+    loader, dataset = open_loader(path, columns=NUMBERS)
     assert all_rows_of(loader) == list(range(GROUPS * ROWS + 3 * ROWS + 7))
     assert {1, 2, 4} <= set(map(len, decoded))
     assert len(decoded) <= GROUPS // 4
@@ -56,25 +58,46 @@ def test_ever_more_row_groups_are_decoded_as_one_each_once_and_in_order(path, de
 
 def test_they_take_a_part_of_the_memory_for_reading(path, decoded):
     row = 3 * 8  # value, score and row id
-    loader, _ = open_loader(path, columns=["value", "score"], read_ahead_bytes=6 * 3 * ROWS * row)
+    loader, _ = open_loader(path, columns=NUMBERS, read_ahead_bytes=6 * 3 * ROWS * row)
     assert all_rows_of(loader) == list(range(GROUPS * ROWS + 3 * ROWS + 7))
     assert max(map(len, decoded)) == 3
 
 
-@pytest.mark.parametrize("why", ["nested", "fetched", "transform"])
-def test_row_groups_are_decoded_one_by_one(path, tmp_path, decoded, why):
-    options: dict[str, Any] = {"transform": lambda table: table} if why == "transform" else {}
-    if why == "nested":
-        path = tmp_path
-        lists = pa.table({"tokens": [[1, 2]] * 4 * ROWS})
-        pq.write_table(lists, path / "lists.parquet", row_group_size=ROWS)
-    loader, _ = open_loader(ranged(path) if why == "fetched" else path, **options)
-    assert sum(len(batch) for batch in batches_of(loader)) >= 4 * ROWS
+OTHER_COLUMNS = {
+    "lists": pa.array([[1, 2]] * 4 * ROWS),
+    "strings": pa.array(["red", "green"] * 2 * ROWS),
+    "a dictionary": pa.array(["red", "green"] * 2 * ROWS).dictionary_encode(),
+    "tensors": pa.FixedShapeTensorArray.from_numpy_ndarray(np.zeros((4 * ROWS, 2, 2))),
+}
+
+
+@pytest.mark.parametrize("column", OTHER_COLUMNS)
+def test_row_groups_whose_size_rows_do_not_tell_are_decoded_one_by_one(tmp_path, decoded, column):
+    table = pa.table({"number": np.arange(4 * ROWS), "other": OTHER_COLUMNS[column]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=ROWS)
+    loader, _ = open_loader(tmp_path, output_format="arrow")
+    assert sum(len(batch) for batch in loader) == 4 * ROWS
     assert set(map(len, decoded)) == {1}
 
 
-@pytest.mark.parametrize("options", [{}, {"filters": [("value", "!=", 77)]}], ids=["all rows", "filter"])
-def test_a_stop_at_any_batch_changes_no_batch(path, decoded, options):
+@pytest.mark.parametrize("why", ["fetched", "transform"])
+def test_row_groups_are_decoded_one_by_one(path, decoded, why):
+    options: dict[str, Any] = {"transform": lambda table: table} if why == "transform" else {"row_id_column": "row"}
+    loader, _ = open_loader(ranged(path) if why == "fetched" else path, columns=NUMBERS, **options)
+    assert sum(len(batch["value"]) for batch in loader) == GROUPS * ROWS + 3 * ROWS + 7
+    assert set(map(len, decoded)) == {1}
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "all rows": {},
+    "filter": {"filters": [("value", "!=", 77)]},
+    "a part of the rows": {"uneven_ranks": "drop", "num_ranks": 3, "rank": 1},
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stop_at_any_batch_changes_no_batch(path, decoded, way):
+    options = {"columns": NUMBERS, **WAYS[way]}
     loader, _ = open_loader(path, **options)
     states, batches = [loader.state_dict()], []
     for batch in loader:
@@ -85,6 +108,14 @@ def test_a_stop_at_any_batch_changes_no_batch(path, decoded, options):
         again, _ = open_loader(path, **options)
         again.load_state_dict(states[place])
         assert batches_of(again) == batches[place:]
+
+
+def test_excluded_rows_are_left_out_of_row_groups_that_are_decoded_as_one(path, decoded):
+    loader, dataset = open_loader(path, columns=NUMBERS)
+    excluded = [1, ROWS, 7 * ROWS + 3, 31 * ROWS - 1]
+    dataset.exclude({"part-000.parquet": excluded})
+    assert all_rows_of(loader) == sorted(set(range(GROUPS * ROWS + 3 * ROWS + 7)) - set(excluded))
+    assert max(map(len, decoded)) > 1
 
 
 def collect(loader: Any, rows: list[int]) -> None:
@@ -105,3 +136,20 @@ def test_a_value_that_cannot_be_delivered_is_an_error_of_its_row_group_after_the
     with pytest.raises(ColumnError, match=rf"'value' holds 1 nulls.* \(row group {bad} of .*a\.parquet\)"):
         collect(loader, delivered)
     assert delivered == list(range(bad * ROWS))
+
+
+def test_damaged_bytes_are_an_error_of_their_row_group_after_the_rows_before(tmp_path):
+    bad = 6
+    file = tmp_path / "a.parquet"
+    table = pa.table({"value": np.arange(GROUPS * ROWS)})
+    pq.write_table(table, file, row_group_size=ROWS, use_dictionary=False)
+    header = pq.read_metadata(file).row_group(bad).column(0).data_page_offset
+    content = bytearray(file.read_bytes())
+    content[header : header + 8] = b"\xff" * 8
+    file.write_bytes(content)
+    loader, dataset = open_loader(tmp_path, batch_size=10)
+    delivered: list[int] = []
+    with pytest.raises(UnreadableFileError, match=rf"row group {bad} of .*a\.parquet"):
+        collect(loader, delivered)
+    assert delivered == list(range(bad * ROWS))
+    assert dataset.get_metrics()["row_groups_read"] == bad
