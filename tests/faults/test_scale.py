@@ -83,7 +83,7 @@ def reach(epoch: EpochState, share: float) -> None:
     for stream in iteration.progress.streams:
         position = int(share * len(stream.slices))
         left = stream.slices[position:]
-        streams.append(replace(stream, position=position, rows_delivered=left[0].start + 1 if left else 0))
+        streams.append(stream._replace(position=position, rows_delivered=left[0].start + 1 if left else 0))
     iteration.progress = replace(iteration.progress, streams=tuple(streams), batches_delivered=10)
 
 

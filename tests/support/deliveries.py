@@ -115,7 +115,7 @@ class Delivery:
         for parts in zip(*walks, strict=True):
             (batch, receipt), *others = parts
             rows = None if batch is None else [row for part, _ in parts if part is not None for row in part]
-            yield rows, replace(receipt, others=tuple(beside for _, beside in others))
+            yield rows, receipt._replace(others=tuple(beside for _, beside in others))
 
     def _walk(self, progress: Progress, stream: int) -> Scan:
         slices = progress.streams[stream].slices

@@ -61,7 +61,7 @@ class Part:
         if self._is_whole:
             return receipt
         position, rows = self._placed(receipt)
-        return replace(receipt, position=position, rows_delivered=rows, others=tuple(map(self.placed, receipt.others)))
+        return receipt._replace(position=position, rows_delivered=rows, others=tuple(map(self.placed, receipt.others)))
 
     def _placed(self, receipt: Receipt) -> Place:
         first, end = self._bounds[receipt.stream]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from torch_dataloader_utils.checkpoint.skipped_steps import Mark, Place, SkippedSteps, rows_in
 from torch_dataloader_utils.planning.assignment import Receipt
@@ -17,9 +18,8 @@ from torch_dataloader_utils.planning.row_hash import RowHash
 from torch_dataloader_utils.planning.row_ranges import Windows, size_of
 
 
-@dataclass(frozen=True, slots=True)
-class StreamProgress:
-    """The progress of a stream.
+class StreamProgress(NamedTuple):
+    """The progress of a stream. Each batch makes one for each of its streams, as of its `Receipt`.
 
     Attributes:
         planned: All slices of the stream, in order.
@@ -55,7 +55,7 @@ class StreamProgress:
     def at(self, place: Place) -> StreamProgress:
         """Return the progress at a place that this iteration reaches."""
         index, rows = place
-        return replace(self, position=index - (len(self.planned) - len(self.slices)), rows_delivered=rows)
+        return self._replace(position=index - (len(self.planned) - len(self.slices)), rows_delivered=rows)
 
     @property
     def left(self) -> tuple[ShardSlice, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from functools import cache
 from typing import Any
@@ -36,7 +37,7 @@ def release_unused() -> None:
 
 def new_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return an array in this memory: blocks of rows come and go, and other allocators give their pages back."""
-    size = int(np.prod(shape)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype)
     return np.frombuffer(pa.allocate_buffer(size, memory_pool=memory_pool()), np.uint8).view(dtype).reshape(shape)

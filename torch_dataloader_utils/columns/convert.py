@@ -206,41 +206,51 @@ def _keep_values(values: Any, flags: npt.NDArray[np.bool_]) -> Any:
     return values[torch.from_numpy(flags) if isinstance(values, torch.Tensor) else flags]
 
 
-def interleave(parts: Sequence[Columns], count: int) -> Columns:
+def interleave(parts: Sequence[ColumnSlice], count: int) -> Columns:
     """Interleave the batches of several streams: the first batch of each stream, then the second of each.
 
     Each part is the batches of one stream, together as columns, and all of one size. `count` is their number in each.
     The result is a copy, which keeps none of the parts in memory.
     """
-    first = parts[0]
+    first = parts[0].columns
     if isinstance(first, pa.Table):
-        order = _interleaved_rows([len(part) for part in parts], count)
-        return takeable(pa.concat_tables(parts)).take(order)
-    return {name: _interleave_column([part[name] for part in parts], count) for name in first}
+        order = _interleaved_rows([part.stop - part.start for part in parts], count)
+        return takeable(pa.concat_tables(_rows(part.columns, part) for part in parts)).take(order)
+    return {name: _interleave_column(name, parts, count) for name in first}
 
 
-def _interleave_column(streams: list[Any], count: int) -> Any:
-    if isinstance(streams[0], pa.ChunkedArray):
+def _interleave_column(name: str, parts: Sequence[ColumnSlice], count: int) -> Any:
+    first = parts[0].columns[name]
+    if isinstance(first, (torch.Tensor, np.ndarray)) and count > 1:
+        rows = _interleaved([np.asarray(part.columns[name])[part.start : part.stop] for part in parts], count)
+        return torch.from_numpy(rows) if isinstance(first, torch.Tensor) else rows
+    streams = [_rows(part.columns[name], part) for part in parts]
+    if isinstance(first, pa.ChunkedArray):
         order = _interleaved_rows(list(map(len, streams)), count)
         return takeable(pa.table({"": _join_chunks(streams)}))[""].take(order)
-    if count == 1:
-        return concat(streams)
-    if isinstance(streams[0], Ragged):
+    if isinstance(first, Ragged) and count > 1:
         sized = [(values, len(values) // count) for values in streams]
-        return concat([values.slice(n * size, (n + 1) * size) for n in range(count) for values, size in sized])
-    # Of shape (batches, rows of a batch, ...), stacked by stream and flattened again.
-    shape = (count, -1, *streams[0].shape[1:])
-    shaped = [np.asarray(values).reshape(shape) for values in streams]
-    stacked = new_array((count, len(shaped), *shaped[0].shape[1:]), shaped[0].dtype)
-    stacked = np.stack(shaped, 1, out=stacked).reshape(-1, *shape[2:])
-    return torch.from_numpy(stacked) if isinstance(streams[0], torch.Tensor) else stacked
+        streams = [values.slice(n * size, (n + 1) * size) for n in range(count) for values, size in sized]
+    return concat(streams)
+
+
+def _interleaved(streams: Sequence[npt.NDArray[Any]], count: int) -> npt.NDArray[Any]:
+    """Return the rows of several arrays interleaved: `count` times the next rows of each."""
+    batches = [values.reshape(count, len(values) // count, *values.shape[1:]) for values in streams]
+    found = new_array((count, sum(each.shape[1] for each in batches), *batches[0].shape[2:]), batches[0].dtype)
+    start = 0
+    for each in batches:
+        stop = start + each.shape[1]
+        found[:, start:stop] = each
+        start = stop
+    return found.reshape(count * start, *found.shape[2:])
 
 
 def _interleaved_rows(lengths: Sequence[int], count: int) -> pa.Array:
     """Return the order of rows in which the batches of concatenated streams are interleaved."""
     starts = accumulate(lengths, initial=0)
     rows = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=False)]
-    return pa.array(_interleave_column(rows, count))
+    return pa.array(_interleaved(rows, count))
 
 
 def list_lengths(columns: Columns, name: str) -> npt.NDArray[np.int64]:

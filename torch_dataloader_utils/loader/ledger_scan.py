@@ -96,7 +96,7 @@ class StepScan:
         receipt = batch.receipt
         stream = before.streams[receipt.stream]
         slices = _window(stream, receipt)
-        done, _ = replace(stream, position=receipt.position, rows_delivered=receipt.rows_delivered).reached
+        done, _ = stream._replace(position=receipt.position, rows_delivered=receipt.rows_delivered).reached
         return ScannedStep(step, receipt.stream, np.asarray(batch.data[self._row_ids]), slices, done)
 
     # Rows of files ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions
 from torch_dataloader_utils.planning.plan import ShardSlice
@@ -11,12 +12,12 @@ from torch_dataloader_utils.planning.quotas import Counts
 from torch_dataloader_utils.planning.row_hash import RowHash
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """The progress of a stream after the delivery of the batch that this travels with.
 
     A stream delivers its slices in order, so a position is enough: slices before `position` are done, whether they had
-    rows to deliver or not.
+    rows to deliver or not. Each stream of each batch has one, so it is a tuple: a frozen dataclass takes three times as
+    long to make.
 
     Attributes:
         stream: Index of the stream among those of its rank.

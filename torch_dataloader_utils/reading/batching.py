@@ -186,7 +186,7 @@ class Batcher:
         last = chunk.position, chunk.first + stop
         if chunk.ends and stop == chunk.rows:
             return Receipt(self._stream, chunk.position + 1, 0, rows, last=last)
-        return Receipt(self._stream, *last, rows, last=last)
+        return Receipt(self._stream, last[0], last[1], rows, 0, (), last)
 
     def _compact(self) -> None:
         """Copy the few rows that are left of a chunk, so that they do not keep all of it in memory."""

@@ -63,8 +63,8 @@ class SourceReader:
             self._start = stop
             ended = bisect_right(stops, done)
             moved = stop - done  # from a row's number in the block to its number in the chunk
-            for end, size in zip(stops[len(receipts) : ended], sizes[len(receipts) : ended], strict=True):
-                receipts.append(self._receipt(chunk, end + moved, size))
+            steps = zip(stops[len(receipts) : ended], sizes[len(receipts) : ended], strict=True)
+            receipts += [self._receipt(chunk, end + moved, size) for end, size in steps]
             if stop == chunk.rows:
                 self._drop()
         return receipts
@@ -73,7 +73,7 @@ class SourceReader:
         last = chunk.position, chunk.first + stop
         if chunk.ends and stop == chunk.rows:
             return Receipt(self._stream.stream, chunk.position + 1, 0, rows, last=last)
-        return Receipt(self._stream.stream, *last, rows, last=last)
+        return Receipt(self._stream.stream, last[0], last[1], rows, 0, (), last)
 
     def end(self) -> StreamEnd:
         """Return the end of the stream, all rows of which are taken."""

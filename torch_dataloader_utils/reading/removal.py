@@ -31,7 +31,7 @@ def _shortened(batches: Batches) -> Iterator[Batches | EmptyStep]:
         yield batches
         return
     lost = rows_removed(removed, batches.sizes)
-    receipts = [replace(one, rows_excluded=rows) for one, rows in zip(batches.receipts, lost, strict=True)]
+    receipts = [one._replace(rows_excluded=rows) for one, rows in zip(batches.receipts, lost, strict=True)]
     shorter = replace(batches, columns=keep(columns, ~removed), receipts=tuple(receipts))
     del columns, removed, batches
     yield from _without_empty(shorter)

@@ -27,7 +27,7 @@ def with_hashes(batches: Batches) -> Batches:
         marks = marks[~removed]
         sizes = [size - lost for size, lost in zip(sizes, rows_removed(removed, sizes), strict=True)]
     hashes = hash_batches(marks, sizes)
-    receipts = tuple(replace(receipt, row_hash=own) for receipt, own in zip(batches.receipts, hashes, strict=True))
+    receipts = tuple(receipt._replace(row_hash=own) for receipt, own in zip(batches.receipts, hashes, strict=True))
     return replace(batches, columns=columns, receipts=receipts)
 
 

@@ -180,6 +180,7 @@ class Scan(ABC):
                 run.requested_bytes += self.reader.stored_bytes(step.group)
                 if step.requested:
                     self.reader.request(step.group, [later.group for later in run.waiting], whole=step.whole)
+                    self.prepare_for(step)
                 ahead.append((step, lease))
                 if following is None and 2 * len(run.waiting) <= run.steps:
                     following = next(runs, _Run())
@@ -187,6 +188,9 @@ class Scan(ABC):
                 if following is not None and not run.waiting:
                     run, following = following, None
             yield ahead.popleft()
+
+    def prepare_for(self, step: Step) -> None:  # noqa: B027 - only shuffled rows have something to prepare
+        """Begin what can be done for a step that was requested while it is decoded."""
 
     def _prepare(self, run: _Run) -> None:
         """Let the answer begin that several row groups are received from, unless it was."""

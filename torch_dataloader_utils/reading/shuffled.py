@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from torch_dataloader_utils.columns.arrow_memory import memory_pool
-from torch_dataloader_utils.columns.convert import ColumnSlice, convert, join
+from torch_dataloader_utils.columns.convert import ColumnSlice, convert, join, size_of
 from torch_dataloader_utils.planning.plan import Shard, ShardSlice
 from torch_dataloader_utils.planning.shuffle import left_bounds, permutation, round_bounds
 from torch_dataloader_utils.reading.arrow_threads import allocate_first
@@ -35,6 +35,10 @@ has costs that do not depend on its size."""
 TOGETHER_BYTES = 4 << 20
 """Small shards are read together, but permuted each for itself, up to so many bytes: each table and each column of it
 has costs that do not depend on its size."""
+
+MOST_DRAWN_AT_ONCE = 1 << 15
+"""The order of so many rows is drawn by the thread that permutes them, and of more by another one meanwhile: to hand
+over a small task takes longer than the task."""
 
 COLUMNS_OF_A_THREAD = 8
 """A thread for each so many columns, the reading one included, permutes one column at a time, so that the copies which
@@ -67,7 +71,8 @@ class _Read:
     Attributes:
         position: Index of its slice in the stream's slices.
         shard_slice: The slice.
-        indices: Its row order, drawn while it is read; None where only reading tells how many rows there are.
+        indices: Its row order, drawn while it is decoded; None where it is drawn later, since it has few rows or since
+            only reading tells how many.
         tables: The rows of each row group, by its number in the shard.
     """
 
@@ -100,6 +105,8 @@ class ShuffledScan(Scan):
     ) -> None:
         super().__init__(reader, slices, options, budget)
         self._epoch = epoch
+        self._drawing: dict[int, Future[pa.Array]] = {}  # row orders of the shards that are requested, by position
+        self._prepared = -1  # the last of them
         self._most_together = TOGETHER_BYTES // num_streams
         self._helpers = max(1, min(pa.cpu_count(), reader.columns // COLUMNS_OF_A_THREAD)) - 1
         threads = max(1, self._helpers)
@@ -124,7 +131,7 @@ class ShuffledScan(Scan):
             else:
                 lease.release()
             if not together or together[-1].position != step.position:
-                together.append(_Read(step.position, step.shard_slice, self._draw(shard, range(1)), {}))
+                together.append(_Read(step.position, step.shard_slice, self._drawing.pop(step.position, None), {}))
             read = together[-1]
             read.tables[step.number] = self.delivered(step.group, self.reader.read(step.group), 0)
             self.count(step.group, again=step.shard_slice.start > 0)
@@ -132,6 +139,15 @@ class ShuffledScan(Scan):
                 self.require_rows(step.shard_slice, read.rows)
                 if not step.continues:
                     yield from self._chunks_of(together, shared_lease)
+
+    def prepare_for(self, step: Step) -> None:
+        """Begin to draw the row order of a large shard once its first row group is requested."""
+        shard = step.shard_slice.shard
+        if step.position != self._prepared and shard.rows_read > MOST_DRAWN_AT_ONCE:
+            drawing = self._draw(shard, range(1))
+            if drawing is not None:
+                self._drawing[step.position] = drawing
+        self._prepared = step.position
 
     def _steps(self) -> Iterator[Step]:
         """Yield all row groups of each slice's shard, file by file, so that each file is opened once."""
@@ -189,9 +205,9 @@ class ShuffledScan(Scan):
         positions = [(read.position, read.shard_slice.start) for read in together]
         together.clear()
         table = self._permuted(parts, pa.concat_arrays(orders) if len(orders) > 1 else orders[0])
-        lease.resize(self._half_at_least(table.nbytes))
         columns = convert(table, self.options.transform)
         del table
+        lease.resize(self._half_at_least(size_of(columns)))
         begin = 0
         for (position, first), order in zip(positions, orders, strict=True):
             end = begin + len(order)
@@ -214,7 +230,11 @@ class ShuffledScan(Scan):
 
     def _drawn(self, indices: Future[pa.Array] | None, shard: Shard, number: int, rows: int) -> pa.Array:
         """Return the order of rows that were read, which is drawn now if it was not while they were read."""
-        return _packed(self._permutation(shard, number, rows)) if indices is None else indices.result()
+        if indices is not None:
+            return indices.result()
+        if self.reader.knows_rows:
+            return self._indices(shard, range(1))  # rounds were drawn while they were read
+        return _packed(self._permutation(shard, number, rows))
 
     def _permuted(self, parts: list[pa.Table], indices: pa.Array) -> pa.Table:
         """Permute rows column by column, several columns at once, and free each column once it is permuted.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from torch_dataloader_utils.columns.convert import interleave, size_of
+from torch_dataloader_utils.columns.convert import ColumnSlice, interleave, size_of
 from torch_dataloader_utils.formats.base import Opened, OpenedSources
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
@@ -29,6 +29,7 @@ from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 from torch_dataloader_utils.reading.sequential import SequentialScan
 from torch_dataloader_utils.reading.shuffled import ShuffledScan
 from torch_dataloader_utils.reading.token_batching import TokenBatcher
+from torch_dataloader_utils.reading.work import Work
 
 
 def read_assignment(
@@ -203,7 +204,7 @@ def _next_batches(cycle: list[_StreamReader], count: int, width: int, budget: Me
     The budget is the memory for the copies of their rows.
     """
     taken = [reader.take(count) for reader in cycle]
-    columns = interleave([batches.columns for batches in taken], count)
+    columns = interleave([batches.rows for batches in taken], count)
     receipts = tuple(
         joined([batches.receipts[number] for batches in taken[first : first + width]])
         for number in range(count)
@@ -216,6 +217,15 @@ def _next_batches(cycle: list[_StreamReader], count: int, width: int, budget: Me
     return Batches(columns, receipts, work, budget.take(lease_of_block(budget, size_of(columns))))
 
 
+@dataclass(frozen=True, slots=True)
+class _Taken:
+    """Some consecutive batches of a stream: their rows, the receipt of each, and what was done for them."""
+
+    rows: ColumnSlice
+    receipts: tuple[Receipt, ...]
+    work: Work | None
+
+
 class _StreamReader:
     """Takes some batches of a stream at a time. They are views; their lease is released once their rows are copied.
 
@@ -226,33 +236,40 @@ class _StreamReader:
         self._contents = contents
         self._size = size
         self._budget = budget
-        self._rest: Batches | None = None
+        self._batches: Batches | None = None
+        self._taken = 0  # of these batches
+        self._rows = 0  # of those that are taken
         self._lease: MemoryLease | None = None
         self._end: StreamEnd | None = None
 
     @property
     def full_batches(self) -> int:
         """How many consecutive full batches are in memory; more are read if there are none."""
-        rest = self._filled()
-        return 0 if rest is None else sum(receipt.rows == self._size for receipt in rest.receipts)
+        batches = self._filled()
+        return 0 if batches is None else sum(each.rows == self._size for each in batches.receipts[self._taken :])
 
     @property
     def batch_bytes(self) -> int:
         """About how many bytes each batch in memory has; 0 if there are none."""
-        rest = self._filled()
-        return 0 if rest is None else size_of(rest.columns) // len(rest.receipts)
+        batches = self._filled()
+        return 0 if batches is None else size_of(batches.columns) // len(batches.receipts)
 
     @property
     def end(self) -> StreamEnd | None:
         """The end of the stream, once all batches are taken."""
         return self._end if self._filled() is None else None
 
-    def take(self, count: int) -> Batches:
+    def take(self, count: int) -> _Taken:
         """Return the next batches of those that are in memory."""
-        rest = self._filled()
-        assert rest is not None  # noqa: S101 - the caller takes no more than there are
-        taken, self._rest = rest.cut(count)
-        self._lease = taken.lease
+        batches = self._filled()
+        assert batches is not None  # noqa: S101 - the caller takes no more than there are
+        first, start = self._taken, self._rows
+        receipts = batches.receipts[first : first + count]
+        self._taken, self._rows = first + count, start + sum(receipt.rows_left for receipt in receipts)
+        taken = _Taken(ColumnSlice(batches.columns, start, self._rows), receipts, None if first else batches.work)
+        if self._taken == len(batches.receipts):
+            self._batches, self._taken, self._rows = None, 0, 0
+            self._lease = batches.lease
         return taken
 
     def release(self) -> None:
@@ -264,14 +281,14 @@ class _StreamReader:
     def close(self) -> None:
         """Read nothing more."""
         self._budget.close()
-        self._rest = None
+        self._batches = None
         self._contents.close()
 
     def _filled(self) -> Batches | None:
-        if self._rest is None and self._end is None:
+        if self._batches is None and self._end is None:
             following = next(self._contents)
             if isinstance(following, StreamEnd):
                 self._end = following
             else:
-                self._rest = following
-        return self._rest
+                self._batches = following
+        return self._batches

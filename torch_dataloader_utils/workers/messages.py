@@ -19,8 +19,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
-from operator import attrgetter
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,8 +38,6 @@ ALIGNMENT = 64
 MAX_HELD = 2
 """Blocks of one worker that batches in use may hold. Beyond that batches are copied, or a user who keeps many batches
 would leave the worker without a free block."""
-
-_RECEIPT_FIELDS = attrgetter(*(each.name for each in fields(Receipt)))
 
 Content: TypeAlias = Batch | Batches | EmptyStep | StreamEnd
 
@@ -193,7 +190,7 @@ class _BatchPickler(pickle.Pickler):
                 self._out_of_band.tensor = array
                 return _unpack_tensor, (pickle.PickleBuffer(array.data), value.dtype, tuple(value.shape))
         if type(value) is Receipt:  # each batch has one: a call is several times as fast as to set attributes
-            return Receipt, _RECEIPT_FIELDS(value)
+            return Receipt, tuple(value)
         if isinstance(value, pa.Table):  # pyarrow's own pickle of a slice carries the whole table
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, value.schema) as stream:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_dataloader_utils.columns.column_plan import plan_column
-from torch_dataloader_utils.columns.convert import ColumnSlice, convert, split
+from torch_dataloader_utils.columns.convert import ColumnSlice, convert, interleave, join, split
 from torch_dataloader_utils.columns.interleave import Interleaved
 from torch_dataloader_utils.columns.options import ColumnOptions
 from torch_dataloader_utils.columns.transform import ColumnTransform
@@ -82,3 +82,20 @@ def test_each_step_has_the_next_rows_of_each_source_one_source_after_the_other(o
         wanted = pa.concat_tables([rows_from(number, 1) for number in ids])
         for name in schema.names:
             assert plain(batch[name]) == wanted[name].to_pylist(), name
+
+
+@pytest.mark.parametrize("output_format", ["torch", "numpy", "arrow", "dict"])
+@given(streams=st.integers(1, 3), count=st.integers(1, 4), size=st.integers(1, 3), before=st.integers(0, 2))
+def test_batches_of_virtual_streams_alternate_wherever_they_begin(output_format, streams, count, size, before):
+    schema = rows_from(0, 1).schema
+    options = ColumnOptions(output_format)
+    transform = ColumnTransform(output_format, tuple(plan_column(field, options) for field in schema), schema)
+    tables = [rows_from(1000 * stream, before + count * size + 1) for stream in range(streams)]
+    parts = [ColumnSlice(convert(table, transform), before, before + count * size) for table in tables]
+    order = [table.slice(before + step * size, size) for step in range(count) for table in tables]
+    expected = convert(pa.concat_tables(order), transform)
+    sizes = [size] * (streams * count)
+    found = list(split(interleave(parts, count), sizes))
+    wanted = list(split(join([ColumnSlice(expected, 0, sum(sizes))]), sizes))
+    for batch, other in zip(found, wanted, strict=True):
+        assert all(plain(batch[name]) == plain(other[name]) for name in schema.names)

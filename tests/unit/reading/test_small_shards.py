@@ -10,6 +10,8 @@ import pyarrow.compute as pc
 import pytest
 from support import open_loader, rows_of, write_dataset
 
+from torch_dataloader_utils.reading import shuffled
+
 GROUPS = 40
 ROWS = 50
 """Of a row group, and of a shard."""
@@ -46,3 +48,14 @@ def test_the_memory_for_reading_bounds_what_is_permuted_at_once(tmp_path: Path, 
     one_by_one, takes = rows_and_takes(tmp_path, monkeypatch, read_ahead_bytes=1_000)
     assert takes >= GROUPS
     assert one_by_one == together
+
+
+@pytest.mark.parametrize("columns", [None, ["value"]])
+def test_the_order_of_a_shard_does_not_depend_on_which_thread_draws_it(tmp_path: Path, monkeypatch, columns):
+    write_dataset(tmp_path, ((GROUPS * ROWS, ROWS),))
+    options = {"shuffle": True, "shuffle_buffer_size": 3 * ROWS, "columns": columns}
+    drawn_later = [row for batch in open_loader(tmp_path, **options)[0] for row in rows_of(batch)]
+    monkeypatch.setattr(shuffled, "MOST_DRAWN_AT_ONCE", 0)
+    drawn_ahead = [row for batch in open_loader(tmp_path, **options)[0] for row in rows_of(batch)]
+    assert drawn_ahead == drawn_later
+    assert sorted(drawn_ahead) == list(range(GROUPS * ROWS))
