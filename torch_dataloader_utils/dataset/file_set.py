@@ -22,9 +22,9 @@ from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.plan import PlanOptions
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.strategy import SplitStrategy
-from torch_dataloader_utils.storage.filesystem import StoredFile
 from torch_dataloader_utils.storage.listing import GLOB, list_files
 from torch_dataloader_utils.storage.redaction import is_http, without_query
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 
 class FileSet(ABC):

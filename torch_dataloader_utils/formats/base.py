@@ -27,9 +27,10 @@ from torch_dataloader_utils.planning.plan import ShardSlice
 from torch_dataloader_utils.planning.source_paths import parse_source_path
 from torch_dataloader_utils.planning.token_counts import TokenCounts
 from torch_dataloader_utils.storage.attempts import Retry
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import Listing
 from torch_dataloader_utils.storage.local_file import LocalFile
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 
 @dataclass(frozen=True, slots=True)

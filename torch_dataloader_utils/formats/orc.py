@@ -35,9 +35,10 @@ from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.recognition import ENDINGS, ORC_MAGIC, format_hint
 from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import Listing
 from torch_dataloader_utils.storage.local_file import LocalFile
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 TAIL_BYTES = 16 * 1024
 """How much of a file's end ORC's reader requests first."""

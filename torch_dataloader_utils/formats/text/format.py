@@ -26,8 +26,9 @@ from torch_dataloader_utils.formats.text.codec import Parser, TextCodec, range_o
 from torch_dataloader_utils.formats.text.footer import DIGEST_BYTES, Cutting, TextFooter, cuts, digest_of
 from torch_dataloader_utils.formats.text.lines import Text
 from torch_dataloader_utils.planning.manifest import TEXT, DataFile, RowGroup
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import Listing
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 BLOCK_BYTES = 1 << 20
 """How much pyarrow parses at a time by default: columns are inferred from the first of these blocks."""
