@@ -24,7 +24,7 @@ from torch_dataloader_utils.checkpoint.restore_skips import with_carried
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.run_segments import Began, Loaded
 from torch_dataloader_utils.checkpoint.saved_state import SavedState, lists_files
-from torch_dataloader_utils.formats.base import Opened
+from torch_dataloader_utils.formats.opened_files import Opened
 from torch_dataloader_utils.gc_pause import without_gc
 from torch_dataloader_utils.loader.advice import advise
 from torch_dataloader_utils.loader.events import Hooks

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from torch_dataloader_utils.errors import UnreadableFileError, nearest
-from torch_dataloader_utils.formats.base import Codec, Described, Footer, Format, KnownFooters, OpenedFiles
+from torch_dataloader_utils.formats.base import Codec, Described, FilesToRead, Footer, Format, KnownFooters
 from torch_dataloader_utils.formats.concurrency import read_concurrently
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.recognition import format_hint
@@ -140,7 +140,7 @@ class TextFormat(Format):
         described = zip(files, footers, columns, strict=True)
         return Described([self._described(file, footer, schemas[key]) for file, footer, key in described])
 
-    def codec(self, files: OpenedFiles, footers: FooterStore) -> Codec:
+    def codec(self, files: FilesToRead, footers: FooterStore) -> Codec:
         """Return what opens files for one reader."""
         return TextCodec(files, footers, self.parser)
 
