@@ -499,7 +499,7 @@ class StructuredDataset(ExcludingDataset):
         Returns:
             What `get_metrics` returns, without ``epoch``, ``advice``, and what it says of pruned and uneven rows.
         """
-        return self._epoch_state.total_metrics()
+        return self._epoch_state.monitor.total_metrics()
 
     def __repr__(self) -> str:
         """Describe the dataset in one line, without secrets: its files and rows, and who reads which epoch."""
