@@ -17,7 +17,7 @@ from ranged import RangedFileSystem, ranged
 from support import batches_of, open_loader, write_dataset
 
 from torch_dataloader_utils import to_device
-from torch_dataloader_utils.loader import advice, epoch
+from torch_dataloader_utils.loader import advice, monitor
 from torch_dataloader_utils.reading.work import STAGES
 
 ROW_GROUPS = 3 + 1 + 6 + 4
@@ -200,7 +200,7 @@ def test_a_slow_storage_is_named(data, num_workers, monkeypatch):
 
 def test_more_workers_are_advised_where_one_decodes_and_cpus_are_idle(tmp_path, monkeypatch):
     monkeypatch.setattr(advice, "EARLY_SEC", 0.0)
-    monkeypatch.setattr(epoch, "usable_cpus", lambda: 64)
+    monkeypatch.setattr(monitor, "usable_cpus", lambda: 64)
     values = pa.table({"x": np.random.default_rng(3).integers(0, 1 << 20, 500_000)})
     pq.write_table(values, tmp_path / "0.parquet", compression="brotli", use_dictionary=False)
     for number in range(1, 10):

@@ -14,8 +14,8 @@ from typing import Any
 
 from torch_dataloader_utils.checkpoint.json_value import JsonValue
 from torch_dataloader_utils.planning.manifest import Manifest
-from torch_dataloader_utils.planning.passes import Shares
 from torch_dataloader_utils.planning.plan import DeliveredBaseline
+from torch_dataloader_utils.planning.weight_schedule import Shares
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from pyarrow import fs
 from torch_dataloader_utils.cli.opening import OpenedDataset, open_dataset
 from torch_dataloader_utils.cli.report import size
 from torch_dataloader_utils.columns.arrow_memory import release_unused
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.workers.cpus import usable_cpus
 
 WORKERS = (0, 2, 4)

@@ -15,8 +15,9 @@ from torch_dataloader_utils.distributed.read_states import read_states
 from torch_dataloader_utils.errors import cut
 from torch_dataloader_utils.formats.base import KnownFooters
 from torch_dataloader_utils.storage.file_object import stored_file
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import Listing
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 DIGESTS = ("filters", "filter_binding", "format_options")
 """Settings that states record as digests."""

@@ -17,7 +17,8 @@ from torch_dataloader_utils.dataset.discovery import check_columns
 from torch_dataloader_utils.dataset.manifest_file import dump_manifest
 from torch_dataloader_utils.dataset.options import LoaderOptions
 from torch_dataloader_utils.dataset.structured import StructuredDataset
-from torch_dataloader_utils.formats.base import KnownFooters, OpenedFiles, files_of
+from torch_dataloader_utils.formats.base import KnownFooters
+from torch_dataloader_utils.formats.opened_files import OpenedFiles, files_of
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.planning.plan import Plan, ShardSlice
 from torch_dataloader_utils.planning.planner import EpochPlanner

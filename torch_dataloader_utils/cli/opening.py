@@ -17,7 +17,7 @@ from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.options import LoaderOptions
 from torch_dataloader_utils.dataset.structured import StructuredDataset
-from torch_dataloader_utils.formats.base import OpenedFiles, files_of
+from torch_dataloader_utils.formats.opened_files import OpenedFiles, files_of
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 

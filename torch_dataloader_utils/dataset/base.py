@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from torch_dataloader_utils.checkpoint.run import Run
-from torch_dataloader_utils.formats.base import Opened
+from torch_dataloader_utils.formats.opened_files import Opened
 from torch_dataloader_utils.formats.read_cache import CurrentReads
 from torch_dataloader_utils.loader.contents import read_here
 from torch_dataloader_utils.loader.epoch import EpochState

@@ -18,7 +18,7 @@ from torch_dataloader_utils.columns.options import Packing
 from torch_dataloader_utils.dataset.discovery import with_column_alone
 from torch_dataloader_utils.dataset.kept_rows import read_row_groups
 from torch_dataloader_utils.errors import ColumnError
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.planning.token_counts import Lengths, TokenCounts, needs_lengths
 from torch_dataloader_utils.reading.row_groups import FileRowGroup
 

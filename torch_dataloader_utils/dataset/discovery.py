@@ -18,18 +18,9 @@ import pyarrow.compute as pc
 from torch_dataloader_utils.columns.arrow import require_column
 from torch_dataloader_utils.columns.transform import null_message
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError, cut
-from torch_dataloader_utils.formats.base import (
-    Deletes,
-    Described,
-    FileCase,
-    Footer,
-    Format,
-    KnownFooters,
-    Opened,
-    OpenedFiles,
-    expression_digest,
-)
+from torch_dataloader_utils.formats.base import Deletes, Described, FileCase, Footer, Format, KnownFooters
 from torch_dataloader_utils.formats.filters import all_of, filter_columns, rules_out
+from torch_dataloader_utils.formats.opened_files import Opened, OpenedFiles, expression_digest
 from torch_dataloader_utils.formats.row_packing import RowGroupPacking
 from torch_dataloader_utils.formats.schema import (
     AllColumns,

@@ -14,7 +14,7 @@ from torch_dataloader_utils.dataset.discovery import require_selectable, with_ex
 from torch_dataloader_utils.dataset.ledger import LedgerDataset
 from torch_dataloader_utils.dataset.options import Filters, parse_filters
 from torch_dataloader_utils.errors import cut, nearest, shown
-from torch_dataloader_utils.formats.base import OpenedFiles, expression_digest, files_of
+from torch_dataloader_utils.formats.opened_files import OpenedFiles, expression_digest, files_of
 from torch_dataloader_utils.loader.arguments import PathLike
 from torch_dataloader_utils.planning.excluded import NO_BOUNDS, Bounds, ExcludedRows, bounds_of
 

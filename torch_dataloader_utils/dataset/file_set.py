@@ -14,7 +14,8 @@ from torch_dataloader_utils.dataset.discovery import Request, open_files
 from torch_dataloader_utils.dataset.manifest_file import load_manifest
 from torch_dataloader_utils.dataset.packing import sequence_counts
 from torch_dataloader_utils.dataset.partitions import Partitioning, is_hive, partition_columns, require_partitioning
-from torch_dataloader_utils.formats.base import Format, Opened, OpenedFiles
+from torch_dataloader_utils.formats.base import Format
+from torch_dataloader_utils.formats.opened_files import Opened, OpenedFiles
 from torch_dataloader_utils.formats.recognition import format_hint
 from torch_dataloader_utils.gc_pause import without_gc
 from torch_dataloader_utils.loader.arguments import parse_paths
@@ -22,9 +23,9 @@ from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.plan import PlanOptions
 from torch_dataloader_utils.planning.planner import EpochPlanner
 from torch_dataloader_utils.planning.strategy import SplitStrategy
-from torch_dataloader_utils.storage.filesystem import StoredFile
 from torch_dataloader_utils.storage.listing import GLOB, list_files
 from torch_dataloader_utils.storage.redaction import is_http, without_query
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 
 class FileSet(ABC):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.manifest import RowGroup
 from torch_dataloader_utils.reading.row_groups import FileRowGroup, RowGroupReader

@@ -10,7 +10,7 @@ import numpy as np
 from torch_dataloader_utils.checkpoint.parse import MOST_EPOCHS
 from torch_dataloader_utils.dataset.base import BatchDataset
 from torch_dataloader_utils.dataset.discovery import with_filters
-from torch_dataloader_utils.formats.base import Opened, OpenedFiles
+from torch_dataloader_utils.formats.opened_files import Opened, OpenedFiles
 from torch_dataloader_utils.loader.arguments import require_count, require_flag
 from torch_dataloader_utils.loader.ledger import Ledger
 from torch_dataloader_utils.planning.assignment import Assignment, StreamAssignment

@@ -19,9 +19,10 @@ from torch_dataloader_utils.dataset.kept_rows import KeptRows
 from torch_dataloader_utils.errors import cut
 from torch_dataloader_utils.formats.base import KnownFooters
 from torch_dataloader_utils.planning.token_counts import Lengths, TokenCounts
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import GLOB, Listing
 from torch_dataloader_utils.storage.redaction import REDACTED
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 VERSION = 2
 VERSION_WITHOUT_DIGEST = 1

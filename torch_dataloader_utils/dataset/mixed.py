@@ -16,7 +16,8 @@ from torch_dataloader_utils.dataset.sources import SourceDescription, open_sourc
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.dataset.weights import ExactSchedule, Weights, WeightSchedule, exact_shares, parse_weights
 from torch_dataloader_utils.errors import LedgerUnknownError
-from torch_dataloader_utils.formats.base import KnownFooters, Opened, OpenedFiles, OpenedSources
+from torch_dataloader_utils.formats.base import KnownFooters
+from torch_dataloader_utils.formats.opened_files import Opened, OpenedFiles, OpenedSources
 from torch_dataloader_utils.formats.text.footer import Cutting
 from torch_dataloader_utils.loader.arguments import optional_count, parse_bytes
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader

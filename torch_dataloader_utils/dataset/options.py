@@ -26,7 +26,8 @@ from torch_dataloader_utils.dataset.manifest_file import parse_tokens
 from torch_dataloader_utils.dataset.mesh import MeshRanks
 from torch_dataloader_utils.dataset.packing import UNKNOWN_SEQUENCES, packing_text, parse_packing, require_packable
 from torch_dataloader_utils.dataset.transforms import parse_transform, with_transform
-from torch_dataloader_utils.formats.base import Format, Opened, OpenedFiles, files_of
+from torch_dataloader_utils.formats.base import Format
+from torch_dataloader_utils.formats.opened_files import Opened, OpenedFiles, files_of
 from torch_dataloader_utils.formats.registry import FORMATS, choose_format, require_known_rows
 from torch_dataloader_utils.formats.row_packing import FACTS, RowGroupPacking
 from torch_dataloader_utils.formats.row_transform import Transform

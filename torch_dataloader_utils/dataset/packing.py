@@ -9,7 +9,7 @@ from typing import Any
 from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.options import Packing
 from torch_dataloader_utils.errors import ColumnError
-from torch_dataloader_utils.formats.base import Opened
+from torch_dataloader_utils.formats.opened_files import Opened
 from torch_dataloader_utils.planning.plan import PlanOptions
 from torch_dataloader_utils.planning.token_counts import SequenceCounts
 

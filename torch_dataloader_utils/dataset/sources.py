@@ -17,7 +17,7 @@ from torch_dataloader_utils.dataset.kept_rows import with_kept_rows
 from torch_dataloader_utils.dataset.manifest_file import parse_kept_rows
 from torch_dataloader_utils.dataset.transforms import with_transform
 from torch_dataloader_utils.errors import ColumnError, TransformError
-from torch_dataloader_utils.formats.base import OpenedFiles, files_of
+from torch_dataloader_utils.formats.opened_files import OpenedFiles, files_of
 from torch_dataloader_utils.formats.row_packing import RowGroupPacking
 from torch_dataloader_utils.formats.row_transform import Transform
 from torch_dataloader_utils.formats.schema import FileSchema, Projection, unified

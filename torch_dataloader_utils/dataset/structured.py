@@ -23,7 +23,8 @@ from torch_dataloader_utils.dataset.mesh import Mesh
 from torch_dataloader_utils.dataset.options import Filters, LoaderOptions
 from torch_dataloader_utils.dataset.partitions import Partitioning
 from torch_dataloader_utils.errors import ProgressUnknownError
-from torch_dataloader_utils.formats.base import KnownFooters, files_of
+from torch_dataloader_utils.formats.base import KnownFooters
+from torch_dataloader_utils.formats.opened_files import files_of
 from torch_dataloader_utils.formats.registry import FormatName
 from torch_dataloader_utils.formats.row_transform import Transform
 from torch_dataloader_utils.loader.arguments import PathLike, require_choice, require_count, require_flag
@@ -498,7 +499,7 @@ class StructuredDataset(ExcludingDataset):
         Returns:
             What `get_metrics` returns, without ``epoch``, ``advice``, and what it says of pruned and uneven rows.
         """
-        return self._epoch_state.total_metrics()
+        return self._epoch_state.monitor.total_metrics()
 
     def __repr__(self) -> str:
         """Describe the dataset in one line, without secrets: its files and rows, and who reads which epoch."""

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from torch_dataloader_utils.dataset.discovery import require_no_column
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.row_transform import RowTransform, Transform
 from torch_dataloader_utils.loader import arguments
 

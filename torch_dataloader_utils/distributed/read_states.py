@@ -18,7 +18,8 @@ from torch_dataloader_utils.distributed.plain_values import MOST_BYTES, entries_
 from torch_dataloader_utils.distributed.store_files import METADATA, StoreFiles
 from torch_dataloader_utils.errors import shown
 from torch_dataloader_utils.storage.file_object import open_stored, stored_file
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 ADAPTERS_FILES = ("loader.pt", "custom_checkpoint_*.pkl", "meta.pt")
 """Files in the checkpoints of Transformers, of Accelerate, and of Lightning where a strategy saves a directory."""

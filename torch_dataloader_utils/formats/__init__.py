@@ -2,5 +2,6 @@
 
 It imports `columns`, `planning`, `storage` and `errors`. The formats do not know one another: what all of them provide
 is in `base`, and `registry` finds a format by its name. Files enter at `Format.describe`; Arrow tables leave at
-`Codec.open`.
+`Codec.open`. `opened_files` has what a dataset and its readers know of files; a format sees the part of it that
+`base.FilesToRead` names.
 """

@@ -22,12 +22,12 @@ from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.base import (
     Codec,
     Described,
+    FilesToRead,
     Footer,
     Format,
     KnownFooters,
     Layout,
     Measures,
-    OpenedFiles,
     RowGroups,
 )
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES, read_each
@@ -35,9 +35,10 @@ from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.recognition import ENDINGS, ORC_MAGIC, format_hint
 from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import Listing
 from torch_dataloader_utils.storage.local_file import LocalFile
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 TAIL_BYTES = 16 * 1024
 """How much of a file's end ORC's reader requests first."""
@@ -153,7 +154,7 @@ class Orc(Format):
 
         return Described(list(read_each(read, listing.files, storage)))
 
-    def codec(self, files: OpenedFiles, footers: FooterStore) -> Codec:
+    def codec(self, files: FilesToRead, footers: FooterStore) -> Codec:
         """Return what opens the files for one reader."""
         return _OrcCodec(files, footers)
 
@@ -199,7 +200,7 @@ def _parsed(storage: Storage, file: StoredFile, content: bytes, schemas: dict[by
 class _OrcCodec(Codec):
     """Stripes decoded by pyarrow."""
 
-    def __init__(self, files: OpenedFiles, footers: FooterStore) -> None:
+    def __init__(self, files: FilesToRead, footers: FooterStore) -> None:
         self._files = files
         self._footers = footers
         self.layout = lru_cache(OPEN_FILES)(

@@ -10,7 +10,7 @@ from torch_dataloader_utils.checkpoint.progress import RemovedRows
 from torch_dataloader_utils.checkpoint.removed_rows import saved_removed
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
-from torch_dataloader_utils.formats.base import Opened
+from torch_dataloader_utils.formats.opened_files import Opened
 from torch_dataloader_utils.planning.excluded import Exclusions
 from torch_dataloader_utils.planning.manifest import Layout
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
 from torch_dataloader_utils.errors import LedgerUnknownError, cut
-from torch_dataloader_utils.formats.base import Opened, OpenedFiles, files_of
+from torch_dataloader_utils.formats.opened_files import Opened, OpenedFiles, files_of
 from torch_dataloader_utils.loader.ledger_scan import ScannedStep, StepScan
 from torch_dataloader_utils.loader.segments import Segments
 from torch_dataloader_utils.loader.user_warnings import LOG

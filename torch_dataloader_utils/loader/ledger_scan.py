@@ -15,7 +15,7 @@ import pyarrow as pa
 from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
 from torch_dataloader_utils.columns.options import ColumnOptions
 from torch_dataloader_utils.columns.transform import ColumnTransform
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.formats.schema import Projection
 from torch_dataloader_utils.loader.contents import PartsOfPass, round_robin

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from torch_dataloader_utils.checkpoint.restore import load_baseline
 from torch_dataloader_utils.checkpoint.run_segments import RunSegment
 from torch_dataloader_utils.errors import LedgerUnknownError, shown
-from torch_dataloader_utils.formats.base import Opened, OpenedSources
+from torch_dataloader_utils.formats.opened_files import Opened, OpenedSources
 from torch_dataloader_utils.loader.mixture import different_sources
 from torch_dataloader_utils.loader.run_log import RunLogFiles
 from torch_dataloader_utils.loader.segments import Segments, have_one_plan, removals_from

@@ -9,7 +9,8 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from itertools import count, pairwise
+from functools import partial
+from itertools import count
 from typing import Any
 
 from torch_dataloader_utils.planning.balance import deal
@@ -20,10 +21,10 @@ from torch_dataloader_utils.planning.passes import (
     Base,
     MixturePlace,
     PlannedSource,
-    Shares,
     Start,
     Taken,
     end_of_passes,
+    first_left,
     moved,
     rows_of,
 )
@@ -37,9 +38,10 @@ from torch_dataloader_utils.planning.plan import (
 )
 from torch_dataloader_utils.planning.planner import EpochPlanner, newest_algorithm
 from torch_dataloader_utils.planning.quotas import Quotas
-from torch_dataloader_utils.planning.row_ranges import Windows, gaps, merged, merged_splits
+from torch_dataloader_utils.planning.row_ranges import gaps, merged_splits
 from torch_dataloader_utils.planning.source_paths import parse_source_path, source_path
 from torch_dataloader_utils.planning.topology import Topology
+from torch_dataloader_utils.planning.weight_schedule import Shares, sections_from, weight_after
 
 LEAST_SHARE = 4
 """A source has at least this part (a quarter) of what it would have of the shuffle buffer if all weights were equal."""
@@ -101,13 +103,7 @@ class MixturePlanner(EpochPlanner):
 
     def weights_in(self, epoch: int, topology: Topology) -> tuple[Fraction, ...]:
         """Return the share of each source at the beginning of an epoch."""
-        return self._sections(self.rows_before(epoch, topology), 1)[0][1]
-
-    def _sections(self, rows_before: int, ranks: int) -> Shares:
-        """Return the sections of a rank's rows, which begin after so many planned rows of all ranks."""
-        begun = max(number for number, (row, _) in enumerate(self._schedule) if row <= rows_before)
-        later = ((-((rows_before - row) // ranks), weights) for row, weights in self._schedule[begun + 1 :])
-        return (0, self._schedule[begun][1]), *later
+        return sections_from(self._schedule, self.rows_before(epoch, topology), 1)[0][1]
 
     def with_weights(
         self, weights: tuple[Fraction, ...], epoch: int, topology: Topology, *, is_loaded: bool
@@ -159,7 +155,7 @@ class MixturePlanner(EpochPlanner):
         """
         assert self.options.batch_size is not None  # noqa: S101 - a mixture's ranks are always balanced
         before = self.rows_before(epoch, topology) + (0 if baseline is None else rows_of(baseline))
-        sections = self._sections(before, topology.planned_ranks)
+        sections = sections_from(self._schedule, before, topology.planned_ranks)
         return Quotas(sections, self._rows_of_rank(epoch, topology, baseline), self.options.batch_size)
 
     def starts(self, epoch: int, topology: Topology) -> tuple[Start, ...]:
@@ -226,16 +222,16 @@ class MixturePlanner(EpochPlanner):
         """Return the rows before the beginning of an epoch, of the passes that it continues."""
         starts = self.starts(epoch, topology)
         if self._earlier is None or self._earlier[0] != starts:
-            done, partial = list[Split](), list[PartialShard]()
+            done, unfinished = list[Split](), list[PartialShard]()
             for source, start in enumerate(starts):
                 left = start.row
                 for part in self._shards(source, start.number, Taken()) if left else ():
                     if left >= part.rows:
                         done += part.shard.splits
                     elif left:
-                        partial.append(PartialShard(part.shard, ((0, left),)))
+                        unfinished.append(PartialShard(part.shard, ((0, left),)))
                     left -= min(left, part.rows)
-            self._earlier = starts, DeliveredBaseline(tuple(merged_splits(done)), tuple(partial), (), 0)
+            self._earlier = starts, DeliveredBaseline(tuple(merged_splits(done)), tuple(unfinished), (), 0)
         return self._earlier[1]
 
     @property
@@ -306,6 +302,7 @@ class MixturePlanner(EpochPlanner):
         """Return the planner that counts from the next epoch on."""
         epoch = self._base.epoch
         plan = self.plan(epoch, topology, baseline if baseline != NONE_CARRIED else None)
+        # What was taken when the epoch was planned, and what is taken at its end.
         given, taken = (Taken(self._base.carried, baseline) for _ in range(2))
         taken.add(plan.slices)
         buffers = {
@@ -314,52 +311,23 @@ class MixturePlanner(EpochPlanner):
             for number in reached
         }
         rows = self.rows_before(epoch, topology) + rows_of(baseline) + sum(part.rows for part in plan.slices)
-        starts, done, partial = [], list[Split](), list[PartialShard]()
+        starts, done, unfinished = [], list[Split](), list[PartialShard]()
         for source, (start, reached) in enumerate(zip(self._base.starts, self.passes(epoch, topology), strict=True)):
-            first, later = self._first_left(source, start, given, taken, reached.stop)
+            begun_again = {number for of, number in self._base.changed if of == source}
+            shards_of = partial(self._shards, source, taken=given)
+            first, later = first_left(start, reached.stop, shards_of, taken, begun_again)
             starts.append(first)
             for part, windows in later:
                 if gaps(windows, part.rows):
-                    partial.append(PartialShard(part.shard, windows))
+                    unfinished.append(PartialShard(part.shard, windows))
                 else:
                     done += part.shard.present
         changed = {key: paths for key, paths in self._base.changed.items() if key[1] >= starts[key[0]].number}
         for source, number in changed:
             done += given.done(source_path(self.sources[source].name, number, ""))
-        carried = DeliveredBaseline(tuple(merged_splits(done)), tuple(partial), (), 0)
+        carried = DeliveredBaseline(tuple(merged_splits(done)), tuple(unfinished), (), 0)
         base = Base(epoch + 1, tuple(starts), rows, buffers=buffers, carried=carried, changed=changed)
         return self.begun_at(base)
-
-    def _first_left(
-        self, source: int, start: Start, given: Taken, taken: Taken, stop: int
-    ) -> tuple[Start, list[tuple[ShardSlice, Windows]]]:
-        """Return the first row that is not taken, and which rows of later shards are, before a pass.
-
-        `given` is what was taken when the epoch was planned. A pass whose files have changed begins anew as far as
-        numbers of rows go: all that is taken of it comes later.
-        """
-        first: Start | None = None
-        later: list[tuple[ShardSlice, Windows]] = []
-        for number in range(start.number, stop):
-            before = 0
-            has_changed = (source, number) in self._base.changed
-            of_pass: list[tuple[ShardSlice, Windows]] = []
-            for part in self._shards(source, number, given):
-                windows = taken.windows(part)
-                if number == start.number:  # the rows before the start were taken by earlier epochs
-                    windows = merged([*windows, (0, min(part.rows, max(0, start.row - before)))])
-                    windows = tuple(window for window in windows if window[0] < window[1])
-                left = gaps(windows, part.rows)
-                if first is None and left:
-                    first = Start(number, 0 if has_changed else before + left[0][0])
-                    if not has_changed:
-                        windows = tuple(window for window in windows if window[0] >= left[0][0])
-                if windows and (first is not None or has_changed):
-                    of_pass.append((part, windows))
-                before += part.rows
-            if first is not None:
-                later += of_pass
-        return first or Start(stop, 0), later
 
     def passes(self, epoch: int, topology: Topology) -> list[range]:
         """Return the passes of each source that an epoch reaches."""
@@ -397,17 +365,7 @@ class MixturePlanner(EpochPlanner):
         known = self._base.buffers
         if (source, number) in known:
             return known[source, number]
-        return max(least, int(whole * self._weight_of_pass(source, number)))
-
-    def _weight_of_pass(self, source: int, number: int) -> Fraction:
-        """Return the share that a source has where one of its passes begins, as if the schedule had always held."""
-        left = Fraction(number * self._rows[source])
-        for (row, weights), (stop, _) in pairwise(self._schedule):
-            taken = weights[source] * (stop - row)
-            if left < taken:
-                return weights[source]
-            left -= taken
-        return self._schedule[-1][1][source]
+        return max(least, int(whole * weight_after(self._schedule, source, number * self._rows[source])))
 
     def _shards(self, source: int, number: int, taken: Taken) -> Iterator[ShardSlice]:
         """Yield the shards of a pass. What was taken of it counts only where its files have changed."""

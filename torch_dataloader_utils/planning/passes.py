@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
-from typing import TypeAlias
 
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, SizedSplit, Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, PlanOptions, Shard, ShardSlice
 from torch_dataloader_utils.planning.planner import Selection
-from torch_dataloader_utils.planning.row_ranges import Coverage, Windows, merged, size_of
+from torch_dataloader_utils.planning.row_ranges import Coverage, Windows, gaps, merged, size_of
 from torch_dataloader_utils.planning.shards import make_shards
 from torch_dataloader_utils.planning.source_paths import parse_source_path, source_path
+from torch_dataloader_utils.planning.weight_schedule import Shares
 
 SHARDS_OF_A_PASS = 16
 """A pass has at least so many shards, if it has so many row groups: it does not know how many streams share it."""
-
-
-Shares: TypeAlias = tuple[tuple[int, tuple[Fraction, ...]], ...]
-"""From which row on which shares of the sources hold, from 0 on."""
 
 
 @dataclass(frozen=True)
@@ -217,3 +212,39 @@ def moved(start: Start, rows: int, size: int) -> Start:
         return start
     passes, row = divmod(start.row + rows, size)
     return Start(start.number + passes, row)
+
+
+def first_left(
+    start: Start,
+    stop: int,
+    shards_of: Callable[[int], Iterable[ShardSlice]],
+    taken: Taken,
+    begun_again: Collection[int],
+) -> tuple[Start, list[tuple[ShardSlice, Windows]]]:
+    """Return the first row from a start on that is not taken, and which rows of later shards are, before a pass.
+
+    `shards_of` returns the shards of a pass. Passes whose files have changed have begun again as far as numbers of rows
+    go: all that is taken of them comes later.
+    """
+    first: Start | None = None
+    later: list[tuple[ShardSlice, Windows]] = []
+    for number in range(start.number, stop):
+        before = 0
+        has_changed = number in begun_again
+        of_pass: list[tuple[ShardSlice, Windows]] = []
+        for part in shards_of(number):
+            windows = taken.windows(part)
+            if number == start.number:  # the rows before the start were taken by earlier epochs
+                windows = merged([*windows, (0, min(part.rows, max(0, start.row - before)))])
+                windows = tuple(window for window in windows if window[0] < window[1])
+            left = gaps(windows, part.rows)
+            if first is None and left:
+                first = Start(number, 0 if has_changed else before + left[0][0])
+                if not has_changed:
+                    windows = tuple(window for window in windows if window[0] >= left[0][0])
+            if windows and (first is not None or has_changed):
+                of_pass.append((part, windows))
+            before += part.rows
+        if first is not None:
+            later += of_pass
+    return first or Start(stop, 0), later

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from torch_dataloader_utils.columns.arrow import sliced, stacked
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.base import Codec, OpenedFiles, RowGroups
+from torch_dataloader_utils.formats.base import Codec, RowGroups
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
+from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import CurrentReads
 from torch_dataloader_utils.reading.arrow_threads import allocate_first
 from torch_dataloader_utils.reading.fetcher import Fetcher

@@ -14,10 +14,12 @@ from typing import Any, TypeAlias
 from torch_dataloader_utils.formats.base import Layout
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.storage.byte_ranges import Pieces, coalesced
-from torch_dataloader_utils.storage.filesystem import RemoteFile, Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.local_file import RangedFile
 from torch_dataloader_utils.storage.range_stream import RangeStream
+from torch_dataloader_utils.storage.remote_file import RemoteFile
 from torch_dataloader_utils.storage.request_size import RequestSize
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 FETCHES = 32
 """How many ranges are fetched from a storage at once: its latency is high, and so is the network's bandwidth."""

@@ -22,7 +22,8 @@ import pyarrow.dataset as pads
 from torch_dataloader_utils.columns.arrow import nested_fixed_lists, stacked, takeable, width
 from torch_dataloader_utils.columns.arrow_memory import release_unused
 from torch_dataloader_utils.errors import TransformError, UnreadableFileError
-from torch_dataloader_utils.formats.base import Measures, OpenedFiles
+from torch_dataloader_utils.formats.base import Measures
+from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions, Flags
 from torch_dataloader_utils.planning.manifest import DataFile, Split

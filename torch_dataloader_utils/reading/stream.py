@@ -7,7 +7,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch_dataloader_utils.columns.convert import ColumnSlice, interleave, size_of
-from torch_dataloader_utils.formats.base import Opened, OpenedSources
+from torch_dataloader_utils.formats.opened_files import Opened, OpenedSources
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
 from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY

@@ -7,7 +7,8 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile, etag_of
+from torch_dataloader_utils.storage.filesystem import Storage
+from torch_dataloader_utils.storage.stored_file import StoredFile, etag_of
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer

@@ -5,16 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import threading
-import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from importlib import import_module
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-import fsspec
 import pyarrow as pa
 from fsspec.implementations.cached import CachingFileSystem
 from fsspec.implementations.local import LocalFileSystem
@@ -27,19 +23,19 @@ from torch_dataloader_utils.storage.byte_ranges import Pieces
 from torch_dataloader_utils.storage.causes import most_attempts, most_attempts_locally
 from torch_dataloader_utils.storage.forks import hold_filesystems, release_filesystems
 from torch_dataloader_utils.storage.local_file import (
-    READ_ONLY,
     LocalFile,
     MappedFile,
     RangedFile,
     filesystem_type,
     may_be_mapped,
-    read_into,
+    read_local,
 )
 from torch_dataloader_utils.storage.range_stream import RangeStream, ReceivedRange
 from torch_dataloader_utils.storage.redaction import Redactor
+from torch_dataloader_utils.storage.remote_file import RemoteFile, size_and_etag
 from torch_dataloader_utils.storage.request_size import RequestSize
-
-Client: TypeAlias = Literal["s3fs", "obstore", "obstore in other processes"]
+from torch_dataloader_utils.storage.stored_file import StoredFile, etag_of
+from torch_dataloader_utils.storage.urls import Client, filesystem_of, is_s3, obstore_of
 
 T = TypeVar("T")
 L = TypeVar("L", bound=LocalFile)
@@ -47,62 +43,8 @@ L = TypeVar("L", bound=LocalFile)
 if hasattr(os, "register_at_fork"):  # not on Windows
     os.register_at_fork(before=hold_filesystems, after_in_parent=release_filesystems)
 
-S3_MODULE = "torch_dataloader_utils.storage.s3"
-S3_MODULES = {S3_MODULE, obstore_s3.__name__}
-
 MOST_RETRIES = 1000
 """Failed attempts that are kept until they are taken. Nobody takes them in workers of a plain DataLoader."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """A file as its storage lists it: its path relative to the listing's root, and its location in the storage.
-
-    `etag` is what the storage calls this version, if it does. `modified` is in seconds since 1970, if it is known.
-    """
-
-    path: str
-    location: str = field(repr=False)
-    size: int
-    etag: str | None
-    modified: float | None
-
-
-@dataclass(frozen=True)  # without slots: they leave no room for a weak reference
-class RemoteFile:
-    """A file of a remote storage, for several threads to read ranges of.
-
-    Attributes:
-        file: What the storage lists of it.
-        read: Reads a range: gets the seconds after which it is to give up, and the start and the stop.
-        begin: Requests a range to be received in parts: gets the same, and the bytes of a part. None where ranges are
-            read at once.
-    """
-
-    file: StoredFile
-    read: Callable[[float, int, int], bytes | pa.Buffer] = field(repr=False)
-    begin: Callable[[float, int, int, int], ReceivedRange] | None = field(repr=False, default=None)
-
-    @classmethod
-    def of(cls, file: StoredFile, opened: Any, *, by_ranges: bool) -> RemoteFile:
-        """Return a file that fsspec has opened. It is closed when nothing refers to it.
-
-        `by_ranges` is whether it can fetch several ranges at once; else a read waits for the one before it.
-        """
-        one_at_a_time = threading.Lock()
-
-        def from_position(start: int, stop: int) -> bytes:
-            with one_at_a_time:
-                opened.seek(start)
-                return bytes(opened.read(stop - start))
-
-        def read(seconds: float, start: int, stop: int) -> bytes:
-            fetch = opened._fetch_range if by_ranges else from_position  # noqa: SLF001 - without fsspec's caches
-            return bytes(within(seconds, fetch, start, stop))
-
-        remote = cls(file, read)
-        weakref.finalize(remote, opened.close).atexit = False
-        return remote
 
 
 class Storage:
@@ -152,24 +94,13 @@ class Storage:
         Raises:
             ValueError: If they are on several storages.
         """
-        redactor = Redactor(options or {}, urls)
-        obstore = None if client == "s3fs" else _by_obstore(urls, options or {}, timeout_sec, client)
+        options = options or {}
+        redactor = Redactor(options, urls)
+        obstore = None if client == "s3fs" else obstore_of(urls, options, timeout_sec, client)
         if obstore is not None and obstore.runs_in is not None:
             storage = cls(obstore, redactor, timeout_sec, memory_map=memory_map, obstore=obstore)
             return storage, [url.removeprefix("s3://").rstrip("/") for url in urls]
-        first: Any = None
-        locations = []
-        for url in urls:
-            with redactor.errors(partial(str, url), ValueError, ImportError):
-                # A filesystem may log in as it is made. The log of a table must not choose where to.
-                fs, location = _locate(url, options or {}) if _may_share(url, urls[0], options or {}) else (None, "")
-            if first is None:
-                first = fs
-            if fs is None:
-                msg = f"{redactor.clean(url)} and {redactor.clean(urls[0])} are on two storages: a dataset has only one"
-                raise ValueError(msg)
-            locations.append(location)
-        fs = _without_retries(first)
+        fs, locations = filesystem_of(urls, options, redactor)
         return cls(fs, redactor, timeout_sec, memory_map=memory_map, obstore=obstore), locations
 
     @property
@@ -210,7 +141,7 @@ class Storage:
         """Whether the filesystem finds files in depth by requests of its own, and raises where one fails."""
         find = self.fs.find
         package = getattr(find, "__wrapped__", find).__module__.partition(".")[0]
-        return type(self._fs).__module__ in S3_MODULES or package not in {"fsspec", "s3fs"}
+        return is_s3(self._fs) or package not in {"fsspec", "s3fs"}
 
     def call(self, method: str, location: str, *args: Any, **options: Any) -> Any:
         """Call a method of the filesystem on a location, such as ``"ls"``; try again if the storage fails.
@@ -266,12 +197,12 @@ class Storage:
         """Read a range of a file's bytes, of the version that was listed if the storage knows it."""
         if self.is_local:
             try:  # of thousands of footers, nearly all are read at once
-                return _read_local(file.location, start, stop)
+                return read_local(file.location, start, stop)
             except OSError:
                 pass
         with self.errors(file.location):
             if self.is_local:
-                return self._attempt(lambda _: _read_local(file.location, start, stop), lambda: file.location)
+                return self._attempt(lambda _: read_local(file.location, start, stop), lambda: file.location)
             remote = self._bound(file) or RemoteFile(file, partial(self._cat, file.location))
             return bytes(self._fetch_remote(remote, start, stop, lambda: self.display(file.location)))
 
@@ -319,7 +250,7 @@ class Storage:
 
         def opened_version() -> tuple[Any, int, str | None]:
             opened = self.fs.open(file.location, "rb", **options)
-            return opened, *_version(opened)
+            return opened, *size_and_etag(opened)
 
         opened, size, etag = self._attempt(
             lambda seconds: within(seconds, opened_version), lambda: self.display(file.location)
@@ -380,7 +311,7 @@ class Storage:
     @property
     def _is_s3(self) -> bool:
         """Whether it reads any version of an object of S3 that it is asked for by its etag."""
-        return type(self._fs).__module__ in S3_MODULES and not self._fs.version_aware
+        return is_s3(self._fs) and not self._fs.version_aware
 
     def _bound(self, file: StoredFile) -> RemoteFile | None:
         """Return an object of S3 of which only the version with the listed etag is read, if it has one."""
@@ -435,79 +366,3 @@ class Storage:
         if self.is_local:
             return location
         return self._redactor.clean(str(self._fs.unstrip_protocol(location)))
-
-
-def _read_local(location: str, start: int, stop: int) -> bytes:
-    number = os.open(location, READ_ONLY)
-    try:
-        content = os.pread(number, stop - start, start) if hasattr(os, "pread") else b""
-        if len(content) == stop - start:
-            return content
-        rest = bytearray(stop - start)
-        read_into(number, start, rest)
-        return bytes(rest)
-    finally:
-        os.close(number)
-
-
-def _may_share(url: str, other: str, options: Mapping[str, Any]) -> bool:
-    """Whether two URLs have the same protocols, and the same hosts where a storage belongs to one."""
-
-    def storage_of(link: str) -> tuple[Any, dict[str, Any]]:
-        protocol, mark, _ = link.partition("://")
-        fs_class = fsspec.get_filesystem_class("file" if not mark and _is_plain_path(link) else protocol)
-        return fs_class, {**fs_class._get_kwargs_from_urls(link), **options}  # noqa: SLF001 - as fsspec.core does it
-
-    def storages_of(url: str) -> list[tuple[Any, dict[str, Any]]]:
-        return list(map(storage_of, [url] if _is_plain_path(url) else url.split("::")))
-
-    return storages_of(url) == storages_of(other)
-
-
-def _is_plain_path(url: str) -> bool:
-    """Whether it is a path, in which two colons are a part of a name."""
-    return "://" not in url and url.partition("::")[0] not in fsspec.available_protocols()
-
-
-def _locate(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
-    """Return a URL's filesystem and location."""
-    if _is_plain_path(url):
-        fs = fsspec.filesystem("file", **options)
-        return fs, str(fs._strip_protocol(url))  # noqa: SLF001 - fsspec's documented way to a path
-    fs, location = fsspec.core.url_to_fs(url, **options)
-    return fs, str(location)
-
-
-def etag_of(info: Mapping[str, Any]) -> str | None:
-    """Return a file version's etag, if the storage has one."""
-    etag = info.get("ETag") or info.get("etag")
-    return str(etag).strip('"') if etag else None
-
-
-def _by_obstore(
-    urls: Sequence[str], options: Mapping[str, Any], timeout_sec: float, client: Client
-) -> obstore_s3.ObstoreS3 | None:
-    """Return what reads some URLs by obstore, with options of s3fs; None where s3fs has to read them everywhere."""
-    mapped = obstore_s3.options_of(urls, options)
-    if mapped is None:
-        return None
-    obstore = obstore_s3.ObstoreS3(mapped, options, timeout_sec)
-    if client == "obstore":
-        return obstore.for_this_process()
-    return replace(obstore, runs_in="another process" if obstore_s3.is_installed() else None)
-
-
-def _without_retries(fs: Any) -> Any:
-    """Return s3fs without its own retries; another filesystem as it is."""
-    if f"{type(fs).__module__}.{type(fs).__qualname__}" == "s3fs.core.S3FileSystem":
-        return import_module(S3_MODULE).OneAttemptS3.of(fs)  # where s3fs is imported anyway
-    return fs
-
-
-def _version(opened: Any) -> tuple[int, str | None]:
-    """Return the size and etag of an open file. The size of a file in an archive shows only at its end."""
-    size = getattr(opened, "size", None)
-    if not isinstance(size, int):
-        size = opened.seek(0, os.SEEK_END)
-        opened.seek(0)
-    return size, etag_of(getattr(opened, "details", None) or {})

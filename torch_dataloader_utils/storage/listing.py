@@ -16,8 +16,9 @@ from typing import Any
 from fsspec.utils import glob_translate
 
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile, etag_of
+from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.redaction import is_http, without_query
+from torch_dataloader_utils.storage.stored_file import StoredFile, etag_of
 
 GLOB = r"[*?\[]"
 """The characters that make a path a pattern."""

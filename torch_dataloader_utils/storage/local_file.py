@@ -167,6 +167,20 @@ class MappedFile(LocalFile):
             self._mapped.madvise(getattr(mmap, advice), first, stop - first)
 
 
+def read_local(location: str, start: int, stop: int) -> bytes:
+    """Read a range of a local file at once; an OSError if the range comes back short."""
+    number = os.open(location, READ_ONLY)
+    try:
+        content = os.pread(number, stop - start, start) if hasattr(os, "pread") else b""
+        if len(content) == stop - start:
+            return content
+        rest = bytearray(stop - start)
+        read_into(number, start, rest)
+        return bytes(rest)
+    finally:
+        os.close(number)
+
+
 def read_into(number: int, start: int, content: bytearray | pa.Buffer) -> None:
     """Fill memory with a range of an open file; an OSError if the range comes back short.
 

@@ -24,7 +24,7 @@ from torch_dataloader_utils.dataset.discovery import Annotations, Request, open_
 from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.errors import ColumnError
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.parquet.format import Parquet
 from torch_dataloader_utils.formats.schema import table_column_type
 from torch_dataloader_utils.loader.arguments import PathLike, refuse_path_options, require_count, require_options

@@ -13,7 +13,8 @@ from torch_dataloader_utils.dataset.options import Filters, parse_filters
 from torch_dataloader_utils.dataset.partitions import Partitioning
 from torch_dataloader_utils.dataset.sources import SourceDescription
 from torch_dataloader_utils.dataset.transforms import parse_transform
-from torch_dataloader_utils.formats.base import FILTER_UNKNOWN, Format
+from torch_dataloader_utils.formats.base import Format
+from torch_dataloader_utils.formats.opened_files import FILTER_UNKNOWN
 from torch_dataloader_utils.formats.registry import FORMATS, FormatName, choose_format
 from torch_dataloader_utils.formats.row_transform import UNKNOWN, Transform
 from torch_dataloader_utils.formats.text.footer import LARGEST_RANGE, Cutting

@@ -11,7 +11,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from torch_dataloader_utils.columns.convert import with_lists, with_offsets
-from torch_dataloader_utils.formats.base import Opened
+from torch_dataloader_utils.formats.opened_files import Opened
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd

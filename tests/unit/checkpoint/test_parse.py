@@ -54,7 +54,7 @@ def test_states_that_share_objects_mean_the_same_as_each_of_them_alone(journey):
 @pytest.mark.parametrize("part", SHARED)
 def test_what_ranks_share_is_checked_and_digested_once(states, part, monkeypatch):
     checked, digested = [], []
-    names = {"files": "_listed_files", "base": "_baseline"}
+    names = {"files": "parse_listed_files", "base": "_baseline"}
     check, digest = getattr(parse, names[part]), parse.part_digest
     monkeypatch.setattr(parse, names[part], lambda *args: checked.append(args) or check(*args))
     monkeypatch.setattr(parse, "part_digest", lambda key, value: digested.append(key) or digest(key, value))

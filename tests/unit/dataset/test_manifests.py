@@ -25,7 +25,8 @@ from torch_dataloader_utils.dataset.manifest_file import (
     sealed,
 )
 from torch_dataloader_utils.formats.base import KnownFooters
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 
 @pytest.fixture

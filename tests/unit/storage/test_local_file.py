@@ -10,8 +10,9 @@ import pytest
 
 from torch_dataloader_utils import StructuredDataset
 from torch_dataloader_utils.storage import local_file
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.local_file import RangedFile, filesystem_type, may_be_mapped, read_into
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 NETWORK = {
     "nfs": 0x6969,

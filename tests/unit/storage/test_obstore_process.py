@@ -20,10 +20,11 @@ from conftest import S3Server
 from jobs.processes import inherited, living, own_children, wait_until_none
 
 from torch_dataloader_utils.storage import obstore_process, obstore_s3
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.obstore_process import ObstoreProcess
 from torch_dataloader_utils.storage.obstore_s3 import ObstoreS3
 from torch_dataloader_utils.storage.s3 import OneAttemptS3
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 pytestmark = [pytest.mark.usefixtures("leaves_nothing_behind")]
 

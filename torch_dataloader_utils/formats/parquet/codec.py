@@ -16,7 +16,7 @@ from pyarrow.parquet.core import ParquetReader
 from torch_dataloader_utils.columns.arrow import width
 from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.base import Codec, Layout, Measures, OpenedFiles, RowGroups
+from torch_dataloader_utils.formats.base import Codec, FilesToRead, Layout, Measures, RowGroups
 from torch_dataloader_utils.formats.concurrency import FOOTER_THREADS, OPEN_FILES
 from torch_dataloader_utils.formats.parquet.footer import (
     FooterReader,
@@ -41,7 +41,7 @@ class ParquetCodec(Codec):
     joins_row_groups = True
     layout: Callable[[str], ParquetLayout]
 
-    def __init__(self, files: OpenedFiles, known: FooterStore, *, verifies_checksums: bool) -> None:
+    def __init__(self, files: FilesToRead, known: FooterStore, *, verifies_checksums: bool) -> None:
         self._files = files
         self._verifies_checksums = verifies_checksums
         self._footers = footers = FooterCache(files, known)
@@ -143,7 +143,7 @@ class FooterCache:
     A file whose footer is not known is described by `_metadata`, with which its footer is compared.
     """
 
-    def __init__(self, files: OpenedFiles, known: FooterStore) -> None:
+    def __init__(self, files: FilesToRead, known: FooterStore) -> None:
         self._storage = files.storage
         self._files = files.files
         self._manifest = files.manifest

@@ -21,7 +21,8 @@ from torch_dataloader_utils.formats.base import Footer, NullCount
 from torch_dataloader_utils.formats.read_cache import ParsedFooters
 from torch_dataloader_utils.formats.recognition import PARQUET_MAGIC, format_hint
 from torch_dataloader_utils.planning.manifest import DataFile, RowGroup
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 TAIL_BYTES = 64 * 1024
 """How much of a file's end is read first. Most footers are smaller, and then one request is enough."""

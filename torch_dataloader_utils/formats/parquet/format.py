@@ -9,7 +9,7 @@ from typing import ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.formats.base import Codec, Described, FileCase, Format, KnownFooters, OpenedFiles
+from torch_dataloader_utils.formats.base import Codec, Described, FileCase, FilesToRead, Format, KnownFooters
 from torch_dataloader_utils.formats.concurrency import read_each
 from torch_dataloader_utils.formats.parquet.codec import FooterCache, ParquetCodec
 from torch_dataloader_utils.formats.parquet.footer import FooterReader, list_values
@@ -65,7 +65,7 @@ class Parquet(Format):
         return MetadataFile(described.metadata_file).select_row_groups(paths, filters, needed)
 
     def list_values(
-        self, files: OpenedFiles, column: str, *, nulls_are_values: bool
+        self, files: FilesToRead, column: str, *, nulls_are_values: bool
     ) -> Mapping[str, Sequence[int | None]]:
         """Return how many values the lists of a column have in each row group: see `Format`."""
         place = files.needed.names.index(column)
@@ -76,7 +76,7 @@ class Parquet(Format):
             if name is not None
         }
 
-    def verify(self, files: OpenedFiles) -> None:
+    def verify(self, files: FilesToRead) -> None:
         """Read the footers of files of which no row is read later: what `_metadata` says of them must be true."""
         if files.metadata_file is None or files.selection is None:
             return
@@ -90,6 +90,6 @@ class Parquet(Format):
         finally:
             footers.close()
 
-    def codec(self, files: OpenedFiles, footers: FooterStore) -> Codec:
+    def codec(self, files: FilesToRead, footers: FooterStore) -> Codec:
         """Return what opens files for one reader."""
         return ParquetCodec(files, footers, verifies_checksums=self.page_checksum_verification)

@@ -22,7 +22,8 @@ from torch_dataloader_utils.formats.base import FileCase, Footer
 from torch_dataloader_utils.formats.parquet.footer import SHOWN, FooterReader, NotParquetError, parse_footer, schema_of
 from torch_dataloader_utils.formats.parquet.statistics import select_row_groups
 from torch_dataloader_utils.planning.manifest import DESCRIBED, DataFile, RowGroup
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 
 class MetadataFile:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from torch_dataloader_utils.columns.arrow import stacked, width
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.formats.base import Codec, Layout, Measures, OpenedFiles, RowGroups
+from torch_dataloader_utils.formats.base import Codec, FilesToRead, Layout, Measures, RowGroups
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.text.footer import TextFooter
@@ -74,7 +74,7 @@ class TextCodec(Codec):
 
     layout: Callable[[str], _TextLayout]
 
-    def __init__(self, files: OpenedFiles, footers: FooterStore, parser: MakeParser) -> None:
+    def __init__(self, files: FilesToRead, footers: FooterStore, parser: MakeParser) -> None:
         self._files = files
         self._parser = parser
         self._shared = SharedParsing()

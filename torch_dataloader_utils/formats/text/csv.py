@@ -23,7 +23,8 @@ from torch_dataloader_utils.formats.text import csv_options
 from torch_dataloader_utils.formats.text.format import BLOCK_BYTES, Sample, TextFormat
 from torch_dataloader_utils.formats.text.lines import CHUNK, Text, WatchedText, may_exceed, pieces
 from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 UNCUTTABLE = ("escape_char", "newlines_in_values", "skip_rows", "skip_rows_after_names")
 """Options with which a line end may not end a row, or a file's first line may not be its beginning."""

@@ -14,7 +14,8 @@ from functools import cached_property
 
 import pyarrow as pa
 
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 DIGEST_BYTES = 64 * 1024
 """How much of a file's beginning, and of its end, identifies its content."""

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from torch_dataloader_utils.errors import UnreadableFileError, nearest
-from torch_dataloader_utils.formats.base import Codec, Described, Footer, Format, KnownFooters, OpenedFiles
+from torch_dataloader_utils.formats.base import Codec, Described, FilesToRead, Footer, Format, KnownFooters
 from torch_dataloader_utils.formats.concurrency import read_concurrently
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.formats.recognition import format_hint
@@ -26,8 +26,9 @@ from torch_dataloader_utils.formats.text.codec import Parser, TextCodec, range_o
 from torch_dataloader_utils.formats.text.footer import DIGEST_BYTES, Cutting, TextFooter, cuts, digest_of
 from torch_dataloader_utils.formats.text.lines import Text
 from torch_dataloader_utils.planning.manifest import TEXT, DataFile, RowGroup
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import Listing
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 BLOCK_BYTES = 1 << 20
 """How much pyarrow parses at a time by default: columns are inferred from the first of these blocks."""
@@ -139,7 +140,7 @@ class TextFormat(Format):
         described = zip(files, footers, columns, strict=True)
         return Described([self._described(file, footer, schemas[key]) for file, footer, key in described])
 
-    def codec(self, files: OpenedFiles, footers: FooterStore) -> Codec:
+    def codec(self, files: FilesToRead, footers: FooterStore) -> Codec:
         """Return what opens files for one reader."""
         return TextCodec(files, footers, self.parser)
 

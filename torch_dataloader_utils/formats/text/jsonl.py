@@ -25,7 +25,8 @@ from torch_dataloader_utils.formats.schema import FileSchema, unified
 from torch_dataloader_utils.formats.text.format import BOM, Sample, TextFormat, require_known_options
 from torch_dataloader_utils.formats.text.lines import CHUNK, Text, last_line_end, line_ends
 from torch_dataloader_utils.formats.text.shared_parsing import SharedParsing
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 OPTIONS = ("block_size", "explicit_schema", "unexpected_field_behavior")
 OURS = {"use_threads": "it is set by how the dataset is read", "newlines_in_values": "a row is a line"}

@@ -21,7 +21,8 @@ from pyiceberg.table.puffin import PuffinFile
 from pyroaring import BitMap64
 
 from torch_dataloader_utils.errors import UnreadableFileError
-from torch_dataloader_utils.storage.filesystem import Storage, StoredFile
+from torch_dataloader_utils.storage.filesystem import Storage
+from torch_dataloader_utils.storage.stored_file import StoredFile
 
 THREADS = 16
 """Number of delete files that are read at the same time."""

@@ -30,7 +30,7 @@ from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.options import Filters
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
-from torch_dataloader_utils.formats.base import OpenedFiles
+from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.parquet.format import Parquet
 from torch_dataloader_utils.loader.arguments import refuse_path_options, require_count
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader

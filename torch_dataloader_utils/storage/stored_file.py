@@ -1,0 +1,27 @@
+"""A file as its storage lists it, and the version of it that the storage names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file as its storage lists it: its path relative to the listing's root, and its location in the storage.
+
+    `etag` is what the storage calls this version, if it does. `modified` is in seconds since 1970, if it is known.
+    """
+
+    path: str
+    location: str = field(repr=False)
+    size: int
+    etag: str | None
+    modified: float | None
+
+
+def etag_of(info: Mapping[str, Any]) -> str | None:
+    """Return a file version's etag, if the storage has one."""
+    etag = info.get("ETag") or info.get("etag")
+    return str(etag).strip('"') if etag else None
