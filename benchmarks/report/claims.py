@@ -230,15 +230,11 @@ def _slope(contender: str) -> Callable[[Results], float]:
 
 
 def _grown(contender: str, figure: str) -> Callable[[Results], float]:
-    """Return the function that computes how much a count grew from the first half of the settled epochs to the second.
-
-    It compares medians: how many blocks of shared memory workers use, each of which is an open file, varies by one.
-    """
+    """Return the function that computes how much a count grew over the settled epochs."""
 
     def value(workload: Results) -> float:
-        counts = workload["contenders"][contender]["runs"][0][figure][SETTLED:]
-        half = len(counts) // 2
-        return float(statistics.median(counts[-half:]) - statistics.median(counts[:half]))
+        counts = workload["contenders"][contender]["runs"][0][figure]
+        return float(max(counts[SETTLED:]) - counts[SETTLED])
 
     return value
 

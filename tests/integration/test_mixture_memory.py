@@ -25,9 +25,8 @@ WIDTH = 10 * 8
 
 GROUP = 5_000
 BUFFER = 80_000
-BLOCKS = {"torch": 2 * (8 << 20), "arrow": 3 * (8 << 20)}
-"""Bytes of the steps that are put together at once: of those that are delivered, and of those that are made. Tables are
-made by one more copy."""
+BLOCKS = 2 * (4 << 20)
+"""Bytes of the steps that are put together at once: of those that are delivered, and of those that are made."""
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +57,7 @@ def peak_of(paths: list[str], **options: object) -> int:
 def test_the_shards_of_all_sources_together_are_as_large_as_those_of_one_dataset(paths, sources, output_format):
     options = {"shuffle": True, "shuffle_buffer_size": BUFFER, "output_format": output_format}
     peak = peak_of(paths[:sources], read_ahead_bytes=1 << 30, **options)
-    assert peak < 2.3 * BUFFER * WIDTH + BLOCKS[output_format] + sources * GROUP * WIDTH
+    assert peak < 2.3 * BUFFER * WIDTH + BLOCKS + sources * GROUP * WIDTH
 
 
 @pytest.mark.parametrize("output_format", ["torch", "arrow"])

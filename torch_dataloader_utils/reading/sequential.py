@@ -8,6 +8,7 @@ from collections.abc import Generator, Iterator
 import pyarrow as pa
 
 from torch_dataloader_utils.columns.convert import convert
+from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.memory_budget import MemoryLease
 from torch_dataloader_utils.reading.row_groups import FileRowGroup
@@ -140,7 +141,7 @@ class SequentialScan(Scan):
             return None
         try:
             table = self.delivered(group, self.reader.read(group), 0)
-        except Exception:  # noqa: BLE001 - raised again for the row group that it comes from, when that is read
+        except (ColumnError, OSError):  # raised again for the row group that it comes from, when that is read
             for each in self.reader.single(group):
                 self.reader.request(each, whole=True)
             return None
