@@ -8,9 +8,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
 from functools import cache, partial
-from itertools import accumulate, repeat
 from operator import attrgetter
 
 import numpy as np
@@ -26,11 +24,12 @@ from torch_dataloader_utils.formats.base import Measures
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions, Flags
-from torch_dataloader_utils.planning.manifest import DataFile, Split
+from torch_dataloader_utils.planning.manifest import Split
 from torch_dataloader_utils.planning.row_hash import file_key, row_marks
 from torch_dataloader_utils.planning.token_counts import TokenCounts
 from torch_dataloader_utils.reading.decoder import Decoded, DecodedTables, Decoder
 from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
+from torch_dataloader_utils.reading.file_row_group import FileRowGroup, row_groups_of
 from torch_dataloader_utils.reading.work import Wait
 from torch_dataloader_utils.storage.request_size import RequestSize
 
@@ -50,47 +49,6 @@ ROW_NUMBERS_COLUMN = "\ufdd0row numbers"
 
 MOST_DECODERS = 4
 """Row groups that are decoded at once, if the machine has the processors: a row group of few columns keeps few busy."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileRowGroup:
-    """A row group of a data file, and which of the file's rows it has; or several consecutive ones, read as one.
-
-    Attributes:
-        path: The file, relative to the root.
-        number: Number of the row group in its file; of several, the first one's.
-        first_row: The file's rows before it, deleted ones not counted, nor those that a counted filter drops.
-        rows: Its rows, counted in the same way; where rows are not counted at all, more than it can have.
-        first_unfiltered: The file's rows before it, deleted ones not counted.
-        unfiltered: Its rows, deleted ones not counted.
-        count: How many row groups these are.
-    """
-
-    path: str
-    number: int
-    first_row: int
-    rows: int
-    first_unfiltered: int
-    unfiltered: int
-    count: int = 1
-
-    @property
-    def numbers(self) -> range:
-        """The numbers of the row groups in their file."""
-        return range(self.number, self.number + self.count)
-
-    def is_followed_by(self, group: FileRowGroup) -> bool:
-        """Whether a row group is the next one of the file."""
-        return group.path == self.path and group.number == self.number + self.count
-
-    def joined_with(self, following: FileRowGroup) -> FileRowGroup:
-        """Return this and the next one as one."""
-        return replace(
-            self,
-            rows=self.rows + following.rows,
-            unfiltered=self.unfiltered + following.unfiltered,
-            count=self.count + following.count,
-        )
 
 
 class RowGroupReader:
@@ -125,7 +83,7 @@ class RowGroupReader:
         self._added_bytes_of_row = ADDED_BYTES * len(added) + len(flags)
         file_of = files.manifest.file
         stored = files.stored_rows or {}
-        self._groups = cache(lambda path: _row_groups(file_of(path), stored.get(path)))
+        self._groups = cache(lambda path: row_groups_of(file_of(path), stored.get(path)))
         self._read_cache = read_cache
         self._filter_reader: RowGroupReader | None = None
         self._kept = cache(self._read_kept)
@@ -576,15 +534,6 @@ class Cursor:
 def _has_fixed_width(dtype: pa.DataType) -> bool:
     """Whether rows tell how much memory a column of this type takes."""
     return not (pa.types.is_nested(dtype) or pa.types.is_dictionary(dtype)) and width(dtype) > 0
-
-
-def _row_groups(file: DataFile, stored: Sequence[int] | None) -> tuple[FileRowGroup, ...]:
-    """Return the row groups of a file. `stored` are their rows before a counted filter; None without one."""
-    rows = [group.rows for group in file.row_groups]
-    firsts = accumulate(rows, initial=0)
-    stored = rows if stored is None else stored
-    before = accumulate(stored, initial=0)
-    return tuple(map(FileRowGroup, repeat(file.path), range(len(rows)), firsts, rows, before, stored))
 
 
 def _mask(table: pa.Table, filters: pc.Expression) -> pa.ChunkedArray:

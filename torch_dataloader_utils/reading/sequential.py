@@ -10,8 +10,8 @@ import pyarrow as pa
 from torch_dataloader_utils.columns.convert import convert
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.reading.batching import Chunk
+from torch_dataloader_utils.reading.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.memory_budget import MemoryLease
-from torch_dataloader_utils.reading.row_groups import FileRowGroup
 from torch_dataloader_utils.reading.scan import Scan, Step
 
 PART_SHARE = 4
