@@ -106,10 +106,11 @@ class ObstoreProcess:
         content = memoryview(pickle.dumps(request, pickle.HIGHEST_PROTOCOL))
         with self._lock:
             assert self._process.stdin is not None  # noqa: S101 - it is a pipe
-            if self._process.stdin.closed:
-                raise self._outcomes.error()
-            while content:
-                content = content[self._process.stdin.write(content) :]
+            try:
+                while content:
+                    content = content[self._process.stdin.write(content) :]
+            except (BrokenPipeError, ValueError):  # it has ended, or is being ended and the pipe is closed
+                raise self._outcomes.error() from None
 
 
 class _Outcomes:

@@ -137,6 +137,19 @@ def test_calls_that_wait_raise_when_the_process_ends(clients, bucket):
     assert not there.start()
 
 
+def test_a_call_that_is_sent_as_the_process_ends_says_so(clients, bucket, monkeypatch):
+    there = clients[1]
+    assert there.start()
+    process = there._process
+    monkeypatch.setattr(process._outcomes, "end", lambda: None)  # nobody has noticed yet
+    process._process.kill()
+    process._process.wait()
+    with pytest.raises(OSError, match="has ended"):
+        there.head(f"{bucket}/d/a")
+    monkeypatch.undo()
+    there.end_process()
+
+
 def test_a_process_that_is_being_started_is_ended_as_well(clients, monkeypatch):
     there = clients[1]
     before = own_children()
