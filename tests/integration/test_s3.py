@@ -179,13 +179,13 @@ def noted_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
 def noted_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list that gets the bytes of each part that is received of a request of obstore."""
     sizes: list[int] = []
-    read = obstore_s3.ObstoreRange.read
+    read_into = obstore_s3.ObstoreRange.read_into
 
-    def noting(self: obstore_s3.ObstoreRange, size: int) -> Any:
-        sizes.append(size)
-        return read(self, size)
+    def noting(self: obstore_s3.ObstoreRange, memory: memoryview) -> Any:
+        sizes.append(len(memory))
+        return read_into(self, memory)
 
-    monkeypatch.setattr(obstore_s3.ObstoreRange, "read", noting)
+    monkeypatch.setattr(obstore_s3.ObstoreRange, "read_into", noting)
     return sizes
 
 

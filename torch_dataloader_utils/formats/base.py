@@ -153,6 +153,9 @@ class RowGroups(ABC):
     def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         """Yield a row group in batches of about so many rows."""
 
+    def forget(self) -> None:  # noqa: B027 - most keep nothing
+        """Free the bytes that were read of the file."""
+
     def close(self) -> None:  # noqa: B027 - for some nothing is open but the bytes
         """Close the file."""
 

@@ -73,7 +73,7 @@ class Tail:
     def file(self) -> pa_orc.ORCFile:
         """The file, without its stripes."""
         sparse = SparseFile(self.size)
-        sparse.add(self.size - len(self.content), [self.content])
+        sparse.add(self.size - len(self.content), self.content)
         return pa_orc.ORCFile(pa.PythonFile(sparse, mode="r"))
 
     @cached_property

@@ -22,7 +22,7 @@ from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import CurrentReads
 from torch_dataloader_utils.reading.arrow_threads import allocate_first
 from torch_dataloader_utils.reading.fetcher import Fetcher
-from torch_dataloader_utils.storage.byte_ranges import Pieces, SparseFile
+from torch_dataloader_utils.storage.byte_ranges import SparseFile
 from torch_dataloader_utils.storage.local_file import LocalFile, RangedFile
 
 
@@ -197,8 +197,8 @@ class Decoder:
             extent = self._codec.layout(path).extent(numbers)
             opened.prepare(extent)
             if self._fetcher.fetches(path):
-                for start, pieces in chain.from_iterable(self._fetcher.take(path, number) for number in numbers):
-                    opened.add(start, pieces)
+                for start, content in chain.from_iterable(self._fetcher.take(path, number) for number in numbers):
+                    opened.add(start, content)
             self._fetched = time.perf_counter()
             yield opened
             opened.forget(extent)
@@ -229,7 +229,7 @@ class Decoder:
         local = opened if isinstance(opened, RangedFile) else None
         sparse = SparseFile(file.size)
         tail = self._codec.tail(path)
-        sparse.add(file.size - len(tail), [tail])
+        sparse.add(file.size - len(tail), tail)
         return _OpenFile(self._codec.open(path, pa.PythonFile(sparse, mode="r"), local), local=local, sparse=sparse)
 
 
@@ -315,12 +315,13 @@ class _OpenFile:
         if self.local is not None:
             self.local.will_need(*extent)
 
-    def add(self, start: int, pieces: Pieces) -> None:
+    def add(self, start: int, content: bytes | pa.Buffer) -> None:
         if self.sparse is not None:
-            self.sparse.add(start, pieces)
+            self.sparse.add(start, content)
 
     def forget(self, extent: tuple[int, int]) -> None:
         if self.local is not None:
             self.local.forget(*extent)
         if self.sparse is not None:
+            self.row_groups.forget()
             self.sparse.clear()

@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import threading
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from typing import Any, TypeAlias
+
+import pyarrow as pa
 
 from torch_dataloader_utils.formats.base import Layout
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
-from torch_dataloader_utils.storage.byte_ranges import Pieces, coalesced
+from torch_dataloader_utils.storage.byte_ranges import coalesced
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.local_file import RangedFile
 from torch_dataloader_utils.storage.range_stream import RangeStream
@@ -27,7 +29,13 @@ FETCHES = 32
 LARGEST_GAP = 64 * 1024
 """Bytes between two column chunks that are fetched with them, because a second request would take longer."""
 
+MOST_RANGES = 1024
+"""Of how many row groups it is kept which ranges they have. Those of a run are asked for with each of them."""
+
 Opened: TypeAlias = RangedFile | RemoteFile
+
+Content: TypeAlias = bytes | pa.Buffer
+"""The bytes of a range."""
 
 
 @dataclass(eq=False)
@@ -72,11 +80,11 @@ class Fetcher:
         self._storage = storage
         self._name = name
         self._files = files
-        self._layout = layout
+        self._ranges = lru_cache(MOST_RANGES)(lambda path, number: coalesced(layout(path).ranges(number), LARGEST_GAP))
         self.fetches = cache(lambda path: not storage.maps(files[path]))
         """Whether a file, by path, is fetched: it is not mapped into memory."""
         self._threads = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
-        self._requested: defaultdict[tuple[str, int], deque[list[tuple[int, Future[Pieces]]]]] = defaultdict(deque)
+        self._requested: defaultdict[tuple[str, int], deque[list[tuple[int, Future[Content]]]]] = defaultdict(deque)
         self._opened: OrderedDict[str, Future[Opened]] = OrderedDict()
         # Of a file: the one that is received, and the one that was prepared.
         self._runs: defaultdict[str, deque[_Run]] = defaultdict(lambda: deque(maxlen=2))
@@ -95,10 +103,8 @@ class Fetcher:
         """
         if not self.fetches(path):
             return
-        layout = self._layout(path)
-        ranges = coalesced(layout.ranges(number), LARGEST_GAP)
-        together = itertools.chain.from_iterable(layout.ranges(each) for each in (number, *following))
-        runs = coalesced(together, LARGEST_GAP) if following else ranges
+        ranges = self._ranges(path, number)
+        runs = self._together(path, (number, *following)) if following else ranges
         name = partial(self._name, path, number)
         with self._lock:
             opened = self._open(path)
@@ -112,15 +118,18 @@ class Fetcher:
         """
         if not self.fetches(path):
             return
-        layout = self._layout(path)
-        wanted = coalesced(layout.ranges(numbers[0]), LARGEST_GAP)[0]
-        until = coalesced(itertools.chain.from_iterable(map(layout.ranges, numbers)), LARGEST_GAP)[0][1]
+        wanted = self._ranges(path, numbers[0])[0]
+        until = self._together(path, numbers)[0][1]
         if until == wanted[1]:
             return
         with self._lock:
             run = _Run(wanted[0], until)
             run.last = self._threads.submit(self._prepare, run, self._open(path), wanted)
             self._runs[path].append(run)
+
+    def _together(self, path: str, numbers: Iterable[int]) -> Sequence[tuple[int, int]]:
+        """Return the ranges of several row groups, merged."""
+        return coalesced(itertools.chain.from_iterable(self._ranges(path, number) for number in numbers), LARGEST_GAP)
 
     def _begin(
         self,
@@ -129,7 +138,7 @@ class Fetcher:
         wanted: tuple[int, int],
         runs: Sequence[tuple[int, int]],
         name: Callable[[], str],
-    ) -> Future[Pieces]:
+    ) -> Future[Content]:
         """Begin to fetch a range: by the request that it continues, or by one for the run that it begins."""
         start, stop = wanted
         run = next((run for run in self._runs[path] if run.continues(start, stop)), None)
@@ -152,7 +161,7 @@ class Fetcher:
 
     def _run_before(self, path: str, number: int) -> _Run | None:
         """Return the run whose next row group this is; None if there is none."""
-        ranges = coalesced(self._layout(path).ranges(number), LARGEST_GAP) if self.fetches(path) else []
+        ranges = self._ranges(path, number) if self.fetches(path) else []
         start = ranges[0][0] if ranges else -1
         return next((run for run in self._runs[path] if run.continues(start, start)), None)
 
@@ -164,8 +173,8 @@ class Fetcher:
                 self._runs[path].remove(run)
                 self._threads.submit(self._end, run, run.last)
 
-    def take(self, path: str, number: int) -> Iterator[tuple[int, Pieces]]:
-        """Wait for a row group and yield its ranges: the offset and the bytes of each, in pieces."""
+    def take(self, path: str, number: int) -> Iterator[tuple[int, Content]]:
+        """Wait for a row group and yield its ranges: the offset and the bytes of each."""
         if not self._requested[path, number]:  # another attempt
             self.request(path, number)
         for start, fetched in self._requested[path, number].popleft():
@@ -196,8 +205,8 @@ class Fetcher:
             self._opened.popitem(last=False)
         return opened
 
-    def _fetch(self, opened: Future[Opened], wanted: tuple[int, int], name: Callable[[], str]) -> Pieces:
-        return [self._storage.fetch(opened.result(), *wanted, name)]
+    def _fetch(self, opened: Future[Opened], wanted: tuple[int, int], name: Callable[[], str]) -> Content:
+        return self._storage.fetch(opened.result(), *wanted, name)
 
     def _prepare(self, run: _Run, opened: Future[Opened], wanted: tuple[int, int]) -> None:
         run.stream = self._storage.stream(opened.result(), run.start, run.stop)
@@ -218,7 +227,7 @@ class Fetcher:
         opened: Future[Opened],
         wanted: tuple[int, int],
         name: Callable[[], str],
-    ) -> Pieces:
+    ) -> Content:
         """Receive the next range of a run, once the one before it was received. That one began sooner, so it ends."""
         if before is not None:
             wait([before])

@@ -4,27 +4,8 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from typing import TypeAlias
 
 import pyarrow as pa
-
-Pieces: TypeAlias = list[bytes | memoryview | pa.Buffer]
-"""The bytes of a range as they came: in pieces, which were not copied into one."""
-
-
-def size_of(pieces: Pieces) -> int:
-    """Return how many bytes pieces have."""
-    return sum(map(len, pieces))
-
-
-def without_ends(pieces: Pieces, start: int, stop: int) -> Pieces:
-    """Return the bytes from the start to the stop, counted from the first of the pieces, which are not copied."""
-    found: Pieces = []
-    for piece in pieces:
-        if max(0, start) < min(len(piece), stop):
-            found.append(memoryview(piece)[max(0, start) : stop])
-        start, stop = start - len(piece), stop - len(piece)
-    return found
 
 
 def coalesced(ranges: Iterable[tuple[int, int]], largest_gap: int) -> list[tuple[int, int]]:
@@ -48,11 +29,11 @@ class SparseFile(io.RawIOBase):
     def __init__(self, size: int) -> None:
         self._size = size
         self._position = 0
-        self._ranges: list[tuple[int, int, Pieces]] = []
+        self._ranges: list[tuple[int, memoryview]] = []
 
-    def add(self, start: int, pieces: Pieces) -> None:
+    def add(self, start: int, content: bytes | pa.Buffer) -> None:
         """Add a range."""
-        self._ranges.append((start, size_of(pieces), pieces))
+        self._ranges.append((start, memoryview(content)))
 
     def clear(self) -> None:
         """Forget all ranges."""
@@ -77,7 +58,7 @@ class SparseFile(io.RawIOBase):
         return self._position
 
     def read_buffer(self, size: int = -1) -> pa.Buffer:
-        """Read without copying, unless the bytes are in several pieces: pyarrow asks for this by name."""
+        """Read without copying: pyarrow asks for this by name."""
         return pa.py_buffer(self._view(size))
 
     def read(self, size: int = -1) -> bytes:
@@ -87,9 +68,8 @@ class SparseFile(io.RawIOBase):
     def _view(self, size: int) -> memoryview:
         begin = self._position
         end = self._size if size < 0 else min(self._size, begin + size)
-        for start, size_of_range, pieces in self._ranges:
-            if start <= begin and end <= start + size_of_range:
+        for start, content in self._ranges:
+            if start <= begin and end <= start + len(content):
                 self._position = end
-                wanted = without_ends(pieces, begin - start, end - start)
-                return memoryview(wanted[0] if len(wanted) == 1 else b"".join(wanted))
+                return content[begin - start : end - start]
         raise OSError(f"bytes {begin} to {end} were not fetched")

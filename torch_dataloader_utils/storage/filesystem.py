@@ -19,7 +19,6 @@ from fsspec.spec import AbstractBufferedFile
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.storage import obstore_s3
 from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC, Retry, attempt, in_background, within
-from torch_dataloader_utils.storage.byte_ranges import Pieces
 from torch_dataloader_utils.storage.causes import most_attempts, most_attempts_locally
 from torch_dataloader_utils.storage.forks import hold_filesystems, release_filesystems
 from torch_dataloader_utils.storage.local_file import (
@@ -284,7 +283,7 @@ class Storage:
         with contextlib.suppress(Exception):
             stream.begin(self._timeout_sec / 2, start, stop)
 
-    def receive(self, stream: RangeStream, start: int, stop: int, name: Callable[[], str]) -> Pieces:
+    def receive(self, stream: RangeStream, start: int, stop: int, name: Callable[[], str]) -> pa.Buffer:
         """Receive the next part of a stream; request the rest of it again if the storage fails.
 
         Raises what the storage raises; see `errors`.

@@ -25,7 +25,6 @@ from typing import Any, Literal, TypeVar
 import fsspec
 import pyarrow as pa
 
-from torch_dataloader_utils.storage.byte_ranges import Pieces
 from torch_dataloader_utils.storage.causes import require_same_version
 from torch_dataloader_utils.storage.obstore_calls import ObstoreCalls
 from torch_dataloader_utils.storage.obstore_process import ObstoreProcess
@@ -64,10 +63,9 @@ HEADER = re.compile(r"[\x21-\x7e]+")
 MOST_STARTS = 2
 """How many processes are started at most to run obstore in, one after the other."""
 
-MOST_AT_ONCE = 2 << 20
-"""How many bytes are received at most by one call, for which a thread waits until other Python code lets it go on.
-obstore copies them, and memory of this size is used again at once. With more it takes twice the processor's time, and
-with less, a training loop that keeps Python busy is waited for more often."""
+MOST_AT_ONCE = 1 << 20
+"""How many bytes are received at most by one call, for which a thread waits until other Python code lets it go on: with
+less, a training loop that keeps Python busy is waited for more often. They are there twice until they are copied."""
 
 NO_ACCESS = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 """What S3 says, with status 400, of a session token that gives no access."""
@@ -328,20 +326,20 @@ class ObstoreRange:
         self._rest = memoryview(b"")
         _RECEIVED.add(self)
 
-    def read(self, size: int) -> Pieces:
-        """Return the next bytes; fewer only if the answer ends before them."""
-        return _told(partial(self._read, size))
+    def read_into(self, memory: memoryview) -> int:
+        """Fill memory with the next bytes, and return how many came; fewer only if the answer ends before them."""
+        return _told(partial(self._read_into, memory))
 
-    def _read(self, size: int) -> Pieces:
-        taken: Pieces = []
-        while size:
+    def _read_into(self, memory: memoryview) -> int:
+        size = len(memory)
+        while memory:
             piece = self._rest or memoryview(next(self._pieces, b""))
             if not piece:
                 break
-            taken.append(piece[:size])
-            self._rest = piece[size:]
-            size -= len(taken[-1])
-        return taken
+            taken = piece[: len(memory)]
+            memory[: len(taken)] = taken
+            memory, self._rest = memory[len(taken) :], piece[len(taken) :]
+        return size - len(memory)
 
     def close(self) -> None:
         """Receive nothing more."""

@@ -6,8 +6,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+import pyarrow as pa
+
 from torch_dataloader_utils.storage.attempts import within
-from torch_dataloader_utils.storage.byte_ranges import Pieces, size_of, without_ends
 from torch_dataloader_utils.storage.request_size import SMALLEST_ANSWER, Answer
 
 OLDEST_SEC = 20.0
@@ -22,8 +23,8 @@ which some servers send sooner than a range that they have to cut out of it."""
 class ReceivedRange(Protocol):
     """An answer of a storage's client, as far as it was received."""
 
-    def read(self, size: int) -> Pieces:
-        """Return the next bytes; fewer only if the answer ends before them."""
+    def read_into(self, memory: memoryview) -> int:
+        """Fill memory with the next bytes, and return how many came; fewer only if the answer ends before them."""
 
     @property
     def close(self) -> Callable[[], object]:
@@ -74,7 +75,7 @@ class RangeStream:
         self._position = first
         self._answer = Answer(0, time.monotonic() - self._began, 0.0)
 
-    def read(self, seconds: float, start: int, stop: int) -> Pieces:
+    def read(self, seconds: float, start: int, stop: int) -> pa.Buffer:
         """Receive a part, which begins where the last one ended or behind that; a TimeoutError if it takes longer."""
         until = time.monotonic() + seconds
         is_old = self._position is not None and (
@@ -89,11 +90,11 @@ class RangeStream:
         assert position is not None  # noqa: S101
         until_end = stop == self._stop  # then the connection can be used again
         size = (self._end if until_end else stop) - position
+        content = pa.allocate_buffer(size)  # of Arrow's pool, whose memory is used again
         began = time.monotonic()
         self._received = None  # if an error occurs now
         try:
-            pieces = within(until - began, received.read, size)
-            received_bytes = size_of(pieces)
+            received_bytes = within(until - began, received.read_into, memoryview(content).cast("B"))
             if received_bytes == size and not until_end:
                 self._received = received
         finally:
@@ -103,7 +104,7 @@ class RangeStream:
             raise OSError(f"{max(0, received_bytes - (start - position))} bytes came back of bytes {start} to {stop}")
         self._position = stop
         self._tell(received_bytes, time.monotonic() - began)
-        return without_ends(pieces, start - position, stop - position)
+        return content.slice(start - position, stop - start)
 
     def _tell(self, size: int, seconds: float) -> None:
         """Tell how long the answer took, once it has so many bytes that this means something."""

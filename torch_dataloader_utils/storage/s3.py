@@ -10,7 +10,6 @@ from typing import Any
 from fsspec.asyn import sync_wrapper
 from s3fs import S3FileSystem
 
-from torch_dataloader_utils.storage.byte_ranges import Pieces
 from torch_dataloader_utils.storage.causes import require_same_version
 from torch_dataloader_utils.storage.request_size import Answer
 
@@ -97,14 +96,15 @@ class S3Range:
         self.close = weakref.finalize(self, loop.call_soon_threadsafe, body.close)
         self.close.atexit = False
 
-    async def _read(self, size: int) -> Pieces:
-        """Return the next bytes; fewer only if the answer ends before them."""
-        content = bytearray()  # the pieces that come are small
-        while len(content) < size and (part := await self._body.read(size - len(content))):
-            content += part
-        return [memoryview(content)]
+    async def _read_into(self, memory: memoryview) -> int:
+        """Fill memory with the next bytes, and return how many came; fewer only if the answer ends before them."""
+        size = len(memory)
+        while memory and (part := await self._body.read(len(memory))):
+            memory[: len(part)] = part
+            memory = memory[len(part) :]
+        return size - len(memory)
 
-    read = sync_wrapper(_read)
+    read_into = sync_wrapper(_read_into)
 
 
 def _require_same(response: Mapping[str, Any], start: int, stop: int, etag: str | None) -> None:

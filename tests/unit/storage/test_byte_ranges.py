@@ -16,7 +16,7 @@ from ranged import RangedFileSystem, ranged
 from support import all_rows_of, open_loader
 
 from torch_dataloader_utils.reading.fetcher import LARGEST_GAP
-from torch_dataloader_utils.storage.byte_ranges import SparseFile, coalesced, size_of, without_ends
+from torch_dataloader_utils.storage.byte_ranges import SparseFile, coalesced
 
 
 def ranges_of(least: int) -> st.SearchStrategy[list[tuple[int, int]]]:
@@ -56,8 +56,7 @@ CONTENT = bytes(range(256)) * 2
 def sparse(*ranges: tuple[int, int]) -> SparseFile:
     file = SparseFile(len(CONTENT))
     for start, stop in ranges:
-        middle = (start + stop) // 2
-        file.add(start, [CONTENT[start:middle], CONTENT[middle:stop]])
+        file.add(start, CONTENT[start:stop])
     return file
 
 
@@ -81,14 +80,6 @@ def test_what_is_there_is_read_as_from_the_whole_file_and_the_rest_is_an_error(r
         with pytest.raises(OSError, match=f"bytes {begin} to {begin + len(expected)} were not fetched"):
             file.read(size)
         assert file.tell() == begin
-
-
-@given(st.lists(st.binary(max_size=9), max_size=5), st.integers(0, 20), st.integers(0, 20))
-def test_pieces_without_their_ends_are_the_bytes_between_and_empty_ones_are_left_out(pieces, start, length):
-    found = without_ends(pieces, start, start + length)
-    assert b"".join(found) == b"".join(pieces)[start : start + length]
-    assert all(found)
-    assert size_of(pieces) == len(b"".join(pieces))
 
 
 def test_a_file_that_was_cleared_has_nothing_and_still_knows_its_size():

@@ -12,7 +12,6 @@ import pytest
 from conftest import S3Server
 
 from torch_dataloader_utils.storage import obstore_s3
-from torch_dataloader_utils.storage.byte_ranges import Pieces
 from torch_dataloader_utils.storage.range_stream import LARGEST_REST, RangeStream
 from torch_dataloader_utils.storage.request_size import Answer
 from torch_dataloader_utils.storage.s3 import OneAttemptS3
@@ -54,7 +53,7 @@ def received(stream: RangeStream, parts: list[tuple[int, int]]) -> list[bytes]:
 
 
 def part_of(stream: RangeStream, start: int, stop: int, seconds: float = SECONDS) -> bytes:
-    return b"".join(map(bytes, stream.read(seconds, start, stop)))
+    return stream.read(seconds, start, stop).to_pybytes()
 
 
 def stream_of(
@@ -151,9 +150,10 @@ class Ending:
         self._left = content
         self.is_closed = False
 
-    def read(self, size: int) -> Pieces:
-        taken, self._left = self._left[:size], self._left[size:]
-        return [taken]
+    def read_into(self, memory: memoryview) -> int:
+        taken, self._left = self._left[: len(memory)], self._left[len(memory) :]
+        memory[: len(taken)] = taken
+        return len(taken)
 
     def close(self) -> None:
         self.is_closed = True
@@ -179,9 +179,9 @@ def test_after_an_answer_that_ends_too_soon_the_same_part_is_requested_again():
 
 def test_a_part_that_takes_too_long_is_a_timeout_and_closes_its_request():
     class Slow(Ending):
-        def read(self, size: int) -> Pieces:
+        def read_into(self, memory: memoryview) -> int:
             time.sleep(0.2)
-            return super().read(size)
+            return super().read_into(memory)
 
     answer = Slow(CONTENT)
     stream = stream_of(lambda *_: answer, 100, start=0)

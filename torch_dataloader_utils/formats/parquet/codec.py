@@ -71,7 +71,7 @@ class ParquetCodec(Codec):
         reader.open(
             file,
             metadata=layout.metadata,
-            pre_buffer=False,
+            pre_buffer=isinstance(file, pa.PythonFile),  # by few calls of Python, for which threads wait
             page_checksum_verification=self._verifies_checksums,
             **AS_PARQUET_FILE,
         )
@@ -97,6 +97,9 @@ class _ParquetRowGroups(RowGroups):
 
     def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         return self.reader.iter_batches(rows, [number], column_indices=self.leaves, use_threads=use_threads)  # type: ignore[no-any-return]
+
+    def forget(self) -> None:
+        self.reader.read_row_groups([], column_indices=[])  # the reader keeps what it read for the last row groups
 
     def close(self) -> None:
         self.reader.close()
