@@ -108,9 +108,9 @@ def test_a_store_and_an_entry_of_a_checkpoint_continue_a_mixture(root, tmp_path,
     loader, _ = open_mixture(root)
     CheckpointStore(str(tmp_path / "store")).restore(loader=loader)
     assert rest_of(loader) == whole[3:]
-    dcp.save({"loader": CheckpointEntry(stopped(root))}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    dcp.save({"loader": CheckpointEntry(stopped(root))}, checkpoint_id=tmp_path / "dcp")
     loader, _ = open_mixture(root)
-    dcp.load({"loader": CheckpointEntry(loader)}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    dcp.load({"loader": CheckpointEntry(loader)}, checkpoint_id=tmp_path / "dcp")
     assert rest_of(loader) == whole[3:]
     states = gather_states(stopped(root))
     loader, _ = open_mixture(root)

@@ -56,7 +56,8 @@ def open_loader(path: Any, **options: Any) -> tuple[StructuredDataLoader, Struct
 
 def rows_of(batch: Any) -> list[int]:
     """Return a batch's row ids."""
-    return [int(row) for row in batch["row"]]
+    rows = batch["row"]
+    return [int(row) for row in (rows.to_pylist() if isinstance(rows, pa.ChunkedArray) else rows)]
 
 
 def edited(state: dict[str, Any], **changes: Any) -> dict[str, Any]:

@@ -14,7 +14,14 @@ from torch_dataloader_utils.errors import ColumnError
 
 
 def labels_of(*parts: Any, dtype=None) -> Labels:
-    return read_labels("y", [pa.array(part, dtype) for part in parts])
+    return read_labels("y", [array_of(part, dtype) for part in parts])
+
+
+def array_of(values: list[Any], dtype: pa.DataType | None) -> pa.Array:
+    if dtype is None or not pa.types.is_dictionary(dtype):
+        return pa.array(values, dtype)
+    encoded = pa.array(values, dtype.value_type).dictionary_encode()
+    return pa.DictionaryArray.from_arrays(encoded.indices.cast(dtype.index_type), encoded.dictionary)
 
 
 def values_of(labels: Labels) -> list[str]:

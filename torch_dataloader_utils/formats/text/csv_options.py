@@ -35,6 +35,10 @@ OURS = {
     "invalid_row_handler": "rows are never left out",
 }
 
+ERRORS_END_THREADS = tuple(map(int, pa.__version__.split(".")[:2])) >= (23, 0)
+"""Whether pyarrow's threads end after an error. Before 23.0, each of them may wait for the others for ever:
+https://github.com/apache/arrow/pull/48742."""
+
 ISO8601 = "pyarrow.csv.ISO8601"
 """Stands for pyarrow's parser of timestamps, which cannot be pickled."""
 
@@ -74,8 +78,9 @@ def column_types(options: Mapping[str, Any]) -> Mapping[str, Any]:
     return {column.name: column.type for column in pa.schema(types)}
 
 
-def read_options(options: Mapping[str, Any], **fixed: Any) -> csv.ReadOptions:
+def read_options(options: Mapping[str, Any], *, use_threads: bool = True, **fixed: Any) -> csv.ReadOptions:
     """Return pyarrow's options; those that this package fixes override the user's."""
+    fixed["use_threads"] = use_threads and ERRORS_END_THREADS
     return csv.ReadOptions(**{name: options[name] for name in READ if name in options} | fixed)
 
 
