@@ -271,11 +271,12 @@ class Storage:
     def stream(self, opened: RangedFile | RemoteFile, start: int, stop: int) -> RangeStream | None:
         """Return a range of an open file, to be received in parts; None if its parts are requested.
 
-        What is received by one request has to come within the time that a request has.
+        What is received by one request has to come within the time that an attempt has: after half of that, the rest is
+        requested again.
         """
         if not isinstance(opened, RemoteFile) or opened.begin is None:
             return None
-        oldest_sec, note = self._timeout_sec / 2, self._request_size.note
+        oldest_sec, note = self._timeout_sec / 4, self._request_size.note
         return RangeStream(opened.begin, (start, stop), opened.file.size, oldest_sec, note)
 
     def begin(self, stream: RangeStream, start: int, stop: int) -> None:

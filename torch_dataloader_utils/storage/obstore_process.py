@@ -71,7 +71,7 @@ class ObstoreProcess:
         try:
             receiver.start()
             self._send((list(sys.path), dict(options), timeout_sec))
-            begun.result(min(MOST_START_SEC, timeout_sec / 2))
+            begun.result(min(MOST_START_SEC, timeout_sec))
         except BaseException as error:
             self.end()
             if isinstance(error, FutureTimeoutError):

@@ -67,6 +67,9 @@ MOST_AT_ONCE = 1 << 20
 """How many bytes are received at most by one call, for which a thread waits until other Python code lets it go on: with
 less, a training loop that keeps Python busy is waited for more often. They are there twice until they are copied."""
 
+LONGER_SEC = 1.0
+"""How much longer a request may take than whoever waits for it: they say how long they have waited."""
+
 NO_ACCESS = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired"})
 """What S3 says, with status 400, of a session token that gives no access."""
 
@@ -166,7 +169,7 @@ class ObstoreS3:
     Attributes:
         options: obstore's.
         s3fs_options: The same for s3fs.
-        timeout_sec: Seconds after which a request that was given up ends.
+        timeout_sec: Seconds for which an attempt waits at most. A request that was given up ends a little later.
         runs_in: Where obstore runs; None where s3fs is to be used in its place.
     """
 
@@ -198,6 +201,10 @@ class ObstoreS3:
             raise AttributeError(name)
         return getattr(self.s3fs, name)
 
+    @property
+    def _request_sec(self) -> float:
+        return self.timeout_sec + LONGER_SEC
+
     def for_this_process(self) -> ObstoreS3:
         """Return the same without what a forked process inherits."""
         return replace(self, runs_in="this process" if is_usable() else None)
@@ -221,7 +228,7 @@ class ObstoreS3:
                 if not self._has_process() and self._starts < MOST_STARTS:
                     self._starts += 1
                     with suppress(OSError, RuntimeError):  # this system may allow no other process, or thread
-                        self._process = ObstoreProcess(self.options, self.timeout_sec)
+                        self._process = ObstoreProcess(self.options, self._request_sec)
                 if not self._has_process():
                     self.end_process()
         return self.runs_in is not None
@@ -253,7 +260,7 @@ class ObstoreS3:
     def _called(self, method: str, *arguments: Any) -> Any:
         if self.runs_in == "this process":
             with self._lock:
-                self._calls = self._calls or ObstoreCalls(self.options, self.timeout_sec)
+                self._calls = self._calls or ObstoreCalls(self.options, self._request_sec)
             return getattr(self._calls, method)(*arguments)
         if self._process is None:
             raise OSError("the process that reads S3 has not started")

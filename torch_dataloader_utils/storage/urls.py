@@ -48,7 +48,7 @@ def obstore_of(
     mapped = obstore_s3.options_of(urls, options)
     if mapped is None:
         return None
-    obstore = obstore_s3.ObstoreS3(mapped, options, timeout_sec)
+    obstore = obstore_s3.ObstoreS3(mapped, options, timeout_sec / 2)  # an attempt has half of the time
     if client == "obstore":
         return obstore.for_this_process()
     return replace(obstore, runs_in="another process" if obstore_s3.is_installed() else None)
