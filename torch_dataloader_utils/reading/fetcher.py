@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils.formats.base import Layout
 from torch_dataloader_utils.formats.concurrency import OPEN_FILES
+from torch_dataloader_utils.reading.arrow_threads import allocate_first
 from torch_dataloader_utils.storage.byte_ranges import coalesced
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.local_file import RangedFile
@@ -29,7 +30,7 @@ FETCHES = 32
 LARGEST_GAP = 64 * 1024
 """Bytes between two column chunks that are fetched with them, because a second request would take longer."""
 
-MOST_RANGES = 1024
+MOST_RANGES = 128
 """Of how many row groups it is kept which ranges they have. Those of a run are asked for with each of them."""
 
 Opened: TypeAlias = RangedFile | RemoteFile
@@ -83,7 +84,7 @@ class Fetcher:
         self._ranges = lru_cache(MOST_RANGES)(lambda path, number: coalesced(layout(path).ranges(number), LARGEST_GAP))
         self.fetches = cache(lambda path: not storage.maps(files[path]))
         """Whether a file, by path, is fetched: it is not mapped into memory."""
-        self._threads = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch")
+        self._threads = ThreadPoolExecutor(FETCHES, thread_name_prefix="fetch", initializer=allocate_first)
         self._requested: defaultdict[tuple[str, int], deque[list[tuple[int, Future[Content]]]]] = defaultdict(deque)
         self._opened: OrderedDict[str, Future[Opened]] = OrderedDict()
         # Of a file: the one that is received, and the one that was prepared.

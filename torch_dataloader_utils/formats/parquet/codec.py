@@ -35,6 +35,11 @@ AS_PARQUET_FILE = {EXTENSIONS: True} if EXTENSIONS in inspect.signature(pq.Parqu
 """The reader that a `ParquetFile` has reads Arrow's extension types, in releases that have some."""
 
 
+LEAST_TOGETHER = 8
+"""Of so many column chunks of a row group, Arrow reads those that are neighbours by one call of Python. Another thread
+makes this call, which takes about as long as eight calls where nothing else keeps Python busy."""
+
+
 class ParquetCodec(Codec):
     """Row groups decoded by pyarrow, by footers that are known or are read when they are needed."""
 
@@ -71,7 +76,7 @@ class ParquetCodec(Codec):
         reader.open(
             file,
             metadata=layout.metadata,
-            pre_buffer=isinstance(file, pa.PythonFile),  # by few calls of Python, for which threads wait
+            pre_buffer=isinstance(file, pa.PythonFile) and len(layout.leaves) >= LEAST_TOGETHER,
             page_checksum_verification=self._verifies_checksums,
             **AS_PARQUET_FILE,
         )
