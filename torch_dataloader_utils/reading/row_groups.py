@@ -6,7 +6,7 @@ import time
 from bisect import bisect_left
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from operator import attrgetter
@@ -14,35 +14,23 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as pads
 
-from torch_dataloader_utils.columns.arrow import nested_fixed_lists, stacked, takeable, width
+from torch_dataloader_utils.columns.arrow import stacked, width
 from torch_dataloader_utils.columns.arrow_memory import release_unused
 from torch_dataloader_utils.errors import TransformError, UnreadableFileError
 from torch_dataloader_utils.formats.base import Measures
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.formats.read_cache import ReadCache
-from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions, Flags
+from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions
 from torch_dataloader_utils.planning.manifest import Split
-from torch_dataloader_utils.planning.row_hash import file_key, row_marks
 from torch_dataloader_utils.planning.token_counts import TokenCounts
+from torch_dataloader_utils.reading.cursor import Cursor
 from torch_dataloader_utils.reading.decoder import Decoded, DecodedTables, Decoder
 from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
 from torch_dataloader_utils.reading.file_row_group import FileRowGroup, row_groups_of
+from torch_dataloader_utils.reading.row_selection import RowSelection
 from torch_dataloader_utils.reading.work import Wait
 from torch_dataloader_utils.storage.request_size import RequestSize
-
-NONE_DELETED = np.empty(0, dtype=np.int64)
-
-ADDED_BYTES = 8
-"""What a row takes in each column that is added: of row ids, and of row marks."""
-
-MARKS_COLUMN = "\ufdd0row marks"
-"""The name of the column of row marks. It begins with a character that Unicode reserves for use inside programs."""
-
-REMOVED_COLUMN = "\ufdd0removed"
-"""The name of the column that flags the rows which batches lose after they are cut."""
 
 ROW_NUMBERS_COLUMN = "\ufdd0row numbers"
 """The name of the column of row numbers where the rows that a filter keeps are looked up."""
@@ -71,23 +59,18 @@ class RowGroupReader:
     ) -> None:
         self._files = files
         self._excluded = excluded
-        self._flags_removed = flags_removed
         self._sizes = read_cache.sizes
-        self._row_id_column = row_id_column
-        self._adds_marks = adds_marks
-        added = [*([] if row_id_column is None else [row_id_column]), *([MARKS_COLUMN] if adds_marks else [])]
-        flags = [pa.field(REMOVED_COLUMN, pa.bool_())] if flags_removed else []
+        self._selection = RowSelection(
+            files, row_id_column, excluded, adds_marks=adds_marks, flags_removed=flags_removed
+        )
+        self._deleted = self._selection.deleted
         self._has_fixed_widths = all(map(_has_fixed_width, files.needed.types))
-        self._nests_fixed_lists = bool(nested_fixed_lists(files.needed))
-        self._schema = pa.schema([*files.schema, *(pa.field(name, pa.int64()) for name in added), *flags])
-        self._added_bytes_of_row = ADDED_BYTES * len(added) + len(flags)
         file_of = files.manifest.file
         stored = files.stored_rows or {}
         self._groups = cache(lambda path: row_groups_of(file_of(path), stored.get(path)))
         self._read_cache = read_cache
         self._filter_reader: RowGroupReader | None = None
         self._kept = cache(self._read_kept)
-        self._file_key = cache(lambda path: file_key(file_of(path)))
 
         codec = self._codec = files.format.codec(files, read_cache.footers)
         self._added_bytes = cache(self._count_added_bytes)
@@ -101,7 +84,7 @@ class RowGroupReader:
     @property
     def columns(self) -> int:
         """Number of columns of a table, those that are added included."""
-        return len(self._files.delivered_schema if self.makes_rows else self._schema)
+        return len(self._files.delivered_schema if self.makes_rows else self._selection.schema)
 
     @property
     def makes_rows(self) -> bool:
@@ -201,7 +184,7 @@ class RowGroupReader:
         """Return what a row takes in columns that the file does not have."""
         sources = self._files.projection(path).sources
         missing = [field for field, source in zip(self._files.needed, sources, strict=True) if source is None]
-        return sum(width(field.type) for field in missing) + self._added_bytes_of_row
+        return sum(width(field.type) for field in missing) + self._selection.added_bytes
 
     def held_bytes(self, table: pa.Table) -> int:
         """Return how large a table will be once it is converted."""
@@ -260,7 +243,7 @@ class RowGroupReader:
             decoded = list(self._decoded[group].popleft())
             table = stacked([each.table for each in decoded])
             self._require_all(group, table.num_rows)
-            finished = self._finished(group, table, 0)[0]
+            finished = self._selected(group, table, 0)[0]
         self._note_wait(began, decoded[-1])
         return self._packed(group, self._transformed(group, finished))
 
@@ -278,7 +261,7 @@ class RowGroupReader:
                 done += decoded.table.num_rows
                 if decoded.is_last or done > group.unfiltered + len(self._deleted(group)):
                     self._require_all(group, done)
-                finished = self._finished(group, decoded.table, done - decoded.table.num_rows)[0]
+                finished = self._selected(group, decoded.table, done - decoded.table.num_rows)[0]
                 self._note_wait(began, decoded)
                 yield finished, decoded.is_last
                 del decoded, finished
@@ -309,14 +292,14 @@ class RowGroupReader:
         with self._errors(group):
             done, began = 0, time.perf_counter()
             for decoded in self._next_decoder().in_parts(group.path, group.number, rows):
-                finished, count = self._finished(group, decoded.table, done)
+                finished, count = self._selected(group, decoded.table, done)
                 done += decoded.table.num_rows
                 self._note_wait(began, decoded)
                 yield finished, count if self._counts else 0
                 began = time.perf_counter()
             self._require_all(group, done)
         if not self._counts:  # only the end of a row group tells that it has no more
-            yield self._schema.empty_table(), group.rows
+            yield self._selection.schema.empty_table(), group.rows
 
     def cursor(self, group: FileRowGroup, rows: int, first: int) -> Cursor:
         """Begin to read a row group part by part, from a first row on, while others are read.
@@ -325,7 +308,14 @@ class RowGroupReader:
         """
         self._fetcher.request(group.path, group.number)
         decoder = self._new_decoder(thread=self._next_decoder().thread)
-        return Cursor(self, decoder, group, rows, first)
+        return Cursor(
+            decoder,
+            group,
+            rows,
+            first,
+            stored_rows=partial(self.stored_rows, group),
+            finished=partial(self.finished_part, group),
+        )
 
     def stored_rows(self, group: FileRowGroup, rows: int) -> int:
         """Return how many rows of the file a row group's first rows are, with the deleted ones among and before them.
@@ -350,7 +340,7 @@ class RowGroupReader:
             decoded = part.result()
             if decoded.table.num_rows != rows:
                 self._require_all(group, first + decoded.table.num_rows)
-            finished = self._finished(group, decoded.table, first)[0]
+            finished = self._selected(group, decoded.table, first)[0]
         self._note_wait(began, decoded)
         return self._transformed(group, finished)
 
@@ -419,11 +409,6 @@ class RowGroupReader:
         if rows != expected and self._counts:
             raise UnreadableFileError(f"{self.name(group)} has {rows} rows, not {expected}")
 
-    def _deleted(self, group: FileRowGroup) -> npt.NDArray[np.int64]:
-        """Return the deleted rows of a row group, counted from its first row."""
-        deletes = self._files.deletes.get(group.path)
-        return NONE_DELETED if deletes is None else deletes.within(group.number, group.count)
-
     def _read_kept(self, group: FileRowGroup) -> npt.NDArray[np.int64]:
         """Return the rows that a counted filter keeps of a row group, counted from its first row, deleted ones not."""
         if self._filter_reader is None:
@@ -435,107 +420,16 @@ class RowGroupReader:
         kept: npt.NDArray[np.int64] = numbers - self._files.first_unfiltered[group.path] - group.first_unfiltered
         return kept
 
+    def _selected(self, group: FileRowGroup, table: pa.Table, first: int) -> tuple[pa.Table, int]:
+        """Return what is delivered of a row group's stored rows from `first` on, and how many are not deleted."""
+        self._sizes.learn(table)
+        return self._selection.apply(group, table, first)
+
     def group(self, path: str, number: int) -> FileRowGroup:
         """Return a row group of a file."""
         return self._groups(path)[number]
-
-    def _finished(self, group: FileRowGroup, table: pa.Table, first: int) -> tuple[pa.Table, int]:
-        """Return the rows to deliver of a row group's stored rows from `first` on, and how many are not deleted."""
-        files = self._files
-        self._sizes.learn(table)
-        rows = table.num_rows
-        constants = files.constants_of(group.path)
-        table = files.projection(group.path).apply(table, files.needed, constants)
-        if self._nests_fixed_lists:
-            table = takeable(table)
-        deleted = self._deleted(group)
-        begin, end = np.searchsorted(deleted, [first, first + rows])
-        if end > begin:
-            kept = np.ones(rows, dtype=bool)
-            kept[deleted[begin:end] - first] = False
-            table = table.filter(pa.array(kept))
-        count = rows - int(end - begin)
-        first_row = group.first_unfiltered + first - int(begin)  # in the file, deleted rows not counted
-        if self._row_id_column is not None:
-            first_id = self._files.first_unfiltered[group.path] + first_row
-            row_ids = np.arange(first_id, first_id + count, dtype=np.int64)
-            table = table.append_column(self._row_id_column, pa.array(row_ids))
-        if self._adds_marks:
-            marks = row_marks(self._file_key(group.path), first_row, count)
-            table = table.append_column(MARKS_COLUMN, pa.array(marks.view(np.int64)))
-        table = self._without_excluded(table, group.path, first_row)
-        if not table.schema.equals(self._schema, check_metadata=True):
-            table = pa.table([table[name] for name in self._schema.names], schema=self._schema)
-        return table, count
-
-    def _without_excluded(self, table: pa.Table, path: str, first: int) -> pa.Table:
-        """Return the rows of a table that the plan and the filter keep, and flag those that batches are to lose.
-
-        The table has all rows of a file from `first` on, but deleted ones.
-        """
-        rows = path, first, first + table.num_rows
-        excluded = self._excluded
-        mask = None if self._files.filter is None else _mask(table, self._files.filter)
-        flags = (
-            excluded.removed.flags(*rows) | self._meets_any(table, excluded.removed_by) if self._flags_removed else None
-        )
-        if excluded.left_out_by or path in excluded.left_out.bounds:
-            kept = pa.array(~(excluded.left_out.flags(*rows) | self._meets_any(table, excluded.left_out_by)))
-            mask = kept if mask is None else pc.and_(mask, kept)
-        if flags is not None:
-            table = table.append_column(REMOVED_COLUMN, pa.array(flags))
-        return table if mask is None else table.filter(mask)
-
-    def _meets_any(self, table: pa.Table, expressions: Iterable[str]) -> Flags:
-        """Return for each row whether one of some expressions, given by their digests, is true."""
-        met = np.zeros(table.num_rows, dtype=bool)
-        for digest in expressions:
-            met |= pc.fill_null(_mask(table, self._files.expressions[digest]), False).to_numpy()  # noqa: FBT003
-        return met
-
-
-class Cursor:
-    """A row group that is read part by part, about so many rows each, from a file opened for it alone."""
-
-    def __init__(self, reader: RowGroupReader, decoder: Decoder, group: FileRowGroup, rows: int, first: int) -> None:
-        self._reader = reader
-        self._decoder = decoder
-        self._group = group
-        self._last = 0  # rows, without deleted ones, that were left out or requested
-        self._first = self._advance(first)  # stored rows that were left out or taken
-        self._parts = decoder.parts(group.path, group.number, rows, self._first)
-        self._requested: deque[tuple[Future[Decoded], int]] = deque()
-
-    def request(self, rows: int) -> None:
-        """Begin to decode the next rows."""
-        stored = self._advance(rows)
-        self._requested.append((self._parts.next(stored), stored))
-
-    def take(self) -> pa.Table:
-        """Return the rows that the filter keeps of the first part that was requested and not taken."""
-        part, stored = self._requested.popleft()
-        table = self._reader.finished_part(self._group, self._first, part, stored)
-        self._first += stored
-        return table
-
-    def _advance(self, rows: int) -> int:
-        """Move on by some rows, and return how many stored rows these are."""
-        before = self._reader.stored_rows(self._group, self._last)
-        self._last += rows
-        return self._reader.stored_rows(self._group, self._last) - before
-
-    def close(self) -> None:
-        """Decode nothing more; wait for what is being decoded."""
-        wait([part for part, _ in self._requested if not part.cancel()])
-        self._parts.close()
-        self._decoder.close()
 
 
 def _has_fixed_width(dtype: pa.DataType) -> bool:
     """Whether rows tell how much memory a column of this type takes."""
     return not (pa.types.is_nested(dtype) or pa.types.is_dictionary(dtype)) and width(dtype) > 0
-
-
-def _mask(table: pa.Table, filters: pc.Expression) -> pa.ChunkedArray:
-    """Evaluate a filter row by row; a scan without threads keeps the order."""
-    return pads.dataset(table).scanner(columns={"keep": filters}, use_threads=False).to_table()["keep"]

@@ -25,7 +25,8 @@ from torch_dataloader_utils.planning.token_counts import TokenCounts
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
-from torch_dataloader_utils.reading.row_groups import REMOVED_COLUMN, RowGroupReader
+from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.row_selection import REMOVED_COLUMN
 from torch_dataloader_utils.reading.work import Counters, Work
 from torch_dataloader_utils.storage.request_size import RequestSize
 

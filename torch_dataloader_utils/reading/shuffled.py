@@ -19,9 +19,10 @@ from torch_dataloader_utils.planning.plan import Shard, ShardSlice
 from torch_dataloader_utils.planning.shuffle import left_bounds, permutation, round_bounds
 from torch_dataloader_utils.reading.arrow_threads import allocate_first
 from torch_dataloader_utils.reading.batching import Chunk
+from torch_dataloader_utils.reading.cursor import Cursor
 from torch_dataloader_utils.reading.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
-from torch_dataloader_utils.reading.row_groups import Cursor, RowGroupReader
+from torch_dataloader_utils.reading.row_groups import RowGroupReader
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan, Step
 
 T = TypeVar("T")
