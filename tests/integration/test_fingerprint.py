@@ -58,6 +58,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "shards shuffled": {"shuffle": True, "split_rows": 25, "num_workers": 2},
     "rows shuffled": ROWS_SHUFFLED,
     "rounds": {"shuffle": True, "shuffle_buffer_size": 20, "num_workers": 2},
+    "rounds in parts": {"shuffle": True, "shuffle_buffer_size": 20, "read_ahead_bytes": 500},
     "filter": {"filters": FEW},
     "filter and rows shuffled": {"filters": FEW, **ROWS_SHUFFLED},
     "short batches dropped": {"drop_last": True, "num_workers": 2},

@@ -65,6 +65,12 @@ def test_two_shards_of_shuffled_rows_are_in_memory_and_a_column_or_so_on_its_way
     assert peak_of(path / "a.parquet", read_ahead_bytes=1 << 30, **options) < 2.3 * BUFFER * WIDTH + 2e6
 
 
+def test_two_shards_are_in_memory_where_row_groups_larger_than_the_buffer_are_small_enough_to_be_read_whole(path):
+    shard = 8 * GROUP * WIDTH
+    options = {"shuffle": True, "shuffle_buffer_size": GROUP // 2, "read_ahead_bytes": 2 * shard}
+    assert peak_of(path / "a.parquet", **options) < 2.3 * shard + 2e6
+
+
 @pytest.mark.parametrize("output_format", ["torch", "arrow"])
 @pytest.mark.parametrize("groups", [4, 12])
 def test_no_more_than_read_ahead_bytes_is_in_memory(path, groups, output_format):

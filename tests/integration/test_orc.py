@@ -83,7 +83,7 @@ def test_columns_are_those_that_were_asked_for_in_their_order(data, columns, sto
 SETTINGS = {
     "in order": {},
     "mixed": {"shuffle": True, "shuffle_buffer_size": 100},
-    "in rounds": {"shuffle": True, "shuffle_buffer_size": 20},
+    "in rounds": {"shuffle": True, "shuffle_buffer_size": 20, "read_ahead_bytes": 500},
     "filtered": {"filters": pc.field("score") > 5},
     "in slices": {"read_ahead_bytes": 500},
 }

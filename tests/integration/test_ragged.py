@@ -36,7 +36,7 @@ ORDERS: dict[str, dict[str, Any]] = {
     "in file order": {},
     "mixed": {"shuffle": True, "shuffle_buffer_size": 25},
     "in a grid": {"virtual_ranks": 2, "virtual_workers": 2, "uneven_ranks": "drop"},
-    "mixed in rounds": {"shuffle": True, "shuffle_buffer_size": 8, "shuffle_interleave": 2},
+    "mixed in rounds": {"shuffle": True, "shuffle_buffer_size": 8, "shuffle_interleave": 2, "read_ahead_bytes": 500},
 }
 
 

@@ -20,6 +20,12 @@ from pairwise import pairwise
 from stops import each_stop
 from support import batches_of, open_loader, row_ids, rows_of, shards_of, write_dataset
 
+from torch_dataloader_utils.planning.plan import PlanOptions, ShardSlice
+from torch_dataloader_utils.planning.planner import make_plan
+from torch_dataloader_utils.planning.shuffle import delivery_order
+from torch_dataloader_utils.reading.scan import Step
+from torch_dataloader_utils.reading.shuffled import ShuffledScan
+
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
     pytest.mark.filterwarnings("ignore::torch_dataloader_utils.UnevenRanksWarning"),
@@ -382,3 +388,41 @@ def test_footers_are_read_once_at_construction_and_never_again(storage: Storage,
         assert storage.take_log() == []
         list(loader)
         storage.row_groups_read(storage.take_log())
+
+
+@pytest.mark.parametrize("reads", ["as a whole", "in parts"])
+def test_rows_shuffled_in_rounds_come_in_the_order_of_the_rounds_however_their_shard_is_read(path, reads, monkeypatch):
+    """A small shard is read as a whole. A state of one kind of reading is continued by the other."""
+    in_parts: list[Step] = []
+    read_rounds = ShuffledScan._rounds
+    monkeypatch.setattr(ShuffledScan, "_rounds", lambda scan, step: in_parts.append(step) or read_rounds(scan, step))
+    order: dict[str, Any] = {
+        "shuffle": True,
+        "shuffle_seed": 5,
+        "shuffle_buffer_size": 8,
+        "shuffle_interleave": 3,
+    }
+    memory: dict[str, dict[str, Any]] = {"as a whole": {}, "in parts": {"read_ahead_bytes": 100}}
+    loader, dataset = open_loader(path, batch_size=7, **order, **memory[reads])
+    dataset.set_epoch(3)
+    manifest = dataset._opened_files.manifest
+    plan = make_plan(manifest, PlanOptions(2**27, **order), epoch=3, num_ranks=1, num_workers=0)
+    assert max(shard.rounds for shard in shards_of(plan)) > 2
+    correct = []
+    for shard in shards_of(plan):
+        rows = row_ids(manifest, shard)
+        correct += [rows[place] for place in delivery_order(ShardSlice(shard), seed=5, epoch=3)]
+
+    delivered: list[int] = []
+    states = []
+    for batch in loader:
+        delivered += rows_of(batch)
+        states.append((len(delivered), dataset.state_dict()))
+    assert delivered == correct
+    assert bool(in_parts) == (reads == "in parts")
+
+    other = memory["in parts" if reads == "as a whole" else "as a whole"]
+    for count, state in states[::5]:
+        resumed, dataset = open_loader(path, batch_size=7, **order, **other)
+        dataset.load_state_dict(state)
+        assert [row for batch in resumed for row in rows_of(batch)] == correct[count:]

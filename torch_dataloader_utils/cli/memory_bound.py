@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_dataloader_utils.planning.plan import Plan, ShardSlice
-from torch_dataloader_utils.reading.shuffled import BLOCK_SHARE
+from torch_dataloader_utils.reading.shuffled import BLOCK_SHARE, SHARDS
 
 
 def rows_together(plan: Plan) -> int:
@@ -38,7 +38,8 @@ def memory_bound(
 def _of_shard(part: ShardSlice, row_bytes: float, read_ahead_bytes: int, fetched_row_bytes: float) -> float:
     """Return half of what two such shards take."""
     shard = part.shard
-    if shard.rounds == 1:
+    is_small = shard.rows_read * (row_bytes + fetched_row_bytes) <= read_ahead_bytes / SHARDS
+    if shard.rounds == 1 or is_small:
         return shard.rows_read * row_bytes
     rows = -(-shard.rows_read // shard.rounds)
     together = max(1, int(read_ahead_bytes // (BLOCK_SHARE * rows * row_bytes + 1)))

@@ -30,6 +30,11 @@ T = TypeVar("T")
 MISSING = (1 << 32) - 1
 """Stands for a row of a missing split. It is above the number of any row of a table in memory."""
 
+SHARDS = 2
+"""So many shards are in memory at most: one that is delivered and one that is read. So one that takes no more than this
+part of the budget is read as a whole, even if its rows are shuffled in rounds: row groups are decoded faster so, and
+without a page of each of their columns in memory."""
+
 BLOCK_SHARE = 8
 """Rounds are read together, but permuted each for itself, up to this part (an eighth) of the budget: reading a round
 has costs that do not depend on its size."""
@@ -123,8 +128,7 @@ class ShuffledScan(Scan):
         """Yield the rows of every slice. The last chunk of each slice says so, even if it holds no rows."""
         together: list[_Read] = []
         for step, lease in self.requested(self._steps()):
-            shard = step.shard_slice.shard
-            if shard.rounds > 1:
+            if not step.whole:
                 lease.release()  # an empty one: the rounds take their own
                 yield from self._rounds(step)
                 continue
@@ -146,7 +150,7 @@ class ShuffledScan(Scan):
         """Begin to draw the row order of a large shard once its first row group is requested."""
         shard = step.shard_slice.shard
         if step.position != self._prepared and shard.rows_read > MOST_DRAWN_AT_ONCE:
-            drawing = self._draw(shard, range(1))
+            drawing = self._draw(shard, range(shard.rounds))
             if drawing is not None:
                 self._drawing[step.position] = drawing
         self._prepared = step.position
@@ -157,14 +161,16 @@ class ShuffledScan(Scan):
         while position < len(self.slices):
             groups = self.row_groups(position)
             part = self.slices[position]
-            if part.shard.rounds > 1:
+            if self._is_in_rounds(part.shard, groups):
                 yield Step(position, part, groups[0], 0, last=True, number=0, whole=False, size=0, requested=False)
                 position += 1
                 continue
             together, size = [groups], self._size(groups)
-            while groups and (following := position + len(together)) < len(self.slices):
-                groups = [] if self.slices[following].shard.rounds > 1 else self.row_groups(following)
-                if not groups or size + self._size(groups) > min(self._most_together, self.budget.limit // 2):
+            while (following := position + len(together)) < len(self.slices):
+                groups = self.row_groups(following)
+                if size + self._size(groups) > min(self._most_together, self.budget.limit // SHARDS):
+                    break
+                if self._is_in_rounds(self.slices[following].shard, groups):
                     break
                 together.append(groups)
                 size += self._size(groups)
@@ -185,6 +191,11 @@ class ShuffledScan(Scan):
             last = number == in_file_order[-1]
             yield Step(position, part, groups[number], 0, last, number, whole=True, size=lease, continues=continues)
             lease = 0
+
+    def _is_in_rounds(self, shard: Shard, groups: Sequence[FileRowGroup]) -> bool:
+        """Whether a shard is read round by round; else as a whole, where it has rounds in the order of all of them."""
+        is_small = self._size(groups) <= self.budget.limit // SHARDS
+        return shard.rounds > 1 and not (is_small and self.reader.knows_rows)
 
     def _size(self, groups: Sequence[FileRowGroup]) -> int:
         return sum(self.reader.fetched_bytes(group) + self.reader.decoded_bytes(group) for group in groups)
@@ -234,8 +245,8 @@ class ShuffledScan(Scan):
         """Return the order of rows that were read, which is drawn now if it was not while they were read."""
         if indices is not None:
             return indices.result()
-        if self.reader.knows_rows:
-            return self._indices(shard, range(1))  # rounds were drawn while they were read
+        if self.reader.knows_rows:  # all of a shard's, since the order of single rounds was drawn while they were read
+            return self._indices(shard, range(shard.rounds))
         return _packed(self._permutation(shard, number, rows))
 
     def _permuted(self, parts: list[pa.Table], indices: pa.Array) -> pa.Table:
@@ -297,7 +308,7 @@ class ShuffledScan(Scan):
 
     def _half_at_least(self, size: int) -> int:
         """Return the bytes to lease for a shard: at least half of the budget, so that there are never more than two."""
-        return max(size, self.budget.limit // 2)
+        return max(size, self.budget.limit // SHARDS)
 
     # Rounds ----------------------------------------------------------------------------------------------------------
 

@@ -246,7 +246,13 @@ def test_rows_that_were_counted_are_shuffled_in_rounds(tmp_path: Path, kind: str
     write_text(tmp_path, kind, suffixes=("", ".gz", ".zst", ""))
 
     loader, _ = open_text(
-        tmp_path, format=kind, count_rows=True, shuffle=True, shuffle_buffer_size=15, split_bytes=2000
+        tmp_path,
+        format=kind,
+        count_rows=True,
+        shuffle=True,
+        shuffle_buffer_size=15,
+        split_bytes=2000,
+        read_ahead_bytes=1000,
     )
 
     batches = list(loader)
