@@ -124,9 +124,12 @@ class Interleaved:
             (place, slice(part.start + rows.start, part.start + rows.stop))
             for place, rows in self._layout.places(source, first, part.stop - part.start)
         ]
+        by_step = self._by_step
         for name, values in part.columns.items():
             if isinstance(values, (torch.Tensor, np.ndarray)):
-                target = self._target(name, values)
+                target = by_step.get(name)
+                if target is None:
+                    target = self._new_target(name, values)
                 array = values.numpy() if isinstance(values, torch.Tensor) else values
                 for place, rows in places:
                     put(target, place, array[rows])
@@ -136,13 +139,11 @@ class Interleaved:
             part = replace(part, columns=others)
             self._others.setdefault(source, []).append(join([part]) if is_whole else copy_rows(part))
 
-    def _target(self, name: str, like: Any) -> Array:
-        target = self._by_step.get(name)
-        if target is None:
-            array = np.asarray(like)
-            rows = new_array((self._layout.rows, *array.shape[1:]), array.dtype)
-            self._dense[name] = torch.from_numpy(rows) if isinstance(like, torch.Tensor) else rows
-            target = self._by_step[name] = self._layout.by_step(rows)
+    def _new_target(self, name: str, like: Any) -> Array:
+        array = np.asarray(like)
+        rows = new_array((self._layout.rows, *array.shape[1:]), array.dtype)
+        self._dense[name] = torch.from_numpy(rows) if isinstance(like, torch.Tensor) else rows
+        target = self._by_step[name] = self._layout.by_step(rows)
         return target
 
     def columns(self) -> Columns:

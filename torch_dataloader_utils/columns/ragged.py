@@ -21,8 +21,9 @@ from torch_dataloader_utils.columns.column_plan import Form, to_scalar
 from torch_dataloader_utils.columns.dense import dense_array, read_buffer
 from torch_dataloader_utils.columns.options import Padded
 
-MOST_COPIED_BY_ONE = 1 << 14
-"""How many values torch copies by one thread for certain."""
+MOST_COPIED_AT_ONCE = 1 << 14
+"""So many values are copied without giving Python's lock away: to get it back from a running training loop takes
+longer."""
 
 Values: TypeAlias = torch.Tensor | npt.NDArray[Any]
 Offsets: TypeAlias = npt.NDArray[np.int64]
@@ -160,8 +161,9 @@ def concat(parts: Sequence[Any]) -> Any:
     if isinstance(parts[0], Ragged):
         values, offsets = concat([part.values for part in parts]), _concat_offsets([part.offsets for part in parts])
         return replace(parts[0], values=values, offsets=offsets)
-    if isinstance(parts[0], torch.Tensor) and sum(part.numel() for part in parts) <= MOST_COPIED_BY_ONE:
-        return torch.cat(list(parts))
+    if isinstance(parts[0], torch.Tensor) and 0 < sum(part.numel() for part in parts) <= MOST_COPIED_AT_ONCE:
+        memory = bytearray().join([part.contiguous().numpy() for part in parts])
+        return torch.frombuffer(memory, dtype=parts[0].dtype).view(-1, *parts[0].shape[1:])
     # Torch copies more with all of its threads, which then wait for more work at full speed: numpy's copy takes less.
     array = np.concatenate([np.asarray(part) for part in parts])
     return torch.from_numpy(array) if isinstance(parts[0], torch.Tensor) else array

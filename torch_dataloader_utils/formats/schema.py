@@ -53,6 +53,8 @@ class Projection:
         """
         is_needed = self.sources == tuple(needed.names) and self.stored.equals(needed)
         if is_needed and self.sources and table.schema.equals(self.stored):
+            if table.schema.equals(needed, check_metadata=True):
+                return table
             return pa.Table.from_arrays(table.columns, schema=needed)  # most tables, in a part of the time
         for column, expected in zip(table.schema, self.stored, strict=True):
             if column.type != expected.type:  # else it would be cast

@@ -74,7 +74,7 @@ class RowSelection:
         if self._nests_fixed_lists:
             table = takeable(table)
         deleted = self.deleted(group)
-        begin, end = np.searchsorted(deleted, [first, first + rows])
+        begin, end = np.searchsorted(deleted, [first, first + rows]) if len(deleted) else (0, 0)
         if end > begin:
             kept = np.ones(rows, dtype=bool)
             kept[deleted[begin:end] - first] = False

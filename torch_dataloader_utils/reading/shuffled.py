@@ -256,7 +256,7 @@ class ShuffledScan(Scan):
         """
         whole = pa.concat_tables(parts)
         parts.clear()
-        if whole.nbytes <= TOGETHER_BYTES:  # a copy of all columns at once is small
+        if whole.get_total_buffer_size() <= TOGETHER_BYTES:  # a copy of all columns at once is small
             return pc.take(whole, indices, boundscheck=False, memory_pool=memory_pool())
         names, columns = whole.column_names, deque(enumerate(whole.columns))
         del whole
