@@ -84,6 +84,7 @@ class Step:
         size: Bytes to lease before it is requested. A row group that is read in parts takes a lease for each part.
         requested: Whether it is requested ahead. Rounds request their parts themselves.
         continues: Whether its shard is read together with the next one.
+        following: The slices behind this one that it has all rows of, after those of this slice.
     """
 
     position: int
@@ -96,6 +97,7 @@ class Step:
     size: int
     requested: bool = True
     continues: bool = False
+    following: tuple[ShardSlice, ...] = ()
 
 
 @dataclass(slots=True)

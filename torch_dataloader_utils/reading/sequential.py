@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Generator, Iterator
+from itertools import accumulate
 
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.convert import convert
+from torch_dataloader_utils.columns.convert import ColumnSlice, convert, join
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.file_row_group import FileRowGroup
@@ -45,6 +47,9 @@ class SequentialScan(Scan):
         """Yield the rows of every slice. The last chunk of each slice says so, even if it holds no rows."""
         first = 0  # delivered rows of the shard before the table
         for step, lease in self.requested(self._steps()):
+            if step.following:
+                yield from self._chunks_of_several(step, lease)
+                continue
             if step.number == 0 or self.reader.knows_rows:
                 first = step.first
             for table, is_last, paid in self._tables(step, lease):
@@ -57,6 +62,27 @@ class SequentialScan(Scan):
                 first += table.num_rows
                 del table, columns  # they must be gone before the next one is read
 
+    def _chunks_of_several(self, step: Step, lease: MemoryLease) -> Iterator[Chunk]:
+        """Yield the rows of a step that has those of several slices: a chunk for each slice, of each table."""
+        rows = [each.rows for each in step.following]
+        rows = [self.reader.rows_left(step.group) - sum(rows), *rows]
+        ends = list(accumulate(rows))  # of each slice, in the rows of the step
+        done = 0  # rows of the step before the table
+        for table, _, paid in self._tables(step, lease):
+            columns, after = convert(table, self.options.transform), done + table.num_rows
+            del table
+            last = bisect_left(ends, after)  # the slice that the table's last row belongs to
+            for number in range(bisect_right(ends, done), last + 1):
+                begin, end = ends[number] - rows[number], min(after, ends[number])
+                own = join([ColumnSlice(columns, max(0, begin - done), end - done)])
+                if number == last:
+                    columns = {}  # not kept here while the chunk is used
+                first = max(0, done - begin) + (0 if number else step.first)
+                count, ends_slice = end - max(begin, done), end == ends[number]
+                yield Chunk(step.position + number, first, count, ends_slice, own, paid if number == last else None)
+                del own
+            done = after
+
     def _steps(self) -> Iterator[Step]:
         """Yield the row groups of each slice's shard that hold rows of the slice.
 
@@ -65,7 +91,11 @@ class SequentialScan(Scan):
         """
         counted = self.reader.knows_rows
         most = 1  # row groups that are read as one
+        behind = 0  # the first slice that no step has yet
         for position, shard_slice in enumerate(self.slices):
+            if position < behind:
+                continue
+            behind = position + 1
             left = deque(self.row_groups(position))
             first = number = 0
             while left:
@@ -75,14 +105,17 @@ class SequentialScan(Scan):
                     if first >= shard_slice.start:
                         group = self._joined(group, left, most, shard_slice.stop - first if counted else None)
                         after = first + self.reader.rows_left(group)
-                        most = max(most, 2 * group.count)
                     last = not left or (after >= shard_slice.stop and counted)
+                    if not left and shard_slice.start <= first < after <= shard_slice.stop:
+                        group, behind = self._joined_with_slices(group, behind, most)
+                    most = max(most, 2 * group.count)
                     decoded = self.reader.decoded_bytes(group)
                     fits = budget_for_whole(decoded) <= self.budget.limit and self.reader.knows_sizes(group)
                     whole = fits or group.count > 1  # several are never read in parts
                     decoding = decoded + decoded // SCRATCH_SHARE
                     size = self.reader.fetched_bytes(group) + decoding if whole else 0
-                    yield Step(position, shard_slice, group, first, last, number, whole, size)
+                    following = tuple(self.slices[position + 1 : behind])
+                    yield Step(position, shard_slice, group, first, last, number, whole, size, following=following)
                     if last:
                         break
                 first = after
@@ -103,6 +136,25 @@ class SequentialScan(Scan):
                 break
             group = group.joined_with(left.popleft())
         return group
+
+    def _joined_with_slices(self, group: FileRowGroup, behind: int, most: int) -> tuple[FileRowGroup, int]:
+        """Return a row group, which ends its slice, and those of whole slices that are read as one with it.
+
+        `behind` is the first slice behind it; with it is returned the first one that is not read with it. Where few of
+        many columns are read, a shard may be a single row group with few bytes to read.
+        """
+        while self.reader.knows_rows and self.reader.joins(group.path) and behind < len(self.slices):
+            following = self.slices[behind]
+            if not (following.rows and following.is_whole) or group.count + len(following.shard.splits) > most:
+                break
+            left = deque(self.row_groups(behind))
+            if not left or not group.is_followed_by(left[0]):
+                break
+            joined = self._joined(group, left, most, None)
+            if left:  # not all of the slice's row groups
+                break
+            group, behind = joined, behind + 1
+        return group, behind
 
     def _tables(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:
         """Yield a step's row groups in tables: each, whether it is the last, and its lease.

@@ -21,6 +21,13 @@ ROWS = 50
 """Of a row group."""
 
 
+SHARDS: dict[str, dict[str, Any]] = {
+    "large shards": {},
+    "shards of three": {"split_rows": 3 * ROWS},
+    "a shard for each": {"split_rows": ROWS},
+}
+
+
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory: Path = tmp_path_factory.mktemp("small") / "data"
@@ -47,18 +54,20 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[range]:
     return calls
 
 
-def test_ever_more_row_groups_are_decoded_as_one_each_once_and_in_order(path, decoded):
-    loader, dataset = open_loader(path, columns=NUMBERS)
+@pytest.mark.parametrize("shards", SHARDS)
+def test_ever_more_row_groups_are_decoded_as_one_each_once_and_in_order(path, decoded, shards):
+    loader, dataset = open_loader(path, columns=NUMBERS, **SHARDS[shards])
     assert all_rows_of(loader) == list(range(GROUPS * ROWS + 3 * ROWS + 7))
-    assert {1, 2, 4} <= set(map(len, decoded))
+    assert {1, 2, 3 if shards == "shards of three" else 4} <= set(map(len, decoded))  # whole shards are joined
     assert len(decoded) <= GROUPS // 4
     assert sorted(number for numbers in decoded for number in numbers) == sorted([*range(GROUPS), *range(3), 0])
     assert dataset.get_metrics()["row_groups_read"] == GROUPS + 4
 
 
-def test_they_take_a_part_of_the_memory_for_reading(path, decoded):
+@pytest.mark.parametrize("shards", SHARDS)
+def test_they_take_a_part_of_the_memory_for_reading(path, decoded, shards):
     row = 3 * 8  # value, score and row id
-    loader, _ = open_loader(path, columns=NUMBERS, read_ahead_bytes=6 * 3 * ROWS * row)
+    loader, _ = open_loader(path, columns=NUMBERS, read_ahead_bytes=6 * 3 * ROWS * row, **SHARDS[shards])
     assert all_rows_of(loader) == list(range(GROUPS * ROWS + 3 * ROWS + 7))
     assert max(map(len, decoded)) == 3
 
@@ -92,6 +101,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "all rows": {},
     "filter": {"filters": [("value", "!=", 77)]},
     "a part of the rows": {"uneven_ranks": "drop", "num_ranks": 3, "rank": 1},
+    "shards of three": {"split_rows": 3 * ROWS, "batch_size": 17},
+    "a shard for each": {"split_rows": ROWS, "batch_size": 17},
 }
 
 
@@ -110,12 +121,14 @@ def test_a_stop_at_any_batch_changes_no_batch(path, decoded, way):
         assert batches_of(again) == batches[place:]
 
 
-def test_excluded_rows_are_left_out_of_row_groups_that_are_decoded_as_one(path, decoded):
-    loader, dataset = open_loader(path, columns=NUMBERS)
-    excluded = [1, ROWS, 7 * ROWS + 3, 31 * ROWS - 1]
+@pytest.mark.parametrize("shards", SHARDS)
+def test_excluded_rows_are_left_out_of_row_groups_that_are_decoded_as_one(path, decoded, shards):
+    loader, dataset = open_loader(path, columns=NUMBERS, **SHARDS[shards])
+    excluded = [1, ROWS, 7 * ROWS + 3, *range(12 * ROWS, 13 * ROWS), *range(20 * ROWS, 21 * ROWS), 31 * ROWS - 1]
     dataset.exclude({"part-000.parquet": excluded})
     assert all_rows_of(loader) == sorted(set(range(GROUPS * ROWS + 3 * ROWS + 7)) - set(excluded))
     assert max(map(len, decoded)) > 1
+    assert [loader.state_dict()["in_progress"] for _ in loader][-1] == []
 
 
 def collect(loader: Any, rows: list[int]) -> None:
@@ -124,21 +137,23 @@ def collect(loader: Any, rows: list[int]) -> None:
         rows += rows_of(batch)
 
 
+@pytest.mark.parametrize("shards", SHARDS)
 @pytest.mark.parametrize("bad", [0, 1, 2, 6, 39])
-def test_a_value_that_cannot_be_delivered_is_an_error_of_its_row_group_after_the_rows_before(tmp_path, bad):
+def test_a_value_that_cannot_be_delivered_is_an_error_of_its_row_group_after_the_rows_before(tmp_path, bad, shards):
     values: list[int | None] = list(range(GROUPS * ROWS))
     values[bad * ROWS + 7] = None
     table = pa.table({"value": pa.array(values, pa.int64())})
     # Without statistics, only reading tells that there is a null.
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=ROWS, write_statistics=False)
-    loader, _ = open_loader(tmp_path, batch_size=10)
+    loader, _ = open_loader(tmp_path, batch_size=10, **SHARDS[shards])
     delivered: list[int] = []
     with pytest.raises(ColumnError, match=rf"'value' holds 1 nulls.* \(row group {bad} of .*a\.parquet\)"):
         collect(loader, delivered)
     assert delivered == list(range(bad * ROWS))
 
 
-def test_damaged_bytes_are_an_error_of_their_row_group_after_the_rows_before(tmp_path):
+@pytest.mark.parametrize("shards", SHARDS)
+def test_damaged_bytes_are_an_error_of_their_row_group_after_the_rows_before(tmp_path, shards):
     bad = 6
     file = tmp_path / "a.parquet"
     table = pa.table({"value": np.arange(GROUPS * ROWS)})
@@ -147,9 +162,42 @@ def test_damaged_bytes_are_an_error_of_their_row_group_after_the_rows_before(tmp
     content = bytearray(file.read_bytes())
     content[header : header + 8] = b"\xff" * 8
     file.write_bytes(content)
-    loader, dataset = open_loader(tmp_path, batch_size=10)
+    loader, dataset = open_loader(tmp_path, batch_size=10, **SHARDS[shards])
     delivered: list[int] = []
     with pytest.raises(UnreadableFileError, match=rf"row group {bad} of .*a\.parquet"):
         collect(loader, delivered)
     assert delivered == list(range(bad * ROWS))
     assert dataset.get_metrics()["row_groups_read"] == bad
+
+
+@pytest.mark.parametrize("shards", SHARDS)
+def test_batches_and_states_are_those_of_row_groups_that_are_decoded_one_by_one(path, decoded, shards):
+    """Batches of 17 rows begin and end in other shards than the row groups that are decoded as one."""
+    options = {"columns": NUMBERS, "batch_size": 17, "fingerprint": True, **SHARDS[shards]}
+    joined, _ = open_loader(path, **options)
+    found = [(batch["row"].tolist(), batch["score"].tolist(), joined.state_dict()) for batch in joined]
+    assert max(map(len, decoded)) > 4
+    decoded.clear()
+    single, _ = open_loader(path, read_ahead_bytes=6 * ROWS * 3 * 8, **options)
+    assert [(batch["row"].tolist(), batch["score"].tolist(), single.state_dict()) for batch in single] == found
+    assert max(map(len, decoded)) == 1
+
+
+def test_a_shard_whose_last_row_group_is_left_out_ends_where_the_next_shard_could_be_read_with_it(tmp_path, decoded):
+    write_dataset(tmp_path / "data", ((5 * ROWS, ROWS),))
+    options = {"columns": NUMBERS, "split_rows": 4 * ROWS, "read_ahead_bytes": 6 * 3 * ROWS * 3 * 8, "batch_size": 10}
+    loader, _ = open_loader(tmp_path / "data", **options)
+    assert all_rows_of(loader) == list(range(5 * ROWS))
+    assert range(3, 5) in decoded  # the last row group of one shard, and the next shard
+    loader, dataset = open_loader(tmp_path / "data", **options)
+    dataset.exclude({"part-000.parquet": range(3 * ROWS, 4 * ROWS)})
+    rows, states = [], []
+    for batch in loader:
+        rows += rows_of(batch)
+        states.append(loader.state_dict())
+    assert rows == [*range(3 * ROWS), *range(4 * ROWS, 5 * ROWS)]
+    assert states[-1]["in_progress"] == []
+    for place in (3 * ROWS // 10 - 1, 3 * ROWS // 10):
+        again, _ = open_loader(tmp_path / "data", **options)
+        again.load_state_dict(states[place])
+        assert all_rows_of(again) == rows[10 * (place + 1) :]
