@@ -163,7 +163,8 @@ def concat(parts: Sequence[Any]) -> Any:
         return replace(parts[0], values=values, offsets=offsets)
     if isinstance(parts[0], torch.Tensor) and 0 < sum(part.numel() for part in parts) <= MOST_COPIED_AT_ONCE:
         memory = bytearray().join([part.contiguous().numpy() for part in parts])
-        return torch.frombuffer(memory, dtype=parts[0].dtype).view(-1, *parts[0].shape[1:])
+        copy = torch.frombuffer(memory, dtype=parts[0].dtype)
+        return copy if parts[0].dim() == 1 else copy.view(-1, *parts[0].shape[1:])
     # Torch copies more with all of its threads, which then wait for more work at full speed: numpy's copy takes less.
     array = np.concatenate([np.asarray(part) for part in parts])
     return torch.from_numpy(array) if isinstance(parts[0], torch.Tensor) else array
