@@ -254,13 +254,14 @@ def _refuse_twice(storage: Storage, found: Iterable[Mapping[str, Any]]) -> None:
     """Raise if a file is listed twice, by the same name or, through a link, by two names."""
     seen: dict[str, str] = {}
     real_directory = cache(os.path.realpath)
+    is_local = storage.is_local
     for info in found:
         location = name = str(info["name"])
-        if storage.is_local and info["islink"]:
+        if is_local and info["islink"]:
             name = os.path.realpath(location)
-        elif storage.is_local:
-            directory, own_name = posixpath.split(location)
-            name = f"{real_directory(directory)}/{own_name}"
+        elif is_local:
+            directory, _, own_name = location.rpartition("/")
+            name = f"{real_directory(directory or '/')}/{own_name}"
         if name in seen:
             one, other = storage.display(seen[name]), storage.display(location)
             also = "" if one == other else f", also as {one!r}"
@@ -270,7 +271,7 @@ def _refuse_twice(storage: Storage, found: Iterable[Mapping[str, Any]]) -> None:
 
 def _stored(storage: Storage, info: Mapping[str, Any], root: str) -> StoredFile:
     location = str(info["name"])
-    if location != location.encode(errors="replace").decode():
+    if not location.isascii() and location != location.encode(errors="replace").decode():
         raise UnreadableFileError(f"the file name {location!a} is not valid UTF-8: rename the file")
     size = info["size"]
     if size is None:

@@ -64,18 +64,20 @@ class FooterReader:
         Raises:
             UnreadableFileError: If the file is not a Parquet file, or damaged; the message names it.
         """
-        name = self._storage.display(file.location)
         if file.size < len(PARQUET_MAGIC) * 2 + 4:
+            name = self._storage.display(file.location)
             msg = f"{name} is not a Parquet file: it has only {file.size} bytes{format_hint(file.path, 'parquet')}"
             raise NotParquetError(msg)
         tail = self._storage.read(file, max(0, file.size - TAIL_BYTES), file.size)
         if tail[-4:] != PARQUET_MAGIC:
+            name = self._storage.display(file.location)
             what = "an encrypted" if tail[-4:] == b"PARE" else "no complete"
             msg = f"{name} is {what} Parquet file: it ends in {tail[-4:]!r}, not in {PARQUET_MAGIC!r}"
             msg += format_hint(file.path, "parquet", end=tail)
             raise NotParquetError(msg)
         length = int.from_bytes(tail[-8:-4], "little") + 8
         if length + len(PARQUET_MAGIC) > file.size:
+            name = self._storage.display(file.location)
             msg = f"{name} is a damaged Parquet file: its footer would be {length} bytes of {file.size}"
             raise NotParquetError(msg)
         if length > len(tail):
@@ -88,17 +90,17 @@ class FooterReader:
             metadata = parse_footer(content)
             columns = self.columns(metadata)
             groups = row_groups_of(metadata)
-            row_groups = tuple(RowGroup(group.num_rows, group.total_byte_size) for group in groups)
-            rows = sum(group.rows for group in row_groups)
-            if any(group.rows < 0 for group in row_groups):
+            row_groups = tuple([RowGroup(group.num_rows, group.total_byte_size) for group in groups])
+            counts = [group.rows for group in row_groups]
+            if min(counts, default=0) < 0:
                 raise pa.ArrowInvalid("a row group has a negative number of rows")
-            nulls = tuple(columns.announced_nulls(groups))
+            nulls = tuple(columns.announced_nulls(groups)) if columns.counted else ()
         except (pa.ArrowException, OSError, ValueError) as error:
             msg = f"cannot read the footer of {self._storage.display(file.location)}: {error}"
             raise UnreadableFileError(msg) from None
-        if rows != metadata.num_rows:
+        if sum(counts) != metadata.num_rows:
             name = self._storage.display(file.location)
-            self._mismatches.append(f"{name} says {metadata.num_rows} rows and has {rows}")
+            self._mismatches.append(f"{name} says {metadata.num_rows} rows and has {sum(counts)}")
         self.parsed.keep(file.path, metadata, len(content))
         digest = hashlib.blake2b(content, digest_size=8).hexdigest()
         described = DataFile(file.path, file.size, digest, row_groups, file.etag, file.modified)
