@@ -67,8 +67,16 @@ def test_two_shards_of_shuffled_rows_are_in_memory_and_a_column_or_so_on_its_way
 
 def test_two_shards_are_in_memory_where_row_groups_larger_than_the_buffer_are_small_enough_to_be_read_whole(path):
     shard = 8 * GROUP * WIDTH
-    options = {"shuffle": True, "shuffle_buffer_size": GROUP // 2, "read_ahead_bytes": 2 * shard}
+    options = {"shuffle": True, "shuffle_buffer_size": GROUP // 2, "read_ahead_bytes": 5 * shard}
     assert peak_of(path / "a.parquet", **options) < 2.3 * shard + 2e6
+
+
+@pytest.mark.parametrize("shards", [4, 5])
+def test_shuffled_rows_of_one_column_take_no_more_than_read_ahead_bytes(path, shards):
+    """A shard of one column is in memory four times while it is permuted."""
+    limit = shards * 8 * GROUP * (8 + 8)
+    options = {"columns": ["c0"], "shuffle": True, "shuffle_buffer_size": GROUP // 2, "read_ahead_bytes": limit}
+    assert peak_of(path / "a.parquet", **options) < 1.1 * limit + 2e6
 
 
 @pytest.mark.parametrize("output_format", ["torch", "arrow"])

@@ -403,7 +403,8 @@ def test_rows_shuffled_in_rounds_come_in_the_order_of_the_rounds_however_their_s
         "shuffle_interleave": 3,
     }
     memory: dict[str, dict[str, Any]] = {"as a whole": {}, "in parts": {"read_ahead_bytes": 100}}
-    loader, dataset = open_loader(path, batch_size=7, **order, **memory[reads])
+    options = {"columns": ["value", "score"], "batch_size": 7, **order}  # of strings the footers do not tell the size
+    loader, dataset = open_loader(path, **options, **memory[reads])
     dataset.set_epoch(3)
     manifest = dataset._opened_files.manifest
     plan = make_plan(manifest, PlanOptions(2**27, **order), epoch=3, num_ranks=1, num_workers=0)
@@ -423,6 +424,6 @@ def test_rows_shuffled_in_rounds_come_in_the_order_of_the_rounds_however_their_s
 
     other = memory["in parts" if reads == "as a whole" else "as a whole"]
     for count, state in states[::5]:
-        resumed, dataset = open_loader(path, batch_size=7, **order, **other)
+        resumed, dataset = open_loader(path, **options, **other)
         dataset.load_state_dict(state)
         assert [row for batch in resumed for row in rows_of(batch)] == correct[count:]

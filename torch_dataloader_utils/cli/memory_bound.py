@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_dataloader_utils.planning.plan import Plan, ShardSlice
-from torch_dataloader_utils.reading.shuffled import BLOCK_SHARE, SHARDS
+from torch_dataloader_utils.reading.shuffled import BLOCK_SHARE, ORDER_BYTES, WHOLE_SHARE
 
 
 def rows_together(plan: Plan) -> int:
@@ -38,7 +38,7 @@ def memory_bound(
 def _of_shard(part: ShardSlice, row_bytes: float, read_ahead_bytes: int, fetched_row_bytes: float) -> float:
     """Return half of what two such shards take."""
     shard = part.shard
-    is_small = shard.rows_read * (row_bytes + fetched_row_bytes) <= read_ahead_bytes / SHARDS
+    is_small = shard.rows_read * (row_bytes + fetched_row_bytes + ORDER_BYTES) <= read_ahead_bytes / WHOLE_SHARE
     if shard.rounds == 1 or is_small:
         return shard.rows_read * row_bytes
     rows = -(-shard.rows_read // shard.rounds)

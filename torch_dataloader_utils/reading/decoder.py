@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from queue import SimpleQueue
+from typing import Any
+from weakref import ReferenceType
 
 import pyarrow as pa
 
@@ -66,7 +68,8 @@ class DecodedTables(Iterator[Decoded]):
 class Decoder:
     """A thread that decodes row groups in order, and the files that it has open for itself.
 
-    The thread may be another decoder's. `reads` is told what the thread reads.
+    The thread may be another decoder's. `reads` is told what the thread reads. To `held` is added what Arrow's threads
+    may still refer to once it is closed.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Decoder:
         codec: Codec,
         fetcher: Fetcher,
         reads: CurrentReads | None,
+        held: list[ReferenceType[Any]],
         *,
         thread: ThreadPoolExecutor | None = None,
     ) -> None:
@@ -83,6 +87,7 @@ class Decoder:
         self._codec = codec
         self._fetcher = fetcher
         self._reads = reads
+        self._held = held
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._fetched = 0.0
         self._shares = thread is not None
@@ -147,7 +152,8 @@ class Decoder:
         if not self._shares:
             self.thread.shutdown(cancel_futures=True)
         while self._open:
-            self._open.popitem()[1].row_groups.close()
+            self._note_held(opened := self._open.popitem()[1])
+            opened.row_groups.close()
 
     # In the thread ---------------------------------------------------------------------------------------------------
 
@@ -203,7 +209,8 @@ class Decoder:
             yield opened
             opened.forget(extent)
         except GeneratorExit:  # the other rows are not needed: Arrow may still read ahead, so the file is dropped
-            self._open.pop(path, None)
+            if path in self._open:
+                self._note_held(self._open.pop(path))
             raise
         except BaseException:
             self._open.pop(path, None)
@@ -215,9 +222,14 @@ class Decoder:
             self._open.move_to_end(path)
             return self._open[path]
         while len(self._open) >= OPEN_FILES:
-            self._open.popitem(last=False)[1].row_groups.close()
+            self._note_held(oldest := self._open.popitem(last=False)[1])
+            oldest.row_groups.close()
         self._open[path] = opened = self._open_ranged(path) if self._fetcher.fetches(path) else self._open_mapped(path)
         return opened
+
+    def _note_held(self, opened: _OpenFile) -> None:
+        """Note what Arrow's threads may still refer to of a file that is closed."""
+        self._held[:] = [*(held for held in self._held if held() is not None), *opened.held_by_arrow()]
 
     def _open_mapped(self, path: str) -> _OpenFile:
         mapped = self._storage.open_mapped(self._files.files[path])
@@ -310,6 +322,10 @@ class _OpenFile:
     def require_unchanged(self) -> None:
         if self.local is not None:
             self.local.require_unchanged()
+
+    def held_by_arrow(self) -> list[ReferenceType[Any]]:
+        """Return the objects that Arrow's threads may still refer to once it is closed."""
+        return [held for file in (self.local, self.sparse) if file is not None for held in file.held_by_arrow()]
 
     def prepare(self, extent: tuple[int, int]) -> None:
         if self.local is not None:

@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from operator import attrgetter
+from typing import Any
+from weakref import ReferenceType
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +26,7 @@ from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.excluded import NOTHING_EXCLUDED, EpochExclusions
 from torch_dataloader_utils.planning.manifest import Split
 from torch_dataloader_utils.planning.token_counts import TokenCounts
+from torch_dataloader_utils.reading.arrow_threads import wait_for_release
 from torch_dataloader_utils.reading.cursor import Cursor
 from torch_dataloader_utils.reading.decoder import Decoded, DecodedTables, Decoder
 from torch_dataloader_utils.reading.fetcher import FETCHES, Fetcher
@@ -76,7 +79,8 @@ class RowGroupReader:
         self._added_bytes = cache(self._count_added_bytes)
         self._measures = cache(self._new_measures)  # small, and needed in any order
         self._fetcher = Fetcher(files.storage, files.files, codec.layout, files.row_group_name)
-        self._new_decoder = partial(Decoder, files, codec, self._fetcher, read_cache.reads)
+        self._held: list[ReferenceType[Any]] = []  # of files that were closed
+        self._new_decoder = partial(Decoder, files, codec, self._fetcher, read_cache.reads, self._held)
         self._decoders = [self._new_decoder() for _ in range(min(MOST_DECODERS, pa.cpu_count()))]
         self._decoded: defaultdict[FileRowGroup, deque[DecodedTables]] = defaultdict(deque)
         self._waits: list[Wait] = []
@@ -389,6 +393,7 @@ class RowGroupReader:
         for decoder in self._decoders:
             decoder.close()
         self._codec.close()
+        wait_for_release(self._held)
         release_unused()  # what threads that ended leave behind would pile up over epochs
 
     def _next_decoder(self) -> Decoder:

@@ -64,22 +64,23 @@ class SequentialScan(Scan):
 
     def _chunks_of_several(self, step: Step, lease: MemoryLease) -> Iterator[Chunk]:
         """Yield the rows of a step that has those of several slices: a chunk for each slice, of each table."""
-        rows = [each.rows for each in step.following]
-        rows = [self.reader.rows_left(step.group) - sum(rows), *rows]
-        ends = list(accumulate(rows))  # of each slice, in the rows of the step
+        of_others = [each.rows for each in step.following]
+        rows = [self.reader.rows_left(step.group) - sum(of_others), *of_others]  # of each slice
+        stops = list(accumulate(rows))  # of each slice, counted in the rows of the step
         done = 0  # rows of the step before the table
         for table, _, paid in self._tables(step, lease):
             columns, after = convert(table, self.options.transform), done + table.num_rows
             del table
-            last = bisect_left(ends, after)  # the slice that the table's last row belongs to
-            for number in range(bisect_right(ends, done), last + 1):
-                begin, end = ends[number] - rows[number], min(after, ends[number])
-                own = join([ColumnSlice(columns, max(0, begin - done), end - done)])
+            last = bisect_left(stops, after)  # the slice that has the table's last row
+            for number in range(bisect_right(stops, done), last + 1):
+                begin, stop = stops[number] - rows[number], min(after, stops[number])
+                start = max(begin, done)
+                own = join([ColumnSlice(columns, start - done, stop - done)])
                 if number == last:
                     columns = {}  # not kept here while the chunk is used
-                first = max(0, done - begin) + (0 if number else step.first)
-                count, ends_slice = end - max(begin, done), end == ends[number]
-                yield Chunk(step.position + number, first, count, ends_slice, own, paid if number == last else None)
+                before = start - begin + (0 if number else step.first)  # rows of its shard
+                ends, lease_of_last = stop == stops[number], paid if number == last else None
+                yield Chunk(step.position + number, before, stop - start, ends, own, lease_of_last)
                 del own
             done = after
 
@@ -91,11 +92,11 @@ class SequentialScan(Scan):
         """
         counted = self.reader.knows_rows
         most = 1  # row groups that are read as one
-        behind = 0  # the first slice that no step has yet
+        following = 0  # the position of the first slice that no step has yet
         for position, shard_slice in enumerate(self.slices):
-            if position < behind:
+            if position < following:
                 continue
-            behind = position + 1
+            following = position + 1
             left = deque(self.row_groups(position))
             first = number = 0
             while left:
@@ -105,17 +106,17 @@ class SequentialScan(Scan):
                     if first >= shard_slice.start:
                         group = self._joined(group, left, most, shard_slice.stop - first if counted else None)
                         after = first + self.reader.rows_left(group)
+                        if not left and first < after <= shard_slice.stop:
+                            group, following = self._joined_with_slices(group, following, most)
+                        most = max(most, 2 * group.count)
                     last = not left or (after >= shard_slice.stop and counted)
-                    if not left and shard_slice.start <= first < after <= shard_slice.stop:
-                        group, behind = self._joined_with_slices(group, behind, most)
-                    most = max(most, 2 * group.count)
                     decoded = self.reader.decoded_bytes(group)
                     fits = budget_for_whole(decoded) <= self.budget.limit and self.reader.knows_sizes(group)
                     whole = fits or group.count > 1  # several are never read in parts
                     decoding = decoded + decoded // SCRATCH_SHARE
                     size = self.reader.fetched_bytes(group) + decoding if whole else 0
-                    following = tuple(self.slices[position + 1 : behind])
-                    yield Step(position, shard_slice, group, first, last, number, whole, size, following=following)
+                    others = tuple(self.slices[position + 1 : following])
+                    yield Step(position, shard_slice, group, first, last, number, whole, size, following=others)
                     if last:
                         break
                 first = after
@@ -137,24 +138,25 @@ class SequentialScan(Scan):
             group = group.joined_with(left.popleft())
         return group
 
-    def _joined_with_slices(self, group: FileRowGroup, behind: int, most: int) -> tuple[FileRowGroup, int]:
+    def _joined_with_slices(self, group: FileRowGroup, following: int, most: int) -> tuple[FileRowGroup, int]:
         """Return a row group, which ends its slice, and those of whole slices that are read as one with it.
 
-        `behind` is the first slice behind it; with it is returned the first one that is not read with it. Where few of
-        many columns are read, a shard may be a single row group with few bytes to read.
+        `following` is the position of the slice behind it. With the row group is returned that of the first slice that
+        is not read with it. Where few of many columns are read, a shard may be a single row group with few bytes.
         """
-        while self.reader.knows_rows and self.reader.joins(group.path) and behind < len(self.slices):
-            following = self.slices[behind]
-            if not (following.rows and following.is_whole) or group.count + len(following.shard.splits) > most:
+        reader = self.reader
+        while reader.knows_rows and reader.joins(group.path) and following < len(self.slices):
+            shard_slice = self.slices[following]
+            if not shard_slice.is_whole or group.count + len(shard_slice.shard.splits) > most:
                 break
-            left = deque(self.row_groups(behind))
-            if not left or not group.is_followed_by(left[0]):
+            left = deque(self.row_groups(following))
+            if not left or not all(map(reader.rows_left, left)):  # nothing is read of what is left out
                 break
             joined = self._joined(group, left, most, None)
             if left:  # not all of the slice's row groups
                 break
-            group, behind = joined, behind + 1
-        return group, behind
+            group, following = joined, following + 1
+        return group, following
 
     def _tables(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:
         """Yield a step's row groups in tables: each, whether it is the last, and its lease.

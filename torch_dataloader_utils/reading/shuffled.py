@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,10 +30,13 @@ T = TypeVar("T")
 MISSING = (1 << 32) - 1
 """Stands for a row of a missing split. It is above the number of any row of a table in memory."""
 
-SHARDS = 2
-"""So many shards are in memory at most: one that is delivered and one that is read. So one that takes no more than this
-part of the budget is read as a whole, even if its rows are shuffled in rounds: row groups are decoded faster so, and
-without a page of each of their columns in memory."""
+WHOLE_SHARE = 4
+"""A shard that is shuffled in rounds is read as a whole if it takes no more than this part (a quarter) of the budget:
+row groups are decoded faster so, and without a page of each of their columns in memory. A quarter, since a shard of one
+column is there four times while it is permuted: twice as it was read, permuted, and the one that is delivered."""
+
+ORDER_BYTES = 8
+"""What the order of the rows takes of a row while it is drawn."""
 
 BLOCK_SHARE = 8
 """Rounds are read together, but permuted each for itself, up to this part (an eighth) of the budget: reading a round
@@ -166,9 +169,9 @@ class ShuffledScan(Scan):
                 position += 1
                 continue
             together, size = [groups], self._size(groups)
-            while (following := position + len(together)) < len(self.slices):
+            while groups and (following := position + len(together)) < len(self.slices):
                 groups = self.row_groups(following)
-                if size + self._size(groups) > min(self._most_together, self.budget.limit // SHARDS):
+                if not groups or size + self._size(groups) > min(self._most_together, self.budget.limit // WHOLE_SHARE):
                     break
                 if self._is_in_rounds(self.slices[following].shard, groups):
                     break
@@ -194,8 +197,11 @@ class ShuffledScan(Scan):
 
     def _is_in_rounds(self, shard: Shard, groups: Sequence[FileRowGroup]) -> bool:
         """Whether a shard is read round by round; else as a whole, where it has rounds in the order of all of them."""
-        is_small = self._size(groups) <= self.budget.limit // SHARDS
-        return shard.rounds > 1 and not (is_small and self.reader.knows_rows)
+        if shard.rounds == 1:
+            return False
+        if not (self.reader.knows_rows and all(map(self.reader.knows_sizes, groups))):
+            return True
+        return self._size(groups) + ORDER_BYTES * shard.rows_read > self.budget.limit // WHOLE_SHARE
 
     def _size(self, groups: Sequence[FileRowGroup]) -> int:
         return sum(self.reader.fetched_bytes(group) + self.reader.decoded_bytes(group) for group in groups)
@@ -298,8 +304,8 @@ class ShuffledScan(Scan):
             ]
             indices = np.concatenate(parts)
             order = indices[self._permutation(shard, number, len(indices))]
-            orders.append(order[order != MISSING] if shard.missing else order)
-        return _packed(np.concatenate(orders))
+            orders.append(_in_few_bytes(order[order != MISSING] if shard.missing else order, rows))
+        return pa.array(np.concatenate(orders))
 
     def _permutation(self, shard: Shard, number: int, rows: int) -> npt.NDArray[np.intp]:
         seed = self.options.row_shuffle_seed
@@ -308,7 +314,7 @@ class ShuffledScan(Scan):
 
     def _half_at_least(self, size: int) -> int:
         """Return the bytes to lease for a shard: at least half of the budget, so that there are never more than two."""
-        return max(size, self.budget.limit // SHARDS)
+        return max(size, self.budget.limit // 2)
 
     # Rounds ----------------------------------------------------------------------------------------------------------
 
@@ -377,8 +383,13 @@ def _first(columns: deque[T]) -> T | None:
 
 
 def _packed(order: npt.NDArray[np.intp]) -> pa.Array:
-    """Return indices as Arrow takes them fastest: in few bytes."""
-    return pa.array(order.astype(np.uint32) if len(order) < MISSING else order)
+    """Return the order of all rows of a table as Arrow takes it fastest."""
+    return pa.array(_in_few_bytes(order, len(order)))
+
+
+def _in_few_bytes(indices: npt.NDArray[np.intp], rows: int) -> npt.NDArray[np.integer[Any]]:
+    """Return indices into so many rows in as few bytes as may be."""
+    return indices.astype(np.uint32) if rows < MISSING else indices
 
 
 def _bounds(shard: Shard, number: int) -> list[tuple[int, int]]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import weakref
 from collections.abc import Iterable
+from typing import Any
 
 import pyarrow as pa
 
@@ -30,10 +32,17 @@ class SparseFile(io.RawIOBase):
         self._size = size
         self._position = 0
         self._ranges: list[tuple[int, memoryview]] = []
+        self._added: list[weakref.ref[Any]] = []
 
     def add(self, start: int, content: bytes | pa.Buffer) -> None:
         """Add a range."""
-        self._ranges.append((start, memoryview(content)))
+        buffer = pa.py_buffer(content)  # bytes have no weak references
+        self._ranges.append((start, memoryview(buffer)))
+        self._added = [weakref.ref(buffer), *(added for added in self._added if added() is not None)]
+
+    def held_by_arrow(self) -> list[weakref.ref[Any]]:
+        """Return the objects that Arrow's threads may still refer to once it is closed."""
+        return [weakref.ref(self), *self._added]
 
     def clear(self) -> None:
         """Forget all ranges."""

@@ -10,6 +10,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from functools import cache
+from typing import Any
 
 import pyarrow as pa
 
@@ -106,6 +107,10 @@ class LocalFile(ABC):
     def forget(self, start: int, stop: int) -> None:  # noqa: B027 - only maps hold what was read
         """Free the memory of a range."""
 
+    def held_by_arrow(self) -> list[weakref.ref[Any]]:
+        """Return the objects that Arrow's threads may still refer to once it is closed."""
+        return []
+
     def _stat(self) -> tuple[int, int, int, int]:
         status = os.stat(self._path)  # noqa: PTH116 - of the path: a file that takes its place is a change, too
         return status.st_size, status.st_mtime_ns, status.st_dev, status.st_ino
@@ -148,6 +153,10 @@ class MappedFile(LocalFile):
         with open(path, "rb") as file:  # noqa: PTH123 - the path as fsspec and os.stat take it
             self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.file = pa.BufferReader(pa.py_buffer(self._mapped))
+
+    def held_by_arrow(self) -> list[weakref.ref[Any]]:
+        """Return the objects that Arrow's threads may still refer to once it is closed."""
+        return [weakref.ref(self._mapped)]
 
     def ends_with(self, content: bytes) -> bool:
         """Whether these are its last bytes."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from ranged import ranged
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
+from torch_dataloader_utils import Manifest, Shard, Split, SplitStrategy
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.formats.parquet.codec import _ParquetRowGroups
 
@@ -183,21 +186,44 @@ def test_batches_and_states_are_those_of_row_groups_that_are_decoded_one_by_one(
     assert max(map(len, decoded)) == 1
 
 
-def test_a_shard_whose_last_row_group_is_left_out_ends_where_the_next_shard_could_be_read_with_it(tmp_path, decoded):
-    write_dataset(tmp_path / "data", ((5 * ROWS, ROWS),))
-    options = {"columns": NUMBERS, "split_rows": 4 * ROWS, "read_ahead_bytes": 6 * 3 * ROWS * 3 * 8, "batch_size": 10}
-    loader, _ = open_loader(tmp_path / "data", **options)
-    assert all_rows_of(loader) == list(range(5 * ROWS))
-    assert range(3, 5) in decoded  # the last row group of one shard, and the next shard
-    loader, dataset = open_loader(tmp_path / "data", **options)
-    dataset.exclude({"part-000.parquet": range(3 * ROWS, 4 * ROWS)})
-    rows, states = [], []
-    for batch in loader:
-        rows += rows_of(batch)
-        states.append(loader.state_dict())
-    assert rows == [*range(3 * ROWS), *range(4 * ROWS, 5 * ROWS)]
-    assert states[-1]["in_progress"] == []
-    for place in (3 * ROWS // 10 - 1, 3 * ROWS // 10):
-        again, _ = open_loader(tmp_path / "data", **options)
-        again.load_state_dict(states[place])
-        assert all_rows_of(again) == rows[10 * (place + 1) :]
+@pytest.mark.parametrize("bad", [18, 19])
+def test_a_row_group_that_is_left_out_of_the_plan_is_not_read_with_others(tmp_path, decoded, bad):
+    """It may be damaged. The shards have two row groups each: it is the first or the last of its shard."""
+    write_dataset(tmp_path / "data", ((32 * ROWS, ROWS),))
+    loader, dataset = open_loader(tmp_path / "data", columns=NUMBERS, split_rows=2 * ROWS)
+    left_out = range(bad * ROWS, (bad + 1) * ROWS)
+    dataset.exclude({"part-000.parquet": left_out})
+    dataset.set_epoch(1)  # planned without them
+    assert all_rows_of(loader) == [row for row in range(32 * ROWS) if row not in left_out]
+    assert bad not in {number for numbers in decoded for number in numbers}
+    assert max(map(len, decoded)) > 2
+
+
+class TwoHalves(SplitStrategy):
+    """A shard for each row group, of the first half and of the second in turns: each of two ranks gets one half."""
+
+    def shards(self, manifest: Manifest, epoch: int) -> Iterable[Shard]:
+        del epoch
+        file = manifest.files[0]
+        rows = [group.rows for group in file.row_groups]
+        starts = accumulate(rows[:-1], initial=0)
+        shards = [Shard((Split(file.path, start, count),)) for start, count in zip(starts, rows, strict=True)]
+        half = len(shards) // 2
+        return chain.from_iterable(zip(shards[:half], shards[half:], strict=True))
+
+
+def test_a_shard_of_which_a_rank_has_a_part_is_not_read_with_others(tmp_path, decoded):
+    """The first half has 60 rows more: balancing cuts its last shard short, which follows others in the file."""
+    sizes = [ROWS] * 20 + [ROWS - 3] * 20
+    table = pa.table({"value": np.arange(sum(sizes))})
+    with pq.ParquetWriter(tmp_path / "a.parquet", table.schema) as writer:
+        for start, size in zip(accumulate(sizes[:-1], initial=0), sizes, strict=True):
+            writer.write_table(table.slice(start, size))
+    delivered = []
+    for rank in (0, 1):
+        options = {"num_ranks": 2, "rank": rank, "uneven_ranks": "drop", "split_strategy": TwoHalves()}
+        loader, _ = open_loader(tmp_path, batch_size=10, **options)
+        delivered.append([value for batch in loader for value in batch["value"].tolist()])
+    assert delivered[0] == list(range(970))
+    assert sorted(delivered[1]) == list(range(970, sum(sizes)))
+    assert max(map(len, decoded)) > 4
