@@ -22,8 +22,7 @@ from torch_dataloader_utils.columns.dense import dense_array, read_buffer
 from torch_dataloader_utils.columns.options import Padded
 
 MOST_COPIED_AT_ONCE = 1 << 14
-"""So many values are copied without giving Python's lock away: to get it back from a running training loop takes
-longer."""
+"""So many values are copied without releasing Python's lock: to get it back takes longer where a training loop runs."""
 
 Values: TypeAlias = torch.Tensor | npt.NDArray[Any]
 Offsets: TypeAlias = npt.NDArray[np.int64]
