@@ -12,6 +12,8 @@ from ranged import ranged
 from support import all_rows_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget
+from torch_dataloader_utils.reading.sequential import SequentialScan
+from torch_dataloader_utils.reading.shuffled import ShuffledScan
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -75,6 +77,24 @@ def test_every_lease_of_an_epoch_is_released(path, budgets, way, limit, opened):
     assert first
     assert len(budgets) == 2 * (3 if "virtual" in way else 1)
     assert [budget.leased for budget in budgets] == [0] * len(budgets)
+
+
+@pytest.mark.parametrize(
+    ("options", "reads"),
+    [
+        ({"split_rows": 100}, (SequentialScan, "_chunks_of_several")),
+        ({"shuffle": True, "shuffle_buffer_size": 50, "shuffle_interleave": 2}, (ShuffledScan, "_chunks_of")),
+    ],
+    ids=["row groups of several shards as one", "a shard in rounds as a whole"],
+)
+def test_every_lease_of_what_is_read_together_is_released(path, budgets, options, reads, monkeypatch):
+    scan, name = reads
+    read, calls = getattr(scan, name), []
+    monkeypatch.setattr(scan, name, lambda *given: calls.append(given) or read(*given))
+    loader, _ = open_loader(path, columns=["value", "score"], read_ahead_bytes=100_000, **options)
+    assert sorted(all_rows_of(loader)) == list(range(1900))
+    assert calls
+    assert [budget.leased for budget in budgets] == [0]
 
 
 @pytest.mark.parametrize(
