@@ -39,6 +39,7 @@ from torch_dataloader_utils.reading.fetcher import FETCHES, LARGEST_GAP
 from torch_dataloader_utils.reading.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.row_groups import RowGroupReader
 from torch_dataloader_utils.storage import attempts, obstore_s3, range_stream, request_size
+from torch_dataloader_utils.storage.plain_http import HttpRange, PlainHttp
 from torch_dataloader_utils.workers import message_size
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -150,11 +151,15 @@ def test_what_a_process_that_forks_workers_reads_later_is_cancelled_when_its_tim
     ],
     ids=["in order", "shuffled", "little memory", "filtered"],
 )
-def test_row_groups_that_follow_one_another_are_fetched_together(s3, tmp_path, monkeypatch, options, most):
+@pytest.mark.parametrize("client", ["plain HTTP", "obstore"])
+def test_row_groups_that_follow_one_another_are_fetched_together(s3, tmp_path, monkeypatch, *, options, most, client):
+    if client == "obstore":
+        monkeypatch.setattr(PlainHttp, "of", lambda *_: None)
     write_dataset(tmp_path / "data", ((400, 10),))
-    requests, sizes = noted_requests(monkeypatch), noted_parts(monkeypatch)
+    requests = noted_requests(monkeypatch)
     path = f"s3://{s3.new_bucket(tmp_path)}/data"
     loader, _ = open_loader(path, storage_options=s3.storage_options(), **options)
+    sizes = noted_parts(monkeypatch, client)
     delivered = all_rows_of(loader)
     assert sorted(delivered) == list(range(200 if "filters" in options else 400))
     footers, ranges = requests[:1], requests[1:]
@@ -176,16 +181,17 @@ def noted_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     return requests
 
 
-def noted_parts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return a list that gets the bytes of each part that is received of a request of obstore."""
+def noted_parts(monkeypatch: pytest.MonkeyPatch, client: str) -> list[int]:
+    """Return a list that gets the bytes of each part that is received of a request."""
     sizes: list[int] = []
-    read_into = obstore_s3.ObstoreRange.read_into
+    kind: Any = {"plain HTTP": HttpRange, "obstore": obstore_s3.ObstoreRange}[client]
+    read_into = kind.read_into
 
-    def noting(self: obstore_s3.ObstoreRange, memory: memoryview) -> Any:
+    def noting(self: Any, memory: memoryview) -> Any:
         sizes.append(len(memory))
         return read_into(self, memory)
 
-    monkeypatch.setattr(obstore_s3.ObstoreRange, "read_into", noting)
+    monkeypatch.setattr(kind, "read_into", noting)
     return sizes
 
 

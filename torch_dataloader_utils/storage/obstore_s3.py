@@ -4,7 +4,8 @@ It is used where it is installed and certain to read what s3fs would. Its runtim
 (https://github.com/developmentseed/obstore/pull/214), and requests in a forked process would never end. So a process
 that was forked after obstore was imported, by whomever, reads with s3fs; one that was forked before may use it. One
 that is going to fork others has obstore list files and read footers in another process, and reads with s3fs what it
-reads later.
+reads later. Where an endpoint is reached by plain HTTP, obstore signs the requests for ranges, and `plain_http` makes
+them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import os
 import re
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -28,6 +30,7 @@ import pyarrow as pa
 from torch_dataloader_utils.storage.causes import require_same_version
 from torch_dataloader_utils.storage.obstore_calls import ObstoreCalls
 from torch_dataloader_utils.storage.obstore_process import ObstoreProcess
+from torch_dataloader_utils.storage.plain_http import TOLD, HttpRange, PlainHttp
 from torch_dataloader_utils.storage.range_stream import ReceivedRange
 from torch_dataloader_utils.storage.request_size import Answer
 
@@ -50,8 +53,7 @@ DEBUGGING = "\n\nDebug source"
 """What comes before the debugging output in a message of obstore."""
 
 STATUS = re.compile(r"status code: (\d{3})")
-TOLD = re.compile(r".*<Code>(?P<code>[^<]*)</Code>.*<Message>(?P<message>[^<]*)</Message>.*", re.DOTALL)
-"""The status of an answer, and what S3 says in its body."""
+"""The status of an answer."""
 
 HOST = r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]"
 ENDPOINT = re.compile(rf"https?://({HOST})(:[0-9]{{1,4}}|:[1-6][0-9]{{4}})?(/[A-Za-z0-9._~-]+)*/*")
@@ -79,7 +81,7 @@ _inherited = False
 _HELD: list[Any] = []
 """In a forked process, what it inherited: to drop it could close connections of the process that it was forked from."""
 
-_RECEIVED: weakref.WeakSet[ObstoreRange] = weakref.WeakSet()
+_RECEIVED: weakref.WeakSet[ObstoreRange | HttpRange] = weakref.WeakSet()
 """What is being received."""
 
 
@@ -181,6 +183,7 @@ class ObstoreS3:
 
     def __post_init__(self) -> None:
         self._calls: ObstoreCalls | None = None
+        self._http = PlainHttp.of(self.options, self._request_sec)
         self._process: ObstoreProcess | None = None
         self._starts = 0
         self._s3fs: Any = None
@@ -307,7 +310,14 @@ class ObstoreS3:
         if not is_readable(location):
             found: tuple[bytes, Answer] = self.s3fs.get_range(location, start, stop, etag)
             return found
+        began = time.perf_counter()
+        http = self._http_range(location, start, stop, etag)
+        if http is not None:
+            waited = time.perf_counter() - began
+            read = http.read(stop - start)
+            return read, Answer(len(read), waited, time.perf_counter() - began - waited)
         content, answered, extent, waited, received = self._call("get", *_request(location, start, stop, etag))
+        self._leave_http()
         _require_same(answered, extent, start, stop, etag)
         return pa.py_buffer(content), Answer(len(content), waited, received)
 
@@ -320,9 +330,32 @@ class ObstoreS3:
         if not is_readable(location) or self.runs_in != "this process":
             begun: ReceivedRange = self.s3fs.begin_range(location, start, stop, etag, part)
             return begun
+        http = self._http_range(location, start, stop, etag)
+        if http is not None:
+            return http
         response = self._call("begin", *_request(location, start, stop, etag))
+        self._leave_http()
         _require_same(response.meta["e_tag"], response.range, start, stop, etag)
         return ObstoreRange(response.stream(min(part, MOST_AT_ONCE)))
+
+    def _http_range(self, location: str, start: int, stop: int, etag: str | None) -> HttpRange | None:
+        """Request a range over plain HTTP; None where obstore is to request it."""
+        http = self._http
+        if http is None or self.runs_in != "this process":
+            return None
+        bucket, path, _ = _request(location, start, stop, etag)
+        received = http.get(self._call("signed", bucket, path), start, stop, etag)
+        if received is not None:
+            _RECEIVED.add(received)
+            assert received.extent is not None  # noqa: S101 - `get` has looked
+            _require_same(received.etag, received.extent, start, stop, etag)
+        return received
+
+    def _leave_http(self) -> None:
+        """Use obstore alone from now on, which has got an answer, if plain HTTP has never had one."""
+        http = self._http
+        if http is not None and not http.has_worked:
+            self._http = None
 
 
 class ObstoreRange:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 from conftest import S3Server
 
 from torch_dataloader_utils.storage import obstore_s3
+from torch_dataloader_utils.storage.plain_http import HttpRange, PlainHttp
 from torch_dataloader_utils.storage.range_stream import LARGEST_REST, RangeStream
 from torch_dataloader_utils.storage.request_size import Answer
 from torch_dataloader_utils.storage.s3 import OneAttemptS3
@@ -21,18 +22,33 @@ PARTS = [(10, 400_000), (400_000, 400_001), (400_050, 2_400_000), (2_400_000, 2_
 SECONDS = 60.0
 
 
-@pytest.fixture(params=["s3fs", "obstore"])
-def client(request: pytest.FixtureRequest, s3: S3Server) -> tuple[Any, str, str]:
+@pytest.fixture(params=["s3fs", "obstore", "plain HTTP"])
+def client(
+    request: pytest.FixtureRequest, s3: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[tuple[Any, str, str]]:
     """A client, an object with `CONTENT`, and its etag."""
     bucket = s3.new_bucket()
     put = s3.client().put_object(Bucket=bucket, Key="a", Body=CONTENT)
     options = s3.storage_options()
     fs: Any = OneAttemptS3(**options)
-    if request.param == "obstore":
+    if request.param != "s3fs":
         mapped = obstore_s3.options_of([f"s3://{bucket}/a"], options)
         assert mapped is not None
+        if request.param == "obstore":
+            monkeypatch.setattr(PlainHttp, "of", lambda *_: None)
         fs = obstore_s3.ObstoreS3(mapped, options, SECONDS)
-    return fs, f"{bucket}/a", put["ETag"].strip('"')
+    answers: list[Any] = []
+    if request.param != "s3fs":
+        begin_range = fs.begin_range
+
+        def noting(*wanted: Any) -> Any:
+            answers.append(begin_range(*wanted))
+            return answers[-1]
+
+        fs.begin_range = noting
+    yield fs, f"{bucket}/a", put["ETag"].strip('"')
+    kind = {"obstore": obstore_s3.ObstoreRange, "plain HTTP": HttpRange}.get(request.param)
+    assert all(type(answer) is kind for answer in answers)
 
 
 class Requests:

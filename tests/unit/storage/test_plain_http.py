@@ -1,0 +1,208 @@
+"""Ranges over plain HTTP: where they are received so, which connections are kept, and what other answers lead to."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from conftest import S3Server
+
+from torch_dataloader_utils.storage import obstore_s3
+from torch_dataloader_utils.storage.obstore_s3 import ObstoreS3
+from torch_dataloader_utils.storage.plain_http import HttpError, HttpRange, PlainHttp
+
+pytestmark = [pytest.mark.usefixtures("leaves_nothing_behind")]
+
+CONTENT = bytes(range(256)) * 4000
+SECONDS = 60.0
+SIGNED = {"aws_access_key_id": "K", "aws_secret_access_key": "S"}
+SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Reduce your rate.</Message></Error>"
+
+
+class Server:
+    """A server of one object, which answers as it is told, and remembers the connection of each request."""
+
+    def __init__(self) -> None:
+        self.status = 206
+        self.ends_after: int | None = None
+        self.closes_idle = False
+        self.connections: list[object] = []
+        told = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                told.connections.append(self.connection)
+                told.answer(self)
+
+            def log_message(self, *_: Any) -> None:
+                """Write nothing."""
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_port}/bucket/key?signature=x"
+        self.thread = threading.Thread(target=self.http.serve_forever, args=(0.01,))
+        self.thread.start()
+
+    def answer(self, request: BaseHTTPRequestHandler) -> None:
+        found = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers["Range"])
+        assert found
+        start, stop = int(found[1]), int(found[2]) + 1
+        body = {200: CONTENT, 206: CONTENT[start:stop]}.get(self.status, SLOW_DOWN)
+        request.send_response(self.status)
+        if self.status == 206:
+            request.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(CONTENT)}")
+        request.send_header("ETag", '"e"')
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body[: self.ends_after])
+        request.close_connection = self.closes_idle or self.ends_after is not None
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """A server."""
+    server = Server()
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+    server.thread.join()
+
+
+def content_of(received: HttpRange | None, *sizes: int) -> bytes:
+    assert received is not None
+    try:
+        memory = [memoryview(bytearray(size)) for size in sizes]
+        return b"".join(part[: received.read_into(part)] for part in memory)
+    finally:
+        received.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "expected"),
+    [
+        pytest.param(SIGNED | {"endpoint": "http://h:1"}, {}, True, id="a key and plain HTTP"),
+        pytest.param(SIGNED | {"endpoint": "https://h"}, {}, False, id="https"),
+        pytest.param(SIGNED, {}, False, id="S3 of AWS"),
+        pytest.param({"skip_signature": True, "endpoint": "http://h:1"}, {}, False, id="no key"),
+        pytest.param(SIGNED | {"endpoint": "http://h:1"}, {"http_proxy": "http://p"}, False, id="a proxy"),
+        pytest.param(SIGNED | {"endpoint": "http://h:1"}, {"all_proxy": "http://p"}, False, id="a proxy for all"),
+        pytest.param(SIGNED | {"endpoint": "http://h:1"}, {"https_proxy": "http://p"}, True, id="a proxy for https"),
+        pytest.param(
+            SIGNED | {"endpoint": "http://h:1"}, {"http_proxy": "http://p", "no_proxy": "h"}, True, id="no proxy there"
+        ),
+    ],
+)
+def test_it_is_used_where_an_endpoint_is_reached_so_and_urls_can_be_signed(monkeypatch, options, variables, expected):
+    for name in ("http_proxy", "https_proxy", "all_proxy", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert (PlainHttp.of(options, SECONDS) is not None) is expected
+
+
+def test_a_range_is_received_in_parts_and_its_connection_is_used_again(server):
+    http = PlainHttp(SECONDS)
+    assert content_of(http.get(server.url, 10, 900_000, "e"), 1, 500_000, 399_989) == CONTENT[10:900_000]
+    assert content_of(http.get(server.url, 0, 5, None), 5) == CONTENT[:5]
+    assert len(set(server.connections)) == 1
+
+
+def test_a_connection_of_which_not_all_was_received_is_closed_also_where_nothing_refers_to_it(server):
+    http = PlainHttp(SECONDS)
+    received = http.get(server.url, 0, len(CONTENT), "e")
+    assert received is not None
+    del received
+    gc.collect()
+    assert content_of(http.get(server.url, 0, 5, "e"), 5) == CONTENT[:5]
+    assert len(set(server.connections)) == 2
+
+
+def test_an_idle_connection_that_the_server_has_closed_is_replaced(server):
+    http = PlainHttp(SECONDS)
+    server.closes_idle = True  # without saying so, as after a time
+    for _ in range(3):
+        assert content_of(http.get(server.url, 0, 5, "e"), 5) == CONTENT[:5]
+    assert len(server.connections) == 3
+
+
+def test_an_answer_that_ends_too_soon_gives_fewer_bytes_and_its_connection_is_not_used_again(server):
+    http = PlainHttp(SECONDS)
+    server.ends_after = 7
+    assert content_of(http.get(server.url, 0, 100, "e"), 100) == CONTENT[:7]
+    server.ends_after = None
+    assert content_of(http.get(server.url, 0, 100, "e"), 100) == CONTENT[:100]
+    assert len(set(server.connections)) == 2
+
+
+@pytest.mark.parametrize("status", [200, 301, 403, 404, 412, 500, 503])
+def test_another_client_is_to_ask_for_what_is_answered_in_another_way(server, status):
+    http = PlainHttp(SECONDS)
+    server.status = status
+    assert http.get(server.url, 0, 100, "e") is None
+    assert not http.has_worked
+
+
+def test_once_it_has_worked_an_error_that_may_pass_is_raised_with_what_the_server_says(server):
+    http = PlainHttp(SECONDS)
+    content_of(http.get(server.url, 0, 5, "e"), 5)
+    server.status = 503
+    with pytest.raises(HttpError, match=re.escape("SlowDown: Reduce your rate. (status 503)")) as raised:
+        http.get(server.url, 0, 5, "e")
+    assert raised.value.status == 503
+    server.status = 404
+    assert http.get(server.url, 0, 5, "e") is None
+
+
+def test_a_server_that_is_gone_is_an_error_without_the_url(server):
+    http = PlainHttp(SECONDS)
+    server.http.shutdown()
+    server.http.server_close()
+    with pytest.raises(OSError, match="ConnectionRefusedError") as raised:
+        http.get(server.url, 0, 5, "e")
+    assert "signature" not in str(raised.value)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="This system has no fork.")
+def test_a_forked_process_that_drops_a_range_leaves_its_parents_connection_alone(server):
+    http = PlainHttp(SECONDS)
+    received = http.get(server.url, 0, len(CONTENT), "e")
+    assert received is not None
+    child = os.fork()
+    if child == 0:
+        received.close()
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert content_of(received, len(CONTENT)) == CONTENT
+
+
+@pytest.fixture
+def signed_are_unknown(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have URLs that are signed lead to the server, which does not know them."""
+    server.status = 500
+    monkeypatch.setattr(ObstoreS3, "_call", _call_with(ObstoreS3._call, server.url))
+
+
+def _call_with(call: Any, url: str) -> Any:
+    return lambda self, method, *arguments: url if method == "signed" else call(self, method, *arguments)
+
+
+@pytest.mark.usefixtures("signed_are_unknown")
+def test_a_server_that_knows_no_signed_urls_is_read_by_obstore_alone_from_then_on(s3: S3Server, server: Server):
+    bucket = s3.new_bucket()
+    s3.client().put_object(Bucket=bucket, Key="a", Body=CONTENT)
+    options = s3.storage_options()
+    mapped = obstore_s3.options_of([f"s3://{bucket}/a"], options)
+    assert mapped is not None
+    client = ObstoreS3(mapped, options, SECONDS)
+    for _ in range(3):
+        assert client.cat_file(f"{bucket}/a", start=10, end=20) == CONTENT[10:20]
+        assert client.begin_range(f"{bucket}/a", 0, 10, None, 10).read_into(memoryview(bytearray(10))) == 10
+    assert len(server.connections) == 1
