@@ -62,16 +62,12 @@ class Server:
 
 
 @contextmanager
-def serve(*datasets: Data, plain: bool = False) -> Any:
-    """Run a server that has some data sets and answers each request after `DELAY_MS`.
-
-    `plain` is whether it answers reads of objects itself, which takes a fraction of moto's time for small ones.
-    """
+def serve(*datasets: Data) -> Any:
+    """Run a server that has some data sets and answers each request after `DELAY_MS`."""
     ENVIRONMENT.prepare()
     command = [ENVIRONMENT.python, "-P", str(Path(__file__).with_name("s3_server.py"))]
-    command += [*(["--plain"] if plain else []), BUCKET]
     process = subprocess.Popen(
-        [*command, *(data.directory for data in datasets)],
+        [*command, BUCKET, *(data.directory for data in datasets)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

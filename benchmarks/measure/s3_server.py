@@ -1,8 +1,9 @@
-"""An S3 server that delays each answer, in a process of its own: ``s3_server.py [--plain] BUCKET DIRECTORY...``.
+"""An S3 server that delays each answer, in a process of its own: ``s3_server.py BUCKET DIRECTORY...``.
 
 It has the files of the directories, with the directories' names as prefixes. snailmail provides the server, moto's S3,
-and the delay; this script logs the requests. With ``--plain`` it answers reads of objects itself, from memory: moto
-takes some milliseconds of a processor for each, which would be most of the time of thousands of small requests.
+and the delay; this script logs the requests. Reads of objects it answers itself, from memory and piece by piece: for
+each range moto copies all of its object, and takes some milliseconds of a processor, which S3 does not take from those
+who read.
 
 It prints a line of JSON when it is ready, and then one for each command that it reads: ``delay MILLISECONDS``,
 ``reset`` and ``log``.
@@ -31,6 +32,9 @@ from werkzeug.serving import WSGIRequestHandler
 
 KEY = "bench"
 RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+PIECE = 1 << 20
+"""Bytes that are sent at once, so that an answer begins before all of it was copied."""
+
 MODIFIED = "Thu, 01 Jan 2026 00:00:00 GMT"
 
 
@@ -84,13 +88,14 @@ class PlainReads:
         if environ.get("HTTP_IF_MATCH", etag) != etag:
             start_response("412 Precondition Failed", [*headers, ("Content-Length", "0")])
             return []
-        status, part = "200 OK", content
+        status, start, stop = "200 OK", 0, len(content)
         if known:
-            start, last = int(known[1]), min(int(known[2]), len(content) - 1)
-            status, part = "206 Partial Content", content[start : last + 1]
-            headers.append(("Content-Range", f"bytes {start}-{last}/{len(content)}"))
-        start_response(status, [*headers, ("Content-Length", str(len(part)))])
-        return [] if environ["REQUEST_METHOD"] == "HEAD" else [part]
+            status, start, stop = "206 Partial Content", int(known[1]), min(int(known[2]) + 1, stop)
+            headers.append(("Content-Range", f"bytes {start}-{stop - 1}/{len(content)}"))
+        start_response(status, [*headers, ("Content-Length", str(stop - start))])
+        if environ["REQUEST_METHOD"] == "HEAD":
+            return []
+        return (content[place : min(place + PIECE, stop)] for place in range(start, stop, PIECE))
 
 
 def upload(bucket: str, directories: list[str]) -> dict[str, FakeKey]:
@@ -114,13 +119,11 @@ def say(**words: Any) -> None:
 def main() -> None:
     """Serve until the commands end."""
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG: end with the suite
-    is_plain = sys.argv[1] == "--plain"
-    bucket, *directories = sys.argv[1 + is_plain :]
+    bucket, *directories = sys.argv[1:]
     WSGIRequestHandler.protocol_version = "HTTP/1.1"  # connections stay open, as those of S3 do
     with ObjectStore(bucket=bucket, max_records=0) as store:
         objects = upload(bucket, directories)
-        if is_plain:
-            store.middleware.app = PlainReads(store.middleware.app, objects)
+        store.middleware.app = PlainReads(store.middleware.app, objects)
         log = store.middleware.app = RequestLog(store.middleware.app)
         say(endpoint=store.endpoint_url, key=KEY, secret=KEY, region="us-east-1", pid=os.getpid())
         for line in sys.stdin:

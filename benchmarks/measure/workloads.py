@@ -435,7 +435,7 @@ def _s3(name: str, columns: list[str] | None) -> Callable[[Settings], Results]:
 def _s3_many_files(settings: Settings) -> Results:
     """Open many small files on S3: list them and read their footers, as a plain loop in threads does."""
     data = make("many_files", settings.scale)
-    with s3.serve(data, plain=True) as server:
+    with s3.serve(data) as server:
         own = [
             Contender(FOOTERS_ON_S3, "baselines/footers_s3.py", job_of(data), rows=data.rows),
             Contender(IN_PROCESS, "ours/opening.py", job_of(data)),

@@ -37,7 +37,8 @@ not watched, and count rows only. Files lie in the page cache.
   in another one: see [memory](guide/performance.md#memory).
 - Data are made up, and written with pyarrow's defaults: dictionary encoding and snappy.
 - S3 is a server on the same machine, in a process of its own, that waits {DELAY_MS} ms before each answer. It shares
-  the cores with what is measured.
+  the cores with what is measured. It is moto's, but answers reads of objects from memory, piece by piece: moto copies
+  all of an object for each range of it.
 """
 
 PEER_METHOD = """\
