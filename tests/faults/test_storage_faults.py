@@ -8,6 +8,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import sys
 import threading
 import time
 from collections import Counter
@@ -31,7 +32,7 @@ from s3fs import S3FileSystem
 from support import open_loader
 
 from torch_dataloader_utils import UnreadableFileError
-from torch_dataloader_utils.storage import attempts
+from torch_dataloader_utils.storage import attempts, obstore_s3
 from torch_dataloader_utils.storage.s3 import OneAttemptS3
 
 pytestmark = [
@@ -170,6 +171,12 @@ def bucket(s3: S3Server, proxy: ProxyProcess, tmp_path: Path) -> Iterator[Bucket
     proxy.fail(NEVER)
 
 
+@pytest.fixture
+def plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have small ranges, too, received over plain HTTP where obstore is used."""
+    monkeypatch.setattr(obstore_s3, "LEAST_BY_HTTP", 0)
+
+
 CASES = [
     (fault, place, workers, times)
     for fault, place, workers, times in itertools.product((*PASSING, *FINAL), PLACES, (0, 2), (1, None))
@@ -190,6 +197,7 @@ SHORT = set(covering(CELLS)[:12])  # each fault is in one of them
         for case, cell in zip(CASES, CELLS, strict=True)
     ],
 )
+@pytest.mark.usefixtures("plain_http")
 def test_a_fault_is_overcome_or_an_error_that_names_file_and_cause(request, bucket, record, case):
     fault, place, workers, times = case
     timeout = ENOUGH_SEC if times and fault not in SLOW else SHORT_SEC
@@ -211,14 +219,23 @@ def test_requests_of_a_range_that_always_fails_are_bounded_by_the_pauses_between
     assert 2 <= max(asked.values()) <= 7, "pauses of 0.05, 0.1, 0.2, 0.4, 0.8 and 1.6 s are the shortest"
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_share_of_all_requests_fails(bucket, record, workers):
+@pytest.mark.parametrize(
+    ("workers", "least"),
+    [
+        pytest.param(0, sys.maxsize, id="obstore"),
+        pytest.param(0, 0, id="plain HTTP"),
+        pytest.param(2, 0, id="2 workers"),
+    ],
+)
+def test_a_share_of_all_requests_fails(bucket, record, monkeypatch, workers, least):
+    monkeypatch.setattr(obstore_s3, "LEAST_BY_HTTP", least)
     quick = [fault for fault in PASSING if fault not in SLOW]
     with record(TABLE_ROW, f"a fifth of all requests fails, {workers} workers") as outcome:
         bucket.deliver(outcome, workers, ENOUGH_SEC, Rule(tuple(quick), share=0.2))
 
 
 @pytest.mark.soak
+@pytest.mark.usefixtures("plain_http")
 @pytest.mark.parametrize("share", [0.01, 0.05, 0.2])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_share_of_all_requests_fails_epoch_after_epoch(bucket, record, seeds, share, workers):

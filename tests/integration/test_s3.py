@@ -39,7 +39,7 @@ from torch_dataloader_utils.reading.fetcher import FETCHES, LARGEST_GAP
 from torch_dataloader_utils.reading.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.row_groups import RowGroupReader
 from torch_dataloader_utils.storage import attempts, obstore_s3, range_stream, request_size
-from torch_dataloader_utils.storage.plain_http import HttpRange, PlainHttp
+from torch_dataloader_utils.storage.plain_http import HttpRange
 from torch_dataloader_utils.workers import message_size
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -153,8 +153,7 @@ def test_what_a_process_that_forks_workers_reads_later_is_cancelled_when_its_tim
 )
 @pytest.mark.parametrize("client", ["plain HTTP", "obstore"])
 def test_row_groups_that_follow_one_another_are_fetched_together(s3, tmp_path, monkeypatch, *, options, most, client):
-    if client == "obstore":
-        monkeypatch.setattr(PlainHttp, "of", lambda *_: None)
+    monkeypatch.setattr(obstore_s3, "LEAST_BY_HTTP", {"obstore": sys.maxsize, "plain HTTP": 0}[client])
     write_dataset(tmp_path / "data", ((400, 10),))
     requests = noted_requests(monkeypatch)
     path = f"s3://{s3.new_bucket(tmp_path)}/data"
@@ -287,7 +286,9 @@ def test_objects_that_are_named_like_files_are_not_listed_too(s3, tmp_path, monk
 
 @each_stop
 @pytest.mark.parametrize("workers", WORKERS[:2])
-def test_resuming_at_every_batch_goes_on_with_the_same_batches(s3, bucket, workers, stops):
+def test_resuming_at_every_batch_goes_on_with_the_same_batches(s3, bucket, workers, stops, monkeypatch):
+    monkeypatch.setattr(obstore_s3, "LEAST_BY_HTTP", 0)
+
     def fresh() -> Any:
         return open_loader(f"s3://{bucket}/data", storage_options=s3.storage_options(), **workers, **MIXED)[0]
 

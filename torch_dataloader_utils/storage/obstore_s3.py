@@ -62,6 +62,10 @@ ENDPOINT = re.compile(rf"https?://({HOST})(:[0-9]{{1,4}}|:[1-6][0-9]{{4}})?(/[A-
 HEADER = re.compile(r"[\x21-\x7e]+")
 """What a key, a token and a region may consist of to be sent."""
 
+LEAST_BY_HTTP = 1 << 20
+"""Bytes from which on a range is received over plain HTTP. Python takes longer to make a request than obstore does: the
+footers of 10,000 files came in 1.1 times the time."""
+
 MOST_STARTS = 2
 """How many processes are started at most to run obstore in, one after the other."""
 
@@ -341,7 +345,7 @@ class ObstoreS3:
     def _http_range(self, location: str, start: int, stop: int, etag: str | None) -> HttpRange | None:
         """Request a range over plain HTTP; None where obstore is to request it."""
         http = self._http
-        if http is None or self.runs_in != "this process":
+        if http is None or self.runs_in != "this process" or stop - start < LEAST_BY_HTTP:
             return None
         bucket, path, _ = _request(location, start, stop, etag)
         received = http.get(self._call("signed", bucket, path), start, stop, etag)
@@ -352,9 +356,9 @@ class ObstoreS3:
         return received
 
     def _leave_http(self) -> None:
-        """Use obstore alone from now on, which has got an answer, if plain HTTP has never had one."""
+        """Use obstore alone from now on, which has got an answer, if plain HTTP got none."""
         http = self._http
-        if http is not None and not http.has_worked:
+        if http is not None and http.has_worked is False:
             self._http = None
 
 

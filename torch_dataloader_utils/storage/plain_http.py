@@ -54,11 +54,11 @@ class PlainHttp:
         timeout_sec: Seconds for which nothing may come.
 
     Attributes:
-        has_worked: Whether a range has come. Some servers do not know URLs that are signed.
+        has_worked: Whether a range has come; None before the first answer. Not all servers know URLs that are signed.
     """
 
     def __init__(self, timeout_sec: float) -> None:
-        self.has_worked = False
+        self.has_worked: bool | None = None
         self._timeout_sec = timeout_sec
         self._idle: defaultdict[str, list[HTTPConnection]] = defaultdict(list)
         weakref.finalize(self, _close_all, self._idle)
@@ -95,6 +95,7 @@ class PlainHttp:
                 raise HttpError(status, received.response.read(REASON_BYTES).decode(errors="replace"))
         finally:
             received.close()
+        self.has_worked = bool(self.has_worked)
         return None
 
     def _answer(self, host: str, target: str, headers: Mapping[str, str], idle: list[HTTPConnection]) -> HttpRange:

@@ -14,7 +14,7 @@ import pytest
 from conftest import S3Server
 
 from torch_dataloader_utils.storage import obstore_s3
-from torch_dataloader_utils.storage.obstore_s3 import ObstoreS3
+from torch_dataloader_utils.storage.obstore_s3 import LEAST_BY_HTTP, ObstoreRange, ObstoreS3
 from torch_dataloader_utils.storage.plain_http import HttpError, HttpRange, PlainHttp
 
 pytestmark = [pytest.mark.usefixtures("leaves_nothing_behind")]
@@ -147,7 +147,7 @@ def test_another_client_is_to_ask_for_what_is_answered_in_another_way(server, st
     http = PlainHttp(SECONDS)
     server.status = status
     assert http.get(server.url, 0, 100, "e") is None
-    assert not http.has_worked
+    assert http.has_worked is False
 
 
 def test_once_it_has_worked_an_error_that_may_pass_is_raised_with_what_the_server_says(server):
@@ -168,6 +168,18 @@ def test_a_server_that_is_gone_is_an_error_without_the_url(server):
     with pytest.raises(OSError, match="ConnectionRefusedError") as raised:
         http.get(server.url, 0, 5, "e")
     assert "signature" not in str(raised.value)
+
+
+def test_what_is_left_to_obstore_says_nothing_of_plain_http(s3: S3Server):
+    bucket = s3.new_bucket()
+    s3.client().put_object(Bucket=bucket, Key="a", Body=CONTENT * 2)
+    options = s3.storage_options()
+    mapped = obstore_s3.options_of([f"s3://{bucket}/a"], options)
+    assert mapped is not None
+    client = ObstoreS3(mapped, options, SECONDS)
+    assert client.cat_file(f"{bucket}/a", start=10, end=20) == CONTENT[10:20]
+    kinds = [type(client.begin_range(f"{bucket}/a", 0, size, None, 10)) for size in (LEAST_BY_HTTP - 1, LEAST_BY_HTTP)]
+    assert kinds == [ObstoreRange, HttpRange]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="This system has no fork.")
@@ -195,13 +207,16 @@ def _call_with(call: Any, url: str) -> Any:
 
 
 @pytest.mark.usefixtures("signed_are_unknown")
-def test_a_server_that_knows_no_signed_urls_is_read_by_obstore_alone_from_then_on(s3: S3Server, server: Server):
+def test_a_server_that_knows_no_signed_urls_is_read_by_obstore_alone_from_then_on(
+    s3: S3Server, server: Server, monkeypatch: pytest.MonkeyPatch
+):
     bucket = s3.new_bucket()
     s3.client().put_object(Bucket=bucket, Key="a", Body=CONTENT)
     options = s3.storage_options()
     mapped = obstore_s3.options_of([f"s3://{bucket}/a"], options)
     assert mapped is not None
     client = ObstoreS3(mapped, options, SECONDS)
+    monkeypatch.setattr(obstore_s3, "LEAST_BY_HTTP", 0)
     for _ in range(3):
         assert client.cat_file(f"{bucket}/a", start=10, end=20) == CONTENT[10:20]
         assert client.begin_range(f"{bucket}/a", 0, 10, None, 10).read_into(memoryview(bytearray(10))) == 10
