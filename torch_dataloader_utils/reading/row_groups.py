@@ -395,6 +395,7 @@ class RowGroupReader:
         self._codec.close()
         wait_for_release(self._held)
         release_unused()  # what threads that ended leave behind would pile up over epochs
+        del self._kept, self._added_bytes, self._measures  # which refer to this reader: it would wait for the collector
 
     def _next_decoder(self) -> Decoder:
         """Return the decoders in rotation, so that consecutive row groups are decoded at once."""

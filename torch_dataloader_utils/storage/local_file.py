@@ -36,7 +36,7 @@ are not all there, those of their own sources. All others count as remote: NFS, 
 FUSE, whatever is behind it.
 """
 
-STATFS_BYTES = 256
+StatFs = ctypes.c_char * 256
 """More than a `struct statfs` has on any machine; it begins with `f_type`."""
 
 
@@ -58,7 +58,7 @@ def filesystem_type(path: str) -> int | None:
     """
     if sys.platform != "linux":
         return None
-    content = ctypes.create_string_buffer(STATFS_BYTES)
+    content = StatFs()
     if _libc().statfs(os.fsencode(path), content) != 0:
         return None
     return int(ctypes.c_ulong.from_buffer(content).value & 0xFFFFFFFF)

@@ -168,11 +168,11 @@ class CsvParser:
 
     def __init__(self, options: Mapping[str, Any], names: Sequence[str], stored: pa.Schema) -> None:
         self._options = options
-        self._names = list(names)
+        self._names = own_names = list(names)
         self._stored = stored
         self._given_names = {"column_names": self._names, "autogenerate_column_names": False}
         self._block_bytes = int(options.get("block_size") or BLOCK_BYTES)
-        self._lines = _Lines(options, lambda: self._names)
+        self._lines = _Lines(options, lambda: own_names)  # of `self` it would be a cycle
         # Without the name of a column pyarrow would read all columns.
         read = stored if len(stored) else pa.schema([(self._names[0], pa.binary())])
         types = {column.name: column.type for column in read}
