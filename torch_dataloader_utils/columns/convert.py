@@ -61,13 +61,14 @@ def convert(table: pa.Table, transform: ColumnTransform) -> Columns:
     if transform.output_format == "arrow":
         return table
     forms, tensors = transform.forms, transform.output_format == "torch"
+    leaves_arrays = transform.leaves_arrays
     return {
-        name: _converted(column, forms[name], tensors=tensors)
+        name: _converted(column, forms[name], tensors=tensors, leaves_arrays=leaves_arrays)
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
 
 
-def _converted(column: pa.ChunkedArray, form: Form, *, tensors: bool) -> Any:
+def _converted(column: pa.ChunkedArray, form: Form, *, tensors: bool, leaves_arrays: bool) -> Any:
     if form == "list":
         return column
     if form != "dense":
@@ -75,7 +76,16 @@ def _converted(column: pa.ChunkedArray, form: Form, *, tensors: bool) -> Any:
     # Arrow joins all chunks in one call. NumPy would need an array of each first.
     whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks(memory_pool())
     array = dense_array(whole, numpy_times=not tensors)
-    return torch.from_numpy(array) if tensors else array
+    return torch.from_numpy(array) if tensors and not leaves_arrays else array
+
+
+def with_tensors(columns: Columns) -> Columns:
+    """Return columns with tensors in the place of arrays, which share their memory."""
+    if isinstance(columns, pa.Table):
+        return columns
+    return {
+        name: torch.from_numpy(values) if isinstance(values, np.ndarray) else values for name, values in columns.items()
+    }
 
 
 def join(slices: Sequence[ColumnSlice]) -> Columns:
@@ -210,6 +220,7 @@ def interleave(parts: Sequence[ColumnSlice], count: int) -> Columns:
     """Interleave the batches of several streams: the first batch of each stream, then the second of each.
 
     Each part is the batches of one stream, together as columns, and all of one size. `count` is their number in each.
+    There are no tensors among the columns, but in rows of different lengths: see `ColumnTransform.leaves_arrays`.
     The result is a copy, which keeps none of the parts in memory.
     """
     first = parts[0].columns
@@ -221,9 +232,8 @@ def interleave(parts: Sequence[ColumnSlice], count: int) -> Columns:
 
 def _interleave_column(name: str, parts: Sequence[ColumnSlice], count: int) -> Any:
     first = parts[0].columns[name]
-    if isinstance(first, (torch.Tensor, np.ndarray)) and count > 1:
-        rows = _interleaved([np.asarray(part.columns[name])[part.start : part.stop] for part in parts], count)
-        return torch.from_numpy(rows) if isinstance(first, torch.Tensor) else rows
+    if isinstance(first, np.ndarray) and count > 1:
+        return _interleaved([part.columns[name][part.start : part.stop] for part in parts], count)
     streams = [_rows(part.columns[name], part) for part in parts]
     if isinstance(first, pa.ChunkedArray):
         order = _interleaved_rows(list(map(len, streams)), count)

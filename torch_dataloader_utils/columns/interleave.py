@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
 from torch_dataloader_utils.columns.arrow import takeable
 from torch_dataloader_utils.columns.arrow_memory import new_array
@@ -97,12 +96,15 @@ def put(target: Array, place: Place, rows: Array) -> None:
 
 
 class Interleaved:
-    """The columns of a block of steps, of which the rows of sources are added part by part."""
+    """The columns of a block of steps, of which the rows of sources are added part by part.
+
+    There are no tensors among them, but in rows of different lengths: see `ColumnTransform.leaves_arrays`.
+    """
 
     def __init__(self, counts: Counts) -> None:
         self._layout = StepLayout(counts)
         self._added = [0] * counts.shape[1]
-        self._dense: dict[str, Any] = {}
+        self._dense: dict[str, Array] = {}
         self._by_step: dict[str, Array] = {}
         self._others: dict[int, list[Columns]] = {}
         self._names: tuple[str, ...] = ()
@@ -126,23 +128,20 @@ class Interleaved:
         ]
         by_step = self._by_step
         for name, values in part.columns.items():
-            if isinstance(values, (torch.Tensor, np.ndarray)):
+            if isinstance(values, np.ndarray):
                 target = by_step.get(name)
                 if target is None:
                     target = self._new_target(name, values)
-                array = values.numpy() if isinstance(values, torch.Tensor) else values
                 for place, rows in places:
-                    put(target, place, array[rows])
+                    put(target, place, values[rows])
             else:
                 others[name] = values
         if others:
             part = replace(part, columns=others)
             self._others.setdefault(source, []).append(join([part]) if is_whole else copy_rows(part))
 
-    def _new_target(self, name: str, like: Any) -> Array:
-        array = np.asarray(like)
-        rows = new_array((self._layout.rows, *array.shape[1:]), array.dtype)
-        self._dense[name] = torch.from_numpy(rows) if isinstance(like, torch.Tensor) else rows
+    def _new_target(self, name: str, like: Array) -> Array:
+        rows = self._dense[name] = new_array((self._layout.rows, *like.shape[1:]), like.dtype)
         target = self._by_step[name] = self._layout.by_step(rows)
         return target
 
@@ -151,7 +150,7 @@ class Interleaved:
         in_order = [parts for _, parts in sorted(self._others.items())]
         if in_order and isinstance(in_order[0][0], pa.Table):
             return _in_order(pa.concat_tables([table for parts in in_order for table in parts]), self._layout)
-        found = dict(self._dense)
+        found: dict[str, Any] = dict(self._dense)
         for name in in_order[0][0] if in_order else ():
             parts = [[columns[name] for columns in of_source] for of_source in in_order]
             if isinstance(parts[0][0], Ragged):

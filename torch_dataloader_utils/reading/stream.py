@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from torch_dataloader_utils.columns.convert import ColumnSlice, interleave, size_of
+from torch_dataloader_utils.columns.convert import ColumnSlice, interleave, size_of, with_tensors
 from torch_dataloader_utils.formats.opened_files import Opened, OpenedSources
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment, Receipt, StreamAssignment
@@ -98,8 +98,11 @@ def _read_streams(
     reserved = budget.take(bytes_of_streams(budget))
     reserved.keep()
     epoch = MIXTURE_KEY if isinstance(files, OpenedSources) else assignment.epoch
-    # A mixture packs row groups, one by one.
-    of_streams = replace(options, packing=None) if isinstance(files, OpenedSources) else options
+    # A tensor takes longer to make, and to drop, than an array, and streams have many of few rows.
+    of_streams = replace(options, transform=replace(options.transform, leaves_arrays=True))
+    if isinstance(files, OpenedSources):
+        of_streams = replace(of_streams, packing=None)  # a mixture packs row groups, one by one
+    tensors = options.transform.output_format == "torch"
     share = max(1, reserved.size // len(streams))
     scans = [
         _scan(new_reader(stream), stream, epoch, of_streams, MemoryBudget(share), num_streams=len(streams))
@@ -108,13 +111,20 @@ def _read_streams(
     try:
         if isinstance(files, OpenedSources):
             batches = read_mixture(assignment.turns, scans, budget, fingerprint=options.fingerprint)
+            batches = map(_delivered, batches) if tensors else batches
             yield from batches if options.packing is None else with_sequences(batches, options.packing)
         else:
-            yield from _read_grid(assignment, scans, options, budget)
+            batches = _read_grid(assignment, scans, options, budget)
+            yield from map(_delivered, batches) if tensors else batches
     finally:
         for scan in scans:
             scan.close()
         reserved.release()
+
+
+def _delivered(batches: Batches | StreamEnd) -> Batches | StreamEnd:
+    """Return batches with tensors in the place of arrays."""
+    return batches if isinstance(batches, StreamEnd) else replace(batches, columns=with_tensors(batches.columns))
 
 
 def _scan(

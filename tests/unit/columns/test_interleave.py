@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_dataloader_utils.columns.column_plan import plan_column
-from torch_dataloader_utils.columns.convert import ColumnSlice, convert, interleave, join, split
+from torch_dataloader_utils.columns.convert import ColumnSlice, convert, interleave, join, split, with_tensors
 from torch_dataloader_utils.columns.interleave import Interleaved
 from torch_dataloader_utils.columns.options import ColumnOptions
 from torch_dataloader_utils.columns.transform import ColumnTransform
@@ -39,6 +40,16 @@ def rows_from(first: int, count: int) -> pa.Table:
     )
 
 
+def transform_of(output_format: str, schema: pa.Schema) -> ColumnTransform:
+    options = ColumnOptions(output_format)
+    plans = tuple(plan_column(field, options) for field in schema)
+    return ColumnTransform(output_format, plans, schema, leaves_arrays=True)
+
+
+def delivered(columns, output_format):
+    return with_tensors(columns) if output_format == "torch" else columns
+
+
 def plain(value):
     if isinstance(value, pa.ChunkedArray):
         return value.to_pylist()
@@ -52,8 +63,7 @@ def plain(value):
 def test_each_step_has_the_next_rows_of_each_source_one_source_after_the_other(output_format, counts, data):
     counts = np.array(counts, dtype=np.int64)
     schema = rows_from(0, 1).schema
-    options = ColumnOptions(output_format)
-    transform = ColumnTransform(output_format, tuple(plan_column(field, options) for field in schema), schema)
+    transform = transform_of(output_format, schema)
     block = Interleaved(counts)
     sources = []
     for source, rows in enumerate(counts.sum(axis=0).tolist()):
@@ -76,7 +86,7 @@ def test_each_step_has_the_next_rows_of_each_source_one_source_after_the_other(o
     ]
     if not sum(sizes):
         return
-    for batch, ids in zip(split(block.columns(), sizes), expected, strict=True):
+    for batch, ids in zip(split(delivered(block.columns(), output_format), sizes), expected, strict=True):
         if not ids:
             continue
         wanted = pa.concat_tables([rows_from(number, 1) for number in ids])
@@ -88,14 +98,14 @@ def test_each_step_has_the_next_rows_of_each_source_one_source_after_the_other(o
 @given(streams=st.integers(1, 3), count=st.integers(1, 4), size=st.integers(1, 3), before=st.integers(0, 2))
 def test_batches_of_virtual_streams_alternate_wherever_they_begin(output_format, streams, count, size, before):
     schema = rows_from(0, 1).schema
-    options = ColumnOptions(output_format)
-    transform = ColumnTransform(output_format, tuple(plan_column(field, options) for field in schema), schema)
+    transform = transform_of(output_format, schema)
     tables = [rows_from(1000 * stream, before + count * size + 1) for stream in range(streams)]
     parts = [ColumnSlice(convert(table, transform), before, before + count * size) for table in tables]
     order = [table.slice(before + step * size, size) for step in range(count) for table in tables]
-    expected = convert(pa.concat_tables(order), transform)
+    expected = convert(pa.concat_tables(order), replace(transform, leaves_arrays=False))
     sizes = [size] * (streams * count)
-    found = list(split(interleave(parts, count), sizes))
+    found = list(split(delivered(interleave(parts, count), output_format), sizes))
     wanted = list(split(join([ColumnSlice(expected, 0, sum(sizes))]), sizes))
     for batch, other in zip(found, wanted, strict=True):
         assert all(plain(batch[name]) == plain(other[name]) for name in schema.names)
+        assert all(type(batch[name]) is type(other[name]) for name in schema.names)
