@@ -50,6 +50,8 @@ class HttpError(OSError):
 class PlainHttp:
     """Makes requests, and keeps the connections of those that were answered. Threads may share it.
 
+    A process that is forked makes connections of its own: two that read one would get parts of each other's answers.
+
     Args:
         timeout_sec: Seconds for which nothing may come.
 
@@ -60,7 +62,7 @@ class PlainHttp:
     def __init__(self, timeout_sec: float) -> None:
         self.has_worked: bool | None = None
         self._timeout_sec = timeout_sec
-        self._idle: defaultdict[str, list[HTTPConnection]] = defaultdict(list)
+        self._idle: defaultdict[tuple[int, str], list[HTTPConnection]] = defaultdict(list)  # by process and host
         weakref.finalize(self, _close_all, self._idle)
 
     @classmethod
@@ -84,7 +86,7 @@ class PlainHttp:
         """
         parts = urlsplit(url)
         headers = {"Range": f"bytes={start}-{stop - 1}"} | ({} if etag is None else {"If-Match": f'"{etag}"'})
-        idle = self._idle[parts.netloc]
+        idle = self._idle[os.getpid(), parts.netloc]
         received = self._answer(parts.netloc, f"{parts.path}?{parts.query}", headers, idle)
         status = received.response.status
         if status == HTTPStatus.PARTIAL_CONTENT and received.extent is not None:
@@ -127,7 +129,8 @@ class HttpRange:
         self, connection: HTTPConnection, opened: socket.socket, response: HTTPResponse, idle: list[HTTPConnection]
     ) -> None:
         self.response = response
-        self.close = weakref.finalize(self, _end, connection, opened, response, idle, os.getpid())
+        self._process = os.getpid()
+        self.close = weakref.finalize(self, _end, connection, opened, response, idle, self._process)
         self.close.atexit = False
 
     @property
@@ -151,6 +154,8 @@ class HttpRange:
 
     def read_into(self, memory: memoryview) -> int:
         """Fill memory with the next bytes, and return how many came; fewer only if the answer ends before them."""
+        if self._process != os.getpid():
+            raise OSError("the answer is received by the process that this one was forked from")
         size = 0
         while size < len(memory) and (count := self.response.readinto(memory[size:])):
             size += count
@@ -176,7 +181,7 @@ def _end(
     connection.close()
 
 
-def _close_all(idle: Mapping[str, list[HTTPConnection]]) -> None:
+def _close_all(idle: Mapping[Any, list[HTTPConnection]]) -> None:
     for connections in idle.values():
         for connection in connections:
             connection.close()

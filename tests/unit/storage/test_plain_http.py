@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
@@ -183,16 +184,24 @@ def test_what_is_left_to_obstore_says_nothing_of_plain_http(s3: S3Server):
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="This system has no fork.")
-def test_a_forked_process_that_drops_a_range_leaves_its_parents_connection_alone(server):
+def test_a_forked_process_leaves_its_parents_connections_alone(server):
     http = PlainHttp(SECONDS)
+    content_of(http.get(server.url, 0, 5, "e"), 5)  # its connection is kept
+    idle = http.get(server.url, 0, 5, "e")
     received = http.get(server.url, 0, len(CONTENT), "e")
     assert received is not None
+    content_of(idle, 5)
     child = os.fork()
     if child == 0:
+        with contextlib.suppress(OSError):
+            received.read_into(memoryview(bytearray(10)))
+            os._exit(1)
         received.close()
-        os._exit(0)
-    os.waitpid(child, 0)
+        os._exit(0 if content_of(http.get(server.url, 0, 5, "e"), 5) == CONTENT[:5] else 2)
+    assert os.waitpid(child, 0)[1] == 0
     assert content_of(received, len(CONTENT)) == CONTENT
+    assert content_of(http.get(server.url, 0, 5, "e"), 5) == CONTENT[:5]
+    assert len(set(server.connections)) == 3
 
 
 @pytest.fixture
