@@ -220,7 +220,6 @@ def interleave(parts: Sequence[ColumnSlice], count: int) -> Columns:
     """Interleave the batches of several streams: the first batch of each stream, then the second of each.
 
     Each part is the batches of one stream, together as columns, and all of one size. `count` is their number in each.
-    There are no tensors among the columns, but in rows of different lengths: see `ColumnTransform.leaves_arrays`.
     The result is a copy, which keeps none of the parts in memory.
     """
     first = parts[0].columns
@@ -232,8 +231,9 @@ def interleave(parts: Sequence[ColumnSlice], count: int) -> Columns:
 
 def _interleave_column(name: str, parts: Sequence[ColumnSlice], count: int) -> Any:
     first = parts[0].columns[name]
-    if isinstance(first, np.ndarray) and count > 1:
-        return _interleaved([part.columns[name][part.start : part.stop] for part in parts], count)
+    if isinstance(first, (torch.Tensor, np.ndarray)) and count > 1:
+        rows = _interleaved([np.asarray(part.columns[name])[part.start : part.stop] for part in parts], count)
+        return torch.from_numpy(rows) if isinstance(first, torch.Tensor) else rows
     streams = [_rows(part.columns[name], part) for part in parts]
     if isinstance(first, pa.ChunkedArray):
         order = _interleaved_rows(list(map(len, streams)), count)

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import torch
 
 from torch_dataloader_utils.columns.arrow import takeable
 from torch_dataloader_utils.columns.arrow_memory import new_array
@@ -98,7 +99,7 @@ def put(target: Array, place: Place, rows: Array) -> None:
 class Interleaved:
     """The columns of a block of steps, of which the rows of sources are added part by part.
 
-    There are no tensors among them, but in rows of different lengths: see `ColumnTransform.leaves_arrays`.
+    Those of tensors become arrays: see `with_tensors`.
     """
 
     def __init__(self, counts: Counts) -> None:
@@ -128,12 +129,13 @@ class Interleaved:
         ]
         by_step = self._by_step
         for name, values in part.columns.items():
-            if isinstance(values, np.ndarray):
+            if isinstance(values, (torch.Tensor, np.ndarray)):
+                array = np.asarray(values)
                 target = by_step.get(name)
                 if target is None:
-                    target = self._new_target(name, values)
+                    target = self._new_target(name, array)
                 for place, rows in places:
-                    put(target, place, values[rows])
+                    put(target, place, array[rows])
             else:
                 others[name] = values
         if others:

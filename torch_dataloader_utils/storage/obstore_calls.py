@@ -26,8 +26,8 @@ PART = 1000
 THREADS = 32
 """How many calls a script makes at once: as many as there are threads that read footers."""
 
-SIGNED_FOR = timedelta(hours=1)
-"""How long a URL is valid: far longer than clocks differ."""
+SIGNED_FOR = timedelta(minutes=20)
+"""How long a URL is valid: longer than the 15 minutes by which clocks may differ from that of S3."""
 
 UNLISTED = "invalid path"
 """What obstore says of a key with an empty segment, or one of dots, which it neither lists nor reads."""

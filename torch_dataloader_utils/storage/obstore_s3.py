@@ -15,7 +15,6 @@ import os
 import re
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +29,7 @@ import pyarrow as pa
 from torch_dataloader_utils.storage.causes import require_same_version
 from torch_dataloader_utils.storage.obstore_calls import ObstoreCalls
 from torch_dataloader_utils.storage.obstore_process import ObstoreProcess
-from torch_dataloader_utils.storage.plain_http import TOLD, HttpRange, PlainHttp
+from torch_dataloader_utils.storage.plain_http import S3_ERROR, HttpRange, PlainHttp
 from torch_dataloader_utils.storage.range_stream import ReceivedRange
 from torch_dataloader_utils.storage.request_size import Answer
 
@@ -109,7 +108,7 @@ class ObstoreError(OSError):
 
     def __init__(self, error: Exception) -> None:
         words = without_debugging(error)
-        status, told = STATUS.search(words), TOLD.fullmatch(words)
+        status, told = STATUS.search(words), S3_ERROR.fullmatch(words)
         self.status = int(status[1]) if status else None
         self.code = told["code"] if told else None
         super().__init__(f"{told['code']}: {told['message']} (status {self.status})" if told else words)
@@ -314,12 +313,6 @@ class ObstoreS3:
         if not is_readable(location):
             found: tuple[bytes, Answer] = self.s3fs.get_range(location, start, stop, etag)
             return found
-        began = time.perf_counter()
-        http = self._http_range(location, start, stop, etag)
-        if http is not None:
-            waited = time.perf_counter() - began
-            read = http.read(stop - start)
-            return read, Answer(len(read), waited, time.perf_counter() - began - waited)
         content, answered, extent, waited, received = self._call("get", *_request(location, start, stop, etag))
         self._leave_http()
         _require_same(answered, extent, start, stop, etag)
@@ -334,7 +327,7 @@ class ObstoreS3:
         if not is_readable(location) or self.runs_in != "this process":
             begun: ReceivedRange = self.s3fs.begin_range(location, start, stop, etag, part)
             return begun
-        http = self._http_range(location, start, stop, etag)
+        http = self.http_range(location, start, stop, etag)
         if http is not None:
             return http
         response = self._call("begin", *_request(location, start, stop, etag))
@@ -342,17 +335,24 @@ class ObstoreS3:
         _require_same(response.meta["e_tag"], response.range, start, stop, etag)
         return ObstoreRange(response.stream(min(part, MOST_AT_ONCE)))
 
-    def _http_range(self, location: str, start: int, stop: int, etag: str | None) -> HttpRange | None:
-        """Request a range over plain HTTP; None where obstore is to request it."""
+    def uses_http(self, size: int) -> bool:
+        """Whether ranges of so many bytes are requested over plain HTTP."""
+        return self._http is not None and size >= LEAST_BY_HTTP and self.runs_in == "this process"
+
+    def http_range(self, location: str, start: int, stop: int, etag: str | None) -> HttpRange | None:
+        """Request a range over plain HTTP; None where obstore, or s3fs, is to request it."""
         http = self._http
-        if http is None or self.runs_in != "this process" or stop - start < LEAST_BY_HTTP:
+        if http is None or not self.uses_http(stop - start) or not is_readable(location):
             return None
         bucket, path, _ = _request(location, start, stop, etag)
         received = http.get(self._call("signed", bucket, path), start, stop, etag)
         if received is not None:
             _RECEIVED.add(received)
-            assert received.extent is not None  # noqa: S101 - `get` has looked
-            _require_same(received.etag, received.extent, start, stop, etag)
+            try:
+                _require_same(received.etag, received.extent or (), start, stop, etag)
+            except OSError:
+                received.close()
+                raise
         return received
 
     def _leave_http(self) -> None:

@@ -11,27 +11,33 @@ from __future__ import annotations
 import os
 import re
 import socket
+import time
 import weakref
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-import pyarrow as pa
-
 from torch_dataloader_utils.storage.causes import TRANSIENT
 
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/")
 
-REASON_BYTES = 1 << 16
+ERROR_BYTES = 1 << 16
 """How much is read of what a server says of an error."""
 
-TOLD = re.compile(r".*<Code>(?P<code>[^<]*)</Code>.*<Message>(?P<message>[^<]*)</Message>.*", re.DOTALL)
+S3_ERROR = re.compile(r".*<Code>(?P<code>[^<]*)</Code>.*<Message>(?P<message>[^<]*)</Message>.*", re.DOTALL)
 """What S3 says of an error, in the body of its answer."""
+
+IDLE_SEC = 20.0
+"""How long a connection is kept for another request. What lies between may forget one without a word."""
+
+BUSY = TRANSIENT | {HTTPStatus.SERVICE_UNAVAILABLE}
+"""The statuses of servers that want to be asked later."""
 
 
 class HttpError(OSError):
@@ -42,15 +48,54 @@ class HttpError(OSError):
     """
 
     def __init__(self, status: int, body: str) -> None:
-        told = TOLD.fullmatch(body)
+        found = S3_ERROR.fullmatch(body)
         self.status = status
-        super().__init__(f"{told['code']}: {told['message']} (status {status})" if told else f"status {status}")
+        super().__init__(f"{found['code']}: {found['message']} (status {status})" if found else f"status {status}")
+
+
+class _Connections:
+    """Connections whose answers were received in full, each for another request. Threads may share it.
+
+    A process that is forked makes connections of its own: two that read one would get parts of each other's answers.
+    """
+
+    def __init__(self) -> None:
+        self._idle: defaultdict[tuple[int, str], list[tuple[float, HTTPConnection]]] = defaultdict(list)
+        self._is_closed = False
+
+    def take(self, host: str) -> HTTPConnection | None:
+        """Return a connection to a host; None if there is none that is young enough."""
+        idle = self._idle[os.getpid(), host]
+        while idle:
+            with suppress(IndexError):  # another thread took the last one
+                since, connection = idle.pop()
+                if time.monotonic() - since <= IDLE_SEC:
+                    return connection
+                connection.close()
+        return None
+
+    def keep(self, host: str, connection: HTTPConnection) -> None:
+        """Keep a connection."""
+        if self._is_closed:
+            connection.close()
+        else:
+            self._idle[os.getpid(), host].append((time.monotonic(), connection))
+
+    def forget(self, host: str) -> None:
+        """Close the connections to a host."""
+        while (connection := self.take(host)) is not None:
+            connection.close()
+
+    def close(self) -> None:
+        """Close all connections, now and later."""
+        self._is_closed = True
+        for idle in list(self._idle.values()):
+            for _, connection in idle:
+                connection.close()
 
 
 class PlainHttp:
-    """Makes requests, and keeps the connections of those that were answered. Threads may share it.
-
-    A process that is forked makes connections of its own: two that read one would get parts of each other's answers.
+    """Makes requests. Threads may share it.
 
     Args:
         timeout_sec: Seconds for which nothing may come.
@@ -62,8 +107,8 @@ class PlainHttp:
     def __init__(self, timeout_sec: float) -> None:
         self.has_worked: bool | None = None
         self._timeout_sec = timeout_sec
-        self._idle: defaultdict[tuple[int, str], list[HTTPConnection]] = defaultdict(list)  # by process and host
-        weakref.finalize(self, _close_all, self._idle)
+        self._connections = _Connections()
+        weakref.finalize(self, self._connections.close)
 
     @classmethod
     def of(cls, options: Mapping[str, Any], timeout_sec: float) -> PlainHttp | None:
@@ -82,39 +127,39 @@ class PlainHttp:
             What is received; None where another client is to request it: it gets it, or says what is wrong.
 
         Raises:
-            OSError: If no answer came; or, once ranges have come, one that says to try again.
+            OSError: If no answer came, or one that says to try again.
         """
         parts = urlsplit(url)
         headers = {"Range": f"bytes={start}-{stop - 1}"} | ({} if etag is None else {"If-Match": f'"{etag}"'})
-        idle = self._idle[os.getpid(), parts.netloc]
-        received = self._answer(parts.netloc, f"{parts.path}?{parts.query}", headers, idle)
+        received = self._answer(parts.netloc, f"{parts.path}?{parts.query}", headers)
         status = received.response.status
-        if status == HTTPStatus.PARTIAL_CONTENT and received.extent is not None:
+        if status == HTTPStatus.PARTIAL_CONTENT and received.size == stop - start:
             self.has_worked = True
             return received
         try:
-            if self.has_worked and (status in TRANSIENT or status >= HTTPStatus.INTERNAL_SERVER_ERROR):
-                raise HttpError(status, received.response.read(REASON_BYTES).decode(errors="replace"))
+            if status in BUSY or (self.has_worked and status >= HTTPStatus.INTERNAL_SERVER_ERROR):
+                raise HttpError(status, received.response.read(ERROR_BYTES).decode(errors="replace"))
         finally:
             received.close()
-        self.has_worked = bool(self.has_worked)
+        if self.has_worked is None:
+            self.has_worked = False
         return None
 
-    def _answer(self, host: str, target: str, headers: Mapping[str, str], idle: list[HTTPConnection]) -> HttpRange:
+    def _answer(self, host: str, target: str, headers: Mapping[str, str]) -> HttpRange:
         """Make a request by a connection that is open, or by a new one: a server may have closed the open ones."""
         while True:
-            try:
-                connection, is_new = idle.pop(), False
-            except IndexError:
-                connection, is_new = HTTPConnection(host, timeout=self._timeout_sec), True
+            kept = self._connections.take(host)
+            connection = kept or HTTPConnection(host, timeout=self._timeout_sec)
             try:
                 connection.request("GET", target, headers=dict(headers))
                 opened = connection.sock  # an answer that ends the connection takes it from there
-                return HttpRange(connection, opened, connection.getresponse(), idle)
+                return HttpRange(connection, opened, connection.getresponse(), partial(self._connections.keep, host))
             except (OSError, HTTPException) as error:
                 connection.close()
-                if is_new or isinstance(error, TimeoutError):
-                    raise OSError(f"{type(error).__name__}: {error}") from error
+                if isinstance(error, TimeoutError):  # the others that are kept may have been forgotten, too
+                    self._connections.forget(host)
+                if kept is None or isinstance(error, TimeoutError):
+                    raise OSError(f"{host}: {type(error).__name__}: {error}") from error
 
 
 class HttpRange:
@@ -122,15 +167,20 @@ class HttpRange:
 
     Attributes:
         response: The answer.
-        close: Receives nothing more. It is called when nothing refers to the range, too.
+        close: Receives nothing more, and wakes up a thread that receives. It is called when nothing refers to the
+            range, too.
     """
 
     def __init__(
-        self, connection: HTTPConnection, opened: socket.socket, response: HTTPResponse, idle: list[HTTPConnection]
+        self,
+        connection: HTTPConnection,
+        opened: socket.socket,
+        response: HTTPResponse,
+        keep: Callable[[HTTPConnection], object],
     ) -> None:
         self.response = response
         self._process = os.getpid()
-        self.close = weakref.finalize(self, _end, connection, opened, response, idle, self._process)
+        self.close = weakref.finalize(self, _end, connection, opened, response, keep, self._process)
         self.close.atexit = False
 
     @property
@@ -139,18 +189,15 @@ class HttpRange:
         return self.response.headers.get("ETag")
 
     @property
+    def size(self) -> int | None:
+        """How many bytes are still to come; None if the answer did not say."""
+        return self.response.length
+
+    @property
     def extent(self) -> tuple[int, int] | None:
         """Where the range begins and ends; None if the answer does not say."""
         found = CONTENT_RANGE.match(self.response.headers.get("Content-Range", ""))
         return (int(found[1]), int(found[2]) + 1) if found else None
-
-    def read(self, size: int) -> pa.Buffer:
-        """Receive so many bytes, or those that come before the answer ends, and nothing more."""
-        memory = pa.allocate_buffer(size)  # of Arrow's pool, whose memory is used again
-        try:
-            return memory.slice(0, self.read_into(memoryview(memory).cast("B")))
-        finally:
-            self.close()
 
     def read_into(self, memory: memoryview) -> int:
         """Fill memory with the next bytes, and return how many came; fewer only if the answer ends before them."""
@@ -166,22 +213,16 @@ def _end(
     connection: HTTPConnection,
     opened: socket.socket,
     response: HTTPResponse,
-    idle: list[HTTPConnection],
+    keep: Callable[[HTTPConnection], object],
     process: int,
 ) -> None:
-    """Keep the connection if all of its answer was received, else close it. A thread that receives is woken up."""
+    """Keep the connection if all of its answer was received, else close it."""
     if process != os.getpid():  # inherited: to shut it down would end what that process receives
         return
-    if response.length == 0 and not response.will_close:
-        idle.append(connection)
+    if response.isclosed() and response.length == 0 and not response.will_close:
+        keep(connection)
         return
     with suppress(OSError):
         opened.shutdown(socket.SHUT_RDWR)
     response.close()
     connection.close()
-
-
-def _close_all(idle: Mapping[Any, list[HTTPConnection]]) -> None:
-    for connections in idle.values():
-        for connection in connections:
-            connection.close()

@@ -40,14 +40,18 @@ def rows_from(first: int, count: int) -> pa.Table:
     )
 
 
+FORMATS = ["torch", "torch of tensors", "numpy", "arrow", "dict"]
+
+
 def transform_of(output_format: str, schema: pa.Schema) -> ColumnTransform:
-    options = ColumnOptions(output_format)
+    name, _, of_tensors = output_format.partition(" ")
+    options = ColumnOptions(name)
     plans = tuple(plan_column(field, options) for field in schema)
-    return ColumnTransform(output_format, plans, schema, leaves_arrays=True)
+    return ColumnTransform(name, plans, schema, leaves_arrays=not of_tensors)
 
 
 def delivered(columns, output_format):
-    return with_tensors(columns) if output_format == "torch" else columns
+    return with_tensors(columns) if output_format.startswith("torch") else columns
 
 
 def plain(value):
@@ -58,7 +62,7 @@ def plain(value):
     return [row.tolist() if isinstance(row, np.ndarray) else row for row in value]
 
 
-@pytest.mark.parametrize("output_format", ["torch", "numpy", "arrow", "dict"])
+@pytest.mark.parametrize("output_format", FORMATS)
 @given(counts=st.one_of(COUNTS, EQUAL), data=st.data())
 def test_each_step_has_the_next_rows_of_each_source_one_source_after_the_other(output_format, counts, data):
     counts = np.array(counts, dtype=np.int64)
@@ -94,7 +98,7 @@ def test_each_step_has_the_next_rows_of_each_source_one_source_after_the_other(o
             assert plain(batch[name]) == wanted[name].to_pylist(), name
 
 
-@pytest.mark.parametrize("output_format", ["torch", "numpy", "arrow", "dict"])
+@pytest.mark.parametrize("output_format", FORMATS)
 @given(streams=st.integers(1, 3), count=st.integers(1, 4), size=st.integers(1, 3), before=st.integers(0, 2))
 def test_batches_of_virtual_streams_alternate_wherever_they_begin(output_format, streams, count, size, before):
     schema = rows_from(0, 1).schema

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 from conftest import S3Server
 
-from torch_dataloader_utils.storage import obstore_s3
+from torch_dataloader_utils.storage import obstore_s3, plain_http
+from torch_dataloader_utils.storage.causes import ChangedFileError
+from torch_dataloader_utils.storage.filesystem import _received
 from torch_dataloader_utils.storage.obstore_s3 import LEAST_BY_HTTP, ObstoreRange, ObstoreS3
 from torch_dataloader_utils.storage.plain_http import HttpError, HttpRange, PlainHttp
 
@@ -33,6 +35,9 @@ class Server:
         self.status = 206
         self.ends_after: int | None = None
         self.closes_idle = False
+        self.body: bytes | None = None
+        self.goes_on = threading.Event()
+        self.goes_on.set()
         self.connections: list[object] = []
         told = self
 
@@ -52,10 +57,11 @@ class Server:
         self.thread.start()
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:
+        self.goes_on.wait(SECONDS)
         found = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers["Range"])
         assert found
         start, stop = int(found[1]), int(found[2]) + 1
-        body = {200: CONTENT, 206: CONTENT[start:stop]}.get(self.status, SLOW_DOWN)
+        body = {200: CONTENT, 206: CONTENT[start:stop]}.get(self.status, SLOW_DOWN) if self.body is None else self.body
         request.send_response(self.status)
         if self.status == 206:
             request.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(CONTENT)}")
@@ -71,6 +77,7 @@ def server() -> Iterator[Server]:
     """A server."""
     server = Server()
     yield server
+    server.goes_on.set()
     server.http.shutdown()
     server.http.server_close()
     server.thread.join()
@@ -143,7 +150,7 @@ def test_an_answer_that_ends_too_soon_gives_fewer_bytes_and_its_connection_is_no
     assert len(set(server.connections)) == 2
 
 
-@pytest.mark.parametrize("status", [200, 301, 403, 404, 412, 500, 503])
+@pytest.mark.parametrize("status", [200, 301, 403, 404, 412, 500])
 def test_another_client_is_to_ask_for_what_is_answered_in_another_way(server, status):
     http = PlainHttp(SECONDS)
     server.status = status
@@ -151,9 +158,65 @@ def test_another_client_is_to_ask_for_what_is_answered_in_another_way(server, st
     assert http.has_worked is False
 
 
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_that_is_busy_is_asked_by_no_other_client(server, status):
+    http = PlainHttp(SECONDS)
+    server.status = status
+    for _ in range(3):
+        with pytest.raises(HttpError, match="SlowDown"):
+            http.get(server.url, 0, 100, "e")
+    assert http.has_worked is None
+    assert len(server.connections) == 3
+
+
+def test_an_error_without_a_body_leaves_a_connection_that_is_not_used_again(server):
+    http = PlainHttp(SECONDS)
+    server.status, server.body = 503, b""
+    for _ in range(3):
+        with pytest.raises(HttpError, match="status 503"):
+            http.get(server.url, 0, 100, "e")
+    assert len(server.connections) == 3
+
+
+def test_an_old_connection_is_not_used_again(server, monkeypatch):
+    http = PlainHttp(SECONDS)
+    content_of(http.get(server.url, 0, 5, "e"), 5)
+    monkeypatch.setattr(plain_http, "IDLE_SEC", -1.0)
+    content_of(http.get(server.url, 0, 5, "e"), 5)
+    assert len(set(server.connections)) == 2
+
+
+def test_after_a_connection_without_an_answer_no_other_one_is_used_again(server):
+    http = PlainHttp(0.2)
+    several = [http.get(server.url, 0, 5, "e") for _ in range(3)]
+    for received in several:
+        content_of(received, 5)
+    server.goes_on.clear()
+    with pytest.raises(OSError, match="TimeoutError"):
+        http.get(server.url, 0, 5, "e")
+    server.goes_on.set()
+    content_of(http.get(server.url, 0, 5, "e"), 5)
+    assert server.connections[-1] not in server.connections[:4]
+
+
+def test_a_thread_that_receives_ends_when_the_range_is_closed(server):
+    http = PlainHttp(SECONDS)
+    server.body = CONTENT  # of an answer that says so, and then ends nowhere
+    received = http.get(server.url, 0, len(CONTENT), "e")
+    assert received is not None
+    memory = memoryview(bytearray(len(CONTENT)))
+    assert received.read_into(memory[:10]) == 10
+    with pytest.raises(TimeoutError):
+        _received(received, 10 * len(CONTENT), -1.0, 0.0)
+    assert received.response.isclosed()
+
+
 def test_once_it_has_worked_an_error_that_may_pass_is_raised_with_what_the_server_says(server):
     http = PlainHttp(SECONDS)
     content_of(http.get(server.url, 0, 5, "e"), 5)
+    server.status = 500
+    with pytest.raises(HttpError, match="SlowDown"):
+        http.get(server.url, 0, 5, "e")
     server.status = 503
     with pytest.raises(HttpError, match=re.escape("SlowDown: Reduce your rate. (status 503)")) as raised:
         http.get(server.url, 0, 5, "e")
@@ -166,7 +229,7 @@ def test_a_server_that_is_gone_is_an_error_without_the_url(server):
     http = PlainHttp(SECONDS)
     server.http.shutdown()
     server.http.server_close()
-    with pytest.raises(OSError, match="ConnectionRefusedError") as raised:
+    with pytest.raises(OSError, match=r"127\.0\.0\.1:\d+: ConnectionRefusedError") as raised:
         http.get(server.url, 0, 5, "e")
     assert "signature" not in str(raised.value)
 
@@ -205,28 +268,40 @@ def test_a_forked_process_leaves_its_parents_connections_alone(server):
 
 
 @pytest.fixture
-def signed_are_unknown(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have URLs that are signed lead to the server, which does not know them."""
-    server.status = 500
+def signed_lead_there(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have URLs that are signed lead to the server."""
     monkeypatch.setattr(ObstoreS3, "_call", _call_with(ObstoreS3._call, server.url))
+    monkeypatch.setattr(obstore_s3, "LEAST_BY_HTTP", 0)
 
 
 def _call_with(call: Any, url: str) -> Any:
     return lambda self, method, *arguments: url if method == "signed" else call(self, method, *arguments)
 
 
-@pytest.mark.usefixtures("signed_are_unknown")
-def test_a_server_that_knows_no_signed_urls_is_read_by_obstore_alone_from_then_on(
-    s3: S3Server, server: Server, monkeypatch: pytest.MonkeyPatch
-):
+@pytest.mark.usefixtures("signed_lead_there")
+def test_a_range_of_another_version_is_an_error_and_its_connection_is_closed(s3: S3Server, server: Server):
+    options = s3.storage_options()
+    mapped = obstore_s3.options_of(["s3://bucket/key"], options)
+    assert mapped is not None
+    client = ObstoreS3(mapped, options, SECONDS)
+    with pytest.raises(ChangedFileError, match="its etag was other then and is e now") as raised:
+        client.http_range("bucket/key", 0, 100, "other")
+    assert raised.value.__traceback__ is not None  # which refers to the answer
+    received = client.http_range("bucket/key", 0, 100, "e")
+    assert received is not None
+    received.close()
+    assert len(set(server.connections)) == 2
+
+
+@pytest.mark.usefixtures("signed_lead_there")
+def test_a_server_that_knows_no_signed_urls_is_read_by_obstore_alone_from_then_on(s3: S3Server, server: Server):
+    server.status = 500
     bucket = s3.new_bucket()
     s3.client().put_object(Bucket=bucket, Key="a", Body=CONTENT)
     options = s3.storage_options()
     mapped = obstore_s3.options_of([f"s3://{bucket}/a"], options)
     assert mapped is not None
     client = ObstoreS3(mapped, options, SECONDS)
-    monkeypatch.setattr(obstore_s3, "LEAST_BY_HTTP", 0)
     for _ in range(3):
-        assert client.cat_file(f"{bucket}/a", start=10, end=20) == CONTENT[10:20]
         assert client.begin_range(f"{bucket}/a", 0, 10, None, 10).read_into(memoryview(bytearray(10))) == 10
     assert len(server.connections) == 1
