@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -30,11 +29,10 @@ from torch_dataloader_utils.storage.local_file import (
     may_be_mapped,
     read_local,
 )
-from torch_dataloader_utils.storage.plain_http import HttpRange
 from torch_dataloader_utils.storage.range_stream import RangeStream, ReceivedRange
 from torch_dataloader_utils.storage.redaction import Redactor
 from torch_dataloader_utils.storage.remote_file import RemoteFile, size_and_etag
-from torch_dataloader_utils.storage.request_size import Answer, RequestSize
+from torch_dataloader_utils.storage.request_size import RequestSize
 from torch_dataloader_utils.storage.stored_file import StoredFile, etag_of
 from torch_dataloader_utils.storage.urls import Client, filesystem_of, is_s3, obstore_of
 
@@ -321,16 +319,10 @@ class Storage:
             return None
 
         def fetch(seconds: float, start: int, stop: int) -> bytes | pa.Buffer:
-            began = time.monotonic()
-            wanted = file.location, start, stop, file.etag
-            received = None
             if isinstance(self.fs, obstore_s3.ObstoreS3) and self.fs.uses_http(stop - start):
-                received = within(seconds, self.fs.http_range, *wanted)
-            waited = time.monotonic() - began
-            if received is None:
-                content, answer = within(seconds - waited, self.fs.get_range, *wanted)
-            else:
-                content, answer = _received(received, stop - start, seconds - waited, waited)
+                stream = RangeStream(begin, (start, stop), None, seconds, self._request_size.note)
+                return stream.read(seconds, start, stop)
+            content, answer = within(seconds, self.fs.get_range, file.location, start, stop, file.etag)
             self._request_size.note(answer)
             return content
 
@@ -377,14 +369,3 @@ class Storage:
         if self.is_local:
             return location
         return self._redactor.clean(str(self._fs.unstrip_protocol(location)))
-
-
-def _received(received: HttpRange, size: int, seconds: float, waited: float) -> tuple[pa.Buffer, Answer]:
-    """Receive a range whose answer was waited for; a TimeoutError if it takes longer than so many seconds."""
-    began = time.monotonic()
-    content = pa.allocate_buffer(size)  # of Arrow's pool, whose memory is used again
-    try:
-        count = within(seconds, received.read_into, memoryview(content).cast("B"))
-    finally:
-        received.close()
-    return content.slice(0, count), Answer(count, waited, time.monotonic() - began)

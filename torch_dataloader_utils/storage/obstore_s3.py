@@ -327,7 +327,7 @@ class ObstoreS3:
         if not is_readable(location) or self.runs_in != "this process":
             begun: ReceivedRange = self.s3fs.begin_range(location, start, stop, etag, part)
             return begun
-        http = self.http_range(location, start, stop, etag)
+        http = self._http_range(location, start, stop, etag)
         if http is not None:
             return http
         response = self._call("begin", *_request(location, start, stop, etag))
@@ -339,10 +339,10 @@ class ObstoreS3:
         """Whether ranges of so many bytes are requested over plain HTTP."""
         return self._http is not None and size >= LEAST_BY_HTTP and self.runs_in == "this process"
 
-    def http_range(self, location: str, start: int, stop: int, etag: str | None) -> HttpRange | None:
-        """Request a range over plain HTTP; None where obstore, or s3fs, is to request it."""
+    def _http_range(self, location: str, start: int, stop: int, etag: str | None) -> HttpRange | None:
+        """Request a range over plain HTTP; None where obstore is to request it."""
         http = self._http
-        if http is None or not self.uses_http(stop - start) or not is_readable(location):
+        if http is None or not self.uses_http(stop - start):
             return None
         bucket, path, _ = _request(location, start, stop, etag)
         received = http.get(self._call("signed", bucket, path), start, stop, etag)

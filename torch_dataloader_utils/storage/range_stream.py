@@ -41,7 +41,7 @@ class RangeStream:
         begin: Makes a request: gets the seconds after which it is to give up, the start and the stop of the range, and
             the bytes of its first part.
         extent: Where the first part begins, and where the last part ends.
-        size: The bytes of the file.
+        size: The bytes of the file, which is requested as a whole if it has little more; None for the extent alone.
         oldest_sec: Seconds after which the rest is requested again.
         note: Called with how long an answer took to begin, and its first bytes to be received.
     """
@@ -50,16 +50,15 @@ class RangeStream:
         self,
         begin: Callable[[float, int, int, int], ReceivedRange],
         extent: tuple[int, int],
-        size: int,
+        size: int | None,
         oldest_sec: float,
         note: Callable[[Answer], object],
     ) -> None:
         start, stop = extent
-        is_whole = start <= LARGEST_REST and size - stop <= LARGEST_REST
         self._begin = begin
-        self._first = 0 if is_whole else start
-        self._stop = stop
-        self._end = size if is_whole else stop
+        self._first, self._stop, self._end = start, stop, stop
+        if size is not None and start <= LARGEST_REST and size - stop <= LARGEST_REST:
+            self._first, self._end = 0, size
         self._oldest_sec = min(OLDEST_SEC, oldest_sec)
         self._note = note
         self._received: ReceivedRange | None = None
