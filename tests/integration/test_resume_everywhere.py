@@ -23,7 +23,7 @@ from support import batches_of, open_loader, row_ids, rows_of, shards_of, write_
 from torch_dataloader_utils.planning.plan import PlanOptions, ShardSlice
 from torch_dataloader_utils.planning.planner import make_plan
 from torch_dataloader_utils.planning.shuffle import delivery_order
-from torch_dataloader_utils.reading.scan import Step
+from torch_dataloader_utils.reading.requests import Step
 from torch_dataloader_utils.reading.shuffled import ShuffledScan
 
 pytestmark = [

@@ -22,8 +22,9 @@ from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.cursor import Cursor
 from torch_dataloader_utils.reading.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
+from torch_dataloader_utils.reading.requests import Requests, Step
 from torch_dataloader_utils.reading.row_groups import RowGroupReader
-from torch_dataloader_utils.reading.scan import ReadOptions, Scan, Step
+from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 
 T = TypeVar("T")
 
@@ -130,7 +131,8 @@ class ShuffledScan(Scan):
     def chunks(self) -> Generator[Chunk, None, None]:
         """Yield the rows of every slice. The last chunk of each slice says so, even if it holds no rows."""
         together: list[_Read] = []
-        for step, lease in self.requested(self._steps()):
+        requests = Requests(self._steps(), self.reader, self.budget, self._prepare_for)
+        for step, lease in requests:
             if not step.whole:
                 lease.release()  # an empty one: the rounds take their own
                 yield from self._rounds(step)
@@ -147,9 +149,10 @@ class ShuffledScan(Scan):
             if step.last:
                 self.require_rows(step.shard_slice, read.rows)
                 if not step.continues:
+                    requests.more()  # to decode it while this is permuted: what was delivered has released memory
                     yield from self._chunks_of(together, shared_lease)
 
-    def prepare_for(self, step: Step) -> None:
+    def _prepare_for(self, step: Step) -> None:
         """Begin to draw the row order of a large shard once its first row group is requested."""
         shard = step.shard_slice.shard
         if step.position != self._prepared and shard.rows_read > MOST_DRAWN_AT_ONCE:
