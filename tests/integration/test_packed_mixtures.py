@@ -415,7 +415,8 @@ def test_lists_of_other_lengths_and_columns_of_other_types_are_named(root, tmp_p
         opened(root, sources={name: Source(root / name) for name in DOCUMENTS})
 
 
-def test_workers_that_are_spawned_pack_the_same(root):
-    loader, _ = opened(root, num_workers=1, multiprocessing_context="spawn")
+@pytest.mark.parametrize("start", ["forkserver", pytest.param("spawn", marks=pytest.mark.soak)])
+def test_workers_that_are_not_forked_from_this_process_pack_the_same(root, start):
+    loader, _ = opened(root, num_workers=1, multiprocessing_context=start)
     expected = [sequences_of(batch) for batch in opened(root, num_workers=1)[0]]
     assert [sequences_of(batch) for batch in loader] == expected

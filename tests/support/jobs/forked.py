@@ -108,7 +108,7 @@ def _be(
     import torch  # noqa: PLC0415 - the fork server has it, and the process that deals tests out does not need it
 
     os.setsid()
-    file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY)  # a terminal is not to be its own
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.chdir(directory)
