@@ -159,7 +159,7 @@ def require_once_a_pass(delivered: Counter[Any], one_pass: dict[int, Counter[Any
             assert int(passes) * times <= own.get(sequence, 0) <= -int(-passes // 1) * times
 
 
-@pairwise(most=8, way=PACKINGS, order=ORDERS)
+@pairwise(most=6, way=PACKINGS, order=ORDERS)
 def test_sequences_come_once_a_pass_in_exact_shares_and_follow_from_every_state(root, way, order):
     one_pass = in_one_pass(root, way)
     delivered: Counter[Any] = Counter()
