@@ -112,6 +112,8 @@ class Requests(Iterator[tuple[Step, MemoryLease]]):
             return self._ahead.popleft()
         if self._error is not None:
             raise self._error
+        if self._run.waiting:
+            raise RuntimeError("a row group is neither requested nor read")
         raise StopIteration
 
     def more(self) -> None:
@@ -141,8 +143,12 @@ class Requests(Iterator[tuple[Step, MemoryLease]]):
             run.waiting.popleft()
             run.requested_bytes += self._reader.stored_bytes(step.group)
             if step.requested:
-                self._reader.request(step.group, [later.group for later in run.waiting], whole=step.whole)
-                self._on_request(step)
+                try:
+                    self._reader.request(step.group, [later.group for later in run.waiting], whole=step.whole)
+                    self._on_request(step)
+                except BaseException:
+                    lease.release()
+                    raise
             self._ahead.append((step, lease))
             if self._following is None and 2 * len(run.waiting) <= run.steps:
                 self._following = next(self._runs, _Run())

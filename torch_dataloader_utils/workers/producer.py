@@ -32,7 +32,6 @@ Collate: TypeAlias = Callable[[Batch], Batch]
 REPORT_SEC = 0.1
 """How often the batches of the training process itself say where its time went."""
 
-
 LARGE_SHARE = 2
 """Where batches have this part (a half) of the budget or more, the last one is copied, if there are enough of them: the
 consumer mostly holds it while it waits for the next one, and nothing else could be read meanwhile."""
