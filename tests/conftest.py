@@ -43,6 +43,12 @@ JOBS = Path(__file__).parent / "support" / "jobs"
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# What is imported and collected stays: to look through it for garbage again and again takes a quarter of that time.
+gc.disable()
+
+# The BLAS of NumPy would end its threads before every fork and start them again after it, and they spin.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # A shell that starts the tests in the background ignores interrupts for them, and for all that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -187,8 +193,11 @@ def pytest_make_parametrize_id(val: Any, argname: str) -> str | None:
     return plain_id(val, argname)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Spare garbage collections, of which tests ask for many, and forked workers what was imported and collected."""
+    gc.enable()
+    if session.config.option.collectonly:
+        return
     gc.collect()
     gc.freeze()
     count_frozen_once()
@@ -266,6 +275,7 @@ class InOrder(LoadScopeScheduling):
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> InOrder | None:
     """Deal tests out so that nothing is set up twice that takes long, and nothing long begins last."""
+    gc.enable()  # this process collects no tests
     if config.getvalue("dist") != "load":
         return None
     config.option.loadscopereorder = False

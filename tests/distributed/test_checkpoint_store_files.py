@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import subprocess
-import sys
 import threading
 import traceback
 from pathlib import Path
@@ -18,7 +16,6 @@ import torch.distributed.checkpoint as dcp
 from conftest import SECRET_KEY
 from hypothesis import given
 from hypothesis import strategies as st
-from jobs.processes import inherited
 from jobs.ranks import run_ranks
 from support import all_rows_of, open_loader, rows_of, write_dataset
 
@@ -489,13 +486,3 @@ def test_a_loader_of_other_files_is_refused(disk, tmp_path):
 def test_an_error_of_one_rank_is_an_error_of_all(tmp_path):
     run_ranks("store_errors_job.py", 2, {"url": f"{tmp_path}/run"}, tmp_path)
     assert CheckpointStore(f"{tmp_path}/run").latest().step == 2
-
-
-def test_importing_the_package_does_not_import_what_only_the_store_needs():
-    program = (
-        "import sys, torch_dataloader_utils, torch_dataloader_utils.distributed\n"
-        "assert 'torch.distributed.checkpoint' not in sys.modules\n"
-        "assert torch_dataloader_utils.CheckpointStore.__name__ == 'CheckpointStore'\n"
-        "assert 'torch.distributed.checkpoint' in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", program], env=inherited(), check=True, timeout=120)

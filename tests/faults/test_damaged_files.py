@@ -14,7 +14,7 @@ from jobs.forked import start
 from jobs.ranks import JOBS
 
 FAULT = "damaged files"
-SHORT = 15
+SHORT = 8
 LONG = 1000
 SHORT_SEC = 240
 

@@ -440,24 +440,23 @@ def test_ctrl_c_ends_a_command_as_it_ends_others(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def on_terminal(*arguments: Any, **environment: str):
+def on_terminal(tdu: Commands, *arguments: Any, **environment: str):
     """Run a command whose standard output is a terminal, and return what it drew."""
     opened = Terminal()
-    program = [sys.executable, "-m", "torch_dataloader_utils", *map(str, arguments)]
-    settings = inherited(TERM="xterm-256color") | environment
-    done = subprocess.run(program, env=settings, stdout=opened.file, stderr=subprocess.PIPE, text=True, check=False)
+    name = Path(os.ttyname(opened.file.fileno()))
+    done = tdu.write_to(name, *arguments, TERM="xterm-256color", **environment)
     drawn = "\n".join(opened.lines())
     opened.file.close()
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done == (0, "")
     return drawn
 
 
 def test_colours_and_boxes_are_drawn_on_a_terminal_alone_and_colours_not_against_the_users_will(tdu, made):
     verify = ["verify", made / "after-7", made / "data"]
-    drawn = on_terminal(*verify)
+    drawn = on_terminal(tdu, *verify)
     assert COLORS in drawn
     assert "╭" in drawn
-    refused = on_terminal(*verify, NO_COLOR="1")
+    refused = on_terminal(tdu, *verify, NO_COLOR="1")
     assert "\x1b" not in refused
     assert "╭" in refused
     piped = tdu(*verify).out

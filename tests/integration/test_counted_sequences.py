@@ -131,7 +131,7 @@ def test_the_number_of_batches_is_known_and_counting_changes_none_of_them(datase
 
 
 @each_stop
-@pairwise(most=6, way=["concat, separator", "whole documents", "best fit"], order=ORDERS, uneven=["drop", "pad"])
+@pairwise(most=4, way=["concat, separator", "whole documents", "best fit"], order=ORDERS, uneven=["drop", "pad"])
 def test_ranks_make_equally_many_steps_and_go_on_from_any_of_them(dataset, way, order, uneven, stops):
     """Of 3 ranks, dropped or repeated sequences are fewer than there are ranks."""
     options = {"packing": WAYS[way], "uneven_ranks": uneven, "num_ranks": 3, **ORDERS[order]}
@@ -211,7 +211,7 @@ def test_virtual_ranks_make_the_same_global_batches_on_any_number_of_ranks(datas
 
 
 @each_stop
-@pairwise(counted=[True, False], strict=[True, False], order=ORDERS)
+@pairwise(most=6, counted=[True, False], strict=[True, False], order=ORDERS)
 def test_a_run_goes_on_with_or_without_counts(dataset, counted, strict, order, stops):
     """From every batch, so also from one that ends with a shard, of which a run without counts does not know it."""
     options = {"packing": WAYS["best fit"], **ORDERS[order]}

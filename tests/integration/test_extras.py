@@ -26,6 +26,10 @@ import torch_dataloader_utils as package
 EXTRAS = {"pyiceberg", "deltalake", "prometheus_client", "opentelemetry", "tensorboard"}
 assert not EXTRAS & set(sys.modules), "imported at once"
 assert {"IcebergDataset", "DeltaDataset"} <= set(dir(package))
+import_module("torch_dataloader_utils.distributed")
+assert "torch.distributed.checkpoint" not in sys.modules, "only the store needs it"
+assert package.CheckpointStore.__name__ == "CheckpointStore"
+assert "torch.distributed.checkpoint" in sys.modules
 sys.modules |= dict.fromkeys(EXTRAS)  # as if they were not there
 for name, library in (("IcebergDataset", "pyiceberg"), ("DeltaDataset", "deltalake")):
     try:
@@ -51,7 +55,7 @@ else:
 """
 
 
-def test_the_package_needs_no_library_of_an_extra_until_it_is_asked_for():
+def test_the_package_needs_no_library_of_an_extra_and_not_what_only_the_store_needs_until_it_is_asked_for():
     subprocess.run([sys.executable, "-c", SCRIPT], env=inherited(), check=True, timeout=240)
 
 

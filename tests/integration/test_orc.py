@@ -89,7 +89,7 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [9, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_resume_after_any_batch_delivers_the_batches_that_were_to_come(data, name, every):
     options = {"format": "orc", "batch_size": 11, **SETTINGS[name]}

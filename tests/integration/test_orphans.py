@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import pytest
-from jobs.processes import descendants, inherited, living, wait_until_none
+from jobs import forked
+from jobs.processes import descendants, living, wait_until_none
 from jobs.torchrun import JOBS
 from support import open_loader, write_dataset
 
@@ -25,15 +24,17 @@ def kill(pids: list[int]) -> None:
 def test_workers_with_full_queues_end_with_a_killed_training_process(tmp_path, start):
     """A pipe holds 64 KiB; a process that writes more waits until another one reads."""
     write_dataset(tmp_path / "data", ((80_000, 4_000),))
-    command = [sys.executable, str(JOBS / "stalled_job.py"), str(tmp_path / "data"), start]
-    with subprocess.Popen(command, env=inherited(), stdout=subprocess.PIPE, start_new_session=True) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == b"begun\n"
-            family = descendants(process.pid)
-            time.sleep(1)
-        finally:
-            process.kill()
+    output = tmp_path / "output"
+    output.touch()
+    process = forked.start(JOBS / "stalled_job.py", str(tmp_path / "data"), start, output=output, environment={})
+    try:
+        assert not wait_until_none(lambda: process.is_alive() and "begun" not in output.read_text(), 240)
+        assert output.read_text() == "begun\n"
+        family = descendants(process.pid)
+        time.sleep(1)
+    finally:
+        process.kill()
+        process.join()
     assert len(family) >= 2
     left = wait_until_none(lambda: family & living())
     kill(sorted(left))
@@ -70,18 +71,15 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("start_method", ["fork", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_workers_end_with_a_killed_training_process_whatever_waits_in_the_queue(tmp_path, start_method):
     write_dataset(tmp_path / "data", files=((200_000, 20_000),))
-    program = tmp_path / "program.py"
+    program, output = tmp_path / "program.py", tmp_path / "output"
     program.write_text(ORPHANS, encoding="utf-8")
-    killed = subprocess.run(
-        [sys.executable, "-W", "ignore", program, tmp_path / "data", start_method],
-        env=inherited(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    workers = [int(pid) for pid in killed.stdout.split()]
+    process = forked.start(program, str(tmp_path / "data"), start_method, output=output, environment={})
+    process.join(240)
+    process.kill()
+    process.join()
+    printed = output.read_text()
+    assert process.exitcode == -signal.SIGKILL, printed
+    workers = [int(pid) for pid in printed.split()]
     assert len(workers) == 2
     left = wait_until_none(lambda: set(workers) & living())
     assert not left, f"processes {left} are still there"

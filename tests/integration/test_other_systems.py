@@ -76,8 +76,9 @@ def content(batches: Any) -> list[Any]:
     [
         pytest.param((2, "fork"), None, id="2 forked workers"),
         pytest.param((2, "fork"), mixed, id="2 forked workers, mixed"),
+        pytest.param((1, "forkserver"), mixed, id="a worker of a fork server, mixed"),
         pytest.param((1, "spawn"), None, id="a spawned worker", marks=soak),
-        pytest.param((1, "spawn"), mixed, id="a spawned worker, mixed"),
+        pytest.param((1, "spawn"), mixed, id="a spawned worker, mixed", marks=soak),
         pytest.param((2, "forkserver"), None, id="2 workers of a fork server", marks=soak),
         pytest.param((2, "forkserver"), mixed, id="2 workers of a fork server, mixed", marks=soak),
     ],

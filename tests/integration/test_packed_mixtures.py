@@ -159,7 +159,7 @@ def require_once_a_pass(delivered: Counter[Any], one_pass: dict[int, Counter[Any
             assert int(passes) * times <= own.get(sequence, 0) <= -int(-passes // 1) * times
 
 
-@pairwise(most=8, way=PACKINGS, order=ORDERS)
+@pairwise(most=6, way=PACKINGS, order=ORDERS)
 def test_sequences_come_once_a_pass_in_exact_shares_and_follow_from_every_state(root, way, order):
     one_pass = in_one_pass(root, way)
     delivered: Counter[Any] = Counter()
@@ -415,7 +415,8 @@ def test_lists_of_other_lengths_and_columns_of_other_types_are_named(root, tmp_p
         opened(root, sources={name: Source(root / name) for name in DOCUMENTS})
 
 
-def test_workers_that_are_spawned_pack_the_same(root):
-    loader, _ = opened(root, num_workers=1, multiprocessing_context="spawn")
+@pytest.mark.parametrize("start", ["forkserver", pytest.param("spawn", marks=pytest.mark.soak)])
+def test_workers_that_are_not_forked_from_this_process_pack_the_same(root, start):
+    loader, _ = opened(root, num_workers=1, multiprocessing_context=start)
     expected = [sequences_of(batch) for batch in opened(root, num_workers=1)[0]]
     assert [sequences_of(batch) for batch in loader] == expected

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pairwise import pairwise
 from stops import each_stop
 
 from torch_dataloader_utils import CheckpointMismatchError, LedgerUnknownError, Packing, StructuredDataset, audit
@@ -78,8 +79,7 @@ def expected(packing):
 
 
 @each_stop
-@pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize("way", WAYS)
+@pairwise(most=8, way=WAYS, order=ORDERS)
 def test_each_token_is_delivered_once_stopped_at_every_batch(dataset, way, order, stops, monkeypatch):
     """What resumes makes few sequences at once, as large shards do: that changes nothing."""
     options = {"packing": WAYS[way], **ORDERS[order]}

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from pairwise import pairwise
 from stops import each_stop
 from support import open_loader
 
@@ -86,8 +87,7 @@ def plain_batches(batches: Any) -> list[dict[str, Any]]:
 
 
 @each_stop
-@pytest.mark.parametrize("output_format", ["torch", "numpy"])
-@pytest.mark.parametrize("order", ORDERS)
+@pairwise(most=4, order=ORDERS, output_format=["torch", "numpy"])
 def test_what_follows_a_resume_at_any_batch_is_what_would_have_followed(data, order, output_format, stops):
     options = {**OPTIONS, **ORDERS[order], "output_format": output_format}
     loader, _ = open_loader(data, **options)

@@ -305,9 +305,10 @@ def batches_of_rows(loader: Any) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("limit", [1, 20_000])
-def test_a_worker_reads_a_storage_that_is_not_local_with_little_room(path, limit):
-    here, _ = open_loader(path)
-    there, _ = open_loader(ranged(path), num_workers=1, read_ahead_bytes=limit)
+def test_a_worker_reads_a_storage_that_is_not_local_with_little_room(tmp_path, limit):
+    write_dataset(tmp_path, ((600, 200), (100, 50)))  # with room for one byte, each row is read by itself
+    here, _ = open_loader(tmp_path)
+    there, _ = open_loader(ranged(tmp_path), num_workers=1, read_ahead_bytes=limit)
     assert batches_of(there) == batches_of(here)
 
 

@@ -23,7 +23,7 @@ from support import batches_of, open_loader, row_ids, rows_of, shards_of, write_
 from torch_dataloader_utils.planning.plan import PlanOptions, ShardSlice
 from torch_dataloader_utils.planning.planner import make_plan
 from torch_dataloader_utils.planning.shuffle import delivery_order
-from torch_dataloader_utils.reading.scan import Step
+from torch_dataloader_utils.reading.requests import Step
 from torch_dataloader_utils.reading.shuffled import ShuffledScan
 
 pytestmark = [
@@ -92,7 +92,7 @@ def rank_options(rows: int, num_workers: int, num_ranks: int, rank: int) -> dict
 
 
 @each_stop
-@pairwise(most=6, num_workers=[0, 1, 2, 3], num_ranks=[1, 2, 3], order=SHUFFLES, kept=FILTERS)
+@pairwise(most=4, num_workers=[0, 1, 2, 3], num_ranks=[1, 2, 3], order=SHUFFLES, kept=FILTERS)
 def test_resume_at_every_batch_delivers_the_batches_that_were_to_come(
     path: Path, *, num_workers: int, num_ranks: int, order: str, kept: str, stops: Any
 ):

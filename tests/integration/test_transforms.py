@@ -438,8 +438,9 @@ def test_a_state_between_restored_steps_loads(path, order):
 # Workers -------------------------------------------------------------------------------------------------------------
 
 
-def test_workers_that_are_spawned_get_it_pickled(path):
-    loader = opened(path, num_workers=1, multiprocessing_context="spawn")
+@pytest.mark.parametrize("start", ["forkserver", pytest.param("spawn", marks=pytest.mark.soak)])
+def test_workers_that_are_not_forked_from_this_process_get_it_pickled(path, start):
+    loader = opened(path, num_workers=1, multiprocessing_context=start)
     assert Counter(row for batch in loader for row in contents(batch)) == wanted("three of each")
     assert Counter(row for batch in pickle.loads(pickle.dumps(loader.dataset)) for row in contents(batch)) == wanted(
         "three of each"

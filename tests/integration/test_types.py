@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import decimal
+import functools
 import math
 import re
 from itertools import pairwise
@@ -844,6 +845,7 @@ def test_any_schema_is_delivered_as_pyarrow_reads_it(tmp_path_factory, data):
             assert marks == [marked(read[row], shape_of(column.type)) for row in order]
 
 
+@functools.cache
 def files_of_others() -> list[Path]:
     """Return the Parquet files that installed packages bring along, pyarrow's own test files among them."""
     packages = Path(pa.__file__).parent.parent

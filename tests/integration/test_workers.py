@@ -167,7 +167,8 @@ def die(worker: int) -> None:
         os._exit(3)
 
 
-def test_a_worker_that_is_not_forked_is_sent_the_footers_of_its_own_files_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize("start", ["forkserver", pytest.param("spawn", marks=pytest.mark.soak)])
+def test_a_worker_that_is_not_forked_is_sent_the_footers_of_its_own_files_once(tmp_path, monkeypatch, start):
     write_dataset(tmp_path, ((30, 10),) * 12)
 
     def epochs(start: str) -> list[list[list[int]]]:
@@ -184,7 +185,7 @@ def test_a_worker_that_is_not_forked_is_sent_the_footers_of_its_own_files_once(t
     monkeypatch.setattr(
         AssignmentQueue, "send", lambda assignments, one: (sent.append((id(assignments), one)), send(assignments, one))
     )
-    assert epochs("spawn") == expected
+    assert epochs(start) == expected
     footers = {file.name: file.read_bytes()[-100:] for file in tmp_path.iterdir()}
     of_worker: dict[int, list[str]] = {}
     for assignments, [assignment] in sent:

@@ -42,6 +42,7 @@ import os, sys
 from torch_dataloader_utils.cli.main import main
 errors, *arguments = sys.argv[1:]
 os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+sys.stdout = open(1, "w", closefd=False)  # which may be a terminal, other than that of the fork server
 main(arguments)
 """
 
@@ -59,8 +60,19 @@ class Commands:
 
     def __call__(self, *arguments: Any, **environment: str) -> Done:
         """Run a command. It says at most three lines on standard error, and none is a traceback or a secret."""
-        out, err = self._directory / "stdout", self._directory / "stderr"
+        out = self._directory / "stdout"
         out.write_bytes(b"")
+        code, err = self.write_to(out, *arguments, **environment)
+        done = Done(code, out.read_text(errors="replace"), err)
+        lines = done.err.splitlines()
+        assert len(lines) <= 3, done
+        assert "Traceback" not in done.err, done
+        assert all(SECRET not in text for text in (done.out, done.err)), done
+        return done
+
+    def write_to(self, out: Path, *arguments: Any, **environment: str) -> tuple[int, str]:
+        """Run a command with a file or a terminal as standard output, and return its exit code and standard error."""
+        err = self._directory / "stderr"
         words = [str(err), *map(str, arguments)]
         process = start(self._directory / "command.py", *words, output=out, environment=environment)
         process.join(240)
@@ -68,12 +80,7 @@ class Commands:
         process.join()
         left = wait_until_none(lambda: processes_of_sessions({process.pid}))
         assert not left, f"processes left behind by tdu {arguments}: {left}"
-        done = Done(process.exitcode, *(path.read_text(errors="replace") for path in (out, err)))
-        lines = done.err.splitlines()
-        assert len(lines) <= 3, done
-        assert "Traceback" not in done.err, done
-        assert all(SECRET not in text for text in (done.out, done.err)), done
-        return done
+        return process.exitcode, err.read_text(errors="replace")
 
     def fails(self, *arguments: Any, **environment: str) -> str:
         """Run a command that has wrong arguments, or input that cannot be read, and return what it says."""

@@ -14,7 +14,11 @@ from jobs.processes import collect_garbage, inherited
 
 import torch_dataloader_utils
 
-SHOW = "import only_here, support, torch_dataloader_utils as package; print(package.__file__, support.__file__)"
+SHOW = """
+import only_here
+from importlib.util import find_spec  # to import the modules themselves, and torch, takes seconds
+print(find_spec("torch_dataloader_utils").origin, find_spec("support").origin)
+"""
 
 
 def test_a_process_imports_from_where_this_one_does_even_what_was_added_since_it_started(tmp_path, monkeypatch):

@@ -133,10 +133,10 @@ def unified(files: Iterable[FileSchema]) -> Unified:
             if count > 1:
                 problems[name] = f"stands {count} times in the schema of {file.path}, so it cannot be delivered by name"
         for field in file.schema:
-            added = field.with_type(delivered_type(field.type)).with_nullable(True).remove_metadata()  # noqa: FBT003
+            added = pa.field(field.name, delivered_type(field.type))
             home = homes.setdefault(field.name, file.path)
             known = fields.setdefault(field.name, added)
-            common = known if known.type == added.type else _common(known, added)
+            common = known if known is added or known.type == added.type else _common(known, added)
             if common is None:
                 problem = f"is {added.type} in {file.path} but {known.type} in {home}, which have no common type: "
                 problem += "write the files with one type, or choose `columns` without it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, copy_rows, join, split
@@ -58,6 +58,13 @@ class Batches:
         first, others = (join([ColumnSlice(self.columns, start, stop)]) for start, stop in ((0, cut), (cut, rows)))
         head = Batches(first, self.receipts[:count], self.work)
         return head, Batches(others, self.receipts[count:], lease=self.lease)
+
+    def with_own_last(self) -> tuple[Batches, Batches]:
+        """Return all batches but the last one, and a copy of that, which does not keep the others in memory."""
+        others, last = self.cut(len(self.receipts) - 1)
+        assert last is not None  # noqa: S101 - it is cut off
+        rows = last.receipts[0].rows_left
+        return others, replace(last, columns=copy_rows(ColumnSlice(last.columns, 0, rows)))
 
 
 @dataclass(frozen=True, slots=True)

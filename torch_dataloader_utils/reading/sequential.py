@@ -14,7 +14,8 @@ from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.memory_budget import MemoryLease
-from torch_dataloader_utils.reading.scan import Scan, Step
+from torch_dataloader_utils.reading.requests import Requests, Step
+from torch_dataloader_utils.reading.scan import Scan
 
 PART_SHARE = 4
 """A row group that is too large to be read whole is read in parts, each of which takes this part (a quarter) of the
@@ -46,7 +47,7 @@ class SequentialScan(Scan):
     def chunks(self) -> Generator[Chunk, None, None]:
         """Yield the rows of every slice. The last chunk of each slice says so, even if it holds no rows."""
         first = 0  # delivered rows of the shard before the table
-        for step, lease in self.requested(self._steps()):
+        for step, lease in Requests(self._steps(), self.reader, self.budget):
             if step.following:
                 yield from self._chunks_of_several(step, lease)
                 continue

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -22,8 +22,9 @@ from torch_dataloader_utils.reading.batching import Chunk
 from torch_dataloader_utils.reading.cursor import Cursor
 from torch_dataloader_utils.reading.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLease
+from torch_dataloader_utils.reading.requests import Requests, Step
 from torch_dataloader_utils.reading.row_groups import RowGroupReader
-from torch_dataloader_utils.reading.scan import ReadOptions, Scan, Step
+from torch_dataloader_utils.reading.scan import ReadOptions, Scan
 
 T = TypeVar("T")
 
@@ -33,7 +34,8 @@ MISSING = (1 << 32) - 1
 WHOLE_SHARE = 4
 """A shard that is shuffled in rounds is read as a whole if it takes no more than this part (a quarter) of the budget:
 row groups are decoded faster so, and without a page of each of their columns in memory. A quarter, since a shard of one
-column is there four times while it is permuted: twice as it was read, permuted, and the one that is delivered."""
+column is there four times while it is permuted: twice as it was read, permuted, and the one before it, which is
+delivered, or after it, which is decoded."""
 
 ORDER_BYTES = 8
 """What the order of the rows takes of a row while it is drawn."""
@@ -130,7 +132,8 @@ class ShuffledScan(Scan):
     def chunks(self) -> Generator[Chunk, None, None]:
         """Yield the rows of every slice. The last chunk of each slice says so, even if it holds no rows."""
         together: list[_Read] = []
-        for step, lease in self.requested(self._steps()):
+        requests = Requests(self._steps(), self.reader, self.budget, self._prepare_for)
+        for step, lease in requests:
             if not step.whole:
                 lease.release()  # an empty one: the rounds take their own
                 yield from self._rounds(step)
@@ -147,9 +150,9 @@ class ShuffledScan(Scan):
             if step.last:
                 self.require_rows(step.shard_slice, read.rows)
                 if not step.continues:
-                    yield from self._chunks_of(together, shared_lease)
+                    yield from self._chunks_of(together, shared_lease, requests.more)
 
-    def prepare_for(self, step: Step) -> None:
+    def _prepare_for(self, step: Step) -> None:
         """Begin to draw the row order of a large shard once its first row group is requested."""
         shard = step.shard_slice.shard
         if step.position != self._prepared and shard.rows_read > MOST_DRAWN_AT_ONCE:
@@ -206,10 +209,12 @@ class ShuffledScan(Scan):
     def _size(self, groups: Sequence[FileRowGroup]) -> int:
         return sum(self.reader.fetched_bytes(group) + self.reader.decoded_bytes(group) for group in groups)
 
-    def _chunks_of(self, together: list[_Read], lease: MemoryLease) -> Iterator[Chunk]:
+    def _chunks_of(
+        self, together: list[_Read], lease: MemoryLease, request_more: Callable[[], object]
+    ) -> Iterator[Chunk]:
         """Yield the rows of shards that were read together, a chunk for each. The last has the lease of all.
 
-        The list is emptied.
+        The list is emptied. What is delivered meanwhile releases memory, in which more is requested.
         """
         orders: list[pa.Array] = []
         parts: list[pa.Table] = []
@@ -223,7 +228,7 @@ class ShuffledScan(Scan):
             read.tables.clear()
         positions = [(read.position, read.shard_slice.start) for read in together]
         together.clear()
-        table = self._permuted(parts, pa.concat_arrays(orders) if len(orders) > 1 else orders[0])
+        table = self._permuted(parts, pa.concat_arrays(orders) if len(orders) > 1 else orders[0], request_more)
         columns = convert(table, self.options.transform)
         del table
         lease.resize(self._half_at_least(size_of(columns)))
@@ -255,30 +260,36 @@ class ShuffledScan(Scan):
             return self._indices(shard, range(shard.rounds))
         return _packed(self._permutation(shard, number, rows))
 
-    def _permuted(self, parts: list[pa.Table], indices: pa.Array) -> pa.Table:
+    def _permuted(
+        self, parts: list[pa.Table], indices: pa.Array, meanwhile: Callable[[], object] = lambda: None
+    ) -> pa.Table:
         """Permute rows column by column, several columns at once, and free each column once it is permuted.
 
-        The list of the parts is emptied, for nothing else may keep them in memory.
+        The list of the parts is emptied, for nothing else may keep them in memory. `meanwhile` is called before each
+        column.
         """
         whole = pa.concat_tables(parts)
         parts.clear()
+        meanwhile()
         if whole.get_total_buffer_size() <= TOGETHER_BYTES:  # a copy of all columns at once is small
             return pc.take(whole, indices, boundscheck=False, memory_pool=memory_pool())
         names, columns = whole.column_names, deque(enumerate(whole.columns))
         del whole
         permuted: dict[int, pa.ChunkedArray] = {}
 
-        def permute() -> None:
+        def permute(before_each: Callable[[], object] = lambda: None) -> None:
             while column := _first(columns):
+                before_each()
                 permuted[column[0]] = pc.take(
                     column[1], indices, boundscheck=False, memory_pool=memory_pool()
                 )  # each index is a row's number
                 del column
 
         helping = [self._threads.submit(permute) for _ in range(self._helpers)]
-        permute()
+        permute(meanwhile)
         for helper in helping:
-            helper.result()
+            if not helper.cancel():  # it has begun: an order may be drawn before it
+                helper.result()
         return pa.table([permuted[number] for number in range(len(names))], names=names)
 
     def _draw(self, shard: Shard, rounds: range) -> Future[pa.Array] | None:

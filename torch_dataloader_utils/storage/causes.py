@@ -34,6 +34,9 @@ MISCONFIGURED = frozenset(
 TRANSIENT_LOCAL = frozenset({errno.EAGAIN, errno.EBUSY, errno.EIO, errno.ESTALE, errno.ETIMEDOUT})
 """Errors of the system that pass, as in a network file system whose server starts again."""
 
+S3_ERROR = re.compile(r".*<Code>(?P<code>[^<]*)</Code>.*<Message>(?P<message>[^<]*)</Message>.*", re.DOTALL)
+"""What S3 says of an error, in the body of its answer."""
+
 
 class ChangedFileError(OSError):
     """The storage no longer has the version of the file that was requested."""
@@ -43,6 +46,17 @@ def require_same_version(etag: str | None, answered: str) -> None:
     """Raise a ChangedFileError if an answer is of another version than was requested: they have other etags."""
     if etag is not None and answered and answered != etag:
         raise ChangedFileError(f"it changed since it was listed: its etag was {etag} then and is {answered} now")
+
+
+def told_by_s3(body: str, status: int | None) -> tuple[str, str] | None:
+    """Return what S3 calls an error, and what messages say of it, by the body of its answer; None if it does not say.
+
+    Args:
+        body: The body, with whatever a client has put around it.
+        status: The HTTP status of the answer.
+    """
+    found = S3_ERROR.fullmatch(body)
+    return None if found is None else (found["code"], f"{found['code']}: {found['message']} (status {status})")
 
 
 def meaning(error: Exception) -> Exception:

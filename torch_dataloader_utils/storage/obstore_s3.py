@@ -26,10 +26,10 @@ from typing import Any, Literal, TypeVar
 import fsspec
 import pyarrow as pa
 
-from torch_dataloader_utils.storage.causes import require_same_version
+from torch_dataloader_utils.storage.causes import require_same_version, told_by_s3
 from torch_dataloader_utils.storage.obstore_calls import ObstoreCalls
 from torch_dataloader_utils.storage.obstore_process import ObstoreProcess
-from torch_dataloader_utils.storage.plain_http import S3_ERROR, HttpRange, PlainHttp
+from torch_dataloader_utils.storage.plain_http import HttpRange, PlainHttp
 from torch_dataloader_utils.storage.range_stream import ReceivedRange
 from torch_dataloader_utils.storage.request_size import Answer
 
@@ -108,10 +108,11 @@ class ObstoreError(OSError):
 
     def __init__(self, error: Exception) -> None:
         words = without_debugging(error)
-        status, told = STATUS.search(words), S3_ERROR.fullmatch(words)
+        status = STATUS.search(words)
         self.status = int(status[1]) if status else None
-        self.code = told["code"] if told else None
-        super().__init__(f"{told['code']}: {told['message']} (status {self.status})" if told else words)
+        told = told_by_s3(words, self.status)
+        self.code = None if told is None else told[0]
+        super().__init__(words if told is None else told[1])
 
 
 def options_of(urls: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any] | None:

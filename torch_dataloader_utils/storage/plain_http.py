@@ -23,15 +23,12 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from torch_dataloader_utils.storage.causes import TRANSIENT
+from torch_dataloader_utils.storage.causes import TRANSIENT, told_by_s3
 
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/")
 
 ERROR_BYTES = 1 << 16
 """How much is read of what a server says of an error."""
-
-S3_ERROR = re.compile(r".*<Code>(?P<code>[^<]*)</Code>.*<Message>(?P<message>[^<]*)</Message>.*", re.DOTALL)
-"""What S3 says of an error, in the body of its answer."""
 
 IDLE_SEC = 20.0
 """How long a connection is kept for another request. What lies between may forget one without a word."""
@@ -48,9 +45,9 @@ class HttpError(OSError):
     """
 
     def __init__(self, status: int, body: str) -> None:
-        found = S3_ERROR.fullmatch(body)
         self.status = status
-        super().__init__(f"{found['code']}: {found['message']} (status {status})" if found else f"status {status}")
+        _, words = told_by_s3(body, status) or ("", f"status {status}")
+        super().__init__(words)
 
 
 class _Connections:

@@ -32,6 +32,13 @@ Collate: TypeAlias = Callable[[Batch], Batch]
 REPORT_SEC = 0.1
 """How often the batches of the training process itself say where its time went."""
 
+LARGE_SHARE = 2
+"""Where batches have this part (a half) of the budget or more, the last one is copied, if there are enough of them: the
+consumer mostly holds it while it waits for the next one, and nothing else could be read meanwhile."""
+
+ENOUGH_BATCHES = 8
+"""Of fewer batches the copy of one would take too much of the time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Stream:
@@ -71,21 +78,28 @@ class Stream:
                     yield report.on(content)
                     lap("waiting_for_loop_sec")
                     continue
-                for batch in content:
-                    collated = batch
-                    if self.collate_fn is not None:
-                        collated = collate(batch)
-                        now = lap("collating_sec")
-                        if pin:
-                            collated = replace(collated, data=pin_memory(collated.data))  # type: ignore[no-untyped-call]
-                            now = lap("packing_sec")
-                    yield collated if now < report.due and collated.work is None else report.on(collated)
-                    now = lap("waiting_for_loop_sec")
-                    ahead.release()
-                    del batch, collated  # not to keep its memory while the next is waited for
-                if content.lease is not None:
-                    ahead.retire(content.lease)
+                lease = content.lease
+                is_large = lease is not None and LARGE_SHARE * lease.size >= ahead.budget.limit
+                has_own_last = is_large and not pin and len(content.receipts) >= ENOUGH_BATCHES
+                for part in content.with_own_last() if has_own_last else (content,):
+                    for batch in part:
+                        collated = batch
+                        if self.collate_fn is not None:
+                            collated = collate(batch)
+                            now = lap("collating_sec")
+                            if pin:
+                                collated = replace(collated, data=pin_memory(collated.data))  # type: ignore[no-untyped-call]
+                                now = lap("packing_sec")
+                        yield collated if now < report.due and collated.work is None else report.on(collated)
+                        now = lap("waiting_for_loop_sec")
+                        ahead.release()
+                        del batch, collated  # not to keep its memory while the next is waited for
+                    del part
+                if lease is not None:
+                    ahead.retire(lease)
                 del content
+                if has_own_last:
+                    ahead.release()
         finally:
             ahead.release()
             ahead.close()
@@ -137,6 +151,7 @@ class Stream:
         def read(budget: MemoryBudget) -> Iterator[Batches | EmptyStep | StreamEnd]:
             for content in read_assignment(self.opened_files, self.read_cache, assignment, self.options, budget):
                 yield prepare(content) if prepare is not None and isinstance(content, Batches) else content
+                del content  # not to keep its memory while the next is read
 
         return ReadAhead(read, self.options.read_ahead_bytes)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from jobs.processes import inherited, mark_semaphores
 
 PRELOADED = (
@@ -49,7 +48,7 @@ def preload_in_fork_server(*modules: str) -> None:
     """
     server: Any = forkserver._forkserver
     server._stop()
-    multiprocessing.set_forkserver_preload([*PRELOADED, *modules, "jobs.frozen"])
+    multiprocessing.set_forkserver_preload(["jobs.uncollected", *PRELOADED, *modules, "jobs.frozen"])
 
 
 def start(script: Path, *arguments: str, output: Path, environment: dict[str, str]) -> ForkServerProcess:
@@ -106,8 +105,10 @@ def _be(
     start_method: str,
 ) -> None:
     """Be the script's process, in a session of its own: with all that it starts, it can be found by that."""
+    import torch  # noqa: PLC0415 - the fork server has it, and the process that deals tests out does not need it
+
     os.setsid()
-    file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    file = os.open(output, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY)  # a terminal is not to be its own
     os.dup2(file, 1)
     os.dup2(file, 2)
     os.chdir(directory)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
 import pickle
 from collections.abc import Iterable
 from datetime import date, datetime, timedelta
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import pytest
 from conftest import S3Server
 from hypothesis import given
 from hypothesis import strategies as st
+from pairwise import pairwise
 from stops import each_stop
 from support import edited, examples
 from text_files import COMPRESSORS, ROWS, SMALL, WRITERS, csv_of, open_text, replace_file, rows_of, write_text
@@ -266,9 +267,7 @@ def test_rows_that_were_counted_are_shuffled_in_rounds(tmp_path: Path, kind: str
 
 
 @each_stop
-@pytest.mark.parametrize("kept", KEPT)
-@pytest.mark.parametrize("order", ["in order", "shards shuffled", "rows shuffled"])
-@pytest.mark.parametrize("kind", WRITERS)
+@pairwise(kind=WRITERS, order=["in order", "shards shuffled", "rows shuffled"], kept=KEPT)
 def test_resume_at_every_batch_delivers_the_batches_that_were_to_come(
     tmp_path: Path, kind: str, order: str, kept: str, stops: Any
 ):
@@ -415,7 +414,7 @@ def test_rows_that_were_not_counted_are_shuffled_among_finer_ranges(tmp_path: Pa
     assert {shard.rounds for shard in shards} == {1}
     rows = rows_of(loader)
     assert sorted(rows) == list(range(2000))
-    assert sum(abs(one - other) > 20 for one, other in pairwise(rows)) > 1500
+    assert sum(abs(one - other) > 20 for one, other in itertools.pairwise(rows)) > 1500
 
 
 def test_a_compressed_file_larger_than_the_buffer_has_to_be_counted_to_be_shuffled(tmp_path: Path):

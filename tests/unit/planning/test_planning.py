@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from pairwise import pairwise
 from support import examples, manifest_of, manifests, plan_options, row_ids, shards_of
 
 from torch_dataloader_utils.planning.manifest import DataFile, Manifest, RowGroup, Split
@@ -233,11 +234,9 @@ UNEVEN_FILES = {
 }
 
 
-@pytest.mark.parametrize("rows", UNEVEN_FILES.values(), ids=UNEVEN_FILES)
-@pytest.mark.parametrize("group", [200, 500])
-@pytest.mark.parametrize("shards", [20, 27, 40])
-@pytest.mark.parametrize("how", ["in order", "shards shuffled", "rows mixed"])
-def test_the_fullest_of_eight_streams_has_at_most_a_twentieth_more_rows_than_the_mean(rows, group, shards, how):
+@pairwise(files=UNEVEN_FILES, group=[200, 500], shards=[20, 27, 40], how=["in order", "shards shuffled", "rows mixed"])
+def test_the_fullest_of_eight_streams_has_at_most_a_twentieth_more_rows_than_the_mean(files, group, shards, how):
+    rows = UNEVEN_FILES[files]
     files = tuple(
         DataFile(f"{number:03}.parquet", 1, "0" * 16, _groups(count, group)) for number, count in enumerate(rows)
     )

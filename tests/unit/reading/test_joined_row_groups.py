@@ -109,8 +109,9 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("way", WAYS)
-def test_a_stop_at_any_batch_changes_no_batch(path, decoded, way):
+def test_a_stop_at_any_batch_changes_no_batch(path, decoded, way, every):
     options = {"columns": NUMBERS, **WAYS[way]}
     loader, _ = open_loader(path, **options)
     states, batches = [loader.state_dict()], []
@@ -118,7 +119,7 @@ def test_a_stop_at_any_batch_changes_no_batch(path, decoded, way):
         batches.append(batch["row"].tolist())
         states.append(loader.state_dict())
     assert max(map(len, decoded)) > 1
-    for place in range(0, len(states) - 1, 5):
+    for place in range(0, len(states) - 1, every):
         again, _ = open_loader(path, **options)
         again.load_state_dict(states[place])
         assert batches_of(again) == batches[place:]

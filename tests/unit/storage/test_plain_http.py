@@ -48,6 +48,10 @@ class Server:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
+            def handle(self) -> None:
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a client may close its connection
+                    super().handle()
+
             def do_GET(self) -> None:
                 told.connections.append(self.connection)
                 told.answer(self)

@@ -59,7 +59,7 @@ def _put(queue: DirectQueue, first: int) -> None:
         queue.put((os.getpid(), number))
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.soak)])
 def test_several_processes_write_each_in_order(method):
     context = multiprocessing.get_context(method)
     queue = DirectContext(context).Queue()

@@ -126,10 +126,11 @@ class FooterReader:
         if last is None or last.arrow != arrow or not last.is_of(stored):
             schema = stored.to_arrow_schema().remove_metadata()
             schema = self._schemas.setdefault(schema.serialize().to_pybytes(), schema)  # equal ones are one object
-            leaves = leaves_of(schema, len(stored))
-            counted = tuple((column.name, leaves[column.name][0]) for column in schema if self._counts_nulls(column))
-            chunks = [stored.column(leaf) for leaf in range(len(stored))]
-            nested = tuple((leaf, chunk.path) for leaf, chunk in enumerate(chunks) if chunk.path != chunk.name)
+            names = [column.name for column in schema if self._counts_nulls(column)]
+            leaves = leaves_of(schema, len(stored)) if names else {}
+            counted = tuple((name, leaves[name][0]) for name in names)
+            paths = enumerate(stored.column(leaf).path for leaf in range(len(stored)))
+            nested = tuple((leaf, path) for leaf, path in paths if "." in path)
             last = self._last = Columns(stored, arrow, schema, counted, nested)
         return last
 
@@ -143,7 +144,7 @@ class Columns:
         arrow: As Arrow has added them to the file's metadata, or None.
         schema: As pyarrow reads them.
         counted: The columns to count nulls of: the name and the number of the first leaf of each.
-        nested: Leaves within nested columns: the number and path of each.
+        nested: Leaves within nested columns, and those whose names have a dot: the number and path of each.
     """
 
     stored: pq.ParquetSchema
