@@ -80,7 +80,7 @@ class TwoRuns:
 
 
 STARTS: dict[str, tuple[Any, int, Sequence[str]]] = {
-    "2 ranks": ((run_ranks, run_ranks), 2, ON_TWO),
+    "2 ranks, the first time of torchrun": ((run_torchrun, run_ranks), 2, ON_TWO),
     "3 ranks": ((run_ranks, run_ranks), 3, ON_THREE),
     "3 ranks of torchrun": ((run_torchrun, run_torchrun), 3, tuple(CASES)),
 }

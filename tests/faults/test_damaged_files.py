@@ -14,7 +14,7 @@ from jobs.forked import start
 from jobs.ranks import JOBS
 
 FAULT = "damaged files"
-SHORT = 8
+SHORT = 15
 LONG = 1000
 SHORT_SEC = 240
 

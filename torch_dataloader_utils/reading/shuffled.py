@@ -288,7 +288,7 @@ class ShuffledScan(Scan):
         helping = [self._threads.submit(permute) for _ in range(self._helpers)]
         permute(meanwhile)
         for helper in helping:
-            if not helper.cancel():  # it has begun: an order may be drawn before it
+            if not helper.cancel():  # one that has not begun has no column, and may wait for an order that is drawn
                 helper.result()
         return pa.table([permuted[number] for number in range(len(names))], names=names)
 
