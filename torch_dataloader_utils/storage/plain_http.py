@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import re
 import socket
+import struct
+import sys
 import time
 import weakref
 from collections import defaultdict
@@ -32,6 +34,12 @@ ERROR_BYTES = 1 << 16
 
 IDLE_SEC = 20.0
 """How long a connection is kept for another request. What lies between may forget one without a word."""
+
+WAITS_FOR_ALL = sys.platform != "win32"
+"""Whether the system can be told to return from a call once all is there that is wanted, or after a time."""
+
+LEAST_FOR_ALL = 1 << 16
+"""Of fewer bytes, Python's client receives all by a call or two."""
 
 BUSY = TRANSIENT | {HTTPStatus.SERVICE_UNAVAILABLE}
 """The statuses of servers that want to be asked later."""
@@ -150,6 +158,8 @@ class PlainHttp:
             try:
                 connection.request("GET", target, headers=dict(headers))
                 opened = connection.sock  # an answer that ends the connection takes it from there
+                if kept is None and WAITS_FOR_ALL:
+                    _limit_waiting(opened, self._timeout_sec)
                 return HttpRange(connection, opened, connection.getresponse(), partial(self._connections.keep, host))
             except (OSError, HTTPException) as error:
                 connection.close()
@@ -176,6 +186,7 @@ class HttpRange:
         keep: Callable[[HTTPConnection], object],
     ) -> None:
         self.response = response
+        self._opened = opened
         self._process = os.getpid()
         self.close = weakref.finalize(self, _end, connection, opened, response, keep, self._process)
         self.close.atexit = False
@@ -200,10 +211,38 @@ class HttpRange:
         """Fill memory with the next bytes, and return how many came; fewer only if the answer ends before them."""
         if self._process != os.getpid():
             raise OSError("the answer is received by the process that this one was forked from")
-        size = 0
+        wanted = min(
+            len(memory), (self.response.length or 0) - 1
+        )  # its client sees by the last byte that it is the end
+        size = self._read_all(memory[:wanted]) if WAITS_FOR_ALL and wanted >= LEAST_FOR_ALL else 0
         while size < len(memory) and (count := self.response.readinto(memory[size:])):
             size += count
         return size
+
+    def _read_all(self, memory: memoryview) -> int:
+        """Fill memory by calls that return once all of it is there, or nothing more comes, and return how much came.
+
+        Python's client returns from the system as often as something arrives, and then waits for Python's lock.
+        """
+        size = self.response.readinto(memory[: len(self.response.fp.peek())])  # what it received with the headers
+        timeout = self._opened.gettimeout()
+        self._opened.settimeout(None)  # the system waits, and not Python, which would return from it
+        try:
+            while size < len(memory) and (count := self._opened.recv_into(memory[size:], 0, socket.MSG_WAITALL)):
+                size += count
+                assert self.response.length is not None  # noqa: S101 - it has one, or it would not be received here
+                self.response.length -= count
+        except BlockingIOError:
+            raise TimeoutError("timed out") from None
+        finally:
+            self._opened.settimeout(timeout)
+        return size
+
+
+def _limit_waiting(opened: socket.socket, seconds: float) -> None:
+    """Have the system wait no longer than this for what is received (`SO_RCVTIMEO` in socket(7))."""
+    whole, rest = divmod(seconds, 1)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(whole), int(rest * 1_000_000)))
 
 
 def _end(
