@@ -197,11 +197,27 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     """Spare garbage collections, of which tests ask for many, and forked workers what was imported and collected."""
     gc.enable()
     if session.config.option.collectonly:
+        gc.freeze()  # at the end pytest looks for garbage again and again
         return
     gc.collect()
     gc.freeze()
     count_frozen_once()
     use_huge_pages()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
+    """After the last test of a file, spare later collections what stays, as `pytest_collection_finish` does.
+
+    Objects that stay pile up: what tests import late, and what Hypothesis and pytest keep. Each whole collection looks
+    at all that are not frozen, which took most of the time of the tests that ask for collections. What is garbage by
+    now is collected first, and what tests make is looked at as ever: at this moment the fixtures of the file are gone.
+    """
+    result = yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
+    return result
 
 
 # What takes long to set up, once: all tests of such a file run in the same pytest-xdist worker.
