@@ -32,6 +32,7 @@ class Job:
         verify: The column to add up, which shows that each row was delivered once; None to count rows only.
         limit_s: Seconds after the first batch at which a contender stops; its rate is that of the rows until then.
         max_rows: Rows after which a contender stops.
+        reads_twice: Whether a second epoch is read by the same loader, unless a column is verified.
         s3: Endpoint and credentials; None for local files.
         scratch: A directory to write to, for example converted data.
         options: Options of this contender alone.
@@ -45,6 +46,7 @@ class Job:
     verify: str | None = None
     limit_s: float = 1e9
     max_rows: int | None = None
+    reads_twice: bool = False
     s3: dict[str, str] | None = None
     scratch: str = ""
     options: dict[str, Any] = field(default_factory=dict)
@@ -88,11 +90,11 @@ def deliver(
     sum_of: Callable[[Any, str], int],
     kind_of: Callable[[Any], str] = lambda batch: type(batch).__name__,
 ) -> None:
-    """Construct a loader, iterate over one epoch, and report the figures.
+    """Construct a loader, iterate over one epoch, or two, and report the figures.
 
     Args:
         job: The job.
-        build: Constructs the loader.
+        build: Constructs the loader, which can be iterated over once for each epoch that the job reads.
         rows_of: Counts the rows of a batch.
         sum_of: Adds up a column of a batch; called only if the job has a column to verify.
         kind_of: Describes the type of a batch; called only then, too.
@@ -120,6 +122,13 @@ def deliver(
             complete = False
             break
     ended = time.perf_counter()
+    if job.reads_twice and not job.verify:
+        batch = None
+        second_rows = sum(map(rows_of, batches))
+        second_s = time.perf_counter() - ended
+        second = {"second_s": second_s, "second_rate": second_rows / second_s, "second_rows": second_rows}
+    else:
+        second = {}
     report(
         construction_s=built - began,
         first_batch_s=first - began,
@@ -130,5 +139,6 @@ def deliver(
         complete=complete,
         checksum=checksum if job.verify else None,
         kind=kind,
+        **second,
         **memory,
     )

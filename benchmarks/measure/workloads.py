@@ -411,10 +411,14 @@ def _s3(name: str, columns: list[str] | None) -> Callable[[Settings], Results]:
                 ),
                 Contender(OBSTORE, "baselines/obstore_s3.py", job_of(data), checksum=data.checksum, rows=data.rows),
                 ours(data, 0),
-                ours(data, 2),
+                ours(data, 2, persistent_workers=True),
             ]
+            url = s3.url_of(data)
             contenders = [
-                replace(contender, job=replace(contender.job, path=s3.url_of(data), columns=columns, s3=server.access))
+                replace(
+                    contender,
+                    job=replace(contender.job, path=url, columns=columns, reads_twice=True, s3=server.access),
+                )
                 for contender in own
             ]
             peers = settings.peers(data, server.access, columns=columns)

@@ -15,7 +15,7 @@ MAX_BATCHES = GROWTH**2
 NUM_SINGLE = 4
 """So many messages hold one batch where there is a `collate_fn`, so that a new one can be tried out batch by batch."""
 
-LONG_SEC = 0.02
+LONG_SEC = 0.05
 """Messages hold no more batches than are made in this time, or finished ones would wait too long for the rest."""
 
 LARGE_BYTES = 8 << 20

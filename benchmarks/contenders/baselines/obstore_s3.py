@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 
 import obstore
 import pyarrow as pa
@@ -28,19 +29,30 @@ def store_of(job: Job) -> S3Store:
     )
 
 
-def files(job: Job) -> Iterator[pa.Table]:
-    """List the files, fetch them in threads, and decode one after the other."""
-    store = store_of(job)
-    names = sorted(info["path"] for part in obstore.list(store) for info in part)
+class Files:
+    """Lists the files, fetches them in threads, and decodes one after the other; lists no more for another epoch."""
 
-    def fetch(name: str) -> pa.Buffer:
-        return pa.py_buffer(obstore.get(store, name).bytes())
+    def __init__(self, job: Job) -> None:
+        self._job = job
 
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for content in pool.map(fetch, names):
-            yield pq.ParquetFile(pa.BufferReader(content)).read(columns=job.columns)
+    @cached_property
+    def _store(self) -> S3Store:
+        return store_of(self._job)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return sorted(info["path"] for part in obstore.list(self._store) for info in part)
+
+    def _fetch(self, name: str) -> pa.Buffer:
+        return pa.py_buffer(obstore.get(self._store, name).bytes())
+
+    def __iter__(self) -> Iterator[pa.Table]:
+        """Read an epoch."""
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            for content in pool.map(self._fetch, self._names):
+                yield pq.ParquetFile(pa.BufferReader(content)).read(columns=self._job.columns)
 
 
 if __name__ == "__main__":
     job = read_job()
-    deliver(job, lambda: files(job), lambda table: table.num_rows, sum_of)
+    deliver(job, lambda: Files(job), lambda table: table.num_rows, sum_of)
