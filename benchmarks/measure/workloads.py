@@ -18,6 +18,7 @@ from benchmarks.measure.rounds import Contender, Hooks, measure, warm
 from benchmarks.paths import SCRATCH
 
 __all__ = [
+    "HALF_A_GROUP",
     "IN_PROCESS",
     "OTHER",
     "PACKED",
@@ -39,6 +40,7 @@ ARROW_DIRECTORY = "Arrow's S3 reader, whole directory at once"
 ARROW_SCANNER = "Arrow's dataset scanner"
 OBSTORE = "obstore, Arrow's decoder"
 FOOTERS_ON_S3 = "obstore, 32 footers at once"
+HALF_A_GROUP = "rows shuffled, row groups twice as large as the buffer"
 AS_PACKED = "torch_dataloader_utils, in process, packed"
 AS_ARROW = "torch_dataloader_utils, in process, as Arrow"
 GRID = {"no grid": {}, "one rank for four": {"virtual_ranks": 4, "virtual_workers": 1}}
@@ -215,6 +217,7 @@ def _shuffle(settings: Settings) -> Results:
         ours(data, 0, "unshuffled"),
         ours(data, 0, "shards shuffled", shuffle=True),
         ours(data, 0, "rows shuffled", shuffle=True, shuffle_buffer_size=buffer),
+        ours(data, 0, HALF_A_GROUP, shuffle=True, shuffle_buffer_size=buffer // 2),
     ]
     return _compare(settings, data, contenders, baseline="unshuffled", shuffle_buffer_size=buffer)
 

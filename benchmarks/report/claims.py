@@ -15,6 +15,7 @@ from benchmarks.measure.workloads import (
     AS_ARROW,
     AS_PACKED,
     FOOTERS_ON_S3,
+    HALF_A_GROUP,
     IN_PROCESS,
     OBSTORE,
     PACKED,
@@ -300,7 +301,10 @@ CLAIMS: tuple[Claim, ...] = (
         for how in HOWS
     ),
     Claim("numeric, rows shuffled, of unshuffled", "shuffle", _ratio("rows shuffled"), 0.7, 0.85),
-    Claim("row groups larger than the buffer, of unshuffled", "mixing_large", _ratio("8 side by side"), 0.6, 0.75),
+    Claim("numeric, row groups larger than the buffer, of unshuffled", "shuffle", _ratio(HALF_A_GROUP), 0.6, 0.75),
+    Claim(
+        "labels, row groups larger than the buffer, of unshuffled", "mixing_large", _ratio("8 side by side"), 0.6, 0.75
+    ),
     *(
         Claim(
             f"mixture of {count} sources, {how}, of one dataset",

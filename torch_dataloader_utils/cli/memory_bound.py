@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch_dataloader_utils.planning.plan import Plan, ShardSlice
-from torch_dataloader_utils.reading.shuffled import BLOCK_SHARE, ORDER_BYTES, WHOLE_SHARE
+from torch_dataloader_utils.reading.shuffled import BLOCK_SHARE, COPIES, ORDER_BYTES, WHOLE_SHARE
 
 
 def rows_together(plan: Plan) -> int:
@@ -38,9 +38,19 @@ def memory_bound(
 def _of_shard(part: ShardSlice, row_bytes: float, read_ahead_bytes: int, fetched_row_bytes: float) -> float:
     """Return half of what two such shards take."""
     shard = part.shard
-    is_small = shard.rows_read * (row_bytes + fetched_row_bytes + ORDER_BYTES) <= read_ahead_bytes / WHOLE_SHARE
-    if shard.rounds == 1 or is_small:
+    whole = shard.rows_read * (row_bytes + fetched_row_bytes + ORDER_BYTES)
+    if shard.rounds == 1 or whole <= read_ahead_bytes / WHOLE_SHARE:
         return shard.rows_read * row_bytes
+    in_rounds = _in_rounds(part, row_bytes, read_ahead_bytes, fetched_row_bytes)
+    if whole > read_ahead_bytes:
+        return in_rounds
+    # Whether it is read as a whole depends on its largest column, which is not known here.
+    return max(in_rounds, min(read_ahead_bytes, whole + COPIES * shard.rows_read * row_bytes) / 2)
+
+
+def _in_rounds(part: ShardSlice, row_bytes: float, read_ahead_bytes: int, fetched_row_bytes: float) -> float:
+    """Return half of what two shards take that are read round by round."""
+    shard = part.shard
     rows = -(-shard.rows_read // shard.rounds)
     together = max(1, int(read_ahead_bytes // (BLOCK_SHARE * rows * row_bytes + 1)))
     # Two blocks of rounds, and as many rows as one has of the row groups that are being decoded.

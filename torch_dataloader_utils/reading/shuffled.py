@@ -32,10 +32,14 @@ MISSING = (1 << 32) - 1
 """Stands for a row of a missing split. It is above the number of any row of a table in memory."""
 
 WHOLE_SHARE = 4
-"""A shard that is shuffled in rounds is read as a whole if it takes no more than this part (a quarter) of the budget:
-row groups are decoded faster so, and without a page of each of their columns in memory. A quarter, since a shard of one
-column is there four times while it is permuted: twice as it was read, permuted, and the one before it, which is
-delivered, or after it, which is decoded."""
+"""Of two shards that are shuffled in rounds, each is read as a whole if it takes no more than this part (a quarter) of
+the budget: row groups are decoded faster so, and without a page of each of their columns in memory. A quarter, since a
+shard of one column is there four times while it is permuted: twice as it was read, permuted, and the one before it,
+which is delivered, or after it, which is decoded. A larger one is read as a whole, too, if the budget has it with
+`COPIES` of the columns that are being permuted; alone, if they take more than half of the budget."""
+
+COPIES = 2
+"""How often a column is there beside its shard while it is permuted: in one piece, and permuted."""
 
 ORDER_BYTES = 8
 """What the order of the rows takes of a row while it is drawn."""
@@ -120,7 +124,7 @@ class ShuffledScan(Scan):
         self._drawing: dict[int, Future[pa.Array]] = {}  # row orders of the shards that are requested, by position
         self._prepared = -1  # the last of them
         self._most_together = TOGETHER_BYTES // num_streams
-        self._helpers = max(1, min(pa.cpu_count(), reader.columns // COLUMNS_OF_A_THREAD)) - 1
+        self._helpers: int = max(1, min(pa.cpu_count(), reader.columns // COLUMNS_OF_A_THREAD)) - 1
         threads = max(1, self._helpers)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="shuffle", initializer=allocate_first)
 
@@ -171,7 +175,7 @@ class ShuffledScan(Scan):
                 yield Step(position, part, groups[0], 0, last=True, number=0, whole=False, size=0, requested=False)
                 position += 1
                 continue
-            together, size = [groups], self._size(groups)
+            together, size = [groups], self._whole_size(part.shard, groups)
             while groups and (following := position + len(together)) < len(self.slices):
                 groups = self.row_groups(following)
                 if not groups or size + self._size(groups) > min(self._most_together, self.budget.limit // WHOLE_SHARE):
@@ -204,7 +208,15 @@ class ShuffledScan(Scan):
             return False
         if not (self.reader.knows_rows and all(map(self.reader.knows_sizes, groups))):
             return True
-        return self._size(groups) + ORDER_BYTES * shard.rows_read > self.budget.limit // WHOLE_SHARE
+        return self._whole_size(shard, groups) > self.budget.limit
+
+    def _whole_size(self, shard: Shard, groups: Sequence[FileRowGroup]) -> int:
+        """Return the bytes to lease for a shard that is read as a whole."""
+        size = self._size(groups)
+        if shard.rounds == 1 or size + ORDER_BYTES * shard.rows_read <= self.budget.limit // WHOLE_SHARE:
+            return size
+        column = sum(map(self.reader.largest_column_bytes, groups))
+        return size + ORDER_BYTES * shard.rows_read + COPIES * (self._helpers + 1) * column
 
     def _size(self, groups: Sequence[FileRowGroup]) -> int:
         return sum(self.reader.fetched_bytes(group) + self.reader.decoded_bytes(group) for group in groups)
