@@ -42,6 +42,7 @@ class Server:
         self.piece_size: int | None = None
         self.gave_up = False
         self.closes_idle = False
+        self.says_close = False
         self.body: bytes | None = None
         self.goes_on = threading.Event()
         self.goes_on.set()
@@ -78,6 +79,8 @@ class Server:
             request.send_header("Content-Range", f"bytes {start}-{stop - 1}/{len(CONTENT)}")
         request.send_header("ETag", '"e"')
         request.send_header("Content-Length", str(len(body)))
+        if self.says_close:
+            request.send_header("Connection", "close")
         request.end_headers()
         if self.stalls_after is not None:
             request.wfile.write(body[: self.stalls_after])
@@ -207,6 +210,14 @@ def test_a_connection_of_which_not_all_was_received_is_closed_also_where_nothing
     gc.collect()
     assert content_of(http.get(server.url, 0, 5, "e"), 5) == CONTENT[:5]
     assert len(set(server.connections)) == 2
+
+
+def test_a_range_is_received_in_parts_from_a_server_that_closes_each_connection(server):
+    http = PlainHttp(SECONDS)
+    server.says_close = True
+    for _ in range(2):
+        assert content_of(http.get(server.url, 10, 900_000, "e"), 1, 500_000, 399_989) == CONTENT[10:900_000]
+    assert len(server.connections) == 2
 
 
 def test_an_idle_connection_that_the_server_has_closed_is_replaced(server):
