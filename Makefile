@@ -38,7 +38,7 @@ demo: $(STAMP)  ## run the flights example
 	$(BIN)/python examples/flights/demo.py
 
 test: $(STAMP)  ## everything: check, docs, the built wheel, the tests
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target check docs wheel
+	$(MAKE) --no-print-directory --jobs=2 check docs wheel
 	$(BIN)/python -m pytest -m "not soak and not alone" -n $(PROCESSES)
 	$(BIN)/python -m pytest -m "alone and not soak" $(ALONE)
 

@@ -134,7 +134,10 @@ def _second_epoch(workload: Results) -> Iterator[str]:
     rates = {name: rate for name, rate in found.items() if rate is not None}
     if not rates:
         return
-    yield "A second epoch by the same loader, all of it (workers are persistent; Arrow and obstore do not list again):"
+    yield (
+        "A second epoch by the same loader, all of it. Workers are persistent, and footers are known. Arrow and obstore "
+        "do not list again; Arrow's reader reads each footer again:"
+    )
     yield ""
     yield from table(["", "rows/s"], [[name, _with_spread(rate, "{:,.0f}")] for name, rate in rates.items()])
 

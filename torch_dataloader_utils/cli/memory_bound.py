@@ -44,7 +44,7 @@ def _of_shard(part: ShardSlice, row_bytes: float, read_ahead_bytes: int, fetched
     in_rounds = _in_rounds(part, row_bytes, read_ahead_bytes, fetched_row_bytes)
     if whole > read_ahead_bytes:
         return in_rounds
-    # Whether it is read as a whole depends on its largest column, which is not known here.
+    # Whether it is read as a whole depends on its columns, which are not known here.
     return max(in_rounds, min(read_ahead_bytes, whole + COPIES * shard.rows_read * row_bytes) / 2)
 
 

@@ -177,25 +177,18 @@ class RowGroupReader:
 
         Deleted rows count: they are decoded before they are left out.
         """
-        rows = self._decoded_rows(group)
-        size = rows * (self._measures(group.path).row_bytes + self._added_bytes(group.path))
-        return max(1, int(size + sum(self._variable_bytes(group, rows))))
+        measures = self._measures(group.path)
+        rows = self.expected_rows(group) + len(self._deleted(group))
+        size = rows * (measures.row_bytes + self._added_bytes(group.path))
+        for name, sizes in measures.variable.items():
+            size += max(rows * self._sizes.expected(name), sum(sizes[number] for number in group.numbers))
+        return max(1, int(size))
 
-    def largest_column_bytes(self, group: FileRowGroup) -> int:
-        """Return how large the largest column of a row group will be in memory, as far as `decoded_bytes` tells."""
-        rows = self._decoded_rows(group)
-        widest = max(map(width, self._files.needed.types), default=0)
-        return int(max(rows * widest, *self._variable_bytes(group, rows), 0))
-
-    def _decoded_rows(self, group: FileRowGroup) -> int:
-        return self.expected_rows(group) + len(self._deleted(group))
-
-    def _variable_bytes(self, group: FileRowGroup, rows: int) -> list[float]:
-        """Return how large each column of no fixed width will be in memory."""
-        return [
-            max(rows * self._sizes.expected(name), sum(sizes[number] for number in group.numbers))
-            for name, sizes in self._measures(group.path).variable.items()
-        ]
+    @property
+    def widths(self) -> list[float] | None:
+        """Bytes of a row in each column that is read, and in those that are added; None if one has no fixed width."""
+        added = self._selection.schema.types[len(self._files.schema) :]
+        return list(map(width, [*self._files.needed.types, *added])) if self._has_fixed_widths else None
 
     def _count_added_bytes(self, path: str) -> float:
         """Return what a row takes in columns that the file does not have."""

@@ -32,14 +32,18 @@ MISSING = (1 << 32) - 1
 """Stands for a row of a missing split. It is above the number of any row of a table in memory."""
 
 WHOLE_SHARE = 4
-"""Of two shards that are shuffled in rounds, each is read as a whole if it takes no more than this part (a quarter) of
-the budget: row groups are decoded faster so, and without a page of each of their columns in memory. A quarter, since a
-shard of one column is there four times while it is permuted: twice as it was read, permuted, and the one before it,
-which is delivered, or after it, which is decoded. A larger one is read as a whole, too, if the budget has it with
-`COPIES` of the columns that are being permuted; alone, if they take more than half of the budget."""
+"""A shard that is shuffled in rounds is read as a whole if it takes no more than this part (a quarter) of the budget:
+row groups are decoded faster so, and without a page of each of their columns in memory. A quarter, since a shard of one
+column is there four times while it is permuted: twice as it was read, permuted, and the one before it, which is
+delivered, or after it, which is decoded. A larger one of many columns is read as a whole, too: see `NARROW_SHARE`."""
+
+NARROW_SHARE = 8
+"""A shard of numbers whose widest column is no more than this part (an eighth) of it is read as a whole if the budget
+has room for it and for `COPIES` of each column that is being permuted. If they take more than half of the budget, the
+next shard is read once this one is delivered. With few columns, or lists, that was not faster and took more memory."""
 
 COPIES = 2
-"""How often a column is there beside its shard while it is permuted: in one piece, and permuted."""
+"""How often a column of numbers is there beside its shard while it is permuted: in one piece, and permuted."""
 
 ORDER_BYTES = 8
 """What the order of the rows takes of a row while it is drawn."""
@@ -175,7 +179,7 @@ class ShuffledScan(Scan):
                 yield Step(position, part, groups[0], 0, last=True, number=0, whole=False, size=0, requested=False)
                 position += 1
                 continue
-            together, size = [groups], self._whole_size(part.shard, groups)
+            together, size = [groups], self._whole_size(part.shard, groups) or 0
             while groups and (following := position + len(together)) < len(self.slices):
                 groups = self.row_groups(following)
                 if not groups or size + self._size(groups) > min(self._most_together, self.budget.limit // WHOLE_SHARE):
@@ -208,15 +212,19 @@ class ShuffledScan(Scan):
             return False
         if not (self.reader.knows_rows and all(map(self.reader.knows_sizes, groups))):
             return True
-        return self._whole_size(shard, groups) > self.budget.limit
+        size = self._whole_size(shard, groups)
+        return size is None or size > self.budget.limit
 
-    def _whole_size(self, shard: Shard, groups: Sequence[FileRowGroup]) -> int:
-        """Return the bytes to lease for a shard that is read as a whole."""
+    def _whole_size(self, shard: Shard, groups: Sequence[FileRowGroup]) -> int | None:
+        """Return the bytes to lease for a shard that is read as a whole; None if it is to be read in rounds."""
         size = self._size(groups)
         if shard.rounds == 1 or size + ORDER_BYTES * shard.rows_read <= self.budget.limit // WHOLE_SHARE:
             return size
-        column = sum(map(self.reader.largest_column_bytes, groups))
-        return size + ORDER_BYTES * shard.rows_read + COPIES * (self._helpers + 1) * column
+        widths = self.reader.widths
+        if widths is None or NARROW_SHARE * max(widths) > sum(widths):
+            return None
+        copies = COPIES * (self._helpers + 1) * max(widths)
+        return int(size + (ORDER_BYTES + copies) * shard.rows_read)
 
     def _size(self, groups: Sequence[FileRowGroup]) -> int:
         return sum(self.reader.fetched_bytes(group) + self.reader.decoded_bytes(group) for group in groups)

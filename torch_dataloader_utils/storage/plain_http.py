@@ -103,7 +103,7 @@ class PlainHttp:
     """Makes requests. Threads may share it.
 
     Args:
-        timeout_sec: Seconds for which nothing may come.
+        timeout_sec: Seconds for which nothing may come; within a large part up to twice as many.
 
     Attributes:
         has_worked: Whether a range has come; None before the first answer. Not all servers know URLs that are signed.
@@ -158,7 +158,7 @@ class PlainHttp:
             try:
                 connection.request("GET", target, headers=dict(headers))
                 opened = connection.sock  # an answer that ends the connection takes it from there
-                if kept is None and WAITS_FOR_ALL:
+                if WAITS_FOR_ALL:
                     _limit_waiting(opened, self._timeout_sec)
                 return HttpRange(connection, opened, connection.getresponse(), partial(self._connections.keep, host))
             except (OSError, HTTPException) as error:
@@ -211,9 +211,8 @@ class HttpRange:
         """Fill memory with the next bytes, and return how many came; fewer only if the answer ends before them."""
         if self._process != os.getpid():
             raise OSError("the answer is received by the process that this one was forked from")
-        wanted = min(
-            len(memory), (self.response.length or 0) - 1
-        )  # its client sees by the last byte that it is the end
+        # Python's client receives the last byte, by which it sees that the answer has ended.
+        wanted = 0 if self.response.isclosed() else min(len(memory), (self.response.length or 0) - 1)
         size = self._read_all(memory[:wanted]) if WAITS_FOR_ALL and wanted >= LEAST_FOR_ALL else 0
         while size < len(memory) and (count := self.response.readinto(memory[size:])):
             size += count
@@ -222,9 +221,10 @@ class HttpRange:
     def _read_all(self, memory: memoryview) -> int:
         """Fill memory by calls that return once all of it is there, or nothing more comes, and return how much came.
 
-        Python's client returns from the system as often as something arrives, and then waits for Python's lock.
+        Python's client returns from the system as often as something arrives, and then waits for Python's lock. What
+        it has buffered comes first: some kilobytes, with the headers or received for this.
         """
-        size = self.response.readinto(memory[: len(self.response.fp.peek())])  # what it received with the headers
+        size = self.response.readinto(memory[: len(self.response.fp.peek())])
         timeout = self._opened.gettimeout()
         self._opened.settimeout(None)  # the system waits, and not Python, which would return from it
         try:
@@ -235,14 +235,16 @@ class HttpRange:
         except BlockingIOError:
             raise TimeoutError("timed out") from None
         finally:
-            self._opened.settimeout(timeout)
+            with suppress(OSError):  # another thread closed it
+                self._opened.settimeout(timeout)
         return size
 
 
 def _limit_waiting(opened: socket.socket, seconds: float) -> None:
     """Have the system wait no longer than this for what is received (`SO_RCVTIMEO` in socket(7))."""
     whole, rest = divmod(seconds, 1)
-    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", int(whole), int(rest * 1_000_000)))
+    limit = struct.pack("ll", int(whole), max(1, int(rest * 1_000_000)))
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
 
 
 def _end(

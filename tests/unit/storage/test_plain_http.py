@@ -28,6 +28,8 @@ pytestmark = [pytest.mark.usefixtures("leaves_nothing_behind")]
 CONTENT = bytes(range(256)) * 4000
 SECONDS = 60.0
 PAUSE_SEC = 0.005
+SHORT_SEC = 1.0
+"""Longer than the server takes for an answer, also on a busy machine."""
 SIGNED = {"aws_access_key_id": "K", "aws_secret_access_key": "S"}
 SLOW_DOWN = b"<Error><Code>SlowDown</Code><Message>Reduce your rate.</Message></Error>"
 
@@ -185,15 +187,13 @@ def test_a_part_is_received_by_one_call_in_however_many_pieces_it_arrives(server
         sys.setprofile(None)
     received.close()
     assert memory == CONTENT
-    by_system = calls.count(
-        "recv_into"
-    )  # one of them for what Python's client had not read with the headers, or the end
-    assert 1 <= by_system <= 3
+    # Besides, Python's client may receive what did not come with the headers, and the last byte.
+    assert 1 <= calls.count("recv_into") <= 3
 
 
 @pytest.mark.parametrize("stalls_after", [1000, 500_000])
 def test_an_answer_of_which_nothing_more_comes_is_given_up_after_a_time(server, stalls_after):
-    http = PlainHttp(0.2)
+    http = PlainHttp(SHORT_SEC)
     server.stalls_after = stalls_after
     received = http.get(server.url, 0, len(CONTENT), "e")
     assert received is not None
@@ -210,6 +210,31 @@ def test_a_connection_of_which_not_all_was_received_is_closed_also_where_nothing
     gc.collect()
     assert content_of(http.get(server.url, 0, 5, "e"), 5) == CONTENT[:5]
     assert len(set(server.connections)) == 2
+
+
+def test_nothing_is_received_once_it_is_closed_or_has_ended_too_soon(server):
+    http = PlainHttp(SECONDS)
+    memory = memoryview(bytearray(len(CONTENT)))
+    received = http.get(server.url, 0, len(CONTENT), "e")
+    assert received is not None
+    assert received.read_into(memory[:100_000]) == 100_000
+    received.close()
+    assert received.read_into(memory) == 0
+    server.ends_after = 100_000
+    received = http.get(server.url, 0, len(CONTENT), "e")
+    assert received is not None
+    assert received.read_into(memory) == 100_000
+    assert received.read_into(memory) == 0
+    received.close()
+
+
+def test_python_waits_for_other_calls_as_long_as_before_a_part_was_received(server):
+    http = PlainHttp(SECONDS)
+    received = http.get(server.url, 0, len(CONTENT), "e")
+    assert received is not None
+    assert received.read_into(memoryview(bytearray(500_000))) == 500_000
+    assert received._opened.gettimeout() == SECONDS
+    received.close()
 
 
 def test_a_range_is_received_in_parts_from_a_server_that_closes_each_connection(server):
@@ -276,7 +301,7 @@ def test_an_old_connection_is_not_used_again(server, monkeypatch):
 
 @pytest.mark.parametrize("size", [5, 500_000])
 def test_after_a_connection_without_an_answer_no_other_one_is_used_again(server, size):
-    http = PlainHttp(0.2)
+    http = PlainHttp(SHORT_SEC)
     several = [http.get(server.url, 0, size, "e") for _ in range(3)]
     for received in several:
         content_of(received, size)
