@@ -135,7 +135,7 @@ def _second_epoch(workload: Results) -> Iterator[str]:
     if not rates:
         return
     yield (
-        "A second epoch by the same loader, all of it. Workers are persistent, and footers are known. Arrow and obstore "
+        "A second epoch by the same loader. Workers are persistent, and footers are known. Arrow and obstore "
         "do not list again; Arrow's reader reads each footer again:"
     )
     yield ""
