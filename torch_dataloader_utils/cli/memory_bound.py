@@ -30,28 +30,32 @@ def memory_bound(
         if not shuffles_rows:
             return min(read_ahead_bytes, row_bytes * sum(part.rows for part in slices))
         bounds = [_of_shard(part, row_bytes, read_ahead_bytes, fetched_row_bytes) for part in slices]
-        return sum(sorted(bounds)[-2:])  # the one that is delivered, and the one that is shuffled
+        together = sorted(beside for beside, _ in bounds)[
+            -2:
+        ]  # the one that is delivered, and the one that is shuffled
+        return max(sum(together), *(alone for _, alone in bounds), 0)
 
     return round(max(sum(map(of_stream, plan.rank_streams(rank))) for rank in range(plan.num_ranks)))
 
 
-def _of_shard(part: ShardSlice, row_bytes: float, read_ahead_bytes: int, fetched_row_bytes: float) -> float:
-    """Return half of what two such shards take."""
+def _of_shard(
+    part: ShardSlice, row_bytes: float, read_ahead_bytes: int, fetched_row_bytes: float
+) -> tuple[float, float]:
+    """Return what a shard takes beside another one, and what it takes in any case, which may be both's memory."""
     shard = part.shard
     whole = shard.rows_read * (row_bytes + fetched_row_bytes + ORDER_BYTES)
     if shard.rounds == 1 or whole <= read_ahead_bytes / WHOLE_SHARE:
-        return shard.rows_read * row_bytes
-    in_rounds = _in_rounds(part, row_bytes, read_ahead_bytes, fetched_row_bytes)
-    if whole > read_ahead_bytes:
-        return in_rounds
-    # Whether it is read as a whole depends on its columns, which are not known here.
-    return max(in_rounds, min(read_ahead_bytes, whole + COPIES * shard.rows_read * row_bytes) / 2)
+        return shard.rows_read * row_bytes, shard.rows_read * row_bytes
+    size = _in_rounds(part, row_bytes, read_ahead_bytes, fetched_row_bytes)
+    if whole <= read_ahead_bytes:  # whether it is read as a whole depends on its columns, which are not known here
+        size = max(size, min(read_ahead_bytes, whole + COPIES * shard.rows_read * row_bytes))
+    return size / 2, size
 
 
 def _in_rounds(part: ShardSlice, row_bytes: float, read_ahead_bytes: int, fetched_row_bytes: float) -> float:
-    """Return half of what two shards take that are read round by round."""
+    """Return what shards take that are read round by round, one after the other."""
     shard = part.shard
     rows = -(-shard.rows_read // shard.rounds)
     together = max(1, int(read_ahead_bytes // (BLOCK_SHARE * rows * row_bytes + 1)))
     # Two blocks of rounds, and as many rows as one has of the row groups that are being decoded.
-    return 1.5 * min(shard.rows_read, together * rows) * row_bytes + shard.rows_read * fetched_row_bytes / 2
+    return 3 * min(shard.rows_read, together * rows) * row_bytes + shard.rows_read * fetched_row_bytes

@@ -175,16 +175,17 @@ class ShuffledScan(Scan):
         while position < len(self.slices):
             groups = self.row_groups(position)
             part = self.slices[position]
-            if self._is_in_rounds(part.shard, groups):
+            size = self._whole_size(part.shard, groups)
+            if size is None:
                 yield Step(position, part, groups[0], 0, last=True, number=0, whole=False, size=0, requested=False)
                 position += 1
                 continue
-            together, size = [groups], self._whole_size(part.shard, groups) or 0
+            together = [groups]
             while groups and (following := position + len(together)) < len(self.slices):
                 groups = self.row_groups(following)
                 if not groups or size + self._size(groups) > min(self._most_together, self.budget.limit // WHOLE_SHARE):
                     break
-                if self._is_in_rounds(self.slices[following].shard, groups):
+                if self._whole_size(self.slices[following].shard, groups) is None:
                     break
                 together.append(groups)
                 size += self._size(groups)
@@ -206,25 +207,24 @@ class ShuffledScan(Scan):
             yield Step(position, part, groups[number], 0, last, number, whole=True, size=lease, continues=continues)
             lease = 0
 
-    def _is_in_rounds(self, shard: Shard, groups: Sequence[FileRowGroup]) -> bool:
-        """Whether a shard is read round by round; else as a whole, where it has rounds in the order of all of them."""
-        if shard.rounds == 1:
-            return False
-        if not (self.reader.knows_rows and all(map(self.reader.knows_sizes, groups))):
-            return True
-        size = self._whole_size(shard, groups)
-        return size is None or size > self.budget.limit
-
     def _whole_size(self, shard: Shard, groups: Sequence[FileRowGroup]) -> int | None:
-        """Return the bytes to lease for a shard that is read as a whole; None if it is to be read in rounds."""
+        """Return the bytes to lease for a shard that is read as a whole, in the order of all of its rounds.
+
+        None if it is read round by round.
+        """
         size = self._size(groups)
-        if shard.rounds == 1 or size + ORDER_BYTES * shard.rows_read <= self.budget.limit // WHOLE_SHARE:
+        if shard.rounds == 1:
+            return size
+        if not (self.reader.knows_rows and all(map(self.reader.knows_sizes, groups))):
+            return None
+        if size + ORDER_BYTES * shard.rows_read <= self.budget.limit // WHOLE_SHARE:
             return size
         widths = self.reader.widths
-        if widths is None or NARROW_SHARE * max(widths) > sum(widths):
+        widest = max(widths or [], default=0.0)
+        if widths is None or NARROW_SHARE * widest > sum(widths):
             return None
-        copies = COPIES * (self._helpers + 1) * max(widths)
-        return int(size + (ORDER_BYTES + copies) * shard.rows_read)
+        whole = int(size + (ORDER_BYTES + COPIES * (self._helpers + 1) * widest) * shard.rows_read)
+        return whole if whole <= self.budget.limit else None
 
     def _size(self, groups: Sequence[FileRowGroup]) -> int:
         return sum(self.reader.fetched_bytes(group) + self.reader.decoded_bytes(group) for group in groups)
