@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.measure import frameworks as jobs
+from benchmarks.measure import gpu as training
 from benchmarks.measure import ledger as answers
 from benchmarks.measure import mixtures as mixed
 from benchmarks.measure import packing as packed
@@ -138,6 +139,12 @@ def scale(options: argparse.Namespace) -> int:
     return 0
 
 
+def gpu(options: argparse.Namespace) -> int:
+    """Train on a GPU that is fed from local files and from S3: seconds of a step with and without the loader."""
+    training.run(options.out, options.workloads, options.rounds, options.device, options.scale)
+    return 0
+
+
 def ledger(options: argparse.Namespace) -> int:  # noqa: ARG001 - it has none
     """Print how long the ledger takes to answer on 100,000,000 rows in 100,000 row groups."""
     print("\n".join(answers.table()))
@@ -171,6 +178,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "packing": packing,
     "resume": resume,
     "scale": scale,
+    "gpu": gpu,
     "ledger": ledger,
     "report": write,
 }
@@ -265,6 +273,15 @@ def _add_scale(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "scale.json", help="file for the raw results")
 
 
+def _add_gpu(parser: argparse.ArgumentParser) -> None:
+    known = tuple(training.WORKLOADS)
+    parser.add_argument("--workloads", type=_Names(known), default=list(known), help=f"some of {','.join(known)}")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds, of some epochs each")
+    parser.add_argument("--device", default="cuda", help="another one only to try things out")
+    parser.add_argument("--scale", type=float, default=1.0, help="share of the data; less than 1 for a trial run")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json", help="file for the raw results")
+
+
 def _add_none(_parser: argparse.ArgumentParser) -> None:
     """Add no option."""
 
@@ -276,6 +293,7 @@ OWN_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
     "packing": _add_packing,
     "resume": _add_resume,
     "scale": _add_scale,
+    "gpu": _add_gpu,
     "ledger": _add_none,
 }
 

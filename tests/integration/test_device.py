@@ -16,8 +16,9 @@ import torch
 import torch.distributed as dist
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
-from torch_dataloader_utils import IterationEndedError, PackedBytes, to_device
+from torch_dataloader_utils import IterationEndedError, PackedBytes, Padded, to_device
 from torch_dataloader_utils.distributed import gather_states, in_step
+from torch_dataloader_utils.workers import producer
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -109,6 +110,15 @@ def test_an_error_in_a_batch_that_is_fetched_ahead_leaves_the_state_at_what_was_
     resumed.load_state_dict(loader.state_dict())
     assert resumed.progress()["initial"] == len(seen) > 0
     assert seen + batches_of(resumed) == whole
+
+
+LISTS: dict[str, Any] = {"padded": Padded(-1), "packed": "packed"}
+
+
+def write_lists(path: Path) -> None:
+    lists = [[*range(row % 4)] for row in range(50)]
+    table = pa.table({"padded": lists, "jagged": lists, "packed": [f"row {row}" for row in range(50)]})
+    pq.write_table(table, path / "a.parquet", row_group_size=20)
 
 
 class Pair(NamedTuple):
@@ -205,6 +215,112 @@ def test_batches_on_a_gpu_are_whole_while_it_computes_and_memory_is_used_again(t
     ids = torch.cat(rows).cpu().numpy()
     assert sorted(ids.tolist()) == list(range(len(values)))
     assert [int(each) for each in sums] == [int(values[row.cpu().numpy()].sum()) for row in rows]
+
+
+@WORKERS
+def test_workers_do_not_ask_the_device(tmp_path, workers, monkeypatch):
+    """A worker that is forked after CUDA was used cannot: torch raises an error there."""
+
+    def fail(*_: Any) -> bool:
+        raise AssertionError("asked")
+
+    write_lists(tmp_path)
+    monkeypatch.setattr(torch.Tensor, "is_pinned", fail)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", fail)
+    for collate_fn in (None, dict):
+        loader, _ = open_loader(tmp_path, num_workers=workers, collate_fn=collate_fn, column_formats=LISTS)
+        assert sum(len(batch["padded"]) for batch in loader) == 50
+
+
+@ON_GPU
+@WORKERS
+@pytest.mark.parametrize("collate_fn", [None, dict])
+def test_what_is_pinned(tmp_path, workers, collate_fn):
+    write_lists(tmp_path)
+    options = {"num_workers": workers, "column_formats": LISTS, "collate_fn": collate_fn}
+    torch.zeros(1, device="cuda")  # before workers are forked
+    correct = open_loader(tmp_path, **options)[0]
+    for batch, other in zip(open_loader(tmp_path, **options, pin_memory=True)[0], correct, strict=True):
+        assert batch["padded"].tolist() == other["padded"].tolist()
+        assert [row.tolist() for row in batch["jagged"].unbind()] == [row.tolist() for row in other["jagged"].unbind()]
+        tensors = [batch["row"], batch["padded"], *batch["packed"]]
+        if workers or not collate_fn:  # torch does not pin nested tensors of a collate_fn
+            tensors += [batch["jagged"].values(), batch["jagged"].offsets()]
+        assert [tensor.is_pinned() for tensor in tensors] == [True] * len(tensors)
+
+
+def write_numbers(path: Path, rows: int = 40_000) -> None:
+    pq.write_table(pa.table({"x": np.arange(rows) * 3}), path / "a.parquet", row_group_size=rows // 4)
+
+
+@ON_GPU
+@pytest.mark.parametrize(("workers", "pin_memory"), [(0, False), (0, True), (2, False), (2, True)])
+def test_batches_are_copied_together(tmp_path, workers, pin_memory, monkeypatch):
+    """In this process, unless they are too large for that."""
+    write_numbers(tmp_path)
+    options = {"num_workers": workers, "batch_size": 100, "pin_memory": pin_memory}
+    whole = batches_of(open_loader(tmp_path, **options)[0])
+    for limit in (None,) if workers else (None, 1000):
+        if limit:
+            monkeypatch.setattr(producer, "PIECE_BYTES", limit)
+        batches = list(to_device(open_loader(tmp_path, **options)[0], "cuda"))
+        assert [rows_of(batch) for batch in batches] == whole
+        assert all(batch["x"].tolist() == [3 * row for row in rows] for batch, rows in zip(batches, whole, strict=True))
+        blocks = {batch["x"].untyped_storage().data_ptr() for batch in batches}
+        assert len(blocks) == len(batches) if limit else len(blocks) < len(batches)
+        del batches
+
+
+@ON_GPU
+@WORKERS
+def test_writing_to_one_batch_changes_no_other_and_no_gradient_of_another(tmp_path, workers):
+    write_numbers(tmp_path, 4000)
+    loader, _ = open_loader(tmp_path, num_workers=workers, batch_size=100, columns=["x"])
+    first, second, *rest = to_device(loader, "cuda")
+    weight = torch.ones((), device="cuda", requires_grad=True)
+    loss = (weight * first["x"].double()).sum() + (weight * second["x"]).sum()
+    gradient = sum(map(sum, (first["x"].tolist(), second["x"].tolist())))
+    expected = [batch["x"].tolist() for batch in (second, *rest)]
+    first["x"].fill_(-1)
+    loss.backward()
+    assert [batch["x"].tolist() for batch in (second, *rest)] == expected
+    assert weight.grad is not None
+    assert float(weight.grad) == gradient
+
+
+class Reused:
+    """A collate_fn that returns the same memory for each batch."""
+
+    def __init__(self) -> None:
+        self.memory = torch.empty(1000, dtype=torch.int64)
+
+    def __call__(self, batch: Any) -> Any:
+        rows = self.memory[: len(batch["row"])]
+        rows[:] = batch["row"]
+        return {"row": rows}
+
+
+@ON_GPU
+@WORKERS
+@pytest.mark.parametrize("pin_memory", [False, True])
+def test_a_collate_fn_may_write_to_the_same_memory_again(path, workers, pin_memory):
+    options = {"num_workers": workers, "pin_memory": pin_memory}
+    whole = batches_of(open_loader(path, **options)[0])
+    assert batches_of(to_device(open_loader(path, **options, collate_fn=Reused())[0], "cuda", 3)) == whole
+
+
+@ON_GPU
+@WORKERS
+def test_no_memory_of_the_device_is_kept(tmp_path, workers):
+    write_numbers(tmp_path)
+    loader = to_device(open_loader(tmp_path, num_workers=workers, batch_size=100, pin_memory=True)[0], "cuda")
+    before = torch.cuda.memory_allocated()
+    for epoch in range(3):
+        loader.set_epoch(epoch)
+        for batch in loader:
+            assert torch.cuda.memory_allocated() > before
+            del batch
+        assert torch.cuda.memory_allocated() == before
 
 
 def test_all_rows_arrive_once_with_more_depth_than_batches(path):

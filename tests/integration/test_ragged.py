@@ -262,12 +262,20 @@ def test_values_of_jagged_tensors_are_those_that_were_decoded(tmp_path):
 
 
 def test_pinning_pins_what_tensors_consist_of_and_changes_no_value(data, monkeypatch):
-    """Without an accelerator no memory can be pinned, so a copy stands for it."""
+    """Without an accelerator no memory can be pinned, so other memory stands for it."""
     _, dataset = open_loader(data, **OPTIONS)
     stream, parts = dataset._stream, dataset.begin_iteration().parts
     correct = plain_batches(open_loader(data, **OPTIONS)[0])
-    done = []
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor, *_: done.append(tensor.dtype) or tensor.clone())
+    blocks: list[torch.Tensor] = []
+
+    def new_memory(*sizes: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        memory = empty(*sizes, **options)
+        if pin_memory:
+            blocks.append(memory)
+        return memory
+
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", new_memory)
     batches = [
         content.data
         for [one] in parts.assigned(parts.first).values()
@@ -275,4 +283,9 @@ def test_pinning_pins_what_tensors_consist_of_and_changes_no_value(data, monkeyp
         if isinstance(content, Batch)
     ]
     assert plain_batches(batches) == correct
-    assert set(done) >= {torch.int32, torch.uint16, torch.uint8, torch.float32, torch.int64}
+    assert {block.dtype for block in blocks} >= {torch.int32, torch.uint16, torch.uint8, torch.float32, torch.int64}
+    addresses = {block.data_ptr() for block in blocks}
+    for batch in batches:
+        values, offsets = batch["packed"]
+        for tensor in (batch["row"], values, offsets, batch["jagged"].values(), batch["padded"]):
+            assert tensor.untyped_storage().data_ptr() in addresses

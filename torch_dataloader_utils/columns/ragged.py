@@ -47,12 +47,15 @@ class Ragged:
     Attributes:
         offsets: Where each row begins, and where the last one ends. The first need not be 0: the values begin there.
         padding: The value that shorter rows are filled up with where they are padded, as an array of one value.
+        is_pinned: Whether the values are in pinned memory, and padded rows are to be. Known without asking torch, which
+            would ask the device, and fail in a forked worker.
     """
 
     values: Values
     offsets: Offsets
     form: Form
     padding: npt.NDArray[Any] | None = None
+    is_pinned: bool = False
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -74,10 +77,6 @@ class Ragged:
         kept = np.repeat(flags, lengths)
         values = self.values[torch.from_numpy(kept) if isinstance(self.values, torch.Tensor) else kept]
         return replace(self, values=values, offsets=np.cumsum([0, *lengths[flags]]))
-
-    def pin_memory(self) -> Ragged:
-        """Return the same with the values in pinned memory: torch calls this."""
-        return replace(self, values=self.values.pin_memory()) if isinstance(self.values, torch.Tensor) else self
 
     def batches(self, sizes: Sequence[int]) -> Iterator[Any]:
         """Yield the rows as batches of these sizes, in the form that is delivered."""
@@ -102,7 +101,7 @@ class Ragged:
         shape = (len(self), width, *self.values.shape[1:])
         padded: Values
         if isinstance(self.values, torch.Tensor):
-            padded = torch.empty(shape, dtype=self.values.dtype, pin_memory=self.values.is_pinned())
+            padded = torch.empty(shape, dtype=self.values.dtype, pin_memory=self.is_pinned)
         else:
             padded = np.empty(shape, self.values.dtype)
         array = np.asarray(padded)
@@ -127,12 +126,6 @@ class RaggedBatches:
     lengths: tuple[int, ...]
     sizes: tuple[int, ...]
     form: Form
-
-    def pin_memory(self) -> RaggedBatches:
-        """Return the same in pinned memory: torch calls this."""
-        if not isinstance(self.values, torch.Tensor) or not isinstance(self.offsets, torch.Tensor):
-            return self
-        return replace(self, values=self.values.pin_memory(), offsets=self.offsets.pin_memory())
 
     def __iter__(self) -> Iterator[Any]:
         """Yield each batch in the form that is delivered."""

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import pyarrow as pa
 import torch
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 
+from torch_dataloader_utils.columns.convert import with_offsets
+from torch_dataloader_utils.columns.ragged import Ragged
+from torch_dataloader_utils.columns.tensors import map_tensors
 from torch_dataloader_utils.loader.arguments import require_count
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.iteration import BatchIterator, CountedIterator
 from torch_dataloader_utils.loader.progress_bar import PassProgress
+from torch_dataloader_utils.reading.batching import Batch, Batches
+
+TENSORLESS = frozenset((str, bytes, int, float, bool, type(None)))
+"""Types of values in a column that is a list: neither tensors nor what may have some."""
 
 
 def to_device(loader: StructuredDataLoader, device: torch.device | str | int, depth: int = 2) -> DeviceLoader:
@@ -85,8 +94,7 @@ class DeviceLoader:
 
     def __iter__(self) -> DeviceIterator:
         """Begin the epoch, or continue once from a loaded state: see `StructuredDataLoader`."""
-        copy = _copier(self.device)
-        return DeviceIterator(iter(self.loader), copy, self.depth)
+        return DeviceIterator(self.loader.iterate(_Copier(self.device)), self.depth)
 
     def __len__(self) -> int:
         """Return the number of batches of the whole epoch, also if it continues from a state."""
@@ -124,24 +132,17 @@ class DeviceLoader:
 
 
 class DeviceIterator(CountedIterator):
-    """Hands batches over that were copied ahead, and counts each as it does."""
+    """Hands batches over whose copies have begun before, and counts each as it does."""
 
-    def __init__(self, batches: BatchIterator, copy: Callable[[Any], _Copy], depth: int) -> None:
+    def __init__(self, batches: BatchIterator, depth: int) -> None:
         self._batches = batches
-        self._copy = copy
         self._depth = depth
-        self._copies: dict[int, _Copy] = {}
-        """The copies that have begun, by the batch's number among those of this iteration."""
 
     def __next__(self) -> Any:
         if not self.has_next():
             raise StopIteration
-        for after in range(self._depth + 1):
-            if self.has_next(after):
-                self._begun(after)
+        self._batches.has_next(self._depth)  # so many are fetched, which begins their copies
         batch = self.peek()
-        # Removed before it is counted. After a Ctrl-C in between it is copied once more, and no other takes its place.
-        del self._copies[self._batches.delivered]
         next(self._batches)
         return batch
 
@@ -151,68 +152,119 @@ class DeviceIterator(CountedIterator):
 
     def peek(self, after: int = 0) -> Any:
         """Return the batch of which `has_next(after)` says that there is one, ready for the current stream."""
-        return self._begun(after).received()
+        return self._batches.peek(after).received()
 
-    def _begun(self, after: int) -> _Copy:
-        number = self._batches.delivered + after
-        if number not in self._copies:
-            self._copies[number] = self._copy(self._batches.peek(after))
-        return self._copies[number]
+
+class _Copier:
+    """Copies batches to a device. For CUDA it begins to, on a stream of its own.
+
+    To begin a copy takes the training process as long as to begin a kernel, whatever its size. So batches that are
+    together as columns are copied together, and then split on the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        is_cuda = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
+
+    def batches(self, batches: Batches) -> Iterator[Batch]:
+        """Copy batches that are together as columns, and yield them one by one. See `Placement`."""
+        columns = with_offsets(batches.columns, batches.sizes)
+        if isinstance(columns, pa.Table):
+            yield from map(self.batch, batches)
+            return
+        single = [name for name, values in columns.items() if isinstance(values, (Ragged, list))]
+        together = {name: values for name, values in columns.items() if name not in single}
+        copy = _Copy(self._device)
+        with copy.running_on(self._stream):
+            copied = map_tensors(together, copy.of)
+        batches = replace(batches, columns={name: copied.get(name, values) for name, values in columns.items()})
+        del columns, together  # not to keep the memory that they were copied from
+        for batch in batches:
+            copies = [copy]
+            if single:
+                copies.append(self._copy_values(batch.data, single))
+            yield replace(batch, data=_OnDevice(batch.data, copies))
+
+    def batch(self, batch: Batch) -> Batch:
+        """Copy a batch. See `Placement`."""
+        whole = {"": batch.data}
+        copy = self._copy_values(whole, [""])
+        return replace(batch, data=_OnDevice(whole[""], [copy]))
+
+    def _copy_values(self, values: dict[str, Any], names: Iterable[str]) -> _Copy:
+        """Copy the tensors in some values of a dictionary, wherever they are, and put the copies in their place."""
+        copy = _Copy(self._device)
+        with copy.running_on(self._stream):
+            for name in names:
+                if not _has_no_tensors(values[name]):
+                    values[name] = tree_map_only(torch.Tensor, copy.of, values[name])
+        return copy
+
+
+class _Copy:
+    """A copy of some tensors to a device, which may still be running."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._tensors: list[torch.Tensor] = []
+        self._done: torch.cuda.Event | None = None
+        self._waiting: set[int] = set()
+
+    @contextmanager
+    def running_on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
+        """Let `of` copy on a stream, or without one at once."""
+        if stream is None:
+            yield
+            return
+        with torch.cuda.stream(stream):
+            yield
+        if self._tensors:
+            self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._done.record(stream)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the device."""
+        copied = tensor.to(self._device, non_blocking=self._device.type == "cuda")
+        self._tensors.extend(_parts(copied))
+        return copied
+
+    def receive(self) -> None:
+        """Let the current stream wait for the copy. This process does not."""
+        if self._done is None:
+            return
+        stream = torch.cuda.current_stream(self._device)
+        if stream.cuda_stream in self._waiting:  # what comes later on it comes after the copy, too
+            return
+        stream.wait_event(self._done)
+        for tensor in self._tensors:
+            # Its memory belongs to the stream of the copies. That could write another batch there as soon as Python has
+            # released this one, while the current stream still has to read it.
+            tensor.record_stream(stream)
+        self._waiting.add(stream.cuda_stream)
 
 
 @dataclass(frozen=True, slots=True)
-class _Copy:
-    """A batch on the device, whose copy may still be running.
-
-    Attributes:
-        batch: The batch.
-        device: The device.
-        done: Comes after the copy on its stream; None if the copy is complete.
-    """
+class _OnDevice:
+    """A batch on the device, and the copies that it consists of."""
 
     batch: Any
-    device: torch.device
-    done: torch.cuda.Event | None = None
+    copies: Sequence[_Copy]
 
     def received(self) -> Any:
-        """Return the batch for use on the current stream, which waits for the copy; this process does not."""
-        if self.done is not None:
-            stream = torch.cuda.current_stream(self.device)
-            stream.wait_event(self.done)
-            for tensor in _plain_tensors(self.batch):
-                # Its memory belongs to the stream of the copies. That could write another batch there as soon as Python
-                # has released this one, while the current stream still has to read it.
-                tensor.record_stream(stream)
+        """Return the batch for use on the current stream."""
+        for copy in self.copies:
+            copy.receive()
         return self.batch
 
 
-def _copier(device: torch.device) -> Callable[[Any], _Copy]:
-    """Return what begins to copy a batch to a device."""
-    if device.type != "cuda":
-        return lambda batch: _Copy(_moved(batch, device), device)
-    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-    def copy(batch: Any) -> _Copy:
-        with torch.cuda.stream(stream):
-            copied = _moved(batch, device, non_blocking=True)
-            done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            done.record(stream)
-        return _Copy(copied, device, done)
-
-    return copy
-
-
-def _moved(batch: Any, device: torch.device, *, non_blocking: bool = False) -> Any:
-    return tree_map_only(torch.Tensor, lambda tensor: tensor.to(device, non_blocking=non_blocking), batch)
-
-
-def _plain_tensors(batch: Any) -> list[torch.Tensor]:
-    """Return the tensors of a batch; of a nested or a sparse one those that it is made of, which alone have streams."""
-    tensors: list[Any] = [leaf for leaf in tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
-    return [part for tensor in tensors for part in _parts(tensor)]
+def _has_no_tensors(values: Any) -> bool:
+    """Whether values are a list of texts or numbers, in which to look for tensors would take long."""
+    return type(values) is list and TENSORLESS.issuperset(map(type, values))
 
 
 def _parts(tensor: Any) -> Iterator[torch.Tensor]:
+    """Yield a tensor; of a nested or a sparse one those that it is made of, which alone have streams."""
     if tensor.is_nested:
         yield tensor.values()
         if tensor.layout == torch.jagged:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
-from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, copy_rows, join, split
+from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, copy_rows, join, size_of, split
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.memory_budget import MemoryLease
 from torch_dataloader_utils.reading.work import Work
@@ -59,12 +59,36 @@ class Batches:
         head = Batches(first, self.receipts[:count], self.work)
         return head, Batches(others, self.receipts[count:], lease=self.lease)
 
+    def pieces(self, most: int) -> Iterator[Batches]:
+        """Yield the batches in pieces of at most so many bytes, or of one batch."""
+        count = max(1, most * len(self.receipts) // max(1, size_of(self.columns)))
+        rest: Batches | None = self
+        while rest is not None:
+            piece, rest = rest.cut(count)
+            yield piece
+
     def with_own_last(self) -> tuple[Batches, Batches]:
         """Return all batches but the last one, and a copy of that, which does not keep the others in memory."""
         others, last = self.cut(len(self.receipts) - 1)
         assert last is not None  # noqa: S101 - it is cut off
         rows = last.receipts[0].rows_left
         return others, replace(last, columns=copy_rows(ColumnSlice(last.columns, 0, rows)))
+
+
+class Placement(Protocol):
+    """Puts batches where they are to be delivered, such as on a device, before they are handed on."""
+
+    def batches(self, batches: Batches) -> Iterator[Batch]:
+        """Yield batches that are together as columns one by one."""
+        ...
+
+    def batch(self, batch: Batch) -> Batch:
+        """Return a single batch."""
+        ...
+
+
+PIECE_BYTES = 32 << 20
+"""Bytes of batches that are put into pinned memory, or on a device, together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,10 +11,11 @@ from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from torch_dataloader_utils.columns.convert import with_lists, with_offsets
+from torch_dataloader_utils.columns.tensors import pinned
 from torch_dataloader_utils.formats.opened_files import Opened
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment
-from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd
+from torch_dataloader_utils.reading.batching import PIECE_BYTES, Batch, Batches, EmptyStep, Placement, StreamEnd
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget
 from torch_dataloader_utils.reading.read_ahead import ReadAhead
 from torch_dataloader_utils.reading.scan import ReadOptions
@@ -61,12 +62,16 @@ class Stream:
         return replace(self, opened_files=files, read_cache=self.read_cache.without_footers())
 
     def batches(
-        self, assignment: Assignment, *, pin: bool = False
+        self, assignment: Assignment, *, pin: bool = False, placement: Placement | None = None
     ) -> Generator[Batch | EmptyStep | StreamEnd, None, None]:
         """Yield a stream's batches one by one, for this process.
 
-        `pin` copies tensors into pinned memory: in the thread that reads ahead, or after `collate_fn`.
+        `pin` copies tensors into pinned memory: in the thread that reads ahead, or after `collate_fn`. The placement
+        comes last.
         """
+        place: Callable[[Batches], Iterator[Batch]] = iter
+        if placement is not None and self.collate_fn is None:
+            place = placement.batches
         collate = self._collate(assignment)
         ahead = self._ahead(assignment, _pinned_together if pin and self.collate_fn is None else None)
         report = _Report(self)
@@ -81,14 +86,15 @@ class Stream:
                 lease = content.lease
                 is_large = lease is not None and LARGE_SHARE * lease.size >= ahead.budget.limit
                 has_own_last = is_large and not pin and len(content.receipts) >= ENOUGH_BATCHES
-                for part in content.with_own_last() if has_own_last else (content,):
-                    for batch in part:
+                most = None if place is iter or pin else PIECE_BYTES  # what is pinned comes in pieces
+                for part in _parts(content, most, has_own_last=has_own_last):
+                    for batch in place(part):
                         collated = batch
                         if self.collate_fn is not None:
                             collated = collate(batch)
                             now = lap("collating_sec")
-                            if pin:
-                                collated = replace(collated, data=pin_memory(collated.data))  # type: ignore[no-untyped-call]
+                            if pin or placement is not None:
+                                collated = _placed(collated, placement, pin=pin)
                                 now = lap("packing_sec")
                         yield collated if now < report.due and collated.work is None else report.on(collated)
                         now = lap("waiting_for_loop_sec")
@@ -146,11 +152,14 @@ class Stream:
             ahead.close()
 
     def _ahead(
-        self, assignment: Assignment, prepare: Callable[[Batches], Batches] | None = None
+        self, assignment: Assignment, prepare: Callable[[Batches], Iterator[Batches]] | None = None
     ) -> ReadAhead[Batches | EmptyStep | StreamEnd]:
         def read(budget: MemoryBudget) -> Iterator[Batches | EmptyStep | StreamEnd]:
             for content in read_assignment(self.opened_files, self.read_cache, assignment, self.options, budget):
-                yield prepare(content) if prepare is not None and isinstance(content, Batches) else content
+                if prepare is not None and isinstance(content, Batches):
+                    yield from prepare(content)
+                else:
+                    yield content
                 del content  # not to keep its memory while the next is read
 
         return ReadAhead(read, self.options.read_ahead_bytes)
@@ -204,9 +213,25 @@ class Stream:
             yield from done
 
 
-def _pinned_together(batches: Batches) -> Batches:
-    columns = with_offsets(batches.columns, batches.sizes)
-    return replace(batches, columns=pin_memory(columns))  # type: ignore[no-untyped-call]
+def _placed(batch: Batch, placement: Placement | None, *, pin: bool) -> Batch:
+    """Return a collated batch in pinned memory, or where the placement puts it, or by the one to the other."""
+    if pin:
+        batch = replace(batch, data=pin_memory(batch.data))  # type: ignore[no-untyped-call]
+    return batch if placement is None else placement.batch(batch)
+
+
+def _parts(batches: Batches, most: int | None, *, has_own_last: bool) -> Iterator[Batches]:
+    """Yield batches in parts: in pieces of at most so many bytes, and with a copy of the last batch."""
+    for part in batches.with_own_last() if has_own_last else (batches,):
+        if most is None:
+            yield part
+        else:
+            yield from part.pieces(most)
+
+
+def _pinned_together(batches: Batches) -> Iterator[Batches]:
+    for piece in batches.pieces(PIECE_BYTES):
+        yield replace(piece, columns=pinned(with_offsets(piece.columns, piece.sizes)))
 
 
 @dataclass(frozen=True, slots=True)
