@@ -29,7 +29,7 @@ MINUTES ?= 5
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test quick check format soak reliability floors bench bench-peers bench-check bench-compare bench-frameworks bench-mixtures bench-packing bench-resume bench-scale bench-report docs wheel clean
+.PHONY: help demo test quick check format soak reliability floors bench bench-peers bench-check bench-compare bench-frameworks bench-mixtures bench-packing bench-resume bench-scale bench-gpu bench-report docs wheel clean
 
 help:  ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ bench-resume: $(STAMP)  ## come back within an epoch, with this library and with
 
 bench-scale: $(STAMP)  ## plan and save a job of 1,000,000 files, 10,000,000 row groups and 4,096 ranks, as one rank does
 	$(BIN)/python -m benchmarks scale
+
+bench-gpu: $(STAMP)  ## train on a GPU fed from local files and from S3, with the loader and without (needs a GPU)
+	$(BIN)/python -m benchmarks gpu
 
 bench-report: $(STAMP)  ## write docs/benchmarks.md and its plots from the results
 	$(BIN)/python -m benchmarks report

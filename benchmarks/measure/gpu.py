@@ -117,9 +117,9 @@ def run(path: Path, names: Iterable[str], rounds: int, device: str = "cuda", sca
     """Train with each way, in turns, each in a new process.
 
     Args:
-        path: The file of the results, written after each round. Workloads that are not run now are kept from it.
+        path: The file of the results, written after each run. Workloads that are not run now are kept from it.
         names: The workloads, of `WORKLOADS`.
-        rounds: How often each way runs.
+        rounds: How often each way runs, each time for the epochs of the workload.
         device: Where the network is. Another one than ``"cuda"`` is only to try things out.
         scale: The share of the data; less than 1 for a trial run.
     """
@@ -144,7 +144,7 @@ def run(path: Path, names: Iterable[str], rounds: int, device: str = "cuda", sca
                     contender = _contender(workload, WAYS[way], data, device, server)
                     _run(contender, hooks, found["ways"][way])
                     print(f"  {name}, round {number + 1}/{rounds}, {_brief(WAYS[way], found['ways'][way])}", flush=True)
-                path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+                    path.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     return results
 
 

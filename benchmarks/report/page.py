@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure.s3 import DELAY_MS
-from benchmarks.report import claims, resuming, scale
+from benchmarks.report import claims, gpu, resuming, scale
 from benchmarks.report.markdown import table
 from benchmarks.report.sections import TITLES, is_peer, section
 
@@ -68,7 +68,7 @@ def write(sessions: Sequence[Results], page: Path) -> None:
     lines = ["# Benchmarks", "", "Written by `python -m benchmarks report`, from the raw results in"]
     lines += ["`benchmarks/results/`; none of its figures is written by hand.", "", "## How", "", METHOD]
     for session in sessions:
-        section_of = {"resume": resuming.section, "scale": scale.section}.get(session["kind"])
+        section_of = {"gpu": gpu.section, "resume": resuming.section, "scale": scale.section}.get(session["kind"])
         lines += section_of(session) if section_of else _session(session, plots)
     page.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 

@@ -38,7 +38,8 @@ def to_device(loader: StructuredDataLoader, device: torch.device | str | int, de
         loader: The loader that `StructuredDataset.create_dataloader` returns.
         device: Where to copy, such as ``"cuda"`` or ``torch.device("cuda", 1)``. On ``"cpu"`` nothing is copied.
         depth: Number of batches on the device beyond the one that is handed over. That one is handed over once they
-            are fetched, and their copies have begun.
+            are fetched, and their copies have begun. Batches that are together as columns are copied together, in
+            pieces of up to 32 MiB or a worker's message, so more of them may be there.
 
     Returns:
         A loader. Tensors in dictionaries, lists and tuples of a batch are on the device; everything else is as it was,
