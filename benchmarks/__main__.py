@@ -141,7 +141,9 @@ def scale(options: argparse.Namespace) -> int:
 
 def gpu(options: argparse.Namespace) -> int:
     """Train on a GPU that is fed from local files and from S3: seconds of a step with and without the loader."""
-    training.run(options.out, options.workloads, options.rounds, options.device, options.scale)
+    is_trial = options.device != "cuda" or options.scale < 1
+    path = options.out or (ROOT / "build" / "bench" / "gpu.json" if is_trial else RESULTS / "gpu.json")
+    training.run(path, options.workloads, options.rounds, options.device, options.scale)
     return 0
 
 
@@ -279,7 +281,7 @@ def _add_gpu(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="rounds, of some epochs each")
     parser.add_argument("--device", default="cuda", help="another one only to try things out")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the data; less than 1 for a trial run")
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json", help="file for the raw results")
+    parser.add_argument("--out", type=Path, help="file for the raw results")
 
 
 def _add_none(_parser: argparse.ArgumentParser) -> None:

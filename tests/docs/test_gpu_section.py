@@ -23,8 +23,9 @@ def section(results) -> str:
 
 
 def way(*seconds: float) -> dict[str, Any]:
-    """Return the raw results of a way with epochs of 10 steps that took so long."""
-    epochs = [{"seconds": each, "processor_s": each / 2, "steps": 10} for each in seconds]
+    """Return the raw results of a way with epochs of as many rows as 10 batches that took so long."""
+    rows = 10 * importlib.import_module("benchmarks.measure.gpu").WORKLOADS["numbers"].batch_size
+    epochs = [{"seconds": each, "processor_s": each / 2, "rows": rows} for each in seconds]
     return {"rounds": [{"epochs": epochs, "device": "a GPU"}]}
 
 
@@ -34,7 +35,7 @@ def test_the_page_is_what_the_results_say():
 
 
 def test_steps_are_compared_with_the_step_alone():
-    workload = {
+    workload: dict[str, Any] = {
         "begun": "2026-01-01T00:00:00Z",
         "machine": {"cores": 2, "cpu": "x", "python": "3.12"},
         "code": {"commit": "c" * 40, "changed": False, "packages": {"torch": "2"}},
@@ -43,9 +44,13 @@ def test_steps_are_compared_with_the_step_alone():
             "alone": way(0.02, 0.01, 0.03),
             "2_pinned": way(0.03, 0.05, 0.04),
             "8_pinned": {"rounds": [], "error": "no result within 60 s, killed"},
+            "0_pinned": {"rounds": []},
         },
     }
     page = section({"workloads": {"numbers": workload}})
-    assert "| the step alone | 2.00 [1.00, 3.00] | 1.00 | 1.00 |" in page
-    assert "| 2 workers, pinned | 4.00 [3.00, 5.00] | 2.00 | 2.00 |" in page
-    assert "| 8 workers, pinned | no result within 60 s, killed |  |  |" in page
+    assert "| the step alone | 3 | 2.00 [1.00, 3.00] | 1.00 | 1.00 |" in page
+    assert "| 2 workers, pinned | 3 | 4.00 [3.00, 5.00] | 2.00 | 2.00 |" in page
+    assert "- 8 workers, pinned: `no result within 60 s, killed`" in page
+    assert "in process" not in page
+    workload["ways"]["alone"] = {"rounds": [], "error": "killed"}
+    assert "| 2 workers, pinned | 3 | 4.00 [3.00, 5.00] |  | 2.00 |" in section({"workloads": {"numbers": workload}})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,6 +20,7 @@ from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import IterationEndedError, PackedBytes, Padded, to_device
 from torch_dataloader_utils.distributed import gather_states, in_step
+from torch_dataloader_utils.loader import device as device_loader
 from torch_dataloader_utils.workers import producer
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
@@ -262,13 +265,118 @@ def test_batches_are_copied_together(tmp_path, workers, pin_memory, monkeypatch)
     whole = batches_of(open_loader(tmp_path, **options)[0])
     for limit in (None,) if workers else (None, 1000):
         if limit:
-            monkeypatch.setattr(producer, "PIECE_BYTES", limit)
+            monkeypatch.setattr(producer, "PORTION_BYTES", limit)
         batches = list(to_device(open_loader(tmp_path, **options)[0], "cuda"))
         assert [rows_of(batch) for batch in batches] == whole
         assert all(batch["x"].tolist() == [3 * row for row in rows] for batch, rows in zip(batches, whole, strict=True))
         blocks = {batch["x"].untyped_storage().data_ptr() for batch in batches}
         assert len(blocks) == len(batches) if limit else len(blocks) < len(batches)
         del batches
+
+
+class Events:
+    """Stands for CUDA's streams and events where there is no GPU, and notes what is asked of them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seen: list[tuple[str, int]] = []
+        self.streams = 0
+        self.current = SimpleNamespace(cuda_stream=0, wait_event=lambda event: self.seen.append(("wait", id(event))))
+        monkeypatch.setattr(device_loader, "_stream_on", self.new_stream)
+        monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+        monkeypatch.setattr(torch.cuda, "Event", self.new_event)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: self.current)
+        record_stream = lambda tensor, _: self.seen.append(("keep", tensor.untyped_storage()._cdata))  # noqa: E731
+        monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
+        monkeypatch.setattr(device_loader._Copy, "of", self.copy)
+
+    def new_stream(self, _device: Any) -> str:
+        self.streams += 1
+        return "copies"
+
+    def new_event(self) -> Any:
+        event = SimpleNamespace()
+        event.record = lambda _: self.seen.append(("copied", id(event)))
+        return event
+
+    @staticmethod
+    def copy(copy: Any, tensor: torch.Tensor) -> torch.Tensor:
+        copied = tensor.clone()
+        copy._tensors.extend(device_loader._parts(copied))
+        return copied
+
+
+@WORKERS
+def test_each_stream_waits_once_for_a_copy_and_keeps_its_memory(tmp_path, workers, monkeypatch):
+    write_numbers(tmp_path)
+    options = {"num_workers": workers, "batch_size": 100, "columns": ["x"]}
+    whole = batches_of(open_loader(tmp_path, **options)[0])
+    events = Events(monkeypatch)
+    loader = to_device(open_loader(tmp_path, **options)[0], "cpu")
+    for epoch in range(2):
+        events.seen.clear()
+        loader.set_epoch(epoch)
+        for batch in loader:
+            tensors = [batch["x"], batch["row"]]
+            assert {("keep", tensor.untyped_storage()._cdata) for tensor in tensors} <= set(events.seen)
+        told = [what for what, _ in events.seen]
+        assert 0 < told.count("wait") == told.count("copied") < len(whole)
+        assert told.count("keep") == 2 * told.count("wait")
+    assert events.streams == 1
+    first, *_ = to_device(open_loader(tmp_path, **options)[0], "cpu")
+    assert rows_of(first) == whole[0]
+
+
+def test_another_stream_waits_too(tmp_path, monkeypatch):
+    write_numbers(tmp_path)
+    events = Events(monkeypatch)
+    iterator = iter(to_device(open_loader(tmp_path, batch_size=100, num_workers=0)[0], "cpu"))
+    for number in (0, 0, 1, 1, 0):
+        events.current.cuda_stream = number
+        next(iterator)
+    assert [what for what, _ in events.seen].count("wait") == 2
+
+
+@pytest.mark.parametrize("layout", ["sparse_coo", "sparse_csr", "sparse_csc", "sparse_bsr", "sparse_bsc", "jagged"])
+def test_the_memory_of_every_part_of_a_tensor_is_kept(layout):
+    dense = torch.arange(16.0).reshape(4, 4)
+    if layout == "jagged":
+        tensor = torch.nested.nested_tensor_from_jagged(dense, torch.tensor([0, 1, 4]))
+    else:
+        tensor = dense.to_sparse(layout=getattr(torch, layout), blocksize=(2, 2) if "_bs" in layout else None)
+    parts = list(device_loader._parts(tensor))
+    assert len(parts) == (2 if layout in ("sparse_coo", "jagged") else 3)
+    assert all(part.layout == torch.strided and not part.is_nested for part in parts)
+
+
+@WORKERS
+def test_a_batch_that_was_copied_in_inference_mode_can_be_trained_on(tmp_path, workers, monkeypatch):
+    write_numbers(tmp_path, 4000)
+    Events(monkeypatch)
+    iterator = iter(to_device(open_loader(tmp_path, num_workers=workers, batch_size=100)[0], "cpu"))
+    with torch.inference_mode():
+        next(iterator)
+    weight = torch.ones((), requires_grad=True)
+    (weight * next(iterator)["x"]).sum().backward()
+
+
+def test_after_an_error_in_a_copy_the_state_is_that_of_what_was_handed_over(path, monkeypatch):
+    whole = batches_of(open_loader(path)[0])
+    loader = to_device(open_loader(path)[0], "cpu", depth=1)
+    iterator = iter(loader)
+    seen = take(iterator, 2)
+    monkeypatch.setattr(producer, "PORTION_BYTES", 1)
+
+    def fail(*_: Any) -> Any:
+        raise torch.cuda.OutOfMemoryError("made up")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(device_loader._Copy, "of", fail)
+        with pytest.raises(torch.cuda.OutOfMemoryError, match="made up"):
+            seen.extend(map(rows_of, iterator))
+    with pytest.raises(IterationEndedError, match="made up"):
+        next(iterator)
+    loader.load_state_dict(loader.state_dict())
+    assert seen + batches_of(loader) == whole
 
 
 @ON_GPU

@@ -47,7 +47,7 @@ class Ragged:
     Attributes:
         offsets: Where each row begins, and where the last one ends. The first need not be 0: the values begin there.
         padding: The value that shorter rows are filled up with where they are padded, as an array of one value.
-        is_pinned: Whether the values are in pinned memory, and padded rows are to be. Known without asking torch, which
+        is_pinned: Whether tensors are in pinned memory, and padded rows are to be. Known without asking torch, which
             would ask the device, and fail in a forked worker.
     """
 

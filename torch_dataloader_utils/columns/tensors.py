@@ -27,18 +27,22 @@ def map_tensors(columns: Columns, change: Callable[[torch.Tensor], torch.Tensor]
 
 def pinned(columns: Columns) -> Columns:
     """Return columns with copies of their tensors in pinned memory, from which a device copies beside the processor."""
-    return map_tensors(columns, _pinned)
+    if isinstance(columns, pa.Table):
+        return columns
+    copied = map_tensors(columns, _pinned)
+    return {
+        name: replace(values, is_pinned=True) if isinstance(values, Ragged) else values
+        for name, values in copied.items()
+    }
 
 
 def _with_tensors(values: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(values, torch.Tensor):
         return change(values)
-    if not is_dataclass(values):
+    if not is_dataclass(values) or isinstance(values, type):
         return values
     found = {field.name: getattr(values, field.name) for field in fields(values)}
     changed: dict[str, Any] = {name: change(own) for name, own in found.items() if isinstance(own, torch.Tensor)}
-    if changed and isinstance(values, Ragged):
-        changed["is_pinned"] = change is _pinned
     return replace(values, **changed) if changed else values
 
 

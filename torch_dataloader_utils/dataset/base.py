@@ -23,7 +23,7 @@ from torch_dataloader_utils.loader.plain_loader import require_allocator
 from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.planning.planner import Selection
-from torch_dataloader_utils.reading.batching import Batch, EmptyStep, Placement, StreamEnd
+from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd, Transfer
 from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.messages import Message
@@ -115,10 +115,10 @@ class BatchDataset(IterableDataset[Any]):
         return self._epoch_state.pass_progress(uneven)
 
     def batches(
-        self, assignment: Assignment, *, pin: bool = False, placement: Placement | None = None
+        self, assignment: Assignment, *, pin: bool = False, transfer: Transfer | None = None
     ) -> Iterator[Batch | EmptyStep | StreamEnd]:
         """Read one stream in this process."""
-        return self._stream.batches(assignment, pin=pin, placement=placement)
+        return self._stream.batches(assignment, pin=pin, transfer=transfer)
 
     def use_files(self, opened_files: Opened) -> None:
         """Read the same files in another way from the next iteration on. Workers that have been started cannot."""

@@ -22,7 +22,7 @@ from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.loader.user_warnings import warn_of_slow_transport
 from torch_dataloader_utils.planning.assignment import Assignment
-from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, Placement, StreamEnd
+from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd, Transfer
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
 from torch_dataloader_utils.workers.lifecycle import StartupBarrier, WorkerSetup, interrupt_later
 from torch_dataloader_utils.workers.messages import MAX_HELD, Content, Message
@@ -58,7 +58,7 @@ class _Dataset(Protocol):
     def begin_iteration(self) -> Iteration: ...
     def prepare_iteration(self) -> None: ...
     def batches(
-        self, assignment: Assignment, *, pin: bool = False, placement: Placement | None = None
+        self, assignment: Assignment, *, pin: bool = False, transfer: Transfer | None = None
     ) -> Iterator[Batch | EmptyStep | StreamEnd]: ...
     def attach_channel(self, channel: WorkerChannel) -> None: ...
     def needs_new_workers(self) -> bool: ...
@@ -117,8 +117,8 @@ class StructuredDataLoader(DataLoader[Any]):
         """
         return self.iterate()
 
-    def iterate(self, placement: Placement | None = None) -> BatchIterator:
-        """Do what ``iter`` does, for `to_device`: a batch is what the placement makes of it."""
+    def iterate(self, transfer: Transfer | None = None) -> BatchIterator:
+        """Do what ``iter`` does, for `to_device`: a batch is what the transfer makes of it."""
         if self._newest is not None and (before := self._newest()) is not None:
             before.end("iter")
         self._dataset.prepare_iteration()
@@ -127,7 +127,7 @@ class StructuredDataLoader(DataLoader[Any]):
             self.num_workers = self._dataset.num_workers
             self.prefetch_factor = self.prefetch_factor or 2
         with interruptible():
-            iterator = self._in_process(placement) if self.num_workers == 0 else self._from_workers(placement)
+            iterator = self._in_process(transfer) if self.num_workers == 0 else self._from_workers(transfer)
         self._newest = weakref.ref(iterator)
         return iterator
 
@@ -249,13 +249,13 @@ class StructuredDataLoader(DataLoader[Any]):
         copied.__dict__.update(self.__getstate__(), dataset=dataset, _dataset=dataset)
         return copied
 
-    def _in_process(self, placement: Placement | None) -> BatchIterator:
+    def _in_process(self, transfer: Transfer | None) -> BatchIterator:
         iteration = self._dataset.begin_iteration()
         pin = self.pin_memory and _has_accelerator()
-        make = partial(self._dataset.batches, pin=pin, placement=placement)
+        make = partial(self._dataset.batches, pin=pin, transfer=transfer)
         return BatchIterator(iteration, iteration.contents(partial(read_here, make)))
 
-    def _from_workers(self, placement: Placement | None) -> BatchIterator:
+    def _from_workers(self, transfer: Transfer | None) -> BatchIterator:
         try:
             asked = [self._ask_workers()]
             iteration = self._dataset.begin_iteration()
@@ -265,7 +265,7 @@ class StructuredDataLoader(DataLoader[Any]):
             ) -> dict[int, Iterator[Batch | EmptyStep | StreamEnd]]:
                 answers = asked.pop() if asked else self._ask_workers()
                 self._send(assigned)
-                return _unpacked(answers, iteration.number, list(assigned), placement)
+                return _unpacked(answers, iteration.number, list(assigned), transfer)
 
             contents = iteration.contents(read)
         except BaseException:
@@ -344,7 +344,7 @@ class StructuredDataLoader(DataLoader[Any]):
 
 
 def _unpacked(
-    answers: WorkerIterator, iteration: int, workers: Sequence[int], placement: Placement | None
+    answers: WorkerIterator, iteration: int, workers: Sequence[int], transfer: Transfer | None
 ) -> dict[int, Iterator[Batch | EmptyStep | StreamEnd]]:
     """Return for each worker its batches, from its messages."""
 
@@ -357,13 +357,13 @@ def _unpacked(
             while contents:
                 content = contents.popleft()
                 if isinstance(content, Batches):
-                    batches = iter(content) if placement is None else placement.batches(content)
-                    del content  # not to keep its memory where the placement does not
+                    batches = iter(content) if transfer is None else transfer.batches(content)
+                    del content  # not to keep its memory where the transfer does not
                     yield from batches
                     del batches
                     continue
-                if isinstance(content, Batch) and placement is not None:
-                    content = placement.batch(content)
+                if isinstance(content, Batch) and transfer is not None:
+                    content = transfer.batch(content)
                 yield content
                 del content
 

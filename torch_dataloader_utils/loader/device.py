@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -95,7 +96,12 @@ class DeviceLoader:
 
     def __iter__(self) -> DeviceIterator:
         """Begin the epoch, or continue once from a loaded state: see `StructuredDataLoader`."""
-        return DeviceIterator(self.loader.iterate(_Copier(self.device)), self.depth)
+        return DeviceIterator(self.loader.iterate(_Copier(self.device, self._stream)), self.depth)
+
+    @cached_property
+    def _stream(self) -> torch.cuda.Stream | None:
+        """The stream of the copies, the same for all epochs: torch keeps free memory for each stream."""
+        return _stream_on(self.device)
 
     def __len__(self) -> int:
         """Return the number of batches of the whole epoch, also if it continues from a state."""
@@ -163,13 +169,12 @@ class _Copier:
     together as columns are copied together, and then split on the device.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, stream: torch.cuda.Stream | None) -> None:
         self._device = device
-        is_cuda = device.type == "cuda"
-        self._stream = torch.cuda.Stream(device) if is_cuda else None  # type: ignore[no-untyped-call]
+        self._stream = stream
 
     def batches(self, batches: Batches) -> Iterator[Batch]:
-        """Copy batches that are together as columns, and yield them one by one. See `Placement`."""
+        """Copy batches that are together as columns, and yield them one by one. See `Transfer`."""
         columns = with_offsets(batches.columns, batches.sizes)
         if isinstance(columns, pa.Table):
             yield from map(self.batch, batches)
@@ -182,25 +187,24 @@ class _Copier:
         batches = replace(batches, columns={name: copied.get(name, values) for name, values in columns.items()})
         del columns, together  # not to keep the memory that they were copied from
         for batch in batches:
-            copies = [copy]
-            if single:
-                copies.append(self._copy_values(batch.data, single))
-            yield replace(batch, data=_OnDevice(batch.data, copies))
+            yield replace(batch, data=_OnDevice(batch.data, [copy, *self._copy_values(batch.data, single)]))
 
     def batch(self, batch: Batch) -> Batch:
-        """Copy a batch. See `Placement`."""
+        """Copy a batch. See `Transfer`."""
         whole = {"": batch.data}
-        copy = self._copy_values(whole, [""])
-        return replace(batch, data=_OnDevice(whole[""], [copy]))
+        copies = self._copy_values(whole, [""])
+        return replace(batch, data=_OnDevice(whole[""], copies))
 
-    def _copy_values(self, values: dict[str, Any], names: Iterable[str]) -> _Copy:
+    def _copy_values(self, values: dict[str, Any], names: Iterable[str]) -> list[_Copy]:
         """Copy the tensors in some values of a dictionary, wherever they are, and put the copies in their place."""
+        names = [name for name in names if not _has_no_tensors(values[name])]
+        if not names:
+            return []
         copy = _Copy(self._device)
         with copy.running_on(self._stream):
             for name in names:
-                if not _has_no_tensors(values[name]):
-                    values[name] = tree_map_only(torch.Tensor, copy.of, values[name])
-        return copy
+                values[name] = tree_map_only(torch.Tensor, copy.of, values[name])
+        return [copy]
 
 
 class _Copy:
@@ -214,19 +218,19 @@ class _Copy:
 
     @contextmanager
     def running_on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
-        """Let `of` copy on a stream, or without one at once."""
-        if stream is None:
+        """Let `of` copy on a stream, or without one at once.
+
+        What is copied together may be used in and out of torch's inference mode.
+        """
+        with torch.inference_mode(mode=False), nullcontext() if stream is None else torch.cuda.stream(stream):
             yield
-            return
-        with torch.cuda.stream(stream):
-            yield
-        if self._tensors:
+        if stream is not None and self._tensors:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._done.record(stream)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the device."""
-        copied = tensor.to(self._device, non_blocking=self._device.type == "cuda")
+        """Return a tensor on the device. The copy runs beside this process if the tensor is in pinned memory."""
+        copied = tensor.to(self._device, non_blocking=self._device.type == "cuda" and _is_pinned(tensor))
         self._tensors.extend(_parts(copied))
         return copied
 
@@ -259,9 +263,17 @@ class _OnDevice:
         return self.batch
 
 
+def _stream_on(device: torch.device) -> torch.cuda.Stream | None:
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
 def _has_no_tensors(values: Any) -> bool:
     """Whether values are a list of texts or numbers, in which to look for tensors would take long."""
     return type(values) is list and TENSORLESS.issuperset(map(type, values))
+
+
+def _is_pinned(tensor: torch.Tensor) -> bool:
+    return tensor.layout == torch.strided and not tensor.is_nested and tensor.is_pinned()
 
 
 def _parts(tensor: Any) -> Iterator[torch.Tensor]:
@@ -274,5 +286,9 @@ def _parts(tensor: Any) -> Iterator[torch.Tensor]:
                 yield tensor.lengths()
     elif tensor.layout == torch.sparse_coo:
         yield from (tensor._indices(), tensor._values())  # noqa: SLF001 - indices() wants a tensor that is coalesced
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
     else:
         yield tensor

@@ -59,13 +59,13 @@ class Batches:
         head = Batches(first, self.receipts[:count], self.work)
         return head, Batches(others, self.receipts[count:], lease=self.lease)
 
-    def pieces(self, most: int) -> Iterator[Batches]:
-        """Yield the batches in pieces of at most so many bytes, or of one batch."""
-        count = max(1, most * len(self.receipts) // max(1, size_of(self.columns)))
+    def portions(self, size: int) -> Iterator[Batches]:
+        """Yield the batches in portions of as many as take so many bytes on average, or of one."""
+        count = max(1, size * len(self.receipts) // max(1, size_of(self.columns)))
         rest: Batches | None = self
         while rest is not None:
-            piece, rest = rest.cut(count)
-            yield piece
+            portion, rest = rest.cut(count)
+            yield portion
 
     def with_own_last(self) -> tuple[Batches, Batches]:
         """Return all batches but the last one, and a copy of that, which does not keep the others in memory."""
@@ -75,8 +75,8 @@ class Batches:
         return others, replace(last, columns=copy_rows(ColumnSlice(last.columns, 0, rows)))
 
 
-class Placement(Protocol):
-    """Puts batches where they are to be delivered, such as on a device, before they are handed on."""
+class Transfer(Protocol):
+    """Copies batches to where they are to be delivered, such as a device, before they are handed on."""
 
     def batches(self, batches: Batches) -> Iterator[Batch]:
         """Yield batches that are together as columns one by one."""
@@ -87,8 +87,8 @@ class Placement(Protocol):
         ...
 
 
-PIECE_BYTES = 32 << 20
-"""Bytes of batches that are put into pinned memory, or on a device, together."""
+PORTION_BYTES = 32 << 20
+"""Bytes of batches that are copied into pinned memory, or to a device, together."""
 
 
 @dataclass(frozen=True, slots=True)

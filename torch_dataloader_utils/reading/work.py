@@ -43,7 +43,7 @@ class Counters:
         decoding_sec: Seconds in which they were decoded and filtered. A file that is mapped into memory is read here.
         converting_sec: Seconds in which they were shuffled, converted and cut into batches.
         collating_sec: Seconds in `collate_fn`.
-        packing_sec: Seconds in which batches were copied into messages, or into pinned memory.
+        packing_sec: Seconds in which batches were copied into messages, into pinned memory, or to a device.
         waiting_for_loop_sec: Seconds in which the batches before them were not taken.
         cpu_sec: Seconds that all threads of the process together were on a CPU. Only this is no time of the clock.
     """

@@ -19,7 +19,6 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -227,21 +226,13 @@ def _sparse_parts(tensor: torch.Tensor) -> Any:
 
 
 def _unpack_coo(indices: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], is_coalesced: bool) -> Any:  # noqa: FBT001
-    with _unchecked():
-        return torch.sparse_coo_tensor(indices, values, shape, is_coalesced=is_coalesced)
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False, is_coalesced=is_coalesced)
 
 
 def _unpack_compressed(
     compressed: torch.Tensor, plain: torch.Tensor, values: torch.Tensor, shape: tuple[int, ...], layout: torch.layout
 ) -> Any:
-    with _unchecked():
-        return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout)
-
-
-def _unchecked() -> AbstractContextManager[None]:
-    """Return a context in which no sparse tensor is checked: torch 2.11 warns of the argument that says so."""
-    unchecked: AbstractContextManager[None] = torch.sparse.check_sparse_tensor_invariants(enable=False)  # type: ignore[no-untyped-call]
-    return unchecked
+    return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout, check_invariants=False)
 
 
 def _unpack_tensor(memory: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:

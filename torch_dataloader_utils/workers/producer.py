@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 from torch.utils.data import get_worker_info
@@ -15,7 +16,7 @@ from torch_dataloader_utils.columns.tensors import pinned
 from torch_dataloader_utils.formats.opened_files import Opened
 from torch_dataloader_utils.formats.read_cache import ReadCache
 from torch_dataloader_utils.planning.assignment import Assignment
-from torch_dataloader_utils.reading.batching import PIECE_BYTES, Batch, Batches, EmptyStep, Placement, StreamEnd
+from torch_dataloader_utils.reading.batching import PORTION_BYTES, Batch, Batches, EmptyStep, StreamEnd, Transfer
 from torch_dataloader_utils.reading.memory_budget import MemoryBudget
 from torch_dataloader_utils.reading.read_ahead import ReadAhead
 from torch_dataloader_utils.reading.scan import ReadOptions
@@ -62,20 +63,20 @@ class Stream:
         return replace(self, opened_files=files, read_cache=self.read_cache.without_footers())
 
     def batches(
-        self, assignment: Assignment, *, pin: bool = False, placement: Placement | None = None
+        self, assignment: Assignment, *, pin: bool = False, transfer: Transfer | None = None
     ) -> Generator[Batch | EmptyStep | StreamEnd, None, None]:
         """Yield a stream's batches one by one, for this process.
 
-        `pin` copies tensors into pinned memory: in the thread that reads ahead, or after `collate_fn`. The placement
+        `pin` copies tensors into pinned memory: in the thread that reads ahead, or after `collate_fn`. The transfer
         comes last.
         """
-        place: Callable[[Batches], Iterator[Batch]] = iter
-        if placement is not None and self.collate_fn is None:
-            place = placement.batches
         collate = self._collate(assignment)
         ahead = self._ahead(assignment, _pinned_together if pin and self.collate_fn is None else None)
         report = _Report(self)
         lap = report.watch.lap
+        one_by_one: Callable[[Batches], Iterator[Batch]] = iter
+        if transfer is not None and self.collate_fn is None:
+            one_by_one = partial(_transferred, transfer, lap, cut=not pin)  # what is pinned comes in portions
         try:
             for content in ahead:
                 now = report.received(content)
@@ -85,16 +86,16 @@ class Stream:
                     continue
                 lease = content.lease
                 is_large = lease is not None and LARGE_SHARE * lease.size >= ahead.budget.limit
-                has_own_last = is_large and not pin and len(content.receipts) >= ENOUGH_BATCHES
-                most = None if place is iter or pin else PIECE_BYTES  # what is pinned comes in pieces
-                for part in _parts(content, most, has_own_last=has_own_last):
-                    for batch in place(part):
+                is_own = pin or one_by_one is not iter  # what the loop receives keeps nothing else in memory
+                has_own_last = is_large and not is_own and len(content.receipts) >= ENOUGH_BATCHES
+                for part in content.with_own_last() if has_own_last else (content,):
+                    for batch in one_by_one(part):
                         collated = batch
                         if self.collate_fn is not None:
                             collated = collate(batch)
                             now = lap("collating_sec")
-                            if pin or placement is not None:
-                                collated = _placed(collated, placement, pin=pin)
+                            if pin or transfer is not None:
+                                collated = _collated_elsewhere(collated, transfer, pin=pin)
                                 now = lap("packing_sec")
                         yield collated if now < report.due and collated.work is None else report.on(collated)
                         now = lap("waiting_for_loop_sec")
@@ -213,25 +214,24 @@ class Stream:
             yield from done
 
 
-def _placed(batch: Batch, placement: Placement | None, *, pin: bool) -> Batch:
-    """Return a collated batch in pinned memory, or where the placement puts it, or by the one to the other."""
+def _collated_elsewhere(batch: Batch, transfer: Transfer | None, *, pin: bool) -> Batch:
+    """Return a collated batch in pinned memory, or where the transfer copies it, or from the one to the other."""
     if pin:
         batch = replace(batch, data=pin_memory(batch.data))  # type: ignore[no-untyped-call]
-    return batch if placement is None else placement.batch(batch)
+    return batch if transfer is None else transfer.batch(batch)
 
 
-def _parts(batches: Batches, most: int | None, *, has_own_last: bool) -> Iterator[Batches]:
-    """Yield batches in parts: in pieces of at most so many bytes, and with a copy of the last batch."""
-    for part in batches.with_own_last() if has_own_last else (batches,):
-        if most is None:
-            yield part
-        else:
-            yield from part.pieces(most)
+def _transferred(transfer: Transfer, lap: Callable[[Stage], float], batches: Batches, *, cut: bool) -> Iterator[Batch]:
+    """Yield batches that were transferred, one by one; if they are to be cut, some at a time."""
+    for portion in batches.portions(PORTION_BYTES) if cut else (batches,):
+        for batch in transfer.batches(portion):
+            lap("packing_sec")
+            yield batch
 
 
 def _pinned_together(batches: Batches) -> Iterator[Batches]:
-    for piece in batches.pieces(PIECE_BYTES):
-        yield replace(piece, columns=pinned(with_offsets(piece.columns, piece.sizes)))
+    for portion in batches.portions(PORTION_BYTES):
+        yield replace(portion, columns=pinned(with_offsets(portion.columns, portion.sizes)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A GPU fed by this library's loader; or, where the job says "alone", the same steps over batches that lie there."""
+"""A GPU fed by this library's loader; or, where the job says "alone", over batches that are there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch_dataloader_utils import StructuredDataset, to_device
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 
 HELD = 16
-"""Batches that lie on the device for steps alone."""
+"""Batches that are on the device for steps alone."""
 
 
 def loader_of(job: Job) -> StructuredDataLoader:
