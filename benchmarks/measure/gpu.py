@@ -126,6 +126,7 @@ def run(path: Path, names: Iterable[str], rounds: int, device: str = "cuda", sca
     results: Results = {"kind": "gpu", "workloads": {}}
     if path.exists():
         results = json.loads(path.read_text(encoding="utf-8"))
+    path.parent.mkdir(parents=True, exist_ok=True)
     for name in names:
         workload = WORKLOADS[name]
         data = make(workload.data, workload.share * scale)

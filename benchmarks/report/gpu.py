@@ -21,16 +21,21 @@ over batches that are on the GPU already. Each way is a process of its own. Afte
 workers' start and the first use of each kernel, whole epochs are timed, their start included, until the GPU has
 finished.
 
-- Rows of numbers: a network of three layers, 2,048 wide, on {WORKLOADS["numbers"].batch_size:,} rows of 22 columns,
-  each a tensor of its own. The step is short: beginning its kernels takes the training process as long as the step.
-- Sequences of tokens: a language model of four layers, 384 wide, on {WORKLOADS["tokens"].batch_size} sequences of
-  1,024.
-- S3 is a server on the same machine that waits {DELAY_MS} ms before each answer, as above.
+- S3 is a server on the same machine that waits {DELAY_MS} ms before each answer.
 - **Pinned**: `pin_memory=True`. This library copies by `to_device` where nothing else is said.
 - **Processor**: milliseconds that the training process takes, all its threads. Workers are not in it.
 - An epoch's last batches are smaller, one for each worker: figures are those of as many rows as a full batch has.
-  They are medians of the epochs, with the least and the greatest in brackets.
+  They are medians of the epochs, with the least and the greatest in brackets. Epochs of one process are more alike
+  than processes are.
+- Each table names the commit that was measured.
 """
+
+STEPS = {
+    "numbers": "A network of three layers, 2,048 wide, on {batch:,} rows of 22 columns, each a tensor of its own. The "
+    "step is short: beginning its kernels takes the training process as long as the step.",
+    "tokens": "A language model of four layers, 384 wide, on {batch} sequences of 1,024 tokens.",
+}
+"""What a step does, by the network."""
 
 
 def section(results: Results) -> Iterator[str]:
@@ -48,7 +53,8 @@ def section(results: Results) -> Iterator[str]:
 def _workload(workload: Workload, found: Results) -> Iterator[str]:
     data = found["data"]
     yield from (f"### {workload.title}", "")
-    yield f"{data['rows']:,} rows, {data['file_bytes'] / (1 << 20):,.0f} MiB: {data['note']}."
+    yield STEPS[workload.network].format(batch=workload.batch_size)
+    yield f"The files: {data['rows']:,} rows, {data['file_bytes'] / (1 << 20):,.0f} MiB, {data['note']}."
     yield ""
     figures = {name: _figures(way, "seconds", workload.batch_size) for name, way in found["ways"].items()}
     alone = statistics.median(figures["alone"]) if figures["alone"] else None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from collections import OrderedDict
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -280,29 +282,39 @@ class Events:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.seen: list[tuple[str, int]] = []
         self.streams = 0
+        self.on: list[Any] = []
+        self.events: list[Any] = []
         self.current = SimpleNamespace(cuda_stream=0, wait_event=lambda event: self.seen.append(("wait", id(event))))
         monkeypatch.setattr(device_loader, "_stream_on", self.new_stream)
-        monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+        monkeypatch.setattr(torch.cuda, "stream", self.stream)
         monkeypatch.setattr(torch.cuda, "Event", self.new_event)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda _: self.current)
         record_stream = lambda tensor, _: self.seen.append(("keep", tensor.untyped_storage()._cdata))  # noqa: E731
         monkeypatch.setattr(torch.Tensor, "record_stream", record_stream)
-        monkeypatch.setattr(device_loader._Copy, "of", self.copy)
+
+        def of(copy: Any, tensor: torch.Tensor) -> torch.Tensor:
+            assert self.on == ["copies"]
+            copied = tensor.clone()
+            copy._tensors.extend(device_loader._parts(copied))
+            return copied
+
+        monkeypatch.setattr(device_loader._Copy, "of", of)
 
     def new_stream(self, _device: Any) -> str:
         self.streams += 1
         return "copies"
 
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        self.on.append(stream)
+        yield
+        self.on.pop()
+
     def new_event(self) -> Any:
         event = SimpleNamespace()
-        event.record = lambda _: self.seen.append(("copied", id(event)))
+        self.events.append(event)  # so that no other has its number
+        event.record = lambda stream: self.seen.append((f"recorded on {stream}", id(event)))
         return event
-
-    @staticmethod
-    def copy(copy: Any, tensor: torch.Tensor) -> torch.Tensor:
-        copied = tensor.clone()
-        copy._tensors.extend(device_loader._parts(copied))
-        return copied
 
 
 @WORKERS
@@ -312,18 +324,21 @@ def test_each_stream_waits_once_for_a_copy_and_keeps_its_memory(tmp_path, worker
     whole = batches_of(open_loader(tmp_path, **options)[0])
     events = Events(monkeypatch)
     loader = to_device(open_loader(tmp_path, **options)[0], "cpu")
+    kept = []  # so that no storage has the number of another one
     for epoch in range(2):
-        events.seen.clear()
         loader.set_epoch(epoch)
         for batch in loader:
+            kept.append(batch)
             tensors = [batch["x"], batch["row"]]
             assert {("keep", tensor.untyped_storage()._cdata) for tensor in tensors} <= set(events.seen)
-        told = [what for what, _ in events.seen]
-        assert 0 < told.count("wait") == told.count("copied") < len(whole)
-        assert told.count("keep") == 2 * told.count("wait")
+    assert list(map(rows_of, kept[: len(whole)])) == whole
+    told = [what for what, _ in events.seen]
+    assert 0 < told.count("wait") == told.count("recorded on copies") < 2 * len(whole)
+    assert told.count("keep") == 2 * told.count("wait")
+    recorded = {event: place for place, (what, event) in enumerate(events.seen) if what == "recorded on copies"}
+    assert all(recorded[event] < place for place, (what, event) in enumerate(events.seen) if what == "wait")
     assert events.streams == 1
-    first, *_ = to_device(open_loader(tmp_path, **options)[0], "cpu")
-    assert rows_of(first) == whole[0]
+    assert "_stream" not in loader.__getstate__()
 
 
 def test_another_stream_waits_too(tmp_path, monkeypatch):
@@ -350,21 +365,36 @@ def test_the_memory_of_every_part_of_a_tensor_is_kept(layout):
 
 @WORKERS
 def test_a_batch_that_was_copied_in_inference_mode_can_be_trained_on(tmp_path, workers, monkeypatch):
-    write_numbers(tmp_path, 4000)
+    write_lists(tmp_path)
     Events(monkeypatch)
-    iterator = iter(to_device(open_loader(tmp_path, num_workers=workers, batch_size=100)[0], "cpu"))
+    options = {"num_workers": workers, "batch_size": 5, "column_formats": LISTS}
+    iterator = iter(to_device(open_loader(tmp_path, **options)[0], "cpu"))
     with torch.inference_mode():
         next(iterator)
     weight = torch.ones((), requires_grad=True)
-    (weight * next(iterator)["x"]).sum().backward()
+    batch = next(iterator)
+    for tensor in (batch["row"], batch["padded"], batch["packed"].values, batch["jagged"]):
+        assert not tensor.is_inference()
+        (weight * tensor).sum().backward()
 
 
-def test_after_an_error_in_a_copy_the_state_is_that_of_what_was_handed_over(path, monkeypatch):
-    whole = batches_of(open_loader(path)[0])
-    loader = to_device(open_loader(path)[0], "cpu", depth=1)
+@pytest.mark.parametrize("pinned", [False, True])
+def test_a_copy_runs_meanwhile_only_of_pinned_memory(monkeypatch, pinned):
+    asked = []
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: pinned)
+    monkeypatch.setattr(torch.Tensor, "to", lambda tensor, _, non_blocking: asked.append(non_blocking) or tensor)
+    device_loader._Copy(torch.device("cuda")).of(torch.arange(3))
+    device_loader._Copy(torch.device("cuda")).of(torch.eye(2).to_sparse())
+    assert asked == [pinned, pinned]
+
+
+@WORKERS
+def test_after_an_error_in_a_copy_the_state_is_that_of_what_was_handed_over(path, workers, monkeypatch):
+    whole = batches_of(open_loader(path, num_workers=workers)[0])
+    loader = to_device(open_loader(path, num_workers=workers)[0], "cpu", depth=1)
     iterator = iter(loader)
-    seen = take(iterator, 2)
     monkeypatch.setattr(producer, "PORTION_BYTES", 1)
+    seen = take(iterator, 0 if workers else 2)  # a worker's first message may have all of its batches
 
     def fail(*_: Any) -> Any:
         raise torch.cuda.OutOfMemoryError("made up")
@@ -422,6 +452,7 @@ def test_a_collate_fn_may_write_to_the_same_memory_again(path, workers, pin_memo
 def test_no_memory_of_the_device_is_kept(tmp_path, workers):
     write_numbers(tmp_path)
     loader = to_device(open_loader(tmp_path, num_workers=workers, batch_size=100, pin_memory=True)[0], "cuda")
+    gc.collect()
     before = torch.cuda.memory_allocated()
     for epoch in range(3):
         loader.set_epoch(epoch)

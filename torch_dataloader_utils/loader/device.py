@@ -22,7 +22,7 @@ from torch_dataloader_utils.loader.progress_bar import PassProgress
 from torch_dataloader_utils.reading.batching import Batch, Batches
 
 TENSORLESS = frozenset((str, bytes, int, float, bool, type(None)))
-"""Types of values in a column that is a list: neither tensors nor what may have some."""
+"""Types of values that are neither tensors nor what may have some."""
 
 
 def to_device(loader: StructuredDataLoader, device: torch.device | str | int, depth: int = 2) -> DeviceLoader:
@@ -40,7 +40,7 @@ def to_device(loader: StructuredDataLoader, device: torch.device | str | int, de
         device: Where to copy, such as ``"cuda"`` or ``torch.device("cuda", 1)``. On ``"cpu"`` nothing is copied.
         depth: Number of batches on the device beyond the one that is handed over. That one is handed over once they
             are fetched, and their copies have begun. Batches that are together as columns are copied together, in
-            pieces of up to 32 MiB or a worker's message, so more of them may be there.
+            portions of about 32 MiB or a worker's message, so more of them may be there.
 
     Returns:
         A loader. Tensors in dictionaries, lists and tuples of a batch are on the device; everything else is as it was,
@@ -97,6 +97,10 @@ class DeviceLoader:
     def __iter__(self) -> DeviceIterator:
         """Begin the epoch, or continue once from a loaded state: see `StructuredDataLoader`."""
         return DeviceIterator(self.loader.iterate(_Copier(self.device, self._stream)), self.depth)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the stream out of a copy."""
+        return {name: value for name, value in self.__dict__.items() if name != "_stream"}
 
     @cached_property
     def _stream(self) -> torch.cuda.Stream | None:
@@ -186,7 +190,12 @@ class _Copier:
             copied = map_tensors(together, copy.of)
         batches = replace(batches, columns={name: copied.get(name, values) for name, values in columns.items()})
         del columns, together  # not to keep the memory that they were copied from
-        for batch in batches:
+        made = iter(batches)
+        while True:
+            with _normal_mode():
+                batch = next(made, None)
+            if batch is None:
+                return
             yield replace(batch, data=_OnDevice(batch.data, [copy, *self._copy_values(batch.data, single)]))
 
     def batch(self, batch: Batch) -> Batch:
@@ -218,19 +227,17 @@ class _Copy:
 
     @contextmanager
     def running_on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
-        """Let `of` copy on a stream, or without one at once.
-
-        What is copied together may be used in and out of torch's inference mode.
-        """
-        with torch.inference_mode(mode=False), nullcontext() if stream is None else torch.cuda.stream(stream):
+        """Let `of` copy on a stream, or without one at once."""
+        with _normal_mode(), nullcontext() if stream is None else torch.cuda.stream(stream):
             yield
         if stream is not None and self._tensors:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._done.record(stream)
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a tensor on the device. The copy runs beside this process if the tensor is in pinned memory."""
-        copied = tensor.to(self._device, non_blocking=self._device.type == "cuda" and _is_pinned(tensor))
+        """Return a tensor on the device. This process goes on meanwhile if the tensor is in pinned memory."""
+        may_run = self._device.type == "cuda" and all(part.is_pinned() for part in _parts(tensor))
+        copied = tensor.to(self._device, non_blocking=may_run)
         self._tensors.extend(_parts(copied))
         return copied
 
@@ -267,13 +274,20 @@ def _stream_on(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
+@contextmanager
+def _normal_mode() -> Iterator[None]:
+    """Make tensors that may be trained on, also while a batch is asked for in torch's inference mode.
+
+    Others of the same copy may be asked for after it.
+    """
+    has_gradients = torch.is_grad_enabled()
+    with torch.inference_mode(mode=False), torch.set_grad_enabled(has_gradients):
+        yield
+
+
 def _has_no_tensors(values: Any) -> bool:
-    """Whether values are a list of texts or numbers, in which to look for tensors would take long."""
-    return type(values) is list and TENSORLESS.issuperset(map(type, values))
-
-
-def _is_pinned(tensor: torch.Tensor) -> bool:
-    return tensor.layout == torch.strided and not tensor.is_nested and tensor.is_pinned()
+    """Whether values are a number, or a list of strings or numbers, in which to look for tensors would take long."""
+    return type(values) in TENSORLESS or (type(values) is list and TENSORLESS.issuperset(map(type, values)))
 
 
 def _parts(tensor: Any) -> Iterator[torch.Tensor]:

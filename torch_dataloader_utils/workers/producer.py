@@ -86,8 +86,7 @@ class Stream:
                     continue
                 lease = content.lease
                 is_large = lease is not None and LARGE_SHARE * lease.size >= ahead.budget.limit
-                is_own = pin or one_by_one is not iter  # what the loop receives keeps nothing else in memory
-                has_own_last = is_large and not is_own and len(content.receipts) >= ENOUGH_BATCHES
+                has_own_last = is_large and not pin and len(content.receipts) >= ENOUGH_BATCHES
                 for part in content.with_own_last() if has_own_last else (content,):
                     for batch in one_by_one(part):
                         collated = batch
