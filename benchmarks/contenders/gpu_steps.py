@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from batches import rows_of
 from harness import Job, report
 from torch import nn
 
-__all__ = ["device_of", "network_of", "train"]
+__all__ = ["copied_in_the_loop", "device_of", "network_of", "train"]
 
 VOCABULARY = 50_257
 WIDTH = 384
@@ -45,6 +45,12 @@ def network_of(job: Job) -> Step:
         optimizer.zero_grad()
 
     return step
+
+
+def copied_in_the_loop(batches: Iterable[Any], device: torch.device) -> Iterator[dict[str, Any]]:
+    """Copy each batch when it is needed, as a loop without `to_device` does."""
+    for batch in batches:
+        yield {name: values.to(device, non_blocking=True) for name, values in batch.items()}
 
 
 def train(job: Job, step: Step, epochs: Iterable[Iterable[Any]]) -> None:

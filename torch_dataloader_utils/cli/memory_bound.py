@@ -30,10 +30,8 @@ def memory_bound(
         if not shuffles_rows:
             return min(read_ahead_bytes, row_bytes * sum(part.rows for part in slices))
         bounds = [_of_shard(part, row_bytes, read_ahead_bytes, fetched_row_bytes) for part in slices]
-        together = sorted(beside for beside, _ in bounds)[
-            -2:
-        ]  # the one that is delivered, and the one that is shuffled
-        return max(sum(together), *(alone for _, alone in bounds), 0)
+        largest = sorted(beside for beside, _ in bounds)[-2:]  # one is delivered while the other is shuffled
+        return max(sum(largest), *(alone for _, alone in bounds), 0)
 
     return round(max(sum(map(of_stream, plan.rank_streams(rank))) for rank in range(plan.num_ranks)))
 

@@ -26,7 +26,7 @@ def map_tensors(columns: Columns, change: Callable[[torch.Tensor], torch.Tensor]
 
 
 def pinned(columns: Columns) -> Columns:
-    """Return columns with copies of their tensors in pinned memory, from which a device copies beside the processor."""
+    """Return columns with their tensors in pinned memory, from which a device copies while the process goes on."""
     if isinstance(columns, pa.Table):
         return columns
     copied = map_tensors(columns, _pinned)

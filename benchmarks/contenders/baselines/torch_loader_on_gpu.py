@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from gpu_steps import device_of, network_of, train
+from gpu_steps import copied_in_the_loop, device_of, network_of, train
 from harness import Job, read_job
 from row_groups import RowGroups
 from torch.utils.data import DataLoader
@@ -21,13 +21,7 @@ def epochs_of(job: Job) -> Iterator[Iterator[Any]]:
         persistent_workers=bool(job.workers),
     )
     for _ in range(job.options["epochs"]):
-        yield _copied(loader, job)
-
-
-def _copied(loader: DataLoader[Any], job: Job) -> Iterator[dict[str, Any]]:
-    device = device_of(job)
-    for batch in loader:
-        yield {name: values.to(device, non_blocking=True) for name, values in batch.items()}
+        yield copied_in_the_loop(loader, device_of(job))
 
 
 if __name__ == "__main__":
