@@ -187,9 +187,9 @@ def test_each_row_group_is_read_once_whatever_the_number_of_buffers(data, monkey
     read = []
     decode = Decoder.whole
 
-    def noted(self, path, numbers):
+    def noted(self, path, numbers, size):
         read.extend((path, number) for number in numbers)
-        return decode(self, path, numbers)
+        return decode(self, path, numbers, size)
 
     monkeypatch.setattr(Decoder, "whole", noted)
     mixing(data, "label", MixingOptions(buffer_sizes=(1_000, 6_000, ROWS)), columns=["label", "x"])

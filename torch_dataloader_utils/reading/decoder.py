@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
@@ -90,12 +90,19 @@ class Decoder:
         self._held = held
         self._open: OrderedDict[str, _OpenFile] = OrderedDict()
         self._fetched = 0.0
+        self._pending: deque[int] = deque()
         self._shares = thread is not None
         self.thread = thread or ThreadPoolExecutor(1, thread_name_prefix="decode", initializer=allocate_first)
 
-    def whole(self, path: str, numbers: range) -> DecodedTables:
+    @property
+    def pending_bytes(self) -> int:
+        """The sizes of what `whole` is decoding and has yet to decode."""
+        return sum(self._pending.copy())  # the thread takes from it
+
+    def whole(self, path: str, numbers: range, size: int) -> DecodedTables:
         """Decode consecutive row groups, after those before, and without waiting for anyone to take their tables."""
         tables = DecodedTables()
+        self._pending.append(size)
         self.thread.submit(self._decode_all, path, numbers, tables)
         return tables
 
@@ -178,6 +185,7 @@ class Decoder:
             tables.put(replace(self._attempt(path, numbers, rest), is_last=True))
         except BaseException as error:  # noqa: BLE001 - raised again where the tables are taken
             tables.put(error)
+        self._pending.popleft()
 
     def _decode_from(
         self, path: str, number: int, rows: int, first: int, *, use_threads: bool = True

@@ -222,8 +222,9 @@ class RowGroupReader:
         """
         self._fetcher.request(group.path, group.number, [later.number for later in following])
         if whole:
+            decoded = self._next_decoder().whole(group.path, group.numbers, self.stored_bytes(group))
             # Two slices of one shard may follow one another and request the same row group.
-            self._decoded[group].append(self._next_decoder().whole(group.path, group.numbers))
+            self._decoded[group].append(decoded)
 
     def receives(self, group: FileRowGroup) -> bool:
         """Whether a request was made whose answer goes on with a row group."""
@@ -404,9 +405,11 @@ class RowGroupReader:
         del self._kept, self._added_bytes, self._measures  # which refer to this reader: it would wait for the collector
 
     def _next_decoder(self) -> Decoder:
-        """Return the decoders in rotation, so that consecutive row groups are decoded at once."""
-        self._decoders.append(self._decoders.pop(0))
-        return self._decoders[-1]
+        """Return the decoder that has least to decode; of several the one that was returned longest ago."""
+        decoder = min(self._decoders, key=attrgetter("pending_bytes"))
+        self._decoders.remove(decoder)
+        self._decoders.append(decoder)
+        return decoder
 
     def _errors(self, group: FileRowGroup) -> AbstractContextManager[None]:
         return self._files.storage.errors_at(self.name(group))
