@@ -365,8 +365,11 @@ def _resuming(data: Data, workers: int, way: str, share: float, name: str) -> Co
     return Contender(name, "ours/resume.py", job_of(data, workers, way=way, share=share, saved=saved))
 
 
-def _epochs(count: int) -> Callable[[Settings], Results]:
-    """Return the workload that reads a number of epochs in one process, and looks at it after each."""
+def _epochs(count: int, rounds: int) -> Callable[[Settings], Results]:
+    """Return the workload that reads a number of epochs in one process, and looks at it after each.
+
+    The fewer epochs, the more rounds it takes to tell a slope from what memory varies by.
+    """
 
     def run(settings: Settings) -> Results:
         data = make("small", settings.scale)
@@ -385,7 +388,7 @@ def _epochs(count: int) -> Callable[[Settings], Results]:
             )
             for name, workers, loader in ways
         ]
-        return _compare(replace(settings, rounds=1), data, contenders, baseline=None, epochs=count)
+        return _compare(replace(settings, rounds=rounds), data, contenders, baseline=None, epochs=count)
 
     return run
 
@@ -503,7 +506,7 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "grid": _grid,
     "steps": _steps,
     "resume": _resume,
-    "epochs": _epochs(20),
-    "epochs_200": _epochs(200),
+    "epochs": _epochs(20, rounds=9),
+    "epochs_200": _epochs(200, rounds=1),
     "memory": _memory,
 }

@@ -229,15 +229,20 @@ def memory_slope(by_epoch: Sequence[float]) -> float:
 
 
 def _slope(contender: str) -> Callable[[Results], float]:
-    return lambda workload: memory_slope(workload["contenders"][contender]["runs"][0]["pss_by_epoch"])
+    """Return the function that computes the median slope of all runs: one swings by more than the bound."""
+
+    def value(workload: Results) -> float:
+        return statistics.median(memory_slope(run["pss_by_epoch"]) for run in workload["contenders"][contender]["runs"])
+
+    return value
 
 
 def _grown(contender: str, figure: str) -> Callable[[Results], float]:
-    """Return the function that computes how much a count grew over the settled epochs."""
+    """Return the function that computes how much a count grew over the settled epochs, in the run that it grew most."""
 
     def value(workload: Results) -> float:
-        counts = workload["contenders"][contender]["runs"][0][figure]
-        return float(max(counts[SETTLED:]) - counts[SETTLED])
+        counts = [run[figure][SETTLED:] for run in workload["contenders"][contender]["runs"]]
+        return float(max(max(of_run) - of_run[0] for of_run in counts))
 
     return value
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -231,20 +232,32 @@ def _epochs(_name: str, workload: Results, _plots: Path, _kind_of_session: str) 
     yield (
         "The slope is that of a line through the memory after each epoch, in % an epoch, from the "
         f"{claims.SETTLED + 1}th to the last; "
-        "least and most are of the same epochs. "
+        "least and most are of the same epochs. Of several runs, each a process of its own, the slope is the median. "
         "The gap is from the last batch of an epoch to the first of the next."
     )
     yield ""
     rows = []
     for contender, found in workload["contenders"].items():
-        for run in found["runs"]:
-            counts = [f"{run[key][claims.SETTLED]} to {run[key][-1]}" for key in ("files_by_epoch", "threads_by_epoch")]
-            settled = [size / MIB for size in run["pss_by_epoch"][claims.SETTLED :]]
-            memory = [f"{claims.memory_slope(run['pss_by_epoch']):.3f} %", f"{min(settled):.0f} to {max(settled):.0f}"]
-            gaps = [f"{run[key]:.3f}" for key in ("gap_s", "greatest_gap_s")]
-            rows.append([contender, *memory, *counts, *gaps])
-    yield from table(["", "slope", "memory, MiB", "open files", "threads", "median gap, s", "greatest gap, s"], rows)
+        runs = found["runs"]
+        slopes = [claims.memory_slope(run["pss_by_epoch"]) for run in runs]
+        slope = f"{statistics.median(slopes):.3f} %" + (
+            f" [{min(slopes):.3f}, {max(slopes):.3f}]" if len(slopes) > 1 else ""
+        )
+        settled = [size / MIB for run in runs for size in run["pss_by_epoch"][claims.SETTLED :]]
+        counts = [_least_to_most(run[key] for run in runs) for key in ("files_by_epoch", "threads_by_epoch")]
+        gaps = [
+            f"{statistics.median(run['gap_s'] for run in runs):.3f}",
+            f"{max(run['greatest_gap_s'] for run in runs):.3f}",
+        ]
+        rows.append([contender, str(len(runs)), slope, f"{min(settled):.0f} to {max(settled):.0f}", *counts, *gaps])
+    headings = ["", "runs", "slope", "memory, MiB", "open files", "threads", "median gap, s", "greatest gap, s"]
+    yield from table(headings, rows)
     yield from _remarks(workload)
+
+
+def _least_to_most(by_epoch_of_runs: Iterable[Sequence[int]]) -> str:
+    settled = [count for by_epoch in by_epoch_of_runs for count in by_epoch[claims.SETTLED :]]
+    return f"{min(settled)} to {max(settled)}"
 
 
 def _mixing(name: str, workload: Results, plots: Path, kind: str) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import random
@@ -241,6 +242,26 @@ def test_batches_outlast_loader_and_dataset(path, workers):
     list(map(wipe, kept))
 
 
+@pytest.mark.parametrize("persistent", [False, True])
+def test_shared_memory_goes_with_the_workers_that_fill_it(path, persistent):
+    def files() -> int:
+        found = 0
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+                found += "memfd:torch_dataloader_utils" in os.readlink(f"/proc/self/fd/{name}")
+        return found
+
+    loader, _ = open_loader(path, num_workers=2, persistent_workers=persistent)
+    counts = [files()]
+    for _ in range(3):
+        assert sum(len(batch["row"]) for batch in loader) == ROWS
+        counts.append(files())
+    if persistent:
+        assert counts[-1] > counts[0]
+    else:
+        assert counts == counts[:1] * 4
+
+
 # SharedMemoryPool and messages by themselves ------------------------------------------------------------
 
 
@@ -283,8 +304,9 @@ def test_the_pool_does_not_grow_with_what_is_kept(path):
     for _ in range(3):
         for batch in loader:
             kept.append(batch["score"])
-            assert loader._channels[0].pool.num_held <= MAX_HELD
-    assert os.fstat(loader._channels[0].pool._fd).st_blocks * 512 < 2 * 1024**2
+            pool = loader._channels[0].pool
+            assert pool.num_held <= MAX_HELD
+            assert os.fstat(pool._fd).st_blocks * 512 < 2 * 1024**2
 
 
 def test_pinning_frees_the_block_at_once(monkeypatch):

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader
 from torch_dataloader_utils.formats.concurrency import interruptible
 from torch_dataloader_utils.gc_pause import hidden_from_forks
 from torch_dataloader_utils.loader.arguments import refuse_torch_options, require_choice
+from torch_dataloader_utils.loader.contents import Content as StreamContent
 from torch_dataloader_utils.loader.contents import read_here
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress
@@ -271,7 +272,13 @@ class StructuredDataLoader(DataLoader[Any]):
         except BaseException:
             self._forget_workers()
             raise
-        return BatchIterator(iteration, contents, on_error=self._forget_workers)
+        return BatchIterator(iteration, self._until_end(contents), on_error=self._forget_workers)
+
+    def _until_end(self, contents: Iterator[StreamContent]) -> Iterator[StreamContent]:
+        """Yield what workers make; at the end let go of those that serve only one pass, and of their shared memory."""
+        yield from contents
+        if not self.persistent_workers:
+            self._forget_workers()
 
     def _send(self, assigned: Mapping[int, Sequence[Assignment]]) -> None:
         """Send each worker what it is assigned."""
