@@ -246,9 +246,9 @@ def test_batches_outlast_loader_and_dataset(path, workers):
 def test_shared_memory_goes_with_the_workers_that_fill_it(path, persistent):
     def files() -> int:
         found = 0
-        for name in os.listdir("/proc/self/fd"):
+        for entry in Path("/proc/self/fd").iterdir():
             with contextlib.suppress(FileNotFoundError):  # that of the listing itself
-                found += "memfd:torch_dataloader_utils" in os.readlink(f"/proc/self/fd/{name}")
+                found += "memfd:torch_dataloader_utils" in str(entry.readlink())
         return found
 
     loader, _ = open_loader(path, num_workers=2, persistent_workers=persistent)
