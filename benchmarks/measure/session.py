@@ -58,7 +58,8 @@ class Session:
             began = timestamp()
             found = run_workload(name, self._settings)
             found["facts"] |= facts()
-            found |= {"begun": began, "code": self.results["code"], "rounds": self._settings.rounds}
+            rounds = found.get("rounds", self._settings.rounds)  # some workloads have a number of their own
+            found |= {"begun": began, "code": self.results["code"], "rounds": rounds}
             self.results["workloads"][name] = found
             self._write()
         return self.results

@@ -388,7 +388,8 @@ def _epochs(count: int, rounds: int) -> Callable[[Settings], Results]:
             )
             for name, workers, loader in ways
         ]
-        return _compare(replace(settings, rounds=rounds), data, contenders, baseline=None, epochs=count)
+        found = _compare(replace(settings, rounds=rounds), data, contenders, baseline=None, epochs=count)
+        return found | {"rounds": rounds}
 
     return run
 

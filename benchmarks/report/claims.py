@@ -165,7 +165,10 @@ def _of_fastest(contender: str, rate: str) -> Callable[[Results], float]:
     def value(workload: Results) -> float:
         others = [workload["contenders"][name]["runs"] for name in (ARROW_FILES, ARROW_SCANNER, OBSTORE)]
         rounds = zip(workload["contenders"][contender]["runs"], *others, strict=False)
-        return float(statistics.median(run[rate] / max(other[rate] for other in against) for run, *against in rounds))
+        ratios = [run[rate] / max(other[rate] for other in against) for run, *against in rounds]
+        if not ratios:
+            raise LookupError("no runs of all")
+        return float(statistics.median(ratios))
 
     return value
 
@@ -229,22 +232,28 @@ def memory_slope(by_epoch: Sequence[float]) -> float:
 
 
 def _slope(contender: str) -> Callable[[Results], float]:
-    """Return the function that computes the median slope of all runs: one swings by more than the bound."""
-
-    def value(workload: Results) -> float:
-        return statistics.median(memory_slope(run["pss_by_epoch"]) for run in workload["contenders"][contender]["runs"])
-
-    return value
+    """Return the function that computes the mean slope of all runs: one swings by more than the bound."""
+    return lambda workload: statistics.fmean(
+        memory_slope(run["pss_by_epoch"]) for run in _all_runs(workload["contenders"][contender])
+    )
 
 
 def _grown(contender: str, figure: str) -> Callable[[Results], float]:
     """Return the function that computes how much a count grew over the settled epochs, in the run that it grew most."""
 
     def value(workload: Results) -> float:
-        counts = [run[figure][SETTLED:] for run in workload["contenders"][contender]["runs"]]
+        counts = [run[figure][SETTLED:] for run in _all_runs(workload["contenders"][contender])]
         return float(max(max(of_run) - of_run[0] for of_run in counts))
 
     return value
+
+
+def _all_runs(found: Results) -> Sequence[Results]:
+    """Return a contender's runs, unless one has failed."""
+    if found["error"] or not found["runs"]:
+        raise LookupError(found["error"] or "no runs")
+    runs: Sequence[Results] = found["runs"]
+    return runs
 
 
 HOWS = ("in process", "2 workers")

@@ -232,15 +232,17 @@ def _epochs(_name: str, workload: Results, _plots: Path, _kind_of_session: str) 
     yield (
         "The slope is that of a line through the memory after each epoch, in % an epoch, from the "
         f"{claims.SETTLED + 1}th to the last; "
-        "least and most are of the same epochs. Of several runs, each a process of its own, the slope is the median. "
+        "least and most are of the same epochs. Of several runs, each a process of its own, the slope is the mean. "
         "The gap is from the last batch of an epoch to the first of the next."
     )
     yield ""
     rows = []
     for contender, found in workload["contenders"].items():
         runs = found["runs"]
+        if not runs:
+            continue
         slopes = [claims.memory_slope(run["pss_by_epoch"]) for run in runs]
-        slope = f"{statistics.median(slopes):.3f} %" + (
+        slope = f"{statistics.fmean(slopes):.3f} %" + (
             f" [{min(slopes):.3f}, {max(slopes):.3f}]" if len(slopes) > 1 else ""
         )
         settled = [size / MIB for run in runs for size in run["pss_by_epoch"][claims.SETTLED :]]

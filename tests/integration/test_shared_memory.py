@@ -242,24 +242,32 @@ def test_batches_outlast_loader_and_dataset(path, workers):
     list(map(wipe, kept))
 
 
-@pytest.mark.parametrize("persistent", [False, True])
-def test_shared_memory_goes_with_the_workers_that_fill_it(path, persistent):
-    def files() -> int:
-        found = 0
-        for entry in Path("/proc/self/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # that of the listing itself
-                found += "memfd:torch_dataloader_utils" in str(entry.readlink())
-        return found
+def open_memory() -> int:
+    """Return how many files of this process are blocks of shared memory."""
+    found = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found += "memfd:torch_dataloader_utils" in str(entry.readlink())
+    return found
 
+
+@pytest.mark.parametrize("end", ["end", "left"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_shared_memory_goes_with_the_workers_that_fill_it(path, persistent, end):
     loader, _ = open_loader(path, num_workers=2, persistent_workers=persistent)
-    counts = [files()]
+    gc.collect()  # that of other tests
+    before = open_memory()
     for _ in range(3):
-        assert sum(len(batch["row"]) for batch in loader) == ROWS
-        counts.append(files())
-    if persistent:
-        assert counts[-1] > counts[0]
-    else:
-        assert counts == counts[:1] * 4
+        images: list[Any] = []
+        kept: list[Any] = []
+        for number, batch in enumerate(loader):
+            kept = [*kept[-1:], batch]
+            images = [*images[-1:], image(batch)]
+            if end == "left" and number == 20:
+                break
+        assert [image(batch) for batch in kept] == images
+        del batch, kept  # which keep their own blocks
+        assert (open_memory() > before) is persistent
 
 
 # SharedMemoryPool and messages by themselves ------------------------------------------------------------

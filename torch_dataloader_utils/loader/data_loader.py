@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 from torch_dataloader_utils.formats.concurrency import interruptible
 from torch_dataloader_utils.gc_pause import hidden_from_forks
 from torch_dataloader_utils.loader.arguments import refuse_torch_options, require_choice
-from torch_dataloader_utils.loader.contents import Content as StreamContent
 from torch_dataloader_utils.loader.contents import read_here
 from torch_dataloader_utils.loader.iteration import BatchIterator, Iteration
 from torch_dataloader_utils.loader.progress_bar import PassProgress
@@ -266,19 +265,15 @@ class StructuredDataLoader(DataLoader[Any]):
             ) -> dict[int, Iterator[Batch | EmptyStep | StreamEnd]]:
                 answers = asked.pop() if asked else self._ask_workers()
                 self._send(assigned)
+                if not self.persistent_workers:
+                    self._channels = []  # they go with the workers, and so does their shared memory
                 return _unpacked(answers, iteration.number, list(assigned), transfer)
 
             contents = iteration.contents(read)
         except BaseException:
             self._forget_workers()
             raise
-        return BatchIterator(iteration, self._until_end(contents), on_error=self._forget_workers)
-
-    def _until_end(self, contents: Iterator[StreamContent]) -> Iterator[StreamContent]:
-        """Yield what workers make; at the end let go of those that serve only one pass, and of their shared memory."""
-        yield from contents
-        if not self.persistent_workers:
-            self._forget_workers()
+        return BatchIterator(iteration, contents, on_error=self._forget_workers)
 
     def _send(self, assigned: Mapping[int, Sequence[Assignment]]) -> None:
         """Send each worker what it is assigned."""
@@ -335,8 +330,7 @@ class StructuredDataLoader(DataLoader[Any]):
     def _get_iterator(self) -> Any:
         """Return what `super().__iter__` returns, or uses again if workers are persistent."""
         self.check_worker_number_rationality()
-        channels = self._channels
-        return WorkerIterator(self, lambda worker: channels[worker].reading)
+        return WorkerIterator(self, self._channels)
 
     def _forget_workers(self) -> None:
         """Shut down worker processes that must not serve another iteration."""

@@ -97,7 +97,7 @@ class Decoder:
     @property
     def pending_bytes(self) -> int:
         """The sizes of what `whole` is decoding and has yet to decode."""
-        return sum(self._pending.copy())  # the thread takes from it
+        return sum(self._pending.copy())  # the thread takes from it, within which it must not be iterated
 
     def whole(self, path: str, numbers: range, size: int) -> DecodedTables:
         """Decode consecutive row groups, after those before, and without waiting for anyone to take their tables."""
@@ -181,11 +181,15 @@ class Decoder:
                         done += left.num_rows
             return left
 
+        # Whoever takes the last table may look for the decoder that has least to decode.
         try:
-            tables.put(replace(self._attempt(path, numbers, rest), is_last=True))
+            last = replace(self._attempt(path, numbers, rest), is_last=True)
         except BaseException as error:  # noqa: BLE001 - raised again where the tables are taken
+            self._pending.popleft()
             tables.put(error)
-        self._pending.popleft()
+        else:
+            self._pending.popleft()
+            tables.put(last)
 
     def _decode_from(
         self, path: str, number: int, rows: int, first: int, *, use_threads: bool = True

@@ -405,7 +405,7 @@ class RowGroupReader:
         del self._kept, self._added_bytes, self._measures  # which refer to this reader: it would wait for the collector
 
     def _next_decoder(self) -> Decoder:
-        """Return the decoder that has least to decode; of several the one that was returned longest ago."""
+        """Return the decoder with the fewest bytes of whole row groups; of several the one returned longest ago."""
         decoder = min(self._decoders, key=attrgetter("pending_bytes"))
         self._decoders.remove(decoder)
         self._decoders.append(decoder)

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import connection, util
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -25,6 +25,7 @@ from torch.utils.data._utils.worker import _IterableDatasetStopIteration
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from torch_dataloader_utils.errors import SilentWorkerWarning, WorkerError, warn_user
+from torch_dataloader_utils.workers.channel import WorkerChannel
 from torch_dataloader_utils.workers.direct_queue import DirectContext, LoaderWithContext
 from torch_dataloader_utils.workers.lifecycle import has_ended, interrupt_later
 
@@ -63,11 +64,11 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
 
     Args:
         loader: The loader.
-        reading: Says what the worker with a number reads or has read, to stand in brackets behind its name.
+        channels: The workers' channels. Where nothing else refers to them, they go with the workers.
     """
 
-    def __init__(self, loader: DataLoader[Any], reading: Callable[[int], str]) -> None:
-        self._reading = reading
+    def __init__(self, loader: DataLoader[Any], channels: Sequence[WorkerChannel]) -> None:
+        self._channels = channels
         self._owner = os.getpid()
         self._arrived: dict[int, deque[Any]] = {}
         self._awaited: int | None = None
@@ -208,7 +209,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
 
     def _name(self, number: int) -> str:
         pid = self._workers[number].pid
-        facts = [f"process {pid}", self._reading(number), "stopped by a signal" if _is_stopped(pid) else ""]
+        facts = [f"process {pid}", self._channels[number].reading, "stopped by a signal" if _is_stopped(pid) else ""]
         return f"worker {number} ({'; '.join(filter(None, facts))})"
 
     # The end --------------------------------------------------------------------------------------------------------
@@ -219,8 +220,10 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         return self._workers
 
     def end(self) -> None:
-        """End the workers: at once if one is broken, else by themselves if they can."""
+        """End the workers, at once if one is broken, else by themselves if they can; and close their channels."""
         self._shutdown_workers()
+        for channel in self._channels:
+            channel.close()
 
     def _shutdown_workers(self) -> None:
         """End the workers. torch calls this at the end of the streams, and when the iterator is deleted."""
