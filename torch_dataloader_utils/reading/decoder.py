@@ -97,7 +97,7 @@ class Decoder:
     @property
     def pending_bytes(self) -> int:
         """The sizes of what `whole` is decoding and has yet to decode."""
-        return sum(self._pending.copy())  # the thread takes from it, within which it must not be iterated
+        return sum(self._pending.copy())  # a copy: the thread takes from it, and must not while it is iterated
 
     def whole(self, path: str, numbers: range, size: int) -> DecodedTables:
         """Decode consecutive row groups, after those before, and without waiting for anyone to take their tables."""
