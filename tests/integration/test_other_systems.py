@@ -60,7 +60,7 @@ def mixed(batch: Any) -> Any:
 
 
 def heavy(batch: Any) -> Any:
-    """Return a batch of which a message holds 13 at most: a worker that is two messages ahead has not sent all of 76."""
+    """Return a batch of which a message holds 13 at most: a worker two messages ahead has not sent all of its 76."""
     return {"row": batch["row"], "more": torch.zeros(150_000)}
 
 
