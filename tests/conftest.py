@@ -24,7 +24,7 @@ from hypothesis.internal.conjecture import providers
 from jobs.forked import preload_in_fork_server
 from jobs.processes import (
     collect_garbage,
-    count_frozen_once,
+    count_frozen_as_one,
     inherited,
     mark_semaphores,
     own_children,
@@ -86,6 +86,7 @@ class S3Server:
     url: str
     process: subprocess.Popen[str]
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
+    _clients: dict[str, Any] = field(default_factory=dict, repr=False)
 
     def storage_options(self, key: str = ACCESS_KEY, secret: str = SECRET_KEY) -> dict[str, Any]:
         """Return what s3fs needs to reach it."""
@@ -96,14 +97,16 @@ class S3Server:
         }
 
     def client(self, service: str = "s3") -> Any:
-        """Return a client that this package has no part in."""
-        return boto3.client(
-            service,
-            endpoint_url=self.url,
-            region_name="us-east-1",
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-        )
+        """Return a client that this package has no part in: one of each service, for to make one takes a while."""
+        if service not in self._clients:
+            self._clients[service] = boto3.client(
+                service,
+                endpoint_url=self.url,
+                region_name="us-east-1",
+                aws_access_key_id=ACCESS_KEY,
+                aws_secret_access_key=SECRET_KEY,
+            )
+        return self._clients[service]
 
     def new_bucket(self, directory: Path | None = None) -> str:
         """Make a bucket, with everything below a directory in it, and return its name."""
@@ -201,7 +204,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     gc.collect()
     gc.freeze()
-    count_frozen_once()
+    count_frozen_as_one()
     use_huge_pages()
 
 
