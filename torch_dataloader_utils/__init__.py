@@ -28,6 +28,7 @@ from torch_dataloader_utils.errors import (
     UnreadableFileError,
     WorkerError,
 )
+from torch_dataloader_utils.gc_pause import without_gc
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.checkpoint.audit import Audit, FileAudit
@@ -139,7 +140,8 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     """Import what is not needed by everyone, or takes long, when it is requested."""
     if name in _LAZY:
-        value = getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+        import_all = without_gc(import_module)  # what is imported stays
+        value = getattr(import_all(f"{__name__}.{_LAZY[name]}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
 import sys
 
 import pytest
 from support import open_loader, write_dataset
 
+import torch_dataloader_utils as package
 from torch_dataloader_utils.gc_pause import hidden_from_forks, without_gc
 
 
@@ -56,6 +58,21 @@ def test_a_process_that_is_forked_within_collects():
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
     assert forks() == 17
+    assert gc.isenabled()
+
+
+def test_the_collector_rests_while_names_are_imported(monkeypatch):
+    monkeypatch.setattr(package, "StructuredDataset", None)  # what is imported again is taken back with it
+    monkeypatch.delattr(package, "StructuredDataset")
+    imported = []
+
+    def noted(name: str) -> object:
+        imported.append((name, gc.isenabled()))
+        return importlib.import_module(name)
+
+    monkeypatch.setattr(package, "import_module", noted)
+    assert package.StructuredDataset.__name__ == "StructuredDataset"
+    assert imported == [("torch_dataloader_utils.dataset.structured", False)]
     assert gc.isenabled()
 
 
