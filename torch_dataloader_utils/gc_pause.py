@@ -1,7 +1,8 @@
 """A pause of Python's garbage collector while many objects are made that stay.
 
 The collector runs whenever so many objects more than before are alive, and looks at all of them. Where files or row
-groups are listed by the hundred thousand, that takes as long as making the list, and finds nothing.
+groups are listed by the hundred thousand, that takes as long as making the list, and finds nothing. Later it would find
+nothing either. So where many objects were made in a pause, they count as old at its end.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
+MANY_OBJECTS = 10_000
+"""Of so many new ones, the next collections of young objects would take milliseconds."""
+
 _lock = threading.Lock()
 _pauses = 0
 _was_enabled = False
@@ -25,7 +29,11 @@ _has_frozen = False
 
 
 def without_gc(function: Callable[P, T]) -> Callable[P, T]:
-    """Let the garbage collector of this process rest while a function runs. Threads and calls within may overlap."""
+    """Let the garbage collector of this process rest while a function runs. Threads and calls within may overlap.
+
+    If many objects are new at the end, all objects of the process count as old then: only a whole collection looks at
+    them. Where the program has frozen objects itself, they stay as young as they are.
+    """
 
     @functools.wraps(function)
     def paused(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -77,6 +85,9 @@ def _end() -> None:
         if _pauses:  # else a fork has ended it
             _pauses -= 1
             if _pauses == 0 and _was_enabled:
+                if gc.get_count()[0] >= MANY_OBJECTS and gc.get_freeze_count() == 0:
+                    gc.freeze()  # and so all of it counts as old
+                    gc.unfreeze()
                 gc.enable()
 
 

@@ -11,7 +11,7 @@ import pytest
 from support import open_loader, write_dataset
 
 import torch_dataloader_utils as package
-from torch_dataloader_utils.gc_pause import hidden_from_forks, without_gc
+from torch_dataloader_utils.gc_pause import MANY_OBJECTS, hidden_from_forks, without_gc
 
 
 @without_gc
@@ -82,8 +82,35 @@ def thawed():
     frozen = gc.get_freeze_count()
     gc.unfreeze()
     yield
+    gc.unfreeze()
     if frozen:
         gc.freeze()
+
+
+@without_gc
+def made(count: int) -> list[list[int]]:
+    return [[] for _ in range(count)]
+
+
+def are_old(objects: list[list[int]]) -> bool:
+    return any(found is objects[-1] for found in gc.get_objects(generation=2))
+
+
+@pytest.mark.usefixtures("thawed")
+def test_many_objects_that_were_made_in_a_pause_count_as_old():
+    gc.collect()
+    assert are_old(made(MANY_OBJECTS))
+    assert gc.get_freeze_count() == 0
+    assert gc.isenabled()
+
+
+@pytest.mark.usefixtures("thawed")
+def test_few_objects_do_not_nor_do_many_where_the_program_has_frozen_some():
+    gc.collect()
+    assert not are_old(made(10))
+    gc.freeze()
+    assert not are_old(made(MANY_OBJECTS))
+    assert gc.get_freeze_count()
 
 
 @pytest.mark.usefixtures("thawed")
@@ -114,7 +141,6 @@ def test_what_the_program_has_frozen_stays_frozen():
     with hidden_from_forks():
         assert any(found is there for found in gc.get_objects())
     assert gc.get_freeze_count()
-    gc.unfreeze()
 
 
 def count_objects(batch):
