@@ -24,7 +24,6 @@ from hypothesis.internal.conjecture import providers
 from jobs.forked import preload_in_fork_server
 from jobs.processes import (
     collect_garbage,
-    count_frozen_as_one,
     inherited,
     mark_semaphores,
     own_children,
@@ -86,7 +85,7 @@ class S3Server:
     url: str
     process: subprocess.Popen[str]
     _numbers: Iterator[int] = field(default_factory=itertools.count, repr=False)
-    _clients: dict[str, Any] = field(default_factory=dict, repr=False)
+    _clients: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def storage_options(self, key: str = ACCESS_KEY, secret: str = SECRET_KEY) -> dict[str, Any]:
         """Return what s3fs needs to reach it."""
@@ -97,7 +96,7 @@ class S3Server:
         }
 
     def client(self, service: str = "s3") -> Any:
-        """Return a client that this package has no part in: one of each service, for to make one takes a while."""
+        """Return a client that this package has no part in: one of each service, because making one takes a while."""
         if service not in self._clients:
             self._clients[service] = boto3.client(
                 service,
@@ -204,7 +203,6 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         return
     gc.collect()
     gc.freeze()
-    count_frozen_as_one()
     use_huge_pages()
 
 

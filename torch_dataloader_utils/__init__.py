@@ -28,7 +28,7 @@ from torch_dataloader_utils.errors import (
     UnreadableFileError,
     WorkerError,
 )
-from torch_dataloader_utils.gc_pause import without_gc
+from torch_dataloader_utils.gc_pause import count_new_as_old, without_gc
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.checkpoint.audit import Audit, FileAudit
@@ -140,11 +140,18 @@ _LAZY = {
 def __getattr__(name: str) -> Any:
     """Import what is not needed by everyone, or takes long, when it is requested."""
     if name in _LAZY:
-        import_all = without_gc(import_module)  # what is imported stays
-        value = getattr(import_all(f"{__name__}.{_LAZY[name]}"), name)
+        value = getattr(_import(f"{__name__}.{_LAZY[name]}"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+@without_gc
+def _import(module: str) -> Any:
+    """Import a module. What it takes along, torch perhaps, stays: to look through it now or soon would find little."""
+    imported = import_module(module)
+    count_new_as_old()
+    return imported
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,7 @@
 """A pause of Python's garbage collector while many objects are made that stay.
 
 The collector runs whenever so many objects more than before are alive, and looks at all of them. Where files or row
-groups are listed by the hundred thousand, that takes as long as making the list, and finds nothing. Later it would find
-nothing either. So where many objects were made in a pause, they count as old at its end.
+groups are listed by the hundred thousand, that takes as long as making the list, and finds next to nothing.
 """
 
 from __future__ import annotations
@@ -19,20 +18,22 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 MANY_OBJECTS = 10_000
-"""Of so many new ones, the next collections of young objects would take milliseconds."""
+"""To look through fewer takes a millisecond."""
 
-_lock = threading.Lock()
+FEW_FROZEN = 5_000
+"""Python 3.12 freezes some hundred immortal objects by itself. A program that freezes what it has imported freezes tens
+of thousands."""
+
+_lock = threading.RLock()  # a handler of a signal may come to a pause within `_begin` or `_end`
 _pauses = 0
 _was_enabled = False
 _hidings = 0
-_has_frozen = False
 
 
 def without_gc(function: Callable[P, T]) -> Callable[P, T]:
     """Let the garbage collector of this process rest while a function runs. Threads and calls within may overlap.
 
-    If many objects are new at the end, all objects of the process count as old then: only a whole collection looks at
-    them. Where the program has frozen objects itself, they stay as young as they are.
+    If it was enabled before the first of them, it is enabled after the last, whatever they do themselves.
     """
 
     @functools.wraps(function)
@@ -48,26 +49,34 @@ def without_gc(function: Callable[P, T]) -> Callable[P, T]:
 
 @contextlib.contextmanager
 def hidden_from_forks() -> Iterator[None]:
-    """Let the garbage collector of a process that is forked meanwhile leave alone what is there now.
+    """Let the garbage collector of each process that is forked meanwhile leave alone what is there at its fork.
 
-    It would find nothing, and it writes into each object that it looks at: each worker would get a copy of its own of
-    all files and row groups (https://docs.python.org/3/library/gc.html#gc.freeze). In this process all of it counts as
-    old then. Where the program has frozen objects itself, nothing is done. Threads may overlap.
+    It would find next to nothing, and it writes into each object that it looks at: each worker would get a copy of its
+    own of all files and row groups (https://docs.python.org/3/library/gc.html#gc.freeze). It is the new process that
+    freezes them. In this one nothing changes. Threads may overlap.
     """
-    global _hidings, _has_frozen  # noqa: PLW0603 - what is frozen is so for the process, too
+    global _hidings  # noqa: PLW0603 - every thread may fork
     with _lock:
-        if _hidings == 0:
-            _has_frozen = gc.get_freeze_count() == 0
-            if _has_frozen:
-                gc.freeze()
         _hidings += 1
     try:
         yield
     finally:
         with _lock:
             _hidings -= 1
-            if _hidings == 0 and _has_frozen:
-                gc.unfreeze()
+
+
+def count_new_as_old() -> None:
+    """Have only a whole collection look at what there is, if there are many more objects than at the last collection.
+
+    This takes no time: lists are joined. It is for once, not for each epoch: garbage counts as old, too.
+    And a whole collection comes after so many smaller ones, which are counted from 0 again. Nothing is done where the
+    program has frozen objects itself.
+    """
+    if gc.get_count()[0] >= MANY_OBJECTS and gc.get_freeze_count() < FEW_FROZEN:
+        try:
+            gc.freeze()
+        finally:
+            gc.unfreeze()
 
 
 def _begin() -> None:
@@ -85,16 +94,15 @@ def _end() -> None:
         if _pauses:  # else a fork has ended it
             _pauses -= 1
             if _pauses == 0 and _was_enabled:
-                if gc.get_count()[0] >= MANY_OBJECTS and gc.get_freeze_count() == 0:
-                    gc.freeze()  # and so all of it counts as old
-                    gc.unfreeze()
                 gc.enable()
 
 
-def _end_all() -> None:
-    """End the pauses in a forked process, where the threads that began them are gone."""
+def _begin_fork() -> None:
+    """In a forked process, end the pauses, whose threads are gone, and freeze what is hidden from it."""
     global _lock, _pauses, _hidings  # noqa: PLW0603
-    _lock = threading.Lock()
+    _lock = threading.RLock()
+    if _hidings:
+        gc.freeze()
     _hidings = 0
     if _pauses and _was_enabled:
         gc.enable()
@@ -102,4 +110,4 @@ def _end_all() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(after_in_child=_end_all)
+    os.register_at_fork(after_in_child=_begin_fork)

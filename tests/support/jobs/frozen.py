@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 
-from jobs.processes import count_frozen_as_one, use_huge_pages
+from jobs.processes import use_huge_pages
 
 gc.enable()  # jobs.uncollected has disabled it
 gc.collect()
 gc.freeze()  # a collection writes to all that it looks at, and a process that writes to memory gets a copy of it
-count_frozen_as_one()
 use_huge_pages()

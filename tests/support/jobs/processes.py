@@ -181,25 +181,6 @@ def wait_until_none(left: Callable[[], Any], seconds: float = PARENT_NOTICED_SEC
     return left()
 
 
-def count_frozen_as_one() -> None:
-    """Have the count of frozen objects be 1 if there are any, for this process and those that it forks.
-
-    Each start of forked workers asks whether there are any. Where tests have frozen all that they imported, to count
-    them takes longer than the rest of the start.
-    """
-    freeze, thaw = gc.freeze, gc.unfreeze
-    frozen = [min(1, gc.get_freeze_count())]
-
-    def noting(change: Callable[[], None], count: int) -> Callable[[], None]:
-        def changed() -> None:
-            change()
-            frozen[0] = count
-
-        return changed
-
-    gc.get_freeze_count, gc.freeze, gc.unfreeze = lambda: frozen[0], noting(freeze, 1), noting(thaw, 0)
-
-
 HUGE_PAGE = 2 << 20
 MADV_COLLAPSE = 25
 """Not in the module mmap. Linux knows it since 6.1; an older one refuses it, which does no harm."""
