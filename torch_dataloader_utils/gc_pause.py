@@ -62,15 +62,16 @@ def hidden_from_forks() -> Iterator[None]:
         yield
     finally:
         with _lock:
-            _hidings -= 1
+            if _hidings:  # else a fork has ended it
+                _hidings -= 1
 
 
 def count_new_as_old() -> None:
     """Have only a whole collection look at what there is, if there are many more objects than at the last collection.
 
-    This takes no time: lists are joined. It is for once, not for each epoch: garbage counts as old, too.
-    And a whole collection comes after so many smaller ones, which are counted from 0 again. Nothing is done where the
-    program has frozen objects itself.
+    This takes no time: lists are joined. It is for once, not for each epoch. Garbage counts as old, too, and a whole
+    collection comes after so many smaller ones, which are counted from 0 again. Nothing is done where the program has
+    frozen objects itself.
     """
     if gc.get_count()[0] >= MANY_OBJECTS and gc.get_freeze_count() < FEW_FROZEN:
         try:

@@ -64,15 +64,16 @@ def test_a_process_that_is_forked_within_collects():
 def test_the_collector_rests_while_names_are_imported(monkeypatch):
     monkeypatch.setattr(package, "StructuredDataset", None)  # what is imported again is taken back with it
     monkeypatch.delattr(package, "StructuredDataset")
-    imported = []
+    done = []
 
     def noted(name: str) -> object:
-        imported.append((name, gc.isenabled()))
+        done.append((name, gc.isenabled()))
         return importlib.import_module(name)
 
     monkeypatch.setattr(package, "import_module", noted)
+    monkeypatch.setattr(package, "count_new_as_old", lambda: done.append(("as old", gc.isenabled())))
     assert package.StructuredDataset.__name__ == "StructuredDataset"
-    assert imported == [("torch_dataloader_utils.dataset.structured", False)]
+    assert done == [("torch_dataloader_utils.dataset.structured", False), ("as old", False)]
     assert gc.isenabled()
 
 
