@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal, Protocol
 
@@ -315,8 +315,7 @@ class StructuredDataLoader(DataLoader[Any]):
         """Let torch start workers that run this first, which calls the user's own function."""
         users, self.worker_init_fn = self.worker_init_fn, setup
         try:
-            forks = self._context().get_start_method() == "fork"
-            with interrupt_later(), hidden_from_forks() if forks else nullcontext():
+            with interrupt_later(), hidden_from_forks():
                 return self._torch_iterator()
         finally:
             self.worker_init_fn = users

@@ -29,8 +29,8 @@ def inherited(**more: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, sys.path)), **more}
 
 
-def _numbers() -> list[str]:
-    """Return the number of each process, as a text."""
+def _pids() -> list[str]:
+    """Return the id of each process, as a text."""
     with os.scandir("/proc") as entries:
         return [entry.name for entry in entries if entry.name.isdigit()]
 
@@ -38,11 +38,11 @@ def _numbers() -> list[str]:
 def _parents() -> dict[int, int]:
     """Return the parent of every living process."""
     parents = {}
-    for number in _numbers():
+    for pid in _pids():
         with contextlib.suppress(OSError):
-            state, parent = _content(f"/proc/{number}/stat").rpartition(b")")[2].split(maxsplit=2)[:2]
+            state, parent = _content(f"/proc/{pid}/stat").rpartition(b")")[2].split(maxsplit=2)[:2]
             if state != b"Z":
-                parents[int(number)] = int(parent)
+                parents[int(pid)] = int(parent)
     return parents
 
 
@@ -75,10 +75,10 @@ def descendants(pid: int) -> set[int]:
 def processes_with(mark: str) -> list[int]:
     """Return the ids of all living processes whose environment holds a text, also of those whose parent is gone."""
     found = []
-    for number in _numbers():
+    for pid in _pids():
         with contextlib.suppress(OSError):
-            if mark.encode() in Path(f"/proc/{number}/environ").read_bytes():
-                found.append(int(number))
+            if mark.encode() in Path(f"/proc/{pid}/environ").read_bytes():
+                found.append(int(pid))
     return found
 
 
