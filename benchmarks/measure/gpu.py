@@ -97,7 +97,7 @@ WORKLOADS = {
         "tokens",
         0.1,
         16,
-        3,
+        2,
         ("alone", "0_pinned", "2_pinned", "2_plain", "torch_2"),
     ),
     "numbers_s3": Workload(
