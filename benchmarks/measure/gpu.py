@@ -14,7 +14,7 @@ from benchmarks.contenders.harness import Job
 from benchmarks.data.dataset import Data, make
 from benchmarks.measure import s3
 from benchmarks.measure.machine import code, machine
-from benchmarks.measure.rounds import Contender, Hooks, run_once, timestamp, warm
+from benchmarks.measure.rounds import Contender, Hooks, run_once, timestamp
 
 __all__ = ["WAYS", "WORKLOADS", "Way", "Workload", "run"]
 
@@ -137,7 +137,6 @@ def run(path: Path, names: Iterable[str], rounds: int, device: str = "cuda", sca
             "data": {"rows": data.rows, "file_bytes": data.file_bytes, "note": data.note},
             "ways": {way: {"rounds": []} for way in workload.ways},
         }
-        warm(data.files)
         with s3.serve(data) if workload.from_s3 else nullcontext() as server:
             hooks = Hooks(keep=frozenset([server.pid])) if server else Hooks()
             for number in range(rounds):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from benchmarks.contenders.harness import MARK, Job
 from benchmarks.measure.processes import Memory, MemorySampler, adopt_orphans, end_all
 from benchmarks.paths import CONTENDERS, ROOT, SCRATCH
 
-__all__ = ["Contender", "Hooks", "Measured", "described", "measure", "run_once", "summary", "timestamp", "warm"]
+__all__ = ["Contender", "Hooks", "Measured", "described", "measure", "run_once", "summary", "timestamp"]
 
 OFFLINE = {
     "HF_HUB_OFFLINE": "1",
@@ -147,6 +147,7 @@ def run_once(contender: Contender, hooks: Hooks, *, verify: str | None, watch: b
     """
     hooks.before()
     adopt_orphans()
+    _warm(_local_files(contender.job))
     SCRATCH.mkdir(parents=True, exist_ok=True)
     job = SCRATCH / "job.json"
     described = asdict(contender.job) | {"verify": verify, "scratch": contender.job.scratch or str(SCRATCH)}
@@ -279,12 +280,23 @@ def _brief(figures: Mapping[str, Any]) -> str:
     return ", ".join(text.format(figures[name]) for name, text in shown.items() if figures.get(name) is not None)
 
 
-def warm(files: Sequence[str]) -> None:
-    """Read files once, so that they are in the page cache for every contender."""
+def _warm(files: Iterable[str | Path]) -> None:
+    """Read files once, so that they are in the page cache for every contender.
+
+    A system may give their pages back within minutes: when others were measured meanwhile, or because nothing read them.
+    """
     for path in files:
         with Path(path).open("rb", buffering=0) as file:
             while file.read(1 << 24):
                 pass
+
+
+def _local_files(job: Job) -> Iterable[str | Path]:
+    """Return the local files that a contender may read: the data, and what was converted for it."""
+    if job.s3 is None:
+        yield from job.files
+    if job.scratch:
+        yield from (path for path in sorted(Path(job.scratch).rglob("*")) if path.is_file())
 
 
 def timestamp() -> str:

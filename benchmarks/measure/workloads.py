@@ -14,7 +14,7 @@ from benchmarks.data.dataset import Data, make
 from benchmarks.data.recipes import LABELS
 from benchmarks.measure import s3
 from benchmarks.measure.memory_bound import memory_bound
-from benchmarks.measure.rounds import Contender, Hooks, measure, warm
+from benchmarks.measure.rounds import Contender, Hooks, measure
 from benchmarks.paths import SCRATCH
 
 __all__ = [
@@ -129,7 +129,6 @@ def _compare(
     hooks: Hooks | None = None,
     **facts: Any,
 ) -> Results:
-    warm(data.files)
     measured = measure(
         settings.with_other(contenders),
         rounds=settings.rounds,
@@ -344,7 +343,6 @@ def _many_files(settings: Settings) -> Results:
 
 def _resume(settings: Settings) -> Results:
     data = make("numeric", settings.scale)
-    warm(data.files)
     contenders = []
     for workers, how in ((0, "in process"), (2, "2 workers")):
         contenders.append(_resuming(data, workers, "fresh", 0.0, f"fresh start, {how}"))
