@@ -283,7 +283,7 @@ def _brief(figures: Mapping[str, Any]) -> str:
 def _warm(files: Iterable[str | Path]) -> None:
     """Read files once, so that they are in the page cache for every contender.
 
-    A system may give their pages back within minutes: when others were measured meanwhile, or because nothing read them.
+    A system may give their pages back within minutes, while other contenders run.
     """
     for path in files:
         with Path(path).open("rb", buffering=0) as file:
