@@ -15,6 +15,7 @@ from torch_dataloader_utils.loader.arguments import require_choice
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import DeviceLoader
 from torch_dataloader_utils.loader.iteration import CountedIterator
+from torch_dataloader_utils.workers.collate import UncopyableError, copy_batch
 
 
 def in_step(
@@ -60,14 +61,14 @@ def in_step(
     agreement = _Agreement(batches, group, has_spare=False)
     while agreement.reached(wanted):
         has_own = agreement.has_own
-        own = [batches.peek()] if has_own else copy.deepcopy(spare)
+        own = [batches.peek()] if has_own else _copied(spare)
         if agreement.without_any:
-            of_another = next(other for other in all_gather(own, group) if other)
+            of_another = next(other for other in all_gather(_copied(own), group) if other)
             if not own:
-                spare, own = of_another, copy.deepcopy(of_another)
+                spare, own = of_another, _copied(of_another)
         agreement = _Agreement(batches, group, after=int(has_own), has_spare=bool(own))
         if uneven == "pad" and not spare and not agreement.has_own:
-            spare = copy.deepcopy(own)  # before the training loop changes it
+            spare = _copied(own)  # before the training loop changes it
         if has_own:
             next(batches)  # counts the batch: if the one after it could not be fetched, it is not delivered
         steps += 1
@@ -87,6 +88,17 @@ def agreed_end(loader: StructuredDataLoader) -> Callable[[bool], bool]:
     except TypeError:
         return functools.partial(on_all_ranks, group=group_of(loader, None))
     return bool
+
+
+def _copied(batches: list[Any]) -> list[Any]:
+    """Return copies, of so many bytes as the batches have.
+
+    Tensors of a batch may be views of the memory of many batches, which `copy.deepcopy` and pickling would take along.
+    """
+    try:
+        return [copy_batch(batch) for batch in batches]
+    except UncopyableError:
+        return copy.deepcopy(batches)
 
 
 class _Agreement:
