@@ -24,7 +24,8 @@ columns of each batch. A loader saves its state after 1 %, 50 % and 99 % of its 
 processes load the state and read one batch; at 0 % there is no state.
 
 - **To the first batch**: seconds from the start of the process, imports included, and after **imports**. Medians of
-  rounds in which the loaders took turns, files in the page cache.
+  rounds in which the loaders took turns, files in the page cache. The 0 % point comes first in each turn, and so its
+  imports find less of a loader's packages in the page cache than those of the others do.
 - **Read**: MiB of its files, of the format that it reads, that are in the page cache once the first batch is there, in
   a run that begins with none of them in it. What the kernel and the loader read ahead counts.
 - **Exact**: whether the first batch was the one that follows the state.
