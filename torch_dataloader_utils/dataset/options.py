@@ -117,14 +117,15 @@ class LoaderOptions:
     def parse(cls, given: Mapping[str, Any], parameters: Iterable[str]) -> LoaderOptions:
         """Check all arguments, by parameter of `create_dataloader`. No storage, catalog or table is accessed.
 
-        `parameters` are the names that a misspelt one is compared with.
+        `parameters` are the names that a misspelt one is compared with. They are asked for only if there may be one.
 
         Raises:
             TypeError: If there is no such parameter, or an argument has the wrong type.
             ValueError: If an argument's value makes no sense, alone or with another's.
         """
         torch_options = given["dataloader_kwargs"]
-        arguments.require_known_names(torch_options, {*parameters, *arguments.TORCH_OPTIONS})
+        if torch_options:
+            arguments.require_known_names(torch_options, {*parameters, *arguments.TORCH_OPTIONS})
         columns = arguments.parse_columns(given["columns"], given["row_id_column"])
         arguments.require_callable(given["collate_fn"], "collate_fn")
         transform = parse_transform(given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -526,8 +526,8 @@ def _counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-def _parameters_of(cls: type[StructuredDataset]) -> Iterable[str]:
-    """Return the names that users may have meant: the parameters of `create_dataloader` of a class and its bases."""
+def _parameters_of(cls: type[StructuredDataset]) -> Iterator[str]:
+    """Yield the names that users may have meant: the parameters of `create_dataloader` of a class and its bases."""
     makers = (vars(base)["create_dataloader"].__func__ for base in cls.__mro__ if "create_dataloader" in vars(base))
     parameters = (parameter for maker in makers for parameter in inspect.signature(maker).parameters.values())
-    return {one.name for one in parameters if one.kind is not one.VAR_KEYWORD} - {"cls"}
+    yield from {one.name for one in parameters if one.kind is not one.VAR_KEYWORD} - {"cls"}

@@ -177,7 +177,7 @@ def grew_out_of(dtype: pa.DataType, stored: pa.DataType) -> bool:
         stored = stored.storage_type
     if pa.types.is_dictionary(stored):
         stored = stored.value_type
-    stored = SMALL.get(str(stored), stored)
+    stored = SMALL.get(stored.id, stored)
     if dtype == stored or pa.types.is_null(stored):
         return True
     if pa.types.is_nested(dtype):
@@ -216,13 +216,14 @@ def projected(schema: pa.Schema, needed: pa.Schema, name_of: Callable[[str], str
     return Projection(pa.schema([schema.field(source) for source in stored]), sources)
 
 
-VIEWS = {"string_view": pa.string(), "binary_view": pa.binary()}
-SMALL = VIEWS | {"large_string": pa.string(), "large_binary": pa.binary()}
+VIEWS = {pa.string_view().id: pa.string(), pa.binary_view().id: pa.binary()}
+SMALL = VIEWS | {pa.large_string().id: pa.string(), pa.large_binary().id: pa.binary()}
+"""Types by the number of their kind: to write a type's name takes longer, and a file may have thousands of columns."""
 
 
 def delivered_type(dtype: pa.DataType) -> pa.DataType:
     """Return the type that a column is delivered in: the file's, except for views, which pyarrow cannot filter."""
-    return VIEWS.get(str(dtype), dtype)
+    return VIEWS.get(dtype.id, dtype)
 
 
 def table_column_type(dtype: pa.DataType) -> pa.DataType:
@@ -236,7 +237,7 @@ def table_column_type(dtype: pa.DataType) -> pa.DataType:
         return pa.struct(inner)
     if pa.types.is_list(dtype) or pa.types.is_large_list(dtype):
         return pa.list_(pa.field(*inner[0]))
-    return SMALL.get(str(dtype), dtype)
+    return SMALL.get(dtype.id, dtype)
 
 
 def children(dtype: pa.DataType) -> list[pa.Field]:

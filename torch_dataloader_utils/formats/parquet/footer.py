@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import pyarrow as pa
@@ -129,13 +130,11 @@ class FooterReader:
             names = [column.name for column in schema if self._counts_nulls(column)]
             leaves = leaves_of(schema, len(stored)) if names else {}
             counted = tuple((name, leaves[name][0]) for name in names)
-            paths = enumerate(stored.column(leaf).path for leaf in range(len(stored)))
-            nested = tuple((leaf, path) for leaf, path in paths if "." in path)
-            last = self._last = Columns(stored, arrow, schema, counted, nested)
+            last = self._last = Columns(stored, arrow, schema, counted)
         return last
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Columns:
     """A file's columns.
 
@@ -144,14 +143,18 @@ class Columns:
         arrow: As Arrow has added them to the file's metadata, or None.
         schema: As pyarrow reads them.
         counted: The columns to count nulls of: the name and the number of the first leaf of each.
-        nested: Leaves within nested columns, and those whose names have a dot: the number and path of each.
     """
 
     stored: pq.ParquetSchema
     arrow: bytes | None
     schema: pa.Schema
     counted: tuple[tuple[str, int], ...]
-    nested: tuple[tuple[int, str], ...]
+
+    @cached_property
+    def nested(self) -> tuple[tuple[int, str], ...]:
+        """Leaves within nested columns, and those whose names have a dot: the number and path of each."""
+        paths = enumerate(self.stored.column(leaf).path for leaf in range(len(self.stored)))
+        return tuple((leaf, path) for leaf, path in paths if "." in path)
 
     def is_of(self, stored: pq.ParquetSchema) -> bool:
         """Whether these are another file's columns, too. Parquet's `equals` compares leaves' names, not their paths."""
