@@ -26,8 +26,8 @@ finished.
 - **Processor**: milliseconds that the training process takes, all its threads. Workers are not in it.
 - An epoch's last batches are smaller, one for each worker: figures are those of as many rows as a full batch has.
   They are medians of the epochs, with the least and the greatest in brackets. Epochs of one process are more alike
-  than processes are. That machine's cores are shared: the same loop of Python took 13 ms at one moment and 26 ms at
-  another. So a few tenths of a millisecond between two lines of a table, or between two tables, mean little.
+  than processes are. The machine's cores are shared with others, and their speed changes from moment to moment. So a
+  few tenths of a millisecond between two lines of a table, or between two tables, mean little.
 - Each table names the commit that was measured.
 """
 

@@ -21,7 +21,8 @@ METHOD = f"""\
 Each measurement is a fresh process: one interpreter, one epoch, one contender. Contenders take turns, round by round,
 so that a machine that slows down slows all of them. Before the rounds that count, each contender runs once: that run
 adds up a column and so proves that each row came once, and its memory is watched every 20 ms. Rounds that count are
-not watched, and count rows only. What a contender reads lies in the page cache: it is read once before each run.
+not watched, and count rows only. Files lie in the page cache: since 26 November 2026,
+16:50 UTC, what a contender reads is read once before each of its runs.
 
 - **Rate** (rows/s): rows delivered after the first batch (of raw Arrow: the first row group), by the seconds from then
   to the end. **Of baseline**: that rate by the baseline's, of the same round.

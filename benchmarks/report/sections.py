@@ -54,9 +54,9 @@ ALL_WARM_SINCE = "2026-11-26T16:50:00Z"
 """When each run began to find what it reads in the page cache. Before, only the first run of a workload surely did."""
 
 NOT_ALL_WARM = (
-    "Measured before files were read into the page cache for each run: raw Arrow, the first of each round, read a part "
-    "of them from the disk, so its rate is too low, and what others have of it too high. Peers with a converted copy "
-    "may have done so, too."
+    "Measured before files were read into the page cache for each run. Raw Arrow, the first of each round, and peers "
+    "with a converted copy may have read some from the disk: then its rate is too low, and what others have of it too "
+    "high."
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, islice
+from itertools import accumulate, chain
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
@@ -23,7 +23,8 @@ from torch_dataloader_utils.columns.arrow_memory import memory_pool, new_array
 from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.dense import dense_array
 from torch_dataloader_utils.columns.options import Padded
-from torch_dataloader_utils.columns.ragged import Ragged, concat, ragged, split_values
+from torch_dataloader_utils.columns.packed import SegmentBatches
+from torch_dataloader_utils.columns.ragged import Ragged, RaggedBatches, concat, ragged, split_values
 from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.errors import ColumnError
 
@@ -124,35 +125,31 @@ def split(columns: Columns, sizes: Sequence[int]) -> Iterator[Any]:
     if isinstance(columns, pa.Table):
         yield from _slices(columns, sizes)
         return
-    if not columns:
-        yield from ({} for _ in sizes)
-        return
-    together = max(LEAST_AT_ONCE, VIEWS_AT_ONCE // len(columns))
-    parts = [sizes[first : first + together] for first in range(0, len(sizes), together)]
-    for in_part in zip(*(_split_in_parts(name, values, parts) for name, values in columns.items()), strict=True):
-        for batch in zip(*in_part, strict=True):
-            yield dict(zip(columns, batch, strict=True))
+    names = tuple(columns)
+    together = max(LEAST_AT_ONCE, VIEWS_AT_ONCE // max(1, len(names)))
+    parts = (_split_column(name, columns[name], sizes, together) for name in names)
+    for _, *values in zip(sizes, *parts, strict=True):
+        yield dict(zip(names, values, strict=True))
 
 
-def _split_in_parts(name: str, values: Any, parts: Sequence[Sequence[int]]) -> Iterator[Iterable[Any]]:
-    """Yield for some batches at a time, of these sizes, what each has of a column."""
-    if isinstance(values, (torch.Tensor, np.ndarray)):
-        yield from map(split_values, split_values(values, list(map(sum, parts))), parts)
-        return
-    batches = iter(_split_column(name, values, [size for part in parts for size in part]))
-    yield from (islice(batches, len(part)) for part in parts)
-    if any(True for _ in batches):
-        raise ValueError(f"column {name!r} has more batches than there are sizes")
-
-
-def _split_column(name: str, values: Any, sizes: Sequence[int]) -> Iterable[Any]:
-    """Split a column that is neither a tensor nor an array into batches."""
+def _split_column(name: str, values: Any, sizes: Sequence[int], together: int) -> Iterable[Any]:
+    """Split a column into batches; tensors and arrays so many at a time."""
+    if isinstance(values, (list, RaggedBatches, SegmentBatches)):
+        return values
     if isinstance(values, Ragged):
         return values.batches(sizes)
     if isinstance(values, pa.ChunkedArray):
         return (_to_pylist(name, part) for part in _slices(values, sizes))
-    made: Iterable[Any] = values  # lists and the like, which have one value for each batch
-    return made
+    return chain.from_iterable(_split_in_parts(values, sizes, together))
+
+
+def _split_in_parts(values: Any, sizes: Sequence[int], together: int) -> Iterator[Sequence[Any]]:
+    start = 0
+    for first in range(0, len(sizes), together):
+        of_part = sizes[first : first + together]
+        stop = start + sum(of_part)
+        yield split_values(values[start:stop], of_part)
+        start = stop
 
 
 def _slices(values: Any, sizes: Sequence[int]) -> Iterator[Any]:
@@ -178,7 +175,9 @@ def with_lists(columns: Columns, sizes: Sequence[int]) -> Columns:
     if isinstance(columns, pa.Table):
         return columns
     return {
-        name: list(_split_column(name, values, sizes)) if isinstance(values, (pa.ChunkedArray, Ragged)) else values
+        name: list(_split_column(name, values, sizes, len(sizes)))
+        if isinstance(values, (pa.ChunkedArray, Ragged))
+        else values
         for name, values in with_offsets(columns, sizes).items()
     }
 

@@ -7,15 +7,19 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
+import pyarrow as pa
+import torch
 import torch.distributed as dist
+from torch.utils._pytree import tree_leaves
 
+from torch_dataloader_utils.columns.convert import ColumnSlice, copy_rows
+from torch_dataloader_utils.columns.ragged import jagged_parts
 from torch_dataloader_utils.distributed.gather import LOG, on_all_ranks, require_one_plan
 from torch_dataloader_utils.distributed.groups import Group, Sum, all_gather, group_of, size_of
 from torch_dataloader_utils.loader.arguments import require_choice
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.loader.device import DeviceLoader
 from torch_dataloader_utils.loader.iteration import CountedIterator
-from torch_dataloader_utils.workers.collate import UncopyableError, copy_batch
 
 
 def in_step(
@@ -91,14 +95,32 @@ def agreed_end(loader: StructuredDataLoader) -> Callable[[bool], bool]:
 
 
 def _copied(batches: list[Any]) -> list[Any]:
-    """Return copies, of so many bytes as the batches have.
+    """Return deep copies, in which tensors and tables have no memory of other rows.
 
-    Tensors of a batch may be views of the memory of many batches, which `copy.deepcopy` and pickling would take along.
+    In a batch they are views of the memory of many batches, which `copy.deepcopy` and pickling take along. Here that is
+    left only for jagged tensors on a device, sparse ones, and tensors in objects of other classes.
     """
-    try:
-        return [copy_batch(batch) for batch in batches]
-    except UncopyableError:
-        return copy.deepcopy(batches)
+    copies: dict[int, Any] = {}  # by the number of the object: `copy.deepcopy` takes those that it finds here
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        return copies.setdefault(id(tensor), tensor.clone())  # type: ignore[no-any-return]
+
+    for value in tree_leaves(batches):
+        if isinstance(value, pa.Table):
+            copies[id(value)] = copy_rows(ColumnSlice(value, 0, value.num_rows))
+        elif isinstance(value, torch.Tensor) and (jagged := jagged_parts(value)) is not None:
+            values, offsets = jagged
+            offsets = copied(offsets)  # columns of the same lengths may share them
+            copies[id(value)] = torch.nested.nested_tensor_from_jagged(values.clone(), offsets=offsets)
+        elif _is_view(value):
+            copied(value)
+    return copy.deepcopy(batches, copies)
+
+
+def _is_view(value: Any) -> bool:
+    """Whether a value is a plain tensor whose memory is larger. That of an expanded one is smaller."""
+    is_plain = type(value) is torch.Tensor and value.layout is torch.strided and not value.requires_grad
+    return is_plain and value.untyped_storage().nbytes() > value.nbytes
 
 
 class _Agreement:

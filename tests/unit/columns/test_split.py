@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torch_dataloader_utils.columns import convert
 from torch_dataloader_utils.columns.convert import LEAST_AT_ONCE, VIEWS_AT_ONCE, split
 
 
@@ -37,7 +38,16 @@ def test_batches_without_columns():
     assert list(split({}, [2, 3])) == [{}, {}]
 
 
-@pytest.mark.parametrize("batches", [1, 3])
-def test_a_column_of_more_or_fewer_batches_is_refused(batches):
-    with pytest.raises(ValueError, match=r"zip|more batches"):
-        list(split({"numbers": torch.arange(3), "made": [[0]] * batches}, [1, 2]))
+@pytest.mark.parametrize("made", [1, 3])
+@pytest.mark.parametrize("others", [{}, {"numbers": torch.arange(3)}], ids=["alone", "beside a tensor"])
+def test_a_column_of_fewer_or_more_batches_is_refused(made, others):
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        list(split({**others, "made": [[0]] * made}, [1, 2]))
+
+
+def test_lists_are_made_batch_by_batch(monkeypatch):
+    made = []
+    monkeypatch.setattr(convert, "_to_pylist", lambda name, part: made.append(name) or part.to_pylist())
+    batches = split({"strings": pa.chunked_array([["a", "b", "c"]])}, [1, 1, 1])
+    assert next(batches) == {"strings": ["a"]}
+    assert len(made) == 1

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import OrderedDict
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
+import torch
 import torch.distributed as dist
 from support import batches_of, open_loader, rows_of, write_dataset
+from torch.utils._pytree import tree_leaves
 
 from torch_dataloader_utils.distributed import in_step, steps
 from torch_dataloader_utils.distributed.gather import on_all_ranks
@@ -100,24 +105,57 @@ class AnotherRank:
         return SimpleNamespace(wait=lambda: total)
 
 
-def own_bytes(batch: dict[str, Any]) -> bool:
-    """Whether the memory of each tensor has no more bytes than the tensor."""
-    return all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in batch.values())
+def own_bytes(batch: Any) -> bool:
+    """Whether no tensor of a batch has memory of other rows."""
+    tensors = [part for tensor in tree_leaves(batch) for part in (parts_of(tensor) if tensor.is_nested else [tensor])]
+    return all(tensor.untyped_storage().nbytes() == tensor.nbytes for tensor in tensors)
+
+
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    return [tensor.values(), tensor.offsets()]
+
+
+@pytest.fixture
+def lists(tmp_path: Path) -> Path:
+    rows = range(103)
+    columns = {"value": rows, "lists": [[row] * (row % 3) for row in rows], "name": [f"row {row}" for row in rows]}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=50)
+    return tmp_path
 
 
 @pytest.mark.usefixtures("_group")
-@pytest.mark.parametrize("collate_fn", [None, OrderedDict], ids=["a dictionary", "what only deepcopy copies"])
-def test_a_batch_that_is_repeated_is_copied_without_the_batches_beside_it(path, monkeypatch, collate_fn):
-    options = {"batch_size": 10, "num_workers": 1, "columns": ["value"], "collate_fn": collate_fn}
-    whole = batches_of(open_loader(path, **options)[0])
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("collate_fn", [None, OrderedDict])
+def test_a_batch_that_is_repeated_is_copied_without_the_batches_beside_it(lists, monkeypatch, workers, collate_fn):
+    options = {"batch_size": 10, "num_workers": workers, "column_formats": {"name": "packed"}, "collate_fn": collate_fn}
+    whole = batches_of(open_loader(lists, **options)[0])
     AnotherRank(monkeypatch, len(whole) + 3)
-    seen = list(in_step(open_loader(path, **options)[0], uneven="pad"))
+    seen = list(in_step(open_loader(lists, **options)[0], uneven="pad"))
     assert list(map(rows_of, seen)) == [*whole, *[whole[-1]] * 3]
     assert not all(map(own_bytes, seen[: len(whole)]))
-    repeated = seen[len(whole) :]
-    assert len({batch["row"].data_ptr() for batch in seen[-4:]}) == 4
-    if collate_fn is None:
-        assert all(map(own_bytes, repeated))
+    last, *repeated = seen[len(whole) - 1 :]
+    assert len({batch["row"].data_ptr() for batch in (last, *repeated)}) == 4
+    for batch in repeated:
+        assert own_bytes(batch)
+        assert type(batch) is type(last)
+        assert [row.tolist() for row in batch["lists"].unbind()] == [row.tolist() for row in last["lists"].unbind()]
+        assert all(map(torch.equal, batch["name"], last["name"]))
+
+
+def test_a_copy_has_what_the_batch_has():
+    """What is one tensor stays one, wherever it is; what is expanded stays so; a table has its own rows alone."""
+    many = torch.arange(10_000)
+    few, ones = many[5:15], torch.ones(1).expand(1_000)
+    table = pa.table({"x": range(10_000), "text": ["a"] * 10_000}).slice(5, 10)
+    within = SimpleNamespace(tensor=few)
+    ((copied,),) = [steps._copied([{"a": few, "b": [few], "within": within, "ones": ones, "table": table, "n": 3}])]
+    assert copied["a"] is copied["b"][0] is copied["within"].tensor is not few
+    assert copied["a"].tolist() == few.tolist()
+    assert copied["a"].untyped_storage().nbytes() == few.nbytes
+    assert copied["ones"].untyped_storage().nbytes() == 4
+    assert copied["table"].equals(table)
+    assert len(pickle.dumps(copied["table"])) < 2_000 < len(pickle.dumps(table))
+    assert copied["n"] == 3
 
 
 @pytest.mark.usefixtures("_group")
