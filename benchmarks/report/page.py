@@ -49,6 +49,9 @@ that script. A peer
 that is still at it 15 s after its first batch is stopped: its rate is that of the rows until then, as the column says.
 Where a peer reads a format of its own, converting comes first and is no part of its rate. What a peer does beyond
 reading (shuffling, resuming, object stores, clusters) is not measured here.
+
+Raw Arrow is the first of each round, minutes after it ran the last time, and is slower then than in the tables beside
+this library alone. So the peers' figures compare with one another, and less with raw Arrow.
 """
 
 
