@@ -103,7 +103,10 @@ def _copied(batches: list[Any]) -> list[Any]:
     copies: dict[int, Any] = {}  # by the number of the object: `copy.deepcopy` takes those that it finds here
 
     def copied(tensor: torch.Tensor) -> torch.Tensor:
-        return copies.setdefault(id(tensor), tensor.clone())  # type: ignore[no-any-return]
+        if id(tensor) not in copies:
+            copies[id(tensor)] = tensor.clone()
+        clone: torch.Tensor = copies[id(tensor)]
+        return clone
 
     for value in tree_leaves(batches):
         if isinstance(value, pa.Table):
