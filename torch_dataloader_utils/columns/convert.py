@@ -55,28 +55,27 @@ def convert(table: pa.Table, transform: ColumnTransform) -> Columns:
     """Convert the rows of a table in the form that is delivered; `join` and `split` make batches of the result.
 
     Returns:
-        For ``"arrow"`` the table. Else for each column its tensor or array of shape ``(rows, ...)``, its rows of
-        different lengths, or the Arrow column that becomes Python lists.
+        For ``"arrow"`` the table. Else for each column its array of shape ``(rows, ...)``, its rows of different
+        lengths, or the Arrow column that becomes Python lists. `with_tensors` makes tensors of arrays, once no rows are
+        to be joined any more: a tensor takes longer to make, to cut and to drop than an array.
     """
     if transform.output_format == "arrow":
         return table
     forms, tensors = transform.forms, transform.output_format == "torch"
-    leaves_arrays = transform.leaves_arrays
     return {
-        name: _converted(column, forms[name], tensors=tensors, leaves_arrays=leaves_arrays)
+        name: _converted(column, forms[name], tensors=tensors)
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
 
 
-def _converted(column: pa.ChunkedArray, form: Form, *, tensors: bool, leaves_arrays: bool) -> Any:
+def _converted(column: pa.ChunkedArray, form: Form, *, tensors: bool) -> Any:
     if form == "list":
         return column
     if form != "dense":
         return ragged(column, form, tensors=tensors)
     # Arrow joins all chunks in one call. NumPy would need an array of each first.
     whole = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks(memory_pool())
-    array = dense_array(whole, numpy_times=not tensors)
-    return torch.from_numpy(array) if tensors and not leaves_arrays else array
+    return dense_array(whole, numpy_times=not tensors)
 
 
 def with_tensors(columns: Columns) -> Columns:
@@ -107,7 +106,7 @@ def _join_chunks(parts: list[pa.ChunkedArray]) -> pa.ChunkedArray:
 
 
 def _rows(values: Any, part: ColumnSlice) -> Any:
-    if type(values) is torch.Tensor:  # mostly
+    if type(values) is np.ndarray:  # mostly
         return values[part.start : part.stop]
     if isinstance(values, (pa.Table, pa.ChunkedArray)):
         return values.slice(part.start, part.stop - part.start)
@@ -231,10 +230,9 @@ def interleave(parts: Sequence[ColumnSlice], count: int) -> Columns:
 
 def _interleave_column(name: str, parts: Sequence[ColumnSlice], count: int) -> Any:
     first = parts[0].columns[name]
-    if isinstance(first, (torch.Tensor, np.ndarray)) and count > 1:
-        rows = _interleaved([np.asarray(part.columns[name])[part.start : part.stop] for part in parts], count)
-        return torch.from_numpy(rows) if isinstance(first, torch.Tensor) else rows
     streams = [_rows(part.columns[name], part) for part in parts]
+    if isinstance(first, np.ndarray) and count > 1:
+        return _interleaved(streams, count)
     if isinstance(first, pa.ChunkedArray):
         order = _interleaved_rows(list(map(len, streams)), count)
         return takeable(pa.table({"": _join_chunks(streams)}))[""].take(order)

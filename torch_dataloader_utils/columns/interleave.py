@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import torch
 
 from torch_dataloader_utils.columns.arrow import takeable
 from torch_dataloader_utils.columns.arrow_memory import new_array
@@ -97,10 +96,7 @@ def put(target: Array, place: Place, rows: Array) -> None:
 
 
 class Interleaved:
-    """The columns of a block of steps, of which the rows of sources are added part by part.
-
-    Those of tensors become arrays: see `with_tensors`.
-    """
+    """The columns of a block of steps, of which the rows of sources are added part by part."""
 
     def __init__(self, counts: Counts) -> None:
         self._layout = StepLayout(counts)
@@ -129,13 +125,12 @@ class Interleaved:
         ]
         by_step = self._by_step
         for name, values in part.columns.items():
-            if isinstance(values, (torch.Tensor, np.ndarray)):
-                array = np.asarray(values)
+            if isinstance(values, np.ndarray):
                 target = by_step.get(name)
                 if target is None:
-                    target = self._new_target(name, array)
+                    target = self._new_target(name, values)
                 for place, rows in places:
-                    put(target, place, array[rows])
+                    put(target, place, values[rows])
             else:
                 others[name] = values
         if others:

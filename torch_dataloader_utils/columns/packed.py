@@ -57,7 +57,7 @@ def packed(columns: Mapping[str, Ragged], pieces: Pieces, packing: Packing) -> d
     """Return the sequences that pieces of documents make.
 
     Returns:
-        The packed columns, each of shape ``(sequences, length)`` in its dtype, and the outputs asked for:
+        The packed columns, arrays of shape ``(sequences, length)`` in their dtypes, and the outputs asked for:
         ``document_ids`` and ``position_ids``, int32 of the same shape, and the lengths of each sequence's segments,
         of which batches make ``cu_seqlens`` and ``max_seqlen``.
     """
@@ -68,8 +68,7 @@ def packed(columns: Mapping[str, Ragged], pieces: Pieces, packing: Packing) -> d
     tensors = isinstance(columns[packing.column].values, torch.Tensor)
     made: dict[str, Any] = {}
     for name in list(columns):
-        array = _sequences(columns.pop(name), pieces, used, packing, name)
-        made[name] = torch.from_numpy(array) if tensors else array
+        made[name] = _sequences(columns.pop(name), pieces, used, packing, name)
     segments, bounds = _with_padding(pieces.lengths, pieces.bounds, length - used)
     if "document_ids" in packing.outputs:
         made["document_ids"] = _document_ids(segments, bounds, used, length)
@@ -79,9 +78,6 @@ def packed(columns: Mapping[str, Ragged], pieces: Pieces, packing: Packing) -> d
         if name in packing.outputs:
             lengths = segments.astype(np.int32)
             made[name] = column(torch.from_numpy(lengths) if tensors else lengths, bounds, "jagged")
-    if tensors:
-        for name in {"document_ids", "position_ids"} & set(packing.outputs):
-            made[name] = torch.from_numpy(made[name])
     return made
 
 

@@ -153,13 +153,15 @@ def concat(parts: Sequence[Any]) -> Any:
     if isinstance(parts[0], Ragged):
         values, offsets = concat([part.values for part in parts]), _concat_offsets([part.offsets for part in parts])
         return replace(parts[0], values=values, offsets=offsets)
-    if isinstance(parts[0], torch.Tensor) and 0 < sum(part.numel() for part in parts) <= MOST_COPIED_AT_ONCE:
-        memory = bytearray().join([part.contiguous().numpy() for part in parts])
-        copy = torch.frombuffer(memory, dtype=parts[0].dtype)
-        return copy if parts[0].dim() == 1 else copy.view(-1, *parts[0].shape[1:])
-    # Torch copies more with all of its threads, which then wait for more work at full speed: numpy's copy takes less.
-    array = np.concatenate([np.asarray(part) for part in parts])
-    return torch.from_numpy(array) if isinstance(parts[0], torch.Tensor) else array
+    # Torch copies with all of its threads, which then wait for more work at full speed: numpy's copy takes less.
+    if isinstance(parts[0], torch.Tensor):
+        return torch.from_numpy(concat([part.numpy() for part in parts]))
+    first = parts[0]
+    is_buffer = first.dtype.kind not in "mM"  # to Python, arrays of times are none
+    if not is_buffer or not 0 < sum(part.size for part in parts) <= MOST_COPIED_AT_ONCE:
+        return np.concatenate(parts)
+    copy = np.frombuffer(bytearray().join([np.ascontiguousarray(part).data for part in parts]), first.dtype)
+    return copy if first.ndim == 1 else copy.reshape(-1, *first.shape[1:])
 
 
 def _concat_offsets(parts: Sequence[Offsets]) -> Offsets:

@@ -28,14 +28,12 @@ class ColumnTransform:
     """Turns tables as they are read into tables as they are delivered.
 
     `columns` are the plans of the columns that are read, in order, the added ones included. `schema` has the columns
-    that are delivered, without the added ones. `leaves_arrays` is whether `convert` makes arrays of dense columns also
-    where tensors are delivered, which others make of them.
+    that are delivered, without the added ones.
     """
 
     output_format: str
     columns: tuple[ColumnPlan, ...]
     schema: pa.Schema
-    leaves_arrays: bool = False
 
     @classmethod
     def of(cls, schema: pa.Schema, options: ColumnOptions, *added: str | None) -> ColumnTransform:

@@ -89,7 +89,7 @@ def _read_streams(
     if not isinstance(files, OpenedSources) and len(streams) == 1:
         scan = _scan(new_reader(streams[0]), streams[0], assignment.epoch, options, budget)
         try:
-            yield from _batches(scan, streams[0], options)
+            yield from _delivered(_batches(scan, streams[0], options), options)
         finally:
             scan.close()
         return
@@ -98,11 +98,8 @@ def _read_streams(
     reserved = budget.take(bytes_of_streams(budget))
     reserved.keep()
     epoch = MIXTURE_KEY if isinstance(files, OpenedSources) else assignment.epoch
-    # A tensor takes longer to make, and to drop, than an array, and streams have many of few rows.
-    of_streams = replace(options, transform=replace(options.transform, leaves_arrays=True))
-    if isinstance(files, OpenedSources):
-        of_streams = replace(of_streams, packing=None)  # a mixture packs row groups, one by one
-    tensors = options.transform.output_format == "torch"
+    # A mixture packs row groups, one by one.
+    of_streams = replace(options, packing=None) if isinstance(files, OpenedSources) else options
     share = max(1, reserved.size // len(streams))
     scans = [
         _scan(new_reader(stream), stream, epoch, of_streams, MemoryBudget(share), num_streams=len(streams))
@@ -111,20 +108,23 @@ def _read_streams(
     try:
         if isinstance(files, OpenedSources):
             batches = read_mixture(assignment.turns, scans, budget, fingerprint=options.fingerprint)
-            batches = map(_delivered, batches) if tensors else batches
-            yield from batches if options.packing is None else with_sequences(batches, options.packing)
+            made = batches if options.packing is None else with_sequences(batches, options.packing)
+            yield from _delivered(made, options)
         else:
-            batches = _read_grid(assignment, scans, options, budget)
-            yield from map(_delivered, batches) if tensors else batches
+            yield from _delivered(_read_grid(assignment, scans, options, budget), options)
     finally:
         for scan in scans:
             scan.close()
         reserved.release()
 
 
-def _delivered(batches: Batches | StreamEnd) -> Batches | StreamEnd:
-    """Return batches with tensors in the place of arrays."""
-    return batches if isinstance(batches, StreamEnd) else replace(batches, columns=with_tensors(batches.columns))
+def _delivered(contents: Iterator[Batches | StreamEnd], options: ReadOptions) -> Iterator[Batches | StreamEnd]:
+    """Yield batches as they are delivered: with tensors in the place of arrays, if tensors are."""
+    return map(_with_tensors, contents) if options.transform.output_format == "torch" else contents
+
+
+def _with_tensors(content: Batches | StreamEnd) -> Batches | StreamEnd:
+    return content if isinstance(content, StreamEnd) else replace(content, columns=with_tensors(content.columns))
 
 
 def _scan(

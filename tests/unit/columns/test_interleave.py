@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -40,18 +39,17 @@ def rows_from(first: int, count: int) -> pa.Table:
     )
 
 
-FORMATS = ["torch", "torch of tensors", "numpy", "arrow", "dict"]
+FORMATS = ["torch", "numpy", "arrow", "dict"]
 
 
 def transform_of(output_format: str, schema: pa.Schema) -> ColumnTransform:
-    name, _, of_tensors = output_format.partition(" ")
-    options = ColumnOptions(name)
+    options = ColumnOptions(output_format)
     plans = tuple(plan_column(field, options) for field in schema)
-    return ColumnTransform(name, plans, schema, leaves_arrays=not of_tensors)
+    return ColumnTransform(output_format, plans, schema)
 
 
 def delivered(columns, output_format):
-    return with_tensors(columns) if output_format.startswith("torch") else columns
+    return with_tensors(columns) if output_format == "torch" else columns
 
 
 def plain(value):
@@ -106,7 +104,7 @@ def test_batches_of_virtual_streams_alternate_wherever_they_begin(output_format,
     tables = [rows_from(1000 * stream, before + count * size + 1) for stream in range(streams)]
     parts = [ColumnSlice(convert(table, transform), before, before + count * size) for table in tables]
     order = [table.slice(before + step * size, size) for step in range(count) for table in tables]
-    expected = convert(pa.concat_tables(order), replace(transform, leaves_arrays=False))
+    expected = delivered(convert(pa.concat_tables(order), transform), output_format)
     sizes = [size] * (streams * count)
     found = list(split(delivered(interleave(parts, count), output_format), sizes))
     wanted = list(split(join([ColumnSlice(expected, 0, sum(sizes))]), sizes))
