@@ -186,9 +186,9 @@ def noted_parts(monkeypatch: pytest.MonkeyPatch, client: str) -> list[int]:
     kind: Any = {"plain HTTP": HttpRange, "obstore": obstore_s3.ObstoreRange}[client]
     read_into = kind.read_into
 
-    def noting(self: Any, memory: memoryview) -> Any:
+    def noting(self: Any, memory: memoryview, seconds: float) -> Any:
         sizes.append(len(memory))
-        return read_into(self, memory)
+        return read_into(self, memory, seconds)
 
     monkeypatch.setattr(kind, "read_into", noting)
     return sizes

@@ -6,7 +6,7 @@ import itertools
 import threading
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from typing import Any, TypeAlias
@@ -47,15 +47,15 @@ class _Run:
         start: Where its first row group begins.
         stop: Where its last row group ends.
         position: Where the bytes end that are requested of it.
-        last: What is received last, of what is requested; before that, the request that is made.
         stream: The request, once it was made.
+        calls: What is done for it next, one after another.
     """
 
     start: int
     stop: int
     position: int = field(init=False)
-    last: Future[Any] | None = None
     stream: RangeStream | None = None
+    calls: deque[tuple[Future[Any], Callable[[], Any]]] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self.position = self.start
@@ -89,6 +89,7 @@ class Fetcher:
         self._opened: OrderedDict[str, Future[Opened]] = OrderedDict()
         # Of a file: the one that is received, and the one that was prepared.
         self._runs: defaultdict[str, deque[_Run]] = defaultdict(lambda: deque(maxlen=2))
+        self._busy: set[_Run] = set()
         self._lock = threading.Lock()
 
     @property
@@ -125,7 +126,7 @@ class Fetcher:
             return
         with self._lock:
             run = _Run(wanted[0], until)
-            run.last = self._threads.submit(self._prepare, run, self._open(path), wanted)
+            self._call(run, partial(self._prepare, run, self._open(path), wanted))
             self._runs[path].append(run)
 
     def _together(self, path: str, numbers: Iterable[int]) -> Sequence[tuple[int, int]]:
@@ -149,7 +150,7 @@ class Fetcher:
                 return self._threads.submit(self._fetch, opened, wanted, name)
             run = _Run(start, until)
             self._runs[path].append(run)
-        run.last = received = self._threads.submit(self._receive, run, run.last, opened, wanted, name)
+        received = self._call(run, partial(self._receive, run, opened, wanted, name))
         run.position = stop
         if stop == run.stop:
             self._runs[path].remove(run)
@@ -172,7 +173,7 @@ class Fetcher:
             run = self._run_before(path, number)
             if run is not None:
                 self._runs[path].remove(run)
-                self._threads.submit(self._end, run, run.last)
+                self._call(run, partial(self._end, run))
 
     def take(self, path: str, number: int) -> Iterator[tuple[int, Content]]:
         """Wait for a row group and yield its ranges: the offset and the bytes of each."""
@@ -195,15 +196,27 @@ class Fetcher:
 
     def close(self) -> None:
         """Request nothing more; wait for what is being fetched."""
+        with self._lock:
+            for run in self._busy:
+                while run.calls:
+                    run.calls.popleft()[0].cancel()
         self._threads.shutdown(cancel_futures=True)
         self._runs.clear()
 
     def _open(self, path: str) -> Future[Opened]:
         """Begin to open a file, unless it is open; its ranges are fetched as soon as it is."""
-        opened = self._opened.pop(path, None) or self._threads.submit(self._storage.open_ranged, self._files[path])
+        opened = self._opened.pop(path, None) or self._begin_to_open(self._files[path])
         self._opened[path] = opened
         if len(self._opened) > OPEN_FILES:
             self._opened.popitem(last=False)
+        return opened
+
+    def _begin_to_open(self, file: StoredFile) -> Future[Opened]:
+        at_once = self._storage.opened_at_once(file)
+        if at_once is None:
+            return self._threads.submit(self._storage.open_ranged, file)
+        opened: Future[Opened] = Future()
+        opened.set_result(at_once)
         return opened
 
     def _fetch(self, opened: Future[Opened], wanted: tuple[int, int], name: Callable[[], str]) -> Content:
@@ -214,24 +227,42 @@ class Fetcher:
         if run.stream is not None:
             self._storage.begin(run.stream, *wanted)
 
-    def _end(self, run: _Run, last: Future[Any] | None) -> None:
+    def _call(self, run: _Run, call: Callable[[], Any]) -> Future[Any]:
+        """Have a thread make a call once it has made those before it for the same run."""
+        outcome: Future[Any] = Future()
+        run.calls.append((outcome, call))
+        if run not in self._busy:
+            self._busy.add(run)
+            self._threads.submit(self._make_calls, run)
+        return outcome
+
+    def _make_calls(self, run: _Run) -> None:
+        while True:
+            with self._lock:
+                if not run.calls:
+                    self._busy.remove(run)
+                    return
+                outcome, call = run.calls.popleft()
+            if outcome.set_running_or_notify_cancel():
+                try:
+                    outcome.set_result(call())
+                except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                    outcome.set_exception(error)
+            del outcome, call  # what they refer to must not wait for the next call
+
+    def _end(self, run: _Run) -> None:
         """Receive nothing more of a run, once what is requested of it was received."""
-        if last is not None:
-            wait([last])
         if run.stream is not None:
             run.stream.close()
 
     def _receive(
         self,
         run: _Run,
-        before: Future[Any] | None,
         opened: Future[Opened],
         wanted: tuple[int, int],
         name: Callable[[], str],
     ) -> Content:
-        """Receive the next range of a run, once the one before it was received. That one began sooner, so it ends."""
-        if before is not None:
-            wait([before])
+        """Receive the next range of a run."""
         run.stream = run.stream or self._storage.stream(opened.result(), run.start, run.stop)
         if run.stream is None:
             return self._fetch(opened, wanted, name)

@@ -202,7 +202,7 @@ class Storage:
         with self.errors(file.location):
             if self.is_local:
                 return self._attempt(lambda _: read_local(file.location, start, stop), lambda: file.location)
-            remote = self._bound(file) or RemoteFile(file, partial(self._cat, file.location))
+            remote = self.opened_at_once(file) or RemoteFile(file, partial(self._cat, file.location))
             return bytes(self._fetch_remote(remote, start, stop, lambda: self.display(file.location)))
 
     def maps(self, file: StoredFile) -> bool:
@@ -233,14 +233,14 @@ class Storage:
         return opened
 
     def _open_remote(self, file: StoredFile) -> RemoteFile:
-        bound = self._bound(file)
+        bound = self.opened_at_once(file)
         if bound is not None:
             return bound
         with self.errors(file.location):
             if self._is_s3:
                 info = self.call("info", file.location)
                 self._require_version(file, info["size"], etag_of(info))
-                return self._bound(replace(file, etag=etag_of(info))) or self._opened(file)
+                return self.opened_at_once(replace(file, etag=etag_of(info))) or self._opened(file)
             return self._opened(file)
 
     def _opened(self, file: StoredFile) -> RemoteFile:
@@ -313,8 +313,8 @@ class Storage:
         """Whether it reads any version of an object of S3 that it is asked for by its etag."""
         return is_s3(self._fs) and not self._fs.version_aware
 
-    def _bound(self, file: StoredFile) -> RemoteFile | None:
-        """Return an object of S3 of which only the version with the listed etag is read, if it has one."""
+    def opened_at_once(self, file: StoredFile) -> RemoteFile | None:
+        """Return a file that takes no request to open: an object of S3, of which only the listed version is read."""
         if not self._is_s3 or file.etag is None:
             return None
 

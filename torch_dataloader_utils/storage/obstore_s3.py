@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeVar
 import fsspec
 import pyarrow as pa
 
+from torch_dataloader_utils.storage.attempts import within
 from torch_dataloader_utils.storage.causes import require_same_version, told_by_s3
 from torch_dataloader_utils.storage.obstore_calls import ObstoreCalls
 from torch_dataloader_utils.storage.obstore_process import ObstoreProcess
@@ -371,11 +372,15 @@ class ObstoreRange:
         self._rest = memoryview(b"")
         _RECEIVED.add(self)
 
-    def read_into(self, memory: memoryview) -> int:
-        """Fill memory with the next bytes, and return how many came; fewer only if the answer ends before them."""
-        return _told(partial(self._read_into, memory))
+    def read_into(self, memory: memoryview, seconds: float) -> int:
+        """Fill memory with the next bytes, and return how many came; fewer only if the answer ends before them.
 
-    def _read_into(self, memory: memoryview) -> int:
+        Raises:
+            TimeoutError: If they take longer.
+        """
+        return _told(partial(within, seconds, self._read_all, memory))
+
+    def _read_all(self, memory: memoryview) -> int:
         size = len(memory)
         while memory:
             piece = self._rest or memoryview(next(self._pieces, b""))

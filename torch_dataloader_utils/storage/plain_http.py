@@ -25,6 +25,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from torch_dataloader_utils.storage.attempts import within
 from torch_dataloader_utils.storage.causes import TRANSIENT, told_by_s3
 
 CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/")
@@ -35,8 +36,9 @@ ERROR_BYTES = 1 << 16
 IDLE_SEC = 20.0
 """How long a connection is kept for another request. What lies between may forget one without a word."""
 
-WAITS_FOR_ALL = sys.platform != "win32"
-"""Whether the system can be told to return from a call once all is there that is wanted, or after a time."""
+WAITS_FOR_ALL = sys.platform == "linux"
+"""Whether the system can be told to return from a call once all is there that is wanted, or after a time. On others,
+which have the same options, the time begins anew with each piece that arrives, or there is no such call."""
 
 LEAST_FOR_ALL = 1 << 16
 """Of fewer bytes, Python's client receives all by a call or two."""
@@ -103,7 +105,7 @@ class PlainHttp:
     """Makes requests. Threads may share it.
 
     Args:
-        timeout_sec: Seconds for which nothing may come; within a large part up to twice as many.
+        timeout_sec: Seconds for which nothing may come before an answer.
 
     Attributes:
         has_worked: Whether a range has come; None before the first answer. Not all servers know URLs that are signed.
@@ -158,8 +160,6 @@ class PlainHttp:
             try:
                 connection.request("GET", target, headers=dict(headers))
                 opened = connection.sock  # an answer that ends the connection takes it from there
-                if WAITS_FOR_ALL:
-                    _limit_waiting(opened, self._timeout_sec)
                 return HttpRange(connection, opened, connection.getresponse(), partial(self._connections.keep, host))
             except (OSError, HTTPException) as error:
                 connection.close()
@@ -207,41 +207,67 @@ class HttpRange:
         found = CONTENT_RANGE.match(self.response.headers.get("Content-Range", ""))
         return (int(found[1]), int(found[2]) + 1) if found else None
 
-    def read_into(self, memory: memoryview) -> int:
-        """Fill memory with the next bytes, and return how many came; fewer only if the answer ends before them."""
+    def read_into(self, memory: memoryview, seconds: float) -> int:
+        """Fill memory with the next bytes, and return how many came; fewer only if the answer ends before them.
+
+        Raises:
+            TimeoutError: If they take longer.
+        """
         if self._process != os.getpid():
             raise OSError("the answer is received by the process that this one was forked from")
         # Python's client receives the last byte, by which it sees that the answer has ended.
         wanted = 0 if self.response.isclosed() else min(len(memory), (self.response.length or 0) - 1)
-        size = self._read_all(memory[:wanted]) if WAITS_FOR_ALL and wanted >= LEAST_FOR_ALL else 0
+        if not WAITS_FOR_ALL or wanted < LEAST_FOR_ALL:
+            return within(seconds, self._read_rest, memory)
+        until = time.monotonic() + seconds
+        timeout = self._opened.gettimeout()
+        try:
+            self._opened.settimeout(_left(until))
+            size = self._read_all(memory[:wanted], until)
+            self._opened.settimeout(_left(until))
+            return size + (self._read_rest(memory[size:]) if size == wanted else 0)
+        finally:
+            with suppress(OSError):  # another thread closed it
+                self._opened.settimeout(timeout)
+
+    def _read_rest(self, memory: memoryview) -> int:
+        size = 0
         while size < len(memory) and (count := self.response.readinto(memory[size:])):
             size += count
         return size
 
-    def _read_all(self, memory: memoryview) -> int:
+    def _read_all(self, memory: memoryview, until: float) -> int:
         """Fill memory by calls that return once all of it is there, or nothing more comes, and return how much came.
 
         Python's client returns from the system as often as something arrives, and then waits for Python's lock. What
         it has buffered comes first: some kilobytes, with the headers or received for this.
         """
         size = self.response.readinto(memory[: len(self.response.fp.peek())])
-        timeout = self._opened.gettimeout()
         self._opened.settimeout(None)  # the system waits, and not Python, which would return from it
         try:
-            while size < len(memory) and (count := self._opened.recv_into(memory[size:], 0, socket.MSG_WAITALL)):
+            while size < len(memory):
+                _limit_waiting(self._opened, _left(until))
+                count = self._opened.recv_into(memory[size:], 0, socket.MSG_WAITALL)
+                if not count:
+                    break
                 size += count
                 assert self.response.length is not None  # noqa: S101 - it has one, or it would not be received here
                 self.response.length -= count
         except BlockingIOError:
             raise TimeoutError("timed out") from None
-        finally:
-            with suppress(OSError):  # another thread closed it
-                self._opened.settimeout(timeout)
         return size
 
 
+def _left(until: float) -> float:
+    """Return the seconds until a time; raise a TimeoutError if it is over."""
+    left = until - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left
+
+
 def _limit_waiting(opened: socket.socket, seconds: float) -> None:
-    """Have the system wait no longer than this for what is received (`SO_RCVTIMEO` in socket(7))."""
+    """Have the system wait no longer than this in one call for what is received (`SO_RCVTIMEO` in socket(7))."""
     whole, rest = divmod(seconds, 1)
     limit = struct.pack("ll", int(whole), max(1, int(rest * 1_000_000)))
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

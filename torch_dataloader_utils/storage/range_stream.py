@@ -8,7 +8,6 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from torch_dataloader_utils.storage.attempts import within
 from torch_dataloader_utils.storage.request_size import SMALLEST_ANSWER, Answer
 
 OLDEST_SEC = 20.0
@@ -23,8 +22,12 @@ which some servers send sooner than a range that they have to cut out of it."""
 class ReceivedRange(Protocol):
     """An answer of a storage's client, as far as it was received."""
 
-    def read_into(self, memory: memoryview) -> int:
-        """Fill memory with the next bytes, and return how many came; fewer only if the answer ends before them."""
+    def read_into(self, memory: memoryview, seconds: float) -> int:
+        """Fill memory with the next bytes, and return how many came; fewer only if the answer ends before them.
+
+        Raises:
+            TimeoutError: If they take longer.
+        """
 
     @property
     def close(self) -> Callable[[], object]:
@@ -93,7 +96,7 @@ class RangeStream:
         began = time.monotonic()
         self._received = None  # if an error occurs now
         try:
-            received_bytes = within(until - began, received.read_into, memoryview(content).cast("B"))
+            received_bytes = received.read_into(memoryview(content).cast("B"), until - began)
             if received_bytes == size and not until_end:
                 self._received = received
         finally:

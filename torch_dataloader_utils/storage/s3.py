@@ -10,6 +10,7 @@ from typing import Any
 from fsspec.asyn import sync_wrapper
 from s3fs import S3FileSystem
 
+from torch_dataloader_utils.storage.attempts import within
 from torch_dataloader_utils.storage.causes import require_same_version
 from torch_dataloader_utils.storage.request_size import Answer
 
@@ -96,15 +97,23 @@ class S3Range:
         self.close = weakref.finalize(self, loop.call_soon_threadsafe, body.close)
         self.close.atexit = False
 
-    async def _read_into(self, memory: memoryview) -> int:
-        """Fill memory with the next bytes, and return how many came; fewer only if the answer ends before them."""
+    def read_into(self, memory: memoryview, seconds: float) -> int:
+        """Fill memory with the next bytes, and return how many came; fewer only if the answer ends before them.
+
+        Raises:
+            TimeoutError: If they take longer.
+        """
+        size: int = within(seconds, self._read_all, memory)
+        return size
+
+    async def _read(self, memory: memoryview) -> int:
         size = len(memory)
         while memory and (part := await self._body.read(len(memory))):
             memory[: len(part)] = part
             memory = memory[len(part) :]
         return size - len(memory)
 
-    read_into = sync_wrapper(_read_into)
+    _read_all = sync_wrapper(_read)
 
 
 def _require_same(response: Mapping[str, Any], start: int, stop: int, etag: str | None) -> None:

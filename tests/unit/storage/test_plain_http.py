@@ -121,7 +121,7 @@ def content_of(received: HttpRange | None, *sizes: int) -> bytes:
     assert received is not None
     try:
         memory = [memoryview(bytearray(size)) for size in sizes]
-        return b"".join(part[: received.read_into(part)] for part in memory)
+        return b"".join(part[: received.read_into(part, SECONDS)] for part in memory)
     finally:
         received.close()
 
@@ -168,7 +168,7 @@ def test_parts_of_any_sizes_are_received_however_the_bytes_arrive(server, sizes,
     assert len(set(server.connections)) == 1
 
 
-@pytest.mark.skipif(not plain_http.WAITS_FOR_ALL, reason="Windows has no such call")
+@pytest.mark.skipif(not plain_http.WAITS_FOR_ALL, reason="Linux alone bounds such a call")
 def test_a_part_is_received_by_one_call_in_however_many_pieces_it_arrives(server):
     server.piece_size = 50_000
     received = PlainHttp(SECONDS).get(server.url, 0, len(CONTENT), "e")
@@ -182,7 +182,7 @@ def test_a_part_is_received_by_one_call_in_however_many_pieces_it_arrives(server
 
     sys.setprofile(note)
     try:
-        assert received.read_into(memory) == len(CONTENT)
+        assert received.read_into(memory, SECONDS) == len(CONTENT)
     finally:
         sys.setprofile(None)
     received.close()
@@ -193,12 +193,22 @@ def test_a_part_is_received_by_one_call_in_however_many_pieces_it_arrives(server
 
 @pytest.mark.parametrize("stalls_after", [1000, 500_000])
 def test_an_answer_of_which_nothing_more_comes_is_given_up_after_a_time(server, stalls_after):
-    http = PlainHttp(SHORT_SEC)
     server.stalls_after = stalls_after
-    received = http.get(server.url, 0, len(CONTENT), "e")
+    received = PlainHttp(SECONDS).get(server.url, 0, len(CONTENT), "e")
     assert received is not None
     with pytest.raises(TimeoutError):
-        received.read_into(memoryview(bytearray(len(CONTENT))))
+        received.read_into(memoryview(bytearray(len(CONTENT))), SHORT_SEC)
+    received.close()
+
+
+@pytest.mark.parametrize(("size", "piece_size"), [(len(CONTENT), 1000), (60_000, 100)])
+def test_an_answer_that_keeps_coming_is_given_up_after_the_same_time(server, size, piece_size):
+    server.piece_size = piece_size  # all of it takes the server at least three times as long
+    received = PlainHttp(SECONDS).get(server.url, 0, size, "e")
+    assert received is not None
+    assert size // piece_size * PAUSE_SEC >= 3 * SHORT_SEC
+    with pytest.raises(TimeoutError):
+        received.read_into(memoryview(bytearray(size)), SHORT_SEC)
     received.close()
 
 
@@ -217,14 +227,14 @@ def test_nothing_is_received_once_it_is_closed_or_has_ended_too_soon(server):
     memory = memoryview(bytearray(len(CONTENT)))
     received = http.get(server.url, 0, len(CONTENT), "e")
     assert received is not None
-    assert received.read_into(memory[:100_000]) == 100_000
+    assert received.read_into(memory[:100_000], SECONDS) == 100_000
     received.close()
-    assert received.read_into(memory) == 0
+    assert received.read_into(memory, SECONDS) == 0
     server.ends_after = 100_000
     received = http.get(server.url, 0, len(CONTENT), "e")
     assert received is not None
-    assert received.read_into(memory) == 100_000
-    assert received.read_into(memory) == 0
+    assert received.read_into(memory, SECONDS) == 100_000
+    assert received.read_into(memory, SECONDS) == 0
     received.close()
 
 
@@ -232,7 +242,7 @@ def test_python_waits_for_other_calls_as_long_as_before_a_part_was_received(serv
     http = PlainHttp(SECONDS)
     received = http.get(server.url, 0, len(CONTENT), "e")
     assert received is not None
-    assert received.read_into(memoryview(bytearray(500_000))) == 500_000
+    assert received.read_into(memoryview(bytearray(500_000)), SECONDS) == 500_000
     assert received._opened.gettimeout() == SECONDS
     received.close()
 
@@ -320,12 +330,12 @@ def test_a_thread_that_receives_ends_when_the_range_is_closed(server, stalls_aft
     received = http.get(server.url, 0, len(CONTENT), "e")
     assert received is not None
     memory = memoryview(bytearray(len(CONTENT)))
-    assert received.read_into(memory[:1000]) == 1000
+    assert received.read_into(memory[:1000], SECONDS) == 1000
     outcomes: list[object] = []
 
     def receive() -> None:
         try:
-            outcomes.append(received.read_into(memory))
+            outcomes.append(received.read_into(memory, SECONDS))
         except (AttributeError, OSError, ValueError) as error:  # of an answer that is closed meanwhile
             outcomes.append(error)
 
@@ -385,7 +395,7 @@ def test_a_forked_process_leaves_its_parents_connections_alone(server):
     child = os.fork()
     if child == 0:
         with contextlib.suppress(OSError):
-            received.read_into(memoryview(bytearray(10)))
+            received.read_into(memoryview(bytearray(10)), SECONDS)
             os._exit(1)
         received.close()
         os._exit(0 if content_of(http.get(server.url, 0, 5, "e"), 5) == CONTENT[:5] else 2)
@@ -430,5 +440,5 @@ def test_a_server_that_knows_no_signed_urls_is_read_by_obstore_alone_from_then_o
     assert mapped is not None
     client = ObstoreS3(mapped, options, SECONDS)
     for _ in range(3):
-        assert client.begin_range(f"{bucket}/a", 0, 10, None, 10).read_into(memoryview(bytearray(10))) == 10
+        assert client.begin_range(f"{bucket}/a", 0, 10, None, 10).read_into(memoryview(bytearray(10)), SECONDS) == 10
     assert len(server.connections) == 1

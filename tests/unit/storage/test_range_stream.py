@@ -13,6 +13,7 @@ import pytest
 from conftest import S3Server
 
 from torch_dataloader_utils.storage import obstore_s3
+from torch_dataloader_utils.storage.attempts import within
 from torch_dataloader_utils.storage.plain_http import HttpRange
 from torch_dataloader_utils.storage.range_stream import LARGEST_REST, RangeStream
 from torch_dataloader_utils.storage.request_size import Answer
@@ -163,7 +164,8 @@ class Ending:
         self._left = content
         self.is_closed = False
 
-    def read_into(self, memory: memoryview) -> int:
+    def read_into(self, memory: memoryview, seconds: float) -> int:
+        assert 0 < seconds <= SECONDS
         taken, self._left = self._left[: len(memory)], self._left[len(memory) :]
         memory[: len(taken)] = taken
         return len(taken)
@@ -192,9 +194,12 @@ def test_after_an_answer_that_ends_too_soon_the_same_part_is_requested_again():
 
 def test_a_part_that_takes_too_long_is_a_timeout_and_closes_its_request():
     class Slow(Ending):
-        def read_into(self, memory: memoryview) -> int:
+        def read_into(self, memory: memoryview, seconds: float) -> int:
+            return within(seconds, self._read_late, memory)
+
+        def _read_late(self, memory: memoryview) -> int:
             time.sleep(0.2)
-            return super().read_into(memory)
+            return super().read_into(memory, SECONDS)
 
     answer = Slow(CONTENT)
     stream = stream_of(lambda *_: answer, 100, start=0)
