@@ -89,8 +89,8 @@ class Fetcher:
         self._opened: OrderedDict[str, Future[Opened]] = OrderedDict()
         # Of a file: the one that is received, and the one that was prepared.
         self._runs: defaultdict[str, deque[_Run]] = defaultdict(lambda: deque(maxlen=2))
-        self._busy: set[_Run] = set()
-        self._lock = threading.Lock()
+        self._busy: set[_Run] = set()  # those that a thread makes calls for, or is about to
+        self._lock = threading.Lock()  # held to change runs and which of them are busy
 
     @property
     def request_size(self) -> RequestSize | None:
@@ -196,11 +196,12 @@ class Fetcher:
 
     def close(self) -> None:
         """Request nothing more; wait for what is being fetched."""
+        self._threads.shutdown(wait=False, cancel_futures=True)  # first: what is cancelled may be requested again
         with self._lock:
             for run in self._busy:
                 while run.calls:
                     run.calls.popleft()[0].cancel()
-        self._threads.shutdown(cancel_futures=True)
+        self._threads.shutdown()
         self._runs.clear()
 
     def _open(self, path: str) -> Future[Opened]:
@@ -212,6 +213,7 @@ class Fetcher:
         return opened
 
     def _begin_to_open(self, file: StoredFile) -> Future[Opened]:
+        """Have a thread open a file, if that takes a request."""
         at_once = self._storage.opened_at_once(file)
         if at_once is None:
             return self._threads.submit(self._storage.open_ranged, file)
@@ -228,15 +230,15 @@ class Fetcher:
             self._storage.begin(run.stream, *wanted)
 
     def _call(self, run: _Run, call: Callable[[], Any]) -> Future[Any]:
-        """Have a thread make a call once it has made those before it for the same run."""
+        """Have a thread make a call once it has made those before it for the same run. The lock is held."""
         outcome: Future[Any] = Future()
         run.calls.append((outcome, call))
         if run not in self._busy:
             self._busy.add(run)
-            self._threads.submit(self._make_calls, run)
+            self._threads.submit(self._make_calls_of, run)
         return outcome
 
-    def _make_calls(self, run: _Run) -> None:
+    def _make_calls_of(self, run: _Run) -> None:
         while True:
             with self._lock:
                 if not run.calls:

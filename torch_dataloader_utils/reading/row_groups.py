@@ -84,7 +84,7 @@ class RowGroupReader:
         self._decoders = [self._new_decoder() for _ in range(min(MOST_DECODERS, pa.cpu_count()))]
         self._decoded: defaultdict[FileRowGroup, deque[DecodedTables]] = defaultdict(deque)
         self._waits: list[Wait] = []
-        self._held_row_bytes: float | None = None  # 0 if not all columns have a width
+        self._held_row_bytes: float | None = None  # 0 if not all columns have a fixed width
 
     @property
     def columns(self) -> int:
@@ -200,12 +200,12 @@ class RowGroupReader:
     def held_bytes(self, table: pa.Table) -> int:
         """Return how large a table of rows that are delivered will be once it is converted.
 
-        All of them have the same columns. Where each has a width, Arrow is not asked: it lets go of Python's lock to
-        look at its buffers, and to get that back takes longer where a training loop runs.
+        All of them have the same columns. Where each has a fixed width, Arrow is not asked: it lets go of Python's lock
+        to look at its buffers, and to get that back takes longer where a training loop runs.
         """
         if self._held_row_bytes is None:
-            widths = list(map(width, table.schema.types))
-            self._held_row_bytes = sum(widths) if all(widths) else 0.0
+            types = table.schema.types
+            self._held_row_bytes = sum(map(width, types)) if all(map(_has_fixed_width, types)) else 0.0
         if self._held_row_bytes:
             return int(len(table) * self._held_row_bytes)
         booleans = sum(pa.types.is_boolean(column.type) for column in table.schema)

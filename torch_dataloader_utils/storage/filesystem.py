@@ -226,6 +226,28 @@ class Storage:
         """
         return self._open_local(file, RangedFile) if self.is_local else self._open_remote(file)
 
+    def opened_at_once(self, file: StoredFile) -> RemoteFile | None:
+        """Return a file to read ranges of, or None if it takes a request to open it.
+
+        It takes none where only the listed version is read: of an object of S3 with an etag.
+        """
+        if not self._is_s3 or file.etag is None:
+            return None
+
+        def fetch(seconds: float, start: int, stop: int) -> bytes | pa.Buffer:
+            if isinstance(self.fs, obstore_s3.ObstoreS3) and self.fs.uses_http(stop - start):
+                stream = RangeStream(begin, (start, stop), None, seconds, self._request_size.note)
+                return stream.read(seconds, start, stop)
+            content, answer = within(seconds, self.fs.get_range, file.location, start, stop, file.etag)
+            self._request_size.note(answer)
+            return content
+
+        def begin(seconds: float, start: int, stop: int, part: int) -> ReceivedRange:
+            begun: ReceivedRange = within(seconds, self.fs.begin_range, file.location, start, stop, file.etag, part)
+            return begun
+
+        return RemoteFile(file, fetch, begin)
+
     def _open_local(self, file: StoredFile, kind: type[L]) -> L:
         with self.errors(file.location):
             opened = self._attempt(lambda _: kind(file.location), lambda: file.location)
@@ -233,9 +255,9 @@ class Storage:
         return opened
 
     def _open_remote(self, file: StoredFile) -> RemoteFile:
-        bound = self.opened_at_once(file)
-        if bound is not None:
-            return bound
+        opened = self.opened_at_once(file)
+        if opened is not None:
+            return opened
         with self.errors(file.location):
             if self._is_s3:
                 info = self.call("info", file.location)
@@ -312,25 +334,6 @@ class Storage:
     def _is_s3(self) -> bool:
         """Whether it reads any version of an object of S3 that it is asked for by its etag."""
         return is_s3(self._fs) and not self._fs.version_aware
-
-    def opened_at_once(self, file: StoredFile) -> RemoteFile | None:
-        """Return a file that takes no request to open: an object of S3, of which only the listed version is read."""
-        if not self._is_s3 or file.etag is None:
-            return None
-
-        def fetch(seconds: float, start: int, stop: int) -> bytes | pa.Buffer:
-            if isinstance(self.fs, obstore_s3.ObstoreS3) and self.fs.uses_http(stop - start):
-                stream = RangeStream(begin, (start, stop), None, seconds, self._request_size.note)
-                return stream.read(seconds, start, stop)
-            content, answer = within(seconds, self.fs.get_range, file.location, start, stop, file.etag)
-            self._request_size.note(answer)
-            return content
-
-        def begin(seconds: float, start: int, stop: int, part: int) -> ReceivedRange:
-            begun: ReceivedRange = within(seconds, self.fs.begin_range, file.location, start, stop, file.etag, part)
-            return begun
-
-        return RemoteFile(file, fetch, begin)
 
     def _cat(self, location: str, seconds: float, start: int, stop: int) -> bytes:
         return bytes(within(seconds, self.fs.cat_file, location, start=start, end=stop))

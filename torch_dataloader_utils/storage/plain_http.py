@@ -226,6 +226,8 @@ class HttpRange:
             size = self._read_all(memory[:wanted], until)
             self._opened.settimeout(_left(until))
             return size + (self._read_rest(memory[size:]) if size == wanted else 0)
+        except (TimeoutError, BlockingIOError):
+            raise TimeoutError(f"not all of {len(memory):,} bytes came within {seconds:.3g} s") from None
         finally:
             with suppress(OSError):  # another thread closed it
                 self._opened.settimeout(timeout)
@@ -244,17 +246,14 @@ class HttpRange:
         """
         size = self.response.readinto(memory[: len(self.response.fp.peek())])
         self._opened.settimeout(None)  # the system waits, and not Python, which would return from it
-        try:
-            while size < len(memory):
-                _limit_waiting(self._opened, _left(until))
-                count = self._opened.recv_into(memory[size:], 0, socket.MSG_WAITALL)
-                if not count:
-                    break
-                size += count
-                assert self.response.length is not None  # noqa: S101 - it has one, or it would not be received here
-                self.response.length -= count
-        except BlockingIOError:
-            raise TimeoutError("timed out") from None
+        while size < len(memory):
+            _limit_waiting(self._opened, _left(until))
+            count = self._opened.recv_into(memory[size:], 0, socket.MSG_WAITALL)
+            if not count:
+                break
+            size += count
+            assert self.response.length is not None  # noqa: S101 - it has one, or it would not be received here
+            self.response.length -= count
         return size
 
 
@@ -262,12 +261,15 @@ def _left(until: float) -> float:
     """Return the seconds until a time; raise a TimeoutError if it is over."""
     left = until - time.monotonic()
     if left <= 0:
-        raise TimeoutError("timed out")
+        raise TimeoutError
     return left
 
 
 def _limit_waiting(opened: socket.socket, seconds: float) -> None:
-    """Have the system wait no longer than this in one call for what is received (`SO_RCVTIMEO` in socket(7))."""
+    """Have the system wait no longer than this in one call for what is received (`SO_RCVTIMEO` in socket(7)).
+
+    Where a signal comes, or the process is stopped for a while, the time begins anew.
+    """
     whole, rest = divmod(seconds, 1)
     limit = struct.pack("ll", int(whole), max(1, int(rest * 1_000_000)))
     opened.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)

@@ -196,19 +196,22 @@ def test_an_answer_of_which_nothing_more_comes_is_given_up_after_a_time(server, 
     server.stalls_after = stalls_after
     received = PlainHttp(SECONDS).get(server.url, 0, len(CONTENT), "e")
     assert received is not None
-    with pytest.raises(TimeoutError):
+    began = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"not all of 1,024,000 bytes came within 1 s"):
         received.read_into(memoryview(bytearray(len(CONTENT))), SHORT_SEC)
+    assert time.monotonic() - began < SECONDS / 3
     received.close()
 
 
-@pytest.mark.parametrize(("size", "piece_size"), [(len(CONTENT), 1000), (60_000, 100)])
+@pytest.mark.parametrize(("size", "piece_size"), [(len(CONTENT), 100), (60_000, 10)])
 def test_an_answer_that_keeps_coming_is_given_up_after_the_same_time(server, size, piece_size):
-    server.piece_size = piece_size  # all of it takes the server at least three times as long
+    server.piece_size = piece_size
     received = PlainHttp(SECONDS).get(server.url, 0, size, "e")
     assert received is not None
-    assert size // piece_size * PAUSE_SEC >= 3 * SHORT_SEC
+    began = time.monotonic()
     with pytest.raises(TimeoutError):
         received.read_into(memoryview(bytearray(size)), SHORT_SEC)
+    assert time.monotonic() - began < size // piece_size * PAUSE_SEC / 2  # half of what all of it takes at least
     received.close()
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from conftest import S3Server
+from fsspec.asyn import get_loop
 
 from torch_dataloader_utils.storage import obstore_s3
 from torch_dataloader_utils.storage.attempts import within
 from torch_dataloader_utils.storage.plain_http import HttpRange
 from torch_dataloader_utils.storage.range_stream import LARGEST_REST, RangeStream
 from torch_dataloader_utils.storage.request_size import Answer
-from torch_dataloader_utils.storage.s3 import OneAttemptS3
+from torch_dataloader_utils.storage.s3 import OneAttemptS3, S3Range
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 3_000_000, np.uint8).tobytes()
 PARTS = [(10, 400_000), (400_000, 400_001), (400_050, 2_400_000), (2_400_000, 2_900_000)]
@@ -190,6 +193,30 @@ def test_after_an_answer_that_ends_too_soon_the_same_part_is_requested_again():
     assert received(stream, [(10, 20), (20, 100)]) == [CONTENT[10:20], CONTENT[20:100]]
     assert len(answers) == 2
     assert answers[1].is_closed
+
+
+@pytest.mark.parametrize("client", ["obstore", "s3fs"])
+def test_a_client_gives_up_a_part_of_which_nothing_more_comes(client):
+    goes_on = threading.Event()
+
+    def pieces() -> Iterator[bytes]:
+        yield b"first"
+        goes_on.wait(SECONDS)
+
+    class Body:
+        async def read(self, size: int) -> bytes:
+            await asyncio.sleep(SECONDS)
+            return bytes(size)
+
+        def close(self) -> None:
+            """Do nothing."""
+
+    answer: Any = obstore_s3.ObstoreRange(pieces()) if client == "obstore" else S3Range(get_loop(), Body())
+    began = time.monotonic()
+    with pytest.raises(TimeoutError):
+        answer.read_into(memoryview(bytearray(100)), 0.1)
+    assert time.monotonic() - began < SECONDS / 3
+    goes_on.set()
 
 
 def test_a_part_that_takes_too_long_is_a_timeout_and_closes_its_request():
