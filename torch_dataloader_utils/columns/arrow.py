@@ -95,6 +95,11 @@ def width(dtype: pa.DataType) -> float:
         return 0
 
 
+def has_fixed_width(dtype: pa.DataType) -> bool:
+    """Whether the number of rows tells how much memory a column of this type takes."""
+    return not (pa.types.is_nested(dtype) or pa.types.is_dictionary(dtype)) and width(dtype) > 0
+
+
 def require_column(name: str, schema: pa.Schema, where: str) -> None:
     """Raise a ColumnError, with the most similar name, unless the schema has exactly one column of this name."""
     count = len(schema.get_all_field_indices(name))  # by a hash table, unlike `schema.names`

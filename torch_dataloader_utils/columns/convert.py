@@ -231,15 +231,15 @@ def interleave(parts: Sequence[ColumnSlice], count: int) -> Columns:
 def _interleave_column(name: str, parts: Sequence[ColumnSlice], count: int) -> Any:
     first = parts[0].columns[name]
     streams = [_rows(part.columns[name], part) for part in parts]
-    if isinstance(first, np.ndarray) and count > 1:
-        return _interleaved(streams, count)
     if isinstance(first, pa.ChunkedArray):
         order = _interleaved_rows(list(map(len, streams)), count)
         return takeable(pa.table({"": _join_chunks(streams)}))[""].take(order)
-    if isinstance(first, Ragged) and count > 1:
+    if count == 1:
+        return concat(streams)
+    if isinstance(first, Ragged):
         sized = [(values, len(values) // count) for values in streams]
-        streams = [values.slice(n * size, (n + 1) * size) for n in range(count) for values, size in sized]
-    return concat(streams)
+        return concat([values.slice(n * size, (n + 1) * size) for n in range(count) for values, size in sized])
+    return _interleaved(streams, count)
 
 
 def _interleaved(streams: Sequence[npt.NDArray[Any]], count: int) -> npt.NDArray[Any]:

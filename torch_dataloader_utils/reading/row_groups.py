@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import stacked, width
+from torch_dataloader_utils.columns.arrow import has_fixed_width, stacked, width
 from torch_dataloader_utils.columns.arrow_memory import release_unused
 from torch_dataloader_utils.errors import TransformError, UnreadableFileError
 from torch_dataloader_utils.formats.base import Measures
@@ -67,7 +67,7 @@ class RowGroupReader:
             files, row_id_column, excluded, adds_marks=adds_marks, flags_removed=flags_removed
         )
         self._deleted = self._selection.deleted
-        self._has_fixed_widths = all(map(_has_fixed_width, files.needed.types))
+        self._has_fixed_widths = all(map(has_fixed_width, files.needed.types))
         file_of = files.manifest.file
         stored = files.stored_rows or {}
         self._groups = cache(lambda path: row_groups_of(file_of(path), stored.get(path)))
@@ -84,7 +84,6 @@ class RowGroupReader:
         self._decoders = [self._new_decoder() for _ in range(min(MOST_DECODERS, pa.cpu_count()))]
         self._decoded: defaultdict[FileRowGroup, deque[DecodedTables]] = defaultdict(deque)
         self._waits: list[Wait] = []
-        self._held_row_bytes: float | None = None  # 0 if not all columns have a fixed width
 
     @property
     def columns(self) -> int:
@@ -196,20 +195,6 @@ class RowGroupReader:
         sources = self._files.projection(path).sources
         missing = [field for field, source in zip(self._files.needed, sources, strict=True) if source is None]
         return sum(width(field.type) for field in missing) + self._selection.added_bytes
-
-    def held_bytes(self, table: pa.Table) -> int:
-        """Return how large a table of rows that are delivered will be once it is converted.
-
-        All of them have the same columns. Where each has a fixed width, Arrow is not asked: it lets go of Python's lock
-        to look at its buffers, and to get that back takes longer where a training loop runs.
-        """
-        if self._held_row_bytes is None:
-            types = table.schema.types
-            self._held_row_bytes = sum(map(width, types)) if all(map(_has_fixed_width, types)) else 0.0
-        if self._held_row_bytes:
-            return int(len(table) * self._held_row_bytes)
-        booleans = sum(pa.types.is_boolean(column.type) for column in table.schema)
-        return int(table.nbytes + len(table) * booleans)
 
     def _new_measures(self, path: str) -> Measures:
         began = time.perf_counter()
@@ -453,8 +438,3 @@ class RowGroupReader:
     def group(self, path: str, number: int) -> FileRowGroup:
         """Return a row group of a file."""
         return self._groups(path)[number]
-
-
-def _has_fixed_width(dtype: pa.DataType) -> bool:
-    """Whether rows tell how much memory a column of this type takes."""
-    return not (pa.types.is_nested(dtype) or pa.types.is_dictionary(dtype)) and width(dtype) > 0

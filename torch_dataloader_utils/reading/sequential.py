@@ -9,6 +9,7 @@ from itertools import accumulate
 
 import pyarrow as pa
 
+from torch_dataloader_utils.columns.arrow import has_fixed_width, width
 from torch_dataloader_utils.columns.convert import ColumnSlice, convert, join
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.reading.batching import Chunk
@@ -43,6 +44,8 @@ def budget_for_whole(decoded: int) -> int:
 
 class SequentialScan(Scan):
     """Yields row groups in file order, without the rows outside the slices."""
+
+    _row_bytes: float | None = None  # of what is delivered, once a table is there; 0 if not all columns have a width
 
     def chunks(self) -> Generator[Chunk, None, None]:
         """Yield the rows of every slice. The last chunk of each slice says so, even if it holds no rows."""
@@ -172,7 +175,7 @@ class SequentialScan(Scan):
             return
         joined = self._joined_table(group)
         if joined is not None:
-            lease.resize(self.reader.held_bytes(joined))
+            lease.resize(self._held_bytes(joined))
             yield joined, True, lease
             return
         groups = self.reader.single(group)
@@ -183,12 +186,26 @@ class SequentialScan(Scan):
                 table = self.delivered(each, read, done)
                 del read
                 done += table.num_rows
-                held = self.reader.held_bytes(table)
+                held = self._held_bytes(table)
                 is_last = ends and each is groups[-1]
                 paid = lease if is_last else lease.split(held)
                 paid.resize(held)
                 yield table, is_last, paid
                 del table
+
+    def _held_bytes(self, table: pa.Table) -> int:
+        """Return how large a table of rows that are delivered will be once it is converted.
+
+        All of them have the same columns. Where each has a fixed width, Arrow is not asked: it lets go of Python's lock
+        to look at its buffers, and to get that back takes longer where a training loop runs.
+        """
+        if self._row_bytes is None:
+            types = table.schema.types
+            self._row_bytes = sum(map(width, types)) if all(map(has_fixed_width, types)) else 0.0
+        if self._row_bytes:
+            return int(len(table) * self._row_bytes)
+        booleans = sum(pa.types.is_boolean(column.type) for column in table.schema)
+        return int(table.nbytes + len(table) * booleans)
 
     def _joined_table(self, group: FileRowGroup) -> pa.Table | None:
         """Return several row groups that were requested as one. After an error, request each, and return None."""
@@ -223,7 +240,7 @@ class SequentialScan(Scan):
             table = self.delivered(group, read, done)
             done += table.num_rows
             del read
-            lease.resize(self.reader.held_bytes(table))
+            lease.resize(self._held_bytes(table))
             yield table, left <= 0, lease
             del table
             if left <= 0:

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 from support import open_loader
 
-from torch_dataloader_utils.reading.row_groups import RowGroupReader
+from torch_dataloader_utils.reading.sequential import SequentialScan
 
 WORDS = pa.array([f"{number} is a word of some length" for number in range(500)])
 COLUMNS = {
@@ -23,13 +23,13 @@ COLUMNS = {
 def test_a_table_is_told_to_take_what_it_takes(tmp_path, monkeypatch, columns):
     pq.write_table(pa.table(COLUMNS[columns]), tmp_path / "a.parquet")
     told: list[tuple[int, int]] = []
-    held_bytes = RowGroupReader.held_bytes
+    held_bytes = SequentialScan._held_bytes
 
-    def noting(reader: RowGroupReader, table: pa.Table) -> int:
-        told.append((held_bytes(reader, table), table.nbytes))
+    def noting(scan: SequentialScan, table: pa.Table) -> int:
+        told.append((held_bytes(scan, table), table.nbytes))
         return told[-1][0]
 
-    monkeypatch.setattr(RowGroupReader, "held_bytes", noting)
+    monkeypatch.setattr(SequentialScan, "_held_bytes", noting)
     loader, _ = open_loader(tmp_path, batch_size=100, output_format="arrow")
     assert sum(batch.num_rows for batch in loader) == 500
     assert told
