@@ -505,7 +505,7 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "grid": _grid,
     "steps": _steps,
     "resume": _resume,
-    "epochs": _epochs(20, rounds=9),
+    "epochs": _epochs(20, rounds=20),
     "epochs_200": _epochs(200, rounds=1),
     "memory": _memory,
 }
