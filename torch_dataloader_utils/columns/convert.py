@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from torch_dataloader_utils.columns.arrow import copied, takeable
+from torch_dataloader_utils.columns.arrow import copied, is_text, leaf_type, takeable
 from torch_dataloader_utils.columns.arrow_memory import memory_pool, new_array
 from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.dense import dense_array
@@ -169,16 +169,23 @@ def with_offsets(columns: Columns, sizes: Sequence[int]) -> Columns:
     }
 
 
+class TextLists(list[list[Any]]):
+    """A list for each batch, of strings, binary, or lists of them: new objects, each of which is in one place only."""
+
+
 def with_lists(columns: Columns, sizes: Sequence[int]) -> Columns:
     """Return columns that are ready to be sent: Python lists and padded rows are made, one for each batch."""
     if isinstance(columns, pa.Table):
         return columns
-    return {
-        name: list(_split_column(name, values, sizes, len(sizes)))
-        if isinstance(values, (pa.ChunkedArray, Ragged))
-        else values
-        for name, values in with_offsets(columns, sizes).items()
-    }
+    return {name: _listed(name, values, sizes) for name, values in with_offsets(columns, sizes).items()}
+
+
+def _listed(name: str, values: Any, sizes: Sequence[int]) -> Any:
+    if not isinstance(values, (pa.ChunkedArray, Ragged)):
+        return values
+    lists = _split_column(name, values, sizes, len(sizes))
+    has_text = isinstance(values, pa.ChunkedArray) and is_text(leaf_type(values.type))
+    return TextLists(lists) if has_text else list(lists)
 
 
 def copy_rows(part: ColumnSlice) -> Columns:
