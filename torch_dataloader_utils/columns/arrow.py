@@ -71,19 +71,11 @@ def leaf_type(dtype: pa.DataType) -> pa.DataType:
     return dtype
 
 
-def is_text(dtype: pa.DataType) -> bool:
-    """Whether values are strings or binary, also those of a dictionary."""
-    value_type = dtype.value_type if pa.types.is_dictionary(dtype) else dtype
-    return any(
-        is_kind(value_type)
-        for is_kind in (
-            pa.types.is_string,
-            pa.types.is_large_string,
-            pa.types.is_binary,
-            pa.types.is_large_binary,
-            pa.types.is_fixed_size_binary,
-        )
-    )
+def is_bytes(dtype: pa.DataType) -> bool:
+    """Whether values are strings or binary."""
+    is_string = pa.types.is_string(dtype) or pa.types.is_large_string(dtype)
+    is_binary = pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_fixed_size_binary(dtype)
+    return bool(is_string or is_binary)
 
 
 def fixed_shape(dtype: pa.DataType) -> list[int]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import is_list, leaf_type
+from torch_dataloader_utils.columns.arrow import is_bytes, is_list, leaf_type
 from torch_dataloader_utils.columns.decode import decoded_type, is_bytes_view
 from torch_dataloader_utils.columns.options import Codes, ColumnOptions, Padded
 from torch_dataloader_utils.errors import ColumnError
@@ -104,7 +104,7 @@ def _form(field: pa.Field, dtype: pa.DataType, column_format: Any, output_format
     if column_format == "list":
         return "list"
     if column_format == "packed":
-        if not _is_bytes(dtype):
+        if not is_bytes(dtype):
             raise _misfit(field, column_format, "is for strings and binary")
         return "packed"
     holds_lists = is_list(dtype) and _is_dense(dtype.value_type)
@@ -123,7 +123,7 @@ def _misfit(field: pa.Field, column_format: Any, why: str) -> ColumnError:
 
 
 def _vocabulary(field: pa.Field, dtype: pa.DataType, codes: Codes) -> pa.Array:
-    if not pa.types.is_integer(dtype) and not _is_bytes(dtype):
+    if not pa.types.is_integer(dtype) and not is_bytes(dtype):
         raise _misfit(field, codes, "is for strings, integers and dictionaries of them")
     label = f"a value in the vocabulary of column {field.name!r}"
     return pa.array([to_scalar(value, dtype, label).as_py() for value in codes.vocabulary], dtype)
@@ -134,7 +134,7 @@ def _with_filling(plan: ColumnPlan, options: ColumnOptions) -> ColumnPlan:
     leaf = leaf_type(plan.dtype)
     if plan.name in options.fills:
         label = f"fill_nulls={{{plan.name!r}: {options.fills[plan.name]!r}}}"
-        if not (_is_dense(leaf) or _is_bytes(leaf) or pa.types.is_decimal(leaf)):
+        if not (_is_dense(leaf) or is_bytes(leaf) or pa.types.is_decimal(leaf)):
             msg = f"{label}: nulls of type {plan.dtype} cannot be filled"
             raise ColumnError(f"{msg}; column_formats={{{plan.name!r}: 'list'}} delivers them as None")
         return replace(plan, filling=pa.repeat(to_scalar(options.fills[plan.name], leaf, label), 1))
@@ -147,7 +147,7 @@ def _with_filling(plan: ColumnPlan, options: ColumnOptions) -> ColumnPlan:
 def _zero(dtype: pa.DataType) -> pa.Array:
     if pa.types.is_fixed_size_binary(dtype):
         return pa.array([bytes(dtype.byte_width)], dtype)
-    if _is_bytes(dtype):
+    if is_bytes(dtype):
         return pa.array([""], dtype)
     if pa.types.is_boolean(dtype):
         return pa.array([False])
@@ -182,9 +182,3 @@ def _is_dense(dtype: pa.DataType) -> bool:
         dtype = dtype.value_type
     is_number = pa.types.is_integer(dtype) or pa.types.is_floating(dtype) or pa.types.is_boolean(dtype)
     return bool(is_number or (pa.types.is_temporal(dtype) and not pa.types.is_interval(dtype)))
-
-
-def _is_bytes(dtype: pa.DataType) -> bool:
-    is_string = pa.types.is_string(dtype) or pa.types.is_large_string(dtype)
-    is_binary = pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_fixed_size_binary(dtype)
-    return bool(is_string or is_binary)

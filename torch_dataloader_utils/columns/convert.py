@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from torch_dataloader_utils.columns.arrow import copied, is_text, leaf_type, takeable
+from torch_dataloader_utils.columns.arrow import copied, is_bytes, leaf_type, takeable
 from torch_dataloader_utils.columns.arrow_memory import memory_pool, new_array
 from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.dense import dense_array
@@ -34,6 +34,9 @@ OUTPUT_FORMATS: tuple[str, ...] = get_args(OutputFormat)
 VIEWS_AT_ONCE = 256
 """Batches are split off so many tensors at a time. Python's garbage collector runs for every 700 objects that are made
 and not dropped: all batches of a block at once would let it run for nearly each block."""
+
+MANY_ROWS = 1024
+"""From so many rows on, a pickle of its own for a column of strings takes less time than a memo of each string."""
 
 LEAST_AT_ONCE = 4
 """At least so many batches are split off at a time, however many columns they have: fewer would take longer."""
@@ -169,8 +172,12 @@ def with_offsets(columns: Columns, sizes: Sequence[int]) -> Columns:
     }
 
 
-class TextLists(list[list[Any]]):
-    """A list for each batch, of strings, binary, or lists of them: new objects, each of which is in one place only."""
+class StringLists(list[list[Any]]):
+    """A list for each batch, of strings or binary, or of lists of them.
+
+    Arrow makes an object for each value. So nothing is in two places but what Python itself has once: single characters
+    and bytes, and what is empty.
+    """
 
 
 def with_lists(columns: Columns, sizes: Sequence[int]) -> Columns:
@@ -184,8 +191,13 @@ def _listed(name: str, values: Any, sizes: Sequence[int]) -> Any:
     if not isinstance(values, (pa.ChunkedArray, Ragged)):
         return values
     lists = _split_column(name, values, sizes, len(sizes))
-    has_text = isinstance(values, pa.ChunkedArray) and is_text(leaf_type(values.type))
-    return TextLists(lists) if has_text else list(lists)
+    if isinstance(values, pa.ChunkedArray) and sum(sizes) >= MANY_ROWS and _holds_bytes(leaf_type(values.type)):
+        return StringLists(lists)
+    return list(lists)
+
+
+def _holds_bytes(dtype: pa.DataType) -> bool:
+    return is_bytes(dtype.value_type if pa.types.is_dictionary(dtype) else dtype)
 
 
 def copy_rows(part: ColumnSlice) -> Columns:

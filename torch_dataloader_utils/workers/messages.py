@@ -7,7 +7,7 @@ Batches are pickled by protocol 5, which leaves large buffers out of the pickle 
 memory of a message holds, in this order:
 
 1. each buffer, in the order in which the pickler met it: the bytes of a tensor or of an array, a table as Arrow IPC, or
-   strings as a pickle of their own;
+   lists of strings as a pickle of their own;
 2. the pickles of all batches and of the stream's end, one after the other.
 
 Each buffer, and the first pickle, starts at a multiple of `ALIGNMENT`. What goes through torch's queue is a `Message`:
@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from torch_dataloader_utils.columns.convert import TextLists
+from torch_dataloader_utils.columns.convert import StringLists
 from torch_dataloader_utils.columns.ragged import jagged_parts, split_values
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd
@@ -174,7 +174,7 @@ class _OutOfBand:
 
 
 class _BatchPickler(pickle.Pickler):
-    """Pickles tensors in main memory as out-of-band buffers; tables as Arrow IPC, and strings, in such a buffer."""
+    """Pickles tensors in main memory as out-of-band buffers; tables as Arrow IPC, and lists of strings, in such."""
 
     def __init__(self, pickles: io.BytesIO, out_of_band: _OutOfBand) -> None:
         super().__init__(pickles, protocol=5, buffer_callback=out_of_band)
@@ -183,8 +183,8 @@ class _BatchPickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self._reduced(value)
-        if type(value) is TextLists:
-            return pickle.loads, (pickle.PickleBuffer(_pickled_once(value)),)
+        if type(value) is StringLists:
+            return pickle.loads, (pickle.PickleBuffer(_pickled_without_memo(value)),)
         if type(value) is Receipt:  # each batch has one: a call is several times as fast as to set attributes
             return Receipt, tuple(value)
         if isinstance(value, pa.Table):  # pyarrow's own pickle of a slice carries the whole table
@@ -207,10 +207,11 @@ class _BatchPickler(pickle.Pickler):
         return _unpack_tensor, (pickle.PickleBuffer(array.data), value.dtype, tuple(value.shape))
 
 
-def _pickled_once(lists: TextLists) -> memoryview:
-    """Return the pickle of strings that are in one place only.
+def _pickled_without_memo(lists: StringLists) -> memoryview:
+    """Return the pickle of lists none of which is in two places.
 
-    Without a memo of what was pickled before, it takes a fifth of the time.
+    A memo of each short string takes several times as long as the string itself. Python's documentation advises against
+    this mode, `fast`, because an object that holds itself could not be pickled.
     """
     content = io.BytesIO()
     pickler = pickle.Pickler(content, protocol=5)
