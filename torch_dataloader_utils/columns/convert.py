@@ -35,11 +35,11 @@ VIEWS_AT_ONCE = 256
 """Batches are split off so many tensors at a time. Python's garbage collector runs for every 700 objects that are made
 and not dropped: all batches of a block at once would let it run for nearly each block."""
 
-MANY_ROWS = 1024
-"""From so many rows on, a pickle of its own for a column of strings takes less time than a memo of each string."""
-
 LEAST_AT_ONCE = 4
 """At least so many batches are split off at a time, however many columns they have: fewer would take longer."""
+
+MANY_ROWS = 1024
+"""From so many rows on, a pickle of its own for a column of strings takes less time than a memo of each string."""
 
 Columns: TypeAlias = Mapping[str, Any] | pa.Table
 """Converted columns: tensors, arrays, rows of different lengths, or Arrow columns that become lists in a batch."""
