@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import weakref
 from pathlib import Path
@@ -12,6 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils.reading.fetcher import Fetcher
+from torch_dataloader_utils.reading.row_groups import RowGroupReader
 from torch_dataloader_utils.storage.byte_ranges import SparseFile
 from torch_dataloader_utils.storage.local_file import RangedFile
 
@@ -75,3 +78,31 @@ def test_fetched_bytes_are_freed_once_they_are_decoded_while_their_files_stay_op
     assert len(fetched) >= FILES - 1
     assert sum(content() is not None for content in fetched) == 0
     assert len(next(batches)["c0"]) == ROWS
+
+
+@pytest.mark.parametrize("memory_map", [True, False], ids=["mapped", "fetched"])
+def test_nothing_is_kept_of_row_groups_that_were_read(tmp_path, memory_map):
+    pq.write_table(pa.table({"c0": range(400)}), tmp_path / "a.parquet", row_group_size=2)
+    loader, _ = StructuredDataset.create_dataloader(
+        str(tmp_path), batch_size=2, num_workers=0, memory_map=memory_map, read_ahead_bytes=64
+    )
+    batches = iter(loader)
+    for _ in range(150):
+        next(batches)
+    known = [found for found in gc.get_objects() if isinstance(found, (Fetcher, RowGroupReader))]
+    assert len(known) == 2
+    assert sum(len(vars(found).get(name, ())) for found in known for name in ("_requested", "_decoded")) < 20
+    assert len(list(batches)) == 50
+
+
+@pytest.mark.parametrize("version", ["", " version 1.2.8", " version 1.2.9"])
+def test_files_whose_chunks_are_said_to_be_smaller_than_they_are_are_fetched(tmp_path, version):
+    """By parquet-mr before 1.2.9: Arrow reads some bytes more of each column chunk."""
+    pq.write_table(pa.table({"c0": range(1000), "c1": range(1000)}), tmp_path / "a.parquet", row_group_size=100)
+    content = (tmp_path / "a.parquet").read_bytes()
+    writer = pq.read_metadata(tmp_path / "a.parquet").created_by.encode()
+    content = content.replace(writer, f"parquet-mr{version}".encode().ljust(len(writer)))
+    (tmp_path / "a.parquet").write_bytes(content)
+    assert pq.read_metadata(tmp_path / "a.parquet").created_by.startswith("parquet-mr")
+    values = [int(value) for batch in loader_of(str(tmp_path), columns=["c0"]) for value in batch["c0"]]
+    assert values == list(range(1000))

@@ -167,6 +167,30 @@ def test_row_groups_that_follow_one_another_are_fetched_together(s3, tmp_path, m
     assert sizes[0] < 400 * 8 or "shuffle" in options  # the first batch waits for one row group alone
 
 
+@pytest.mark.parametrize("order", [{}, {"shuffle": True, "shuffle_buffer_size": 1000}], ids=["in order", "shuffled"])
+@pytest.mark.parametrize(("column", "values"), [("year", {1: 100, 2: 100, 3: 100}), ("late", {-1: 200, 7: 100})])
+def test_columns_of_which_a_file_has_none_are_delivered(s3, column, values, order):
+    """Partition values alone, or a column that only newer files have: no byte of the older ones is needed."""
+    bucket = s3.new_bucket()
+    for year in (1, 2, 3):
+        table = pa.table({"value": range(100)} | ({"late": [7] * 100} if year == 3 else {}))
+        sink = io.BytesIO()
+        pq.write_table(table, sink, row_group_size=10)
+        put(s3, bucket, f"data/year={year}/a.parquet", sink.getvalue())
+    options = {"columns": [column], "partitioning": "hive", "split_bytes": "1GiB", "row_id_column": None, **order}
+    options["fill_nulls"] = {"late": -1} if column == "late" else None
+    loader, _ = open_loader(f"s3://{bucket}/data", storage_options=s3.storage_options(), **options)
+    assert Counter(int(value) for batch in loader for value in batch[column]) == values
+
+
+def test_objects_that_differ_in_slashes_alone_are_refused_by_name(s3):
+    bucket = s3.new_bucket()
+    for key in ("data/a.parquet", "data//a.parquet"):
+        put(s3, bucket, key, plain_parquet(0))
+    with pytest.raises(ValueError, match=r"data//a\.parquet' and 's3://.*/data/a\.parquet' differ in slashes alone"):
+        open_loader(f"s3://{bucket}/data", storage_options=s3.storage_options())
+
+
 def noted_requests(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Return a list that gets the range of each request of obstore."""
     requests: list[tuple[int, int]] = []

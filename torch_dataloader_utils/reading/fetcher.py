@@ -118,9 +118,10 @@ class Fetcher:
 
         Its answer begins meanwhile. Nothing is done where their ranges do not touch.
         """
-        if not self.fetches(path):
+        ranges = self._ranges(path, numbers[0]) if self.fetches(path) else []
+        if not ranges:  # also where none of the columns that are needed is in this file
             return
-        wanted = self._ranges(path, numbers[0])[0]
+        wanted = ranges[0]
         until = self._together(path, numbers)[0][1]
         if until == wanted[1]:
             return
@@ -177,9 +178,14 @@ class Fetcher:
 
     def take(self, path: str, number: int) -> Iterator[tuple[int, Content]]:
         """Wait for a row group and yield its ranges: the offset and the bytes of each."""
-        if not self._requested[path, number]:  # another attempt
+        if (path, number) not in self._requested:  # another attempt
             self.request(path, number)
-        for start, fetched in self._requested[path, number].popleft():
+        with self._lock:
+            waiting = self._requested[path, number]
+            ranges = waiting.popleft()
+            if not waiting:
+                del self._requested[path, number]
+        for start, fetched in ranges:
             yield start, fetched.result()
 
     def opened(self, path: str) -> Opened:

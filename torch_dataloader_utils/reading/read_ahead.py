@@ -17,7 +17,7 @@ from torch_dataloader_utils.reading.memory_budget import BudgetClosedError, Memo
 
 T = TypeVar("T")
 
-READING_THREADS = ("read_ahead", "decode", "shuffle", "fetch", "fsspecIO")
+READING_THREADS = ("read_ahead", "decode", "shuffle", "fetch", "storage", "fsspecIO")
 """Names of the reading thread and of the threads that it waits for. A garbage collection may run in any of them, and
 close an iterator there. None of them may then wait for the reading thread: it would wait for itself."""
 

@@ -246,7 +246,7 @@ class RowGroupReader:
         """
         began = time.perf_counter()
         with self._errors(group):
-            decoded = list(self._decoded[group].popleft())
+            decoded = list(self._take_decoded(group))
             table = stacked([each.table for each in decoded])
             self._require_all(group, table.num_rows)
             finished = self._selected(group, table, 0)[0]
@@ -263,7 +263,7 @@ class RowGroupReader:
             return
         done, began = 0, time.perf_counter()
         with self._errors(group):
-            for decoded in self._decoded[group].popleft():
+            for decoded in self._take_decoded(group):
                 done += decoded.table.num_rows
                 if decoded.is_last or done > group.unfiltered + len(self._deleted(group)):
                     self._require_all(group, done)
@@ -272,6 +272,13 @@ class RowGroupReader:
                 yield finished, decoded.is_last
                 del decoded, finished
                 began = time.perf_counter()
+
+    def _take_decoded(self, group: FileRowGroup) -> DecodedTables:
+        waiting = self._decoded[group]
+        decoded = waiting.popleft()
+        if not waiting:
+            del self._decoded[group]
+        return decoded
 
     def read_in_parts(self, group: FileRowGroup, rows: Callable[[], int]) -> Iterator[tuple[pa.Table, int]]:
         """Yield a row group in parts of at most as many rows as are asked for. It was requested, but not as a whole.

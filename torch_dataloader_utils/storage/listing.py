@@ -68,6 +68,10 @@ def list_files(
     found = sorted((info for part in found_at for info in part.files), key=lambda info: str(info["name"]))
     _refuse_twice(storage, found)
     files = sorted((_stored(storage, info, root) for info in found), key=lambda file: file.path)
+    for one, other in itertools.pairwise(files):
+        if one.path == other.path:
+            names = f"{storage.display(one.location)!r} and {storage.display(other.location)!r}"
+            raise ValueError(f"the files {names} differ in slashes alone, and cannot be told apart: rename one")
     metadata_file = _stored(storage, only.metadata_file, root) if only and only.metadata_file else None
     return Listing(_shown_root(storage, root), tuple(files), metadata_file)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -34,6 +35,14 @@ EXTENSIONS = "arrow_extensions_enabled"
 AS_PARQUET_FILE = {EXTENSIONS: True} if EXTENSIONS in inspect.signature(pq.ParquetFile).parameters else {}
 """The reader that a `ParquetFile` has reads Arrow's extension types, in releases that have some."""
 
+
+PARQUET_MR = re.compile(r"parquet-mr(?: version (\d+)\.(\d+)\.(\d+))?")
+
+FIRST_WITH_WHOLE_SIZES = 1, 2, 9
+
+DICTIONARY_HEADER_BYTES = 100
+END_BYTES = 8
+"""The length of the footer, and the mark of the format."""
 
 LEAST_TOGETHER = 8
 """Of so many column chunks of a row group, Arrow reads those that are neighbours by one call of Python. Another thread
@@ -121,6 +130,7 @@ class ParquetLayout(Layout):
         widths = {name: width(schema.field(name).type) for name in columns}
         self._row_bytes = sum(widths.values())
         self._variable = {name: leaves[name] for name in columns if not widths[name]}
+        self._beyond = _beyond_chunks(metadata)
 
     def measures(self) -> Measures:
         """Return how large the row groups are."""
@@ -135,14 +145,26 @@ class ParquetLayout(Layout):
     def ranges(self, number: int) -> list[tuple[int, int]]:
         """Return the ranges of bytes of the needed column chunks."""
         group = self.metadata.row_group(number)
-        return [_range(group.column(leaf)) for leaf in self.leaves]
+        return [_range(group.column(leaf), self._beyond) for leaf in self.leaves]
 
 
-def _range(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
+def _range(chunk: pq.ColumnChunkMetaData, beyond: int) -> tuple[int, int]:
     start = chunk.data_page_offset
     if chunk.has_dictionary_page and chunk.dictionary_page_offset:  # some writers set it to 0 if there is none
         start = min(start, chunk.dictionary_page_offset)
-    return start, start + chunk.total_compressed_size
+    return start, start + chunk.total_compressed_size + beyond
+
+
+def _beyond_chunks(metadata: pq.FileMetaData) -> int:
+    """Return how many bytes Arrow reads behind each column chunk: none but of files by a parquet-mr before 1.2.9.
+
+    Their chunks' sizes lack the header of the dictionary page (https://issues.apache.org/jira/browse/PARQUET-816).
+    """
+    found = PARQUET_MR.match(metadata.created_by or "")
+    if found is None or tuple(int(part or 0) for part in found.groups()) >= FIRST_WITH_WHOLE_SIZES:
+        return 0
+    behind: int = metadata.serialized_size + END_BYTES  # the file ends no sooner
+    return min(DICTIONARY_HEADER_BYTES, behind)
 
 
 class FooterCache:
