@@ -684,3 +684,43 @@ def test_a_worker_that_is_killed_before_or_after_skipped_steps_loses_no_batch(pa
         seen.extend(rows_of(batch) for batch in iterator)
     loader.load_state_dict(through_json(loader))
     assert seen + batches_of(loader) == left + skipped
+
+
+@pytest.mark.parametrize("restores", [False, True], ids=["skipped", "restored"])
+def test_a_state_after_any_batch_loads_though_the_last_steps_of_the_epoch_are_skipped(tmp_path, restores):
+    write_dataset(tmp_path, ((130, 13), (195, 20)))
+
+    def opened() -> Any:
+        return open_loader(tmp_path, batch_size=25, num_workers=2)[0]
+
+    loader = opened()
+    steps = len(loader)
+    loader.skip_steps(steps - 3, steps)
+    if restores:
+        loader.restore_skipped()
+    states = []
+    batches = []
+    for batch in loader:
+        batches.append(rows_of(batch))
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    assert len(batches) == (steps if restores else steps - 3)
+    for number in range(1, 5):
+        again = opened()
+        again.load_state_dict(states[number - 1])
+        assert batches_of(again) == batches[number:]
+
+
+def test_a_state_loads_that_says_of_another_worker_that_it_goes_on_after_the_epochs_end(tmp_path):
+    """As it was written before: of the worker that was next when the steps were skipped."""
+    write_dataset(tmp_path, ((130, 13), (195, 20)))
+    loader = open_loader(tmp_path, batch_size=25, num_workers=2)[0]
+    loader.skip_steps(len(loader) - 3, len(loader))
+    batches = iter(loader)
+    next(batches)
+    state = edited(loader.state_dict())
+    end = state["skipped"]["marks"][0][1]
+    assert end["next_worker"] == 0
+    end["next_worker"] = 1
+    again = open_loader(tmp_path, batch_size=25, num_workers=2)[0]
+    again.load_state_dict(state)
+    assert batches_of(again) == batches_of(batches)

@@ -137,5 +137,5 @@ def _mark_at(progress: Progress, schedule: Schedule, step: int) -> Mark:
     """Return the beginning of a step that is left."""
     streams = zip(progress.streams, schedule.rows_of_streams(step), strict=True)
     places = [place_after(stream.planned, stream.place, rows) for stream, rows in streams]
-    turn = schedule.windows(step).turn if step in schedule.steps else schedule.next_turn
+    turn = schedule.windows(step).turn if step in schedule.steps else 0  # no step follows the epoch's end
     return Mark(step, turn, tuple(places))

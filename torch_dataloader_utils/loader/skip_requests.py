@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from torch_dataloader_utils.checkpoint.parts import schedule_of, with_skips
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
+from torch_dataloader_utils.checkpoint.skipped_steps import Mark, SkippedSteps
 from torch_dataloader_utils.errors import CheckpointMismatchError, ProgressUnknownError
 from torch_dataloader_utils.planning.plan import DeliveredBaseline
 from torch_dataloader_utils.planning.quotas import Quotas
@@ -76,7 +78,8 @@ def require_steps(start: int, stop: int, progress: Progress, most: int | None) -
 def require_same_batches(progress: Progress, options: ReadOptions, quotas: Quotas | None, *, counts_rows: bool) -> None:
     """Raise unless the skipped steps ahead of a loaded progress have the rows that its state records."""
     requests = SkipRequests(progress.skip_requests, restores=progress.restores)
-    if progress.skips_ahead != requests.applied(progress, options, quotas, counts_rows=counts_rows).skips_ahead:
+    applied = requests.applied(progress, options, quotas, counts_rows=counts_rows)
+    if _rows_of(progress.skips_ahead) != _rows_of(applied.skips_ahead):
         steps = ", ".join(f"{start} to {stop - 1}" for start, stop in progress.skip_requests)
         msg = f"the checkpoint skips steps {steps}, and with batch_size={options.batch_size} and drop_last="
         msg += (
@@ -86,6 +89,11 @@ def require_same_batches(progress: Progress, options: ReadOptions, quotas: Quota
             "and drop_last of the checkpoint; or load_state_dict(states, strict=False) with the states of all ranks, "
         )
         raise CheckpointMismatchError(msg + "which skips the same rows")
+
+
+def _rows_of(skips: Iterable[SkippedSteps]) -> list[tuple[Mark, int, tuple[object, ...]]]:
+    """Return which rows are skipped: whose turn follows is no part of it, and at an epoch's end nobody's is."""
+    return [(skip.begin, skip.end.step, skip.end.places) for skip in skips]
 
 
 def requests_left(saved: SavedState, baseline: DeliveredBaseline) -> Windows:
