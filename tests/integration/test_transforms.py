@@ -479,3 +479,25 @@ def test_a_file_that_changed_is_left_out_unless_its_rows_are_mixed_with_others(p
         rest = Counter(row for batch in again for row in contents(batch))
         expected = {key: 1 for key in wanted("three of each") if key[0] < ROWS - 24}
         assert delivered + rest == Counter(expected)
+
+
+WEIGHTS = np.ones(100, np.float64)
+
+
+def with_what_is_kept(table: pa.Table) -> pa.Table:
+    """Return a column of memory that stays, and one column twice."""
+    weights = pa.array(WEIGHTS[: table.num_rows])
+    return pa.table({"value": table["value"], "label": table["value"], "weight": weights})
+
+
+@pytest.mark.parametrize("output_format", ["torch", "numpy"])
+def test_what_is_written_to_a_batch_is_in_no_other_column_and_no_other_batch(path, output_format):
+    loader = opened(path, transform=with_what_is_kept, output_format=output_format)
+    values = []
+    for batch in loader:
+        assert set(batch["weight"].tolist()) == {1.0}
+        batch["weight"][:] = 5
+        batch["label"][:] = -100
+        values += batch["value"].tolist()
+    assert sorted(values) == list(range(ROWS))
+    assert set(WEIGHTS.tolist()) == {1.0}

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import takeable
+from torch_dataloader_utils.columns.arrow import copied, takeable
 from torch_dataloader_utils.errors import TransformError, shown
 
 Transform: TypeAlias = Callable[[pa.Table], pa.Table]
@@ -80,7 +80,7 @@ class RowTransform:
                 f"transform: for rows of {row_group}, it returned the columns {_text(made.schema)}, and for {NO_ROWS}, "
             )
             raise TransformError(f"{msg}{_text(self.schema)}: they have to be the same for all rows")
-        return self._as_delivered(takeable(pa.table(made.columns, schema=self.schema)))
+        return self._as_delivered(takeable(pa.table(_unshared(made, table), schema=self.schema)))
 
     def _as_delivered(self, table: pa.Table) -> pa.Table:
         """Return a table with the columns that all sources of a mixture deliver."""
@@ -106,6 +106,28 @@ def _called(function: Transform, table: pa.Table, rows: str) -> pa.Table:
     if not isinstance(made, pa.Table):
         raise TransformError(f"transform: for {rows}, it returned {shown(made)}, expected a pyarrow.Table")
     return made
+
+
+def _unshared(made: pa.Table, given: pa.Table) -> list[pa.ChunkedArray]:
+    """Return columns that share no memory with one another, nor with what the function may have kept.
+
+    Batches are written to, and an Arrow array that is made of a NumPy array is that array's memory. So only columns of
+    the table that it was given stay as they are, once.
+    """
+    unused = {place for column in given.columns for place in _places(column)}
+    columns = []
+    for column in made.columns:
+        places = _places(column)
+        columns.append(column if places <= unused else copied(column))
+        unused -= places
+    return columns
+
+
+def _places(column: pa.ChunkedArray) -> set[int]:
+    """Return where the memory of a column begins."""
+    return {
+        buffer.address for chunk in column.chunks for buffer in chunk.buffers() if buffer is not None and buffer.size
+    }
 
 
 def _fields(schema: pa.Schema) -> list[tuple[str, pa.DataType]]:
