@@ -361,3 +361,45 @@ def test_arrays_stay_what_they_are_when_a_tensor_beside_them_moves_to_shared_mem
     (later,) = Message.pack(0, [batch_of({"t": torch.ones(4), "n": np.ones(4)})], pool).unpack()
     assert kept.data["n"].tolist() == [0.0] * 4
     assert later.data["n"].tolist() == [1.0] * 4
+
+
+def of_other_sizes(batch: Any) -> Any:
+    """Return a nested tensor of torch's older layout, which has no shape."""
+    return {"row": batch["row"], "parts": torch.nested.nested_tensor(list(batch["row"].double().split(3)))}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_nested_tensors_of_the_older_layout_arrive_from_an_epoch_of_workers(tmp_path):
+    write_dataset(tmp_path, ((400, 40),))
+    loader, _ = open_loader(tmp_path, batch_size=10, num_workers=1, collate_fn=of_other_sizes)
+    parts = [part.tolist() for batch in loader for part in batch["parts"].unbind()]
+    assert len(parts) == 160
+    assert [value for part in parts for value in part] == list(range(400))
+
+
+def under_two_names(batch: Any) -> Any:
+    twice = {"labels": batch["row"]}
+    return {"row": batch["row"], "labels": batch["row"], "inner": [twice, twice]}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_tensor_under_two_names_is_one_tensor_in_each_batch(tmp_path, workers):
+    write_dataset(tmp_path, ((400, 40),))
+    for batch in open_loader(tmp_path, batch_size=10, num_workers=workers, collate_fn=under_two_names)[0]:
+        assert batch["row"] is batch["labels"]
+        assert batch["inner"][0] is batch["inner"][1]
+        batch["labels"].fill_(-100)
+        assert batch["row"].tolist() == batch["inner"][1]["labels"].tolist() == [-100] * len(batch["row"])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_what_is_asked_for_after_inference_mode_can_be_trained_on(tmp_path, workers):
+    """Also where it came in one message with what was asked for in it."""
+    write_dataset(tmp_path, ((4000, 400),))
+    batches = iter(open_loader(tmp_path, batch_size=10, num_workers=workers)[0])
+    weight = torch.ones((), requires_grad=True)
+    for number in range(40):
+        with torch.inference_mode(number % 10 < 5):
+            batch = next(batches)
+        if number % 10 >= 5:
+            (weight * batch["value"]).sum().backward()

@@ -18,21 +18,33 @@ class UncopyableError(Exception):
 def copy_batch(value: Any) -> Any:
     """Return a copy that shares no memory: of tensors and arrays in dictionaries, lists and tuples.
 
-    There may be numbers and strings between them. If there is anything else, raise an UncopyableError.
+    There may be numbers and strings between them. If there is anything else, raise an UncopyableError. What is there
+    several times is so in the copy, too.
     """
+    return _copied(value, {})
+
+
+def _copied(value: Any, made: dict[int, Any]) -> Any:
+    """Copy a value; `made` has the copies of the batch, by the identity of what was copied."""
+    if value is None or type(value) in (bool, int, float, complex, str, bytes):
+        return value
+    if id(value) not in made:
+        made[id(value)] = _new_copy(value, made)
+    return made[id(value)]
+
+
+def _new_copy(value: Any, made: dict[int, Any]) -> Any:
     if isinstance(value, torch.Tensor):
         return _copy_tensor(value)
     # Exact types from here on: a subclass may hold more than its base does.
     if type(value) is np.ndarray and not value.dtype.hasobject:
         return value.copy()
     if type(value) is dict:
-        return {key: copy_batch(inner) for key, inner in value.items()}
+        return {key: _copied(inner, made) for key, inner in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(map(copy_batch, value))
+        return type(value)([_copied(inner, made) for inner in value])
     if type(value) is PackedBytes:
-        return PackedBytes._make(map(copy_batch, value))
-    if value is None or type(value) in (bool, int, float, complex, str, bytes):
-        return value
+        return PackedBytes._make([_copied(inner, made) for inner in value])
     raise UncopyableError
 
 
@@ -95,7 +107,9 @@ def _are_alike(tensors: Sequence[Any], views: Sequence[torch.Tensor]) -> bool:
     """Whether tensors are like those of a buffer, which are plain. This is asked for each tensor of each batch."""
     strided = torch.strided
     for tensor, view in zip(tensors, views, strict=True):
-        if type(tensor) is not torch.Tensor or tensor.dtype is not view.dtype or tensor.shape != view.shape:
+        if type(tensor) is not torch.Tensor or tensor.is_nested:  # which has no shape
+            return False
+        if tensor.dtype is not view.dtype or tensor.shape != view.shape:
             return False
         if tensor.layout is not strided or tensor.requires_grad or not tensor.is_cpu:
             return False
@@ -105,4 +119,4 @@ def _are_alike(tensors: Sequence[Any], views: Sequence[torch.Tensor]) -> bool:
 def is_plain(value: Any) -> bool:
     """Whether a value is a tensor in main memory that is described by its values, strides and dtype alone."""
     is_strided = type(value) is torch.Tensor and value.is_cpu and value.layout == torch.strided
-    return is_strided and not value.requires_grad and not value.is_quantized
+    return is_strided and not (value.requires_grad or value.is_quantized or value.is_nested)

@@ -100,11 +100,13 @@ class Message:
     def unpack(self) -> list[Content]:
         """Return what was packed; its tensors and arrays are writable and share no byte.
 
-        They hold the block until the last of them dies. If many blocks are held, this one is copied instead.
+        They hold the block until the last of them dies. If many blocks are held, this one is copied instead. They may
+        be trained on, also where the first of them is asked for in torch's inference mode.
         """
-        *buffers, last = self._buffers()
-        pickles, out_of_band = io.BytesIO(last.data), iter(buffers)
-        return [pickle.Unpickler(pickles, buffers=out_of_band).load() for _ in range(self.count)]  # noqa: S301 - our own
+        with torch.inference_mode(mode=False):
+            *buffers, last = self._buffers()
+            pickles, out_of_band = io.BytesIO(last.data), iter(buffers)
+            return [pickle.Unpickler(pickles, buffers=out_of_band).load() for _ in range(self.count)]  # noqa: S301 - our own
 
     def _buffers(self) -> Iterator[Any]:
         """Yield the buffers and last the pickles: a tensor's buffer as a tensor, others as arrays."""
@@ -197,7 +199,12 @@ class _BatchPickler(pickle.Pickler):
     def _reduced(self, value: torch.Tensor) -> Any:
         if value.is_nested:
             parts = jagged_parts(value)
-            return NotImplemented if parts is None else (torch.nested.nested_tensor_from_jagged, parts)
+            if parts is not None:
+                return torch.nested.nested_tensor_from_jagged, parts
+            if type(value) is not torch.Tensor or not value.is_cpu:
+                return NotImplemented
+            # torch's own way to unpickle one takes its values from the beginning of the block of a message.
+            return _unpack_nested, ([part.detach() for part in value.unbind()], value.dtype, value.requires_grad)
         if type(value) is torch.Tensor and value.layout is not torch.strided and not value.requires_grad:
             return _sparse_parts(value)
         array = _tensor_bytes(value) if type(value) is torch.Tensor else None
@@ -259,6 +266,10 @@ def _unpack_compressed(
 def _unpack_tensor(memory: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     values = memory.view(dtype)
     return values if len(shape) == 1 else values.view(shape)
+
+
+def _unpack_nested(parts: list[torch.Tensor], dtype: torch.dtype, requires_grad: bool) -> torch.Tensor:  # noqa: FBT001
+    return torch.nested.nested_tensor(parts, dtype=dtype, requires_grad=requires_grad)
 
 
 def _unpack_table(buffer: Any) -> pa.Table:
