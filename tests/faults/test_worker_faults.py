@@ -399,7 +399,8 @@ from support import open_loader
 if __name__ == "__main__":
     loader = open_loader(sys.argv[1], num_workers=2, multiprocessing_context=sys.argv[3])[0]
     iterator = iter(loader)
-    next(iterator)
+    for _ in range(2):  # one of each worker: one that is stopped before its first line knows nothing of its parent
+        next(iterator)
     pids = [worker.pid for worker in loader._answers().workers]
     os.kill(pids[1], signal.SIGSTOP)
     print(*pids, flush=True)
