@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from support import all_rows_of, open_loader, rows_of, write_dataset
@@ -395,11 +397,14 @@ def test_a_tensor_under_two_names_is_one_tensor_in_each_batch(tmp_path, workers)
 @pytest.mark.parametrize("workers", [0, 1])
 def test_what_is_asked_for_after_inference_mode_can_be_trained_on(tmp_path, workers):
     """Also where it came in one message with what was asked for in it."""
-    write_dataset(tmp_path, ((4000, 400),))
+    lists = pa.ListArray.from_arrays(np.arange(4001) * 2, np.arange(8000.0))
+    pq.write_table(pa.table({"value": np.arange(4000.0), "list": lists}), tmp_path / "a.parquet", row_group_size=400)
     batches = iter(open_loader(tmp_path, batch_size=10, num_workers=workers)[0])
     weight = torch.ones((), requires_grad=True)
     for number in range(40):
         with torch.inference_mode(number % 10 < 5):
             batch = next(batches)
+        assert batch["list"].values().tolist() == list(range(20 * number, 20 * number + 20))
         if number % 10 >= 5:
             (weight * batch["value"]).sum().backward()
+            (weight * batch["list"].values()).sum().backward()

@@ -492,7 +492,7 @@ def with_what_is_kept(table: pa.Table) -> pa.Table:
 
 @pytest.mark.parametrize("output_format", ["torch", "numpy"])
 def test_what_is_written_to_a_batch_is_in_no_other_column_and_no_other_batch(path, output_format):
-    loader = opened(path, transform=with_what_is_kept, output_format=output_format)
+    loader = opened(path, transform=with_what_is_kept, output_format=output_format, batch_size=5)
     values = []
     for batch in loader:
         assert set(batch["weight"].tolist()) == {1.0}

@@ -11,8 +11,9 @@ from torch_dataloader_utils.errors import ColumnError, nearest
 
 def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a copy that keeps no other rows in memory."""
-    # concat_arrays copies even a single array; a slice would keep the whole buffers that it points into.
-    return pa.chunked_array([pa.concat_arrays(column.chunks)] if column.num_chunks else [], column.type)
+    # concat_arrays copies even a single array; a slice would keep the whole buffers that it points into. Strings of all
+    # chunks together may be too many for one array.
+    return pa.chunked_array([pa.concat_arrays([chunk]) for chunk in column.chunks], column.type)
 
 
 def stacked(tables: Sequence[pa.Table]) -> pa.Table:

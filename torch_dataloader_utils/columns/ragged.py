@@ -19,6 +19,7 @@ import torch
 from torch_dataloader_utils.columns.arrow import leaf_type
 from torch_dataloader_utils.columns.column_plan import Form, to_scalar
 from torch_dataloader_utils.columns.dense import dense_array, read_buffer
+from torch_dataloader_utils.columns.inference import normal_mode
 from torch_dataloader_utils.columns.options import Padded
 
 MOST_COPIED_AT_ONCE = 1 << 14
@@ -134,7 +135,9 @@ class RaggedBatches:
             if self.form == "packed":
                 yield PackedBytes(values, offsets)
             elif isinstance(values, torch.Tensor) and isinstance(offsets, torch.Tensor):
-                yield torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
+                with normal_mode():
+                    jagged = torch.nested.nested_tensor_from_jagged(values, offsets=offsets)
+                yield jagged
             else:
                 yield [values[start:stop] for start, stop in pairwise(offsets.tolist())]
 

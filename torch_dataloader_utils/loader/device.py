@@ -13,6 +13,7 @@ import torch
 from torch.utils._pytree import tree_map_only
 
 from torch_dataloader_utils.columns.convert import with_offsets
+from torch_dataloader_utils.columns.inference import normal_mode
 from torch_dataloader_utils.columns.ragged import Ragged
 from torch_dataloader_utils.columns.tensors import map_tensors
 from torch_dataloader_utils.loader.arguments import require_count
@@ -192,7 +193,7 @@ class _Copier:
         del columns, together  # not to keep the memory that they were copied from
         made = iter(batches)
         while True:
-            with _normal_mode():
+            with normal_mode():
                 batch = next(made, None)
             if batch is None:
                 return
@@ -228,7 +229,7 @@ class _Copy:
     @contextmanager
     def running_on(self, stream: torch.cuda.Stream | None) -> Iterator[None]:
         """Let `of` copy on a stream, or without one at once."""
-        with _normal_mode(), nullcontext() if stream is None else torch.cuda.stream(stream):
+        with normal_mode(), nullcontext() if stream is None else torch.cuda.stream(stream):
             yield
         if stream is not None and self._tensors:
             self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -272,17 +273,6 @@ class _OnDevice:
 
 def _stream_on(device: torch.device) -> torch.cuda.Stream | None:
     return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-
-
-@contextmanager
-def _normal_mode() -> Iterator[None]:
-    """Make tensors that may be trained on, also while a batch is asked for in torch's inference mode.
-
-    Others of the same copy may be asked for after it.
-    """
-    has_gradients = torch.is_grad_enabled()
-    with torch.inference_mode(mode=False), torch.set_grad_enabled(has_gradients):
-        yield
 
 
 def _has_no_tensors(values: Any) -> bool:

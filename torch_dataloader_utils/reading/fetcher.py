@@ -178,15 +178,21 @@ class Fetcher:
 
     def take(self, path: str, number: int) -> Iterator[tuple[int, Content]]:
         """Wait for a row group and yield its ranges: the offset and the bytes of each."""
-        if (path, number) not in self._requested:  # another attempt
-            self.request(path, number)
+        while (ranges := self._taken(path, number)) is None:
+            self.request(path, number)  # another attempt
+        for start, fetched in ranges:
+            yield start, fetched.result()
+
+    def _taken(self, path: str, number: int) -> list[tuple[int, Future[Content]]] | None:
+        """Return the ranges of a row group that were requested first, and keep nothing of it if there are no others."""
         with self._lock:
-            waiting = self._requested[path, number]
+            waiting = self._requested.get((path, number))
+            if not waiting:
+                return None
             ranges = waiting.popleft()
             if not waiting:
                 del self._requested[path, number]
-        for start, fetched in ranges:
-            yield start, fetched.result()
+        return ranges
 
     def opened(self, path: str) -> Opened:
         """Return the open file that ranges are read of."""

@@ -28,6 +28,7 @@ import pyarrow as pa
 import torch
 
 from torch_dataloader_utils.columns.convert import StringLists
+from torch_dataloader_utils.columns.inference import normal_mode
 from torch_dataloader_utils.columns.ragged import jagged_parts, split_values
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd
@@ -103,7 +104,7 @@ class Message:
         They hold the block until the last of them dies. If many blocks are held, this one is copied instead. They may
         be trained on, also where the first of them is asked for in torch's inference mode.
         """
-        with torch.inference_mode(mode=False):
+        with normal_mode():
             *buffers, last = self._buffers()
             pickles, out_of_band = io.BytesIO(last.data), iter(buffers)
             return [pickle.Unpickler(pickles, buffers=out_of_band).load() for _ in range(self.count)]  # noqa: S301 - our own
