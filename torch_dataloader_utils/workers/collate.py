@@ -26,26 +26,26 @@ def copy_batch(value: Any) -> Any:
 
 def _copied(value: Any, made: dict[int, Any]) -> Any:
     """Copy a value; `made` has the copies of the batch, by the identity of what was copied."""
-    if value is None or type(value) in (bool, int, float, complex, str, bytes):
-        return value
-    if id(value) not in made:
-        made[id(value)] = _new_copy(value, made)
-    return made[id(value)]
-
-
-def _new_copy(value: Any, made: dict[int, Any]) -> Any:
+    copy = made.get(id(value))
+    if copy is not None:
+        return copy
+    # Exact types but for tensors: a subclass may hold more than its base does.
     if isinstance(value, torch.Tensor):
-        return _copy_tensor(value)
-    # Exact types from here on: a subclass may hold more than its base does.
-    if type(value) is np.ndarray and not value.dtype.hasobject:
-        return value.copy()
-    if type(value) is dict:
-        return {key: _copied(inner, made) for key, inner in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)([_copied(inner, made) for inner in value])
-    if type(value) is PackedBytes:
-        return PackedBytes._make([_copied(inner, made) for inner in value])
-    raise UncopyableError
+        copy = _copy_tensor(value)
+    elif value is None or type(value) in (bool, int, float, complex, str, bytes):
+        return value
+    elif type(value) is np.ndarray and not value.dtype.hasobject:
+        copy = value.copy()
+    elif type(value) is dict:
+        copy = {key: _copied(inner, made) for key, inner in value.items()}
+    elif type(value) in (list, tuple):
+        copy = type(value)([_copied(inner, made) for inner in value])
+    elif type(value) is PackedBytes:
+        copy = PackedBytes._make([_copied(inner, made) for inner in value])
+    else:
+        raise UncopyableError
+    made[id(value)] = copy
+    return copy
 
 
 def _copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
