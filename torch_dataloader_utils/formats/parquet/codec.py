@@ -39,10 +39,13 @@ AS_PARQUET_FILE = {EXTENSIONS: True} if EXTENSIONS in inspect.signature(pq.Parqu
 PARQUET_MR = re.compile(r"parquet-mr(?: version (\d+)\.(\d+)\.(\d+))?")
 
 FIRST_WITH_WHOLE_SIZES = 1, 2, 9
+"""The version of parquet-mr from which on a chunk's size has the header of its dictionary page."""
 
 DICTIONARY_HEADER_BYTES = 100
+"""How many bytes Arrow takes such a header to have, at most."""
+
 END_BYTES = 8
-"""The length of the footer, and the mark of the format."""
+"""Behind the footer: its length, and the mark of the format."""
 
 LEAST_TOGETHER = 8
 """Of so many column chunks of a row group, Arrow reads those that are neighbours by one call of Python. Another thread
