@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import random
+import time
 import weakref
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,7 @@ from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.batching import Batch
 from torch_dataloader_utils.workers import messages as transport
 from torch_dataloader_utils.workers.messages import MAX_HELD, Message
-from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool
+from torch_dataloader_utils.workers.shared_memory import FLAGS_BYTES, SPACING, SharedMemoryPool
 
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
@@ -299,6 +300,27 @@ def test_a_block_is_free_when_the_last_that_looks_at_it_has_died_and_not_before(
     assert pool.acquire() == 0
 
 
+def test_the_memory_of_blocks_that_an_iteration_did_not_need_goes_back_to_the_system():
+    pool = SharedMemoryPool(4)
+
+    def allocated() -> int:
+        return os.fstat(pool._fd).st_blocks * 512
+
+    sent = [Message.pack(0, [batch_of(torch.full((1 << 20,), number))], pool) for number in range(4)]  # 8 MiB each
+    (kept,) = sent.pop(2).unpack()
+    for message in sent:
+        message.unpack()
+    pool.release_unused()
+    assert allocated() > 32 << 20  # all were acquired
+    assert pool.acquire() == 0
+    pool.release_unused()
+    pool.release_unused()
+    assert 16 << 20 < allocated() < 17 << 20  # one is acquired, one is held
+    assert torch.equal(kept.data, torch.full((1 << 20,), 2))
+    (later,) = Message.pack(1, [batch_of(torch.full((1 << 20,), 7))], pool).unpack()
+    assert torch.equal(later.data, torch.full((1 << 20,), 7))
+
+
 def test_with_more_blocks_in_use_than_may_be_batches_are_copied_out():
     pool = SharedMemoryPool(20)
     kept = []
@@ -317,6 +339,32 @@ def test_the_pool_does_not_grow_with_what_is_kept(path):
             pool = loader._channels[0].pool
             assert pool.num_held <= MAX_HELD
             assert os.fstat(pool._fd).st_blocks * 512 < 2 * 1024**2
+
+
+def test_memory_of_an_epoch_with_many_messages_is_given_back_in_later_ones(path):
+    loader, dataset = open_loader(path, num_workers=1, batch_size=20, prefetch_factor=8, persistent_workers=True)
+    iterator = iter(loader)
+    next(iterator)
+    pool = loader._channels[0].pool
+    while pool._flags[:8].count(b"\1") < 7:  # messages that wait for the loop
+        time.sleep(0.01)
+
+    def blocks() -> int:
+        """Return the blocks that have memory: each is a hole of the file, or not."""
+        count = 0
+        for block in range(pool._count):
+            start = FLAGS_BYTES + block * SPACING
+            with contextlib.suppress(OSError):  # there is no data behind it
+                count += os.lseek(pool._fd, start, os.SEEK_DATA) < start + SPACING
+        return count
+
+    assert blocks() >= 7
+    del iterator
+    for epoch in (1, 2, 3):
+        dataset.set_epoch(epoch)
+        dataset.skip_steps(1, 1000)
+        assert len(list(loader)) == 1
+    assert blocks() <= 2
 
 
 def test_pinning_frees_the_block_at_once(monkeypatch):

@@ -113,6 +113,8 @@ class Stream:
     def messages(self, parts: Sequence[Assignment], channel: WorkerChannel) -> Iterator[Message]:
         """Yield a stream's batches packed, for the training process, part after part."""
         self.read_cache.footers.add(parts[0].footers)
+        if channel.pool is not None:
+            channel.pool.release_unused()
         report = _Report(self)
         sizer = MessageSizer(1 if self.collate_fn is None else NUM_SINGLE)
         outgoing = _Outgoing(parts[0], channel.pool, sizer, report)

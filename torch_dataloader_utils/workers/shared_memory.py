@@ -109,6 +109,7 @@ class SharedMemoryPool:
         self._flags = mmap.mmap(self._fd, FLAGS_BYTES)
         self._maps: dict[int, mmap.mmap] = {}
         self._held: set[int] = set()
+        self._acquired: set[int] = set()
         # Reentrant: batches are garbage-collected in any thread, also in one that has the lock at that moment.
         self._lock = threading.RLock()
         self.close = weakref.finalize(self, os.close, self._fd)
@@ -140,8 +141,19 @@ class SharedMemoryPool:
         for block in range(self._count):
             if not self._flags[block]:
                 self._flags[block] = 1
+                self._acquired.add(block)
                 return block
         return None
+
+    def release_unused(self) -> None:
+        """Return the memory of free blocks that were not acquired since the last call, in the worker, to the system.
+
+        How many blocks are in use at once depends on who waits for whom. So an epoch may need more of them than others.
+        """
+        for block in set(self._maps) - self._acquired:
+            if not self._flags[block]:
+                self._maps.pop(block).madvise(mmap.MADV_REMOVE)
+        self._acquired.clear()
 
     def memory(self, block: int, size: int) -> Bytes:
         """Return a block's first bytes, in either process."""
