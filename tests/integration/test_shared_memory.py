@@ -364,7 +364,7 @@ def test_memory_of_an_epoch_with_many_messages_is_given_back_in_later_ones(path)
         dataset.set_epoch(epoch)
         dataset.skip_steps(1, 1000)
         assert len(list(loader)) == 1
-    assert blocks() <= 2
+    assert blocks() <= 4  # two of the last epoch, for the batch and for the end, and two of the one before
 
 
 def test_pinning_frees_the_block_at_once(monkeypatch):
