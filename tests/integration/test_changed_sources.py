@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning, MixedDataset, Source
+from torch_dataloader_utils import CheckpointMismatchError, LostRowsWarning, MixedDataset, Source, audit
 
 WEIGHTS = {"web": 0.6, "code": 0.3, "math": 0.1}
 
@@ -183,6 +183,54 @@ def test_files_of_one_source_that_change_are_refused_or_exact(disk, begun):
     passes = min(taken[row] for row in stable)
     assert {taken[row] for row in added} <= {passes - place, passes + 1 - place}
     assert {taken[row] for row in renewed} <= {passes - place - 1, passes - place}
+
+
+def test_a_shard_in_which_an_epoch_begins_and_has_rows_ahead_is_recorded_once(tmp_path):
+    disk = Disk(tmp_path, ())
+    disk.rows["web"] = {}
+    (tmp_path / "web").mkdir()
+    disk.write("web", "part-0", 40, group=40)
+    options = {"batch_size": 5, "shuffle": False, "shuffle_buffer_size": None}
+    taken: Counter[int] = Counter()
+    three = disk.open({"web": 1}, 3, rows_per_epoch=30, **options)
+    states = [deliver([loader], taken, steps)[0] for loader, steps in zip(three[1:], (1, 1), strict=True)]
+    states.insert(0, json.loads(json.dumps(three[0].state_dict())))
+    [one] = load(disk.open({"web": 1}, rows_per_epoch=20, **options), states)
+    deliver_epochs([one], taken, [0])
+    one.set_epoch(1)  # it begins at row 15, and rows 20 to 24 of the same shard are delivered
+    states = deliver([one], taken, 1)
+    disk.write("web", "part-1", 10)
+    [again] = load(disk.open({"web": 1}, rows_per_epoch=20, **options), states, on_changed_files="continue")
+    states = deliver([again], taken, 1)
+    [last] = disk.open({"web": 1}, rows_per_epoch=20, **options)
+    last.load_state_dict(states[0])
+    deliver([last], taken)
+    assert audit(states).total.twice == 0
+    assert [taken[row] for row in range(35)] == [1] * 35
+    deliver_epochs([last], taken, [2, 3])
+    require_once_a_pass(taken, disk.of("web"))
+
+
+def test_rows_of_a_removed_file_of_a_source_that_rests_are_counted(tmp_path):
+    disk = Disk(tmp_path, ())
+    for name, parts in {"web": 2, "code": 1}.items():
+        disk.rows[name] = {}
+        (tmp_path / name).mkdir()
+        for part in range(parts):
+            disk.write(name, f"part-{part}", 50, group=1)
+
+    def opened(weight):
+        return disk.open({"web": weight, "code": 1}, rows_per_epoch=30, batch_size=5, shuffle_buffer_size=100)
+
+    [loader] = opened(1)
+    loader.set_epoch(1)  # it begins within the only shard of the source's first pass
+    state = json.loads(json.dumps(loader.state_dict()))
+    removed = disk.remove("web", "part-0")
+    with pytest.warns(LostRowsWarning):
+        [loader] = load(opened(0), [state], on_changed_files="continue")
+    total = audit([json.loads(json.dumps(loader.state_dict()))]).total
+    assert 0 < total.missing <= len(removed)
+    assert 15 <= total.done + total.under_way < 30  # each source gave 15 rows: those of the removed file do not count
 
 
 def test_strict_resumes_after_files_have_changed_deliver_equal_batches(disk):

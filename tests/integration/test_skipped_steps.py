@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -569,6 +570,54 @@ def test_skipped_rows_of_a_changed_file_are_lost_and_those_of_others_are_restore
     restored = [int(row) for batch in resumed for row in batch["value"]]
     assert sorted(restored) == sorted(set(skipped) - set(lost_ids))
     assert sorted(delivered + rest + restored) == sorted(set(range(ROWS)) - (set(lost_ids) - set(delivered)))
+
+
+@pytest.mark.parametrize("skip", range(4))
+@pytest.mark.parametrize("steps", range(3))
+def test_a_shard_of_which_a_file_is_gone_is_delivered_once_over_several_elastic_loads(tmp_path, skip, steps):
+    """The rows of both files are one shard of shuffled rows."""
+    write_dataset(tmp_path, ((8, 4), (9, 3)))
+    options = {"batch_size": 2, "shuffle": True, "shuffle_buffer_size": 100, "row_id_column": None}
+
+    def deliver(loader: Any, steps: int | None) -> list[int]:
+        return [int(row) for batch in itertools.islice(loader, steps) for row in batch["value"]]
+
+    loader = opened(tmp_path, **options)
+    loader.skip_steps(skip, skip + 1)
+    delivered = deliver(loader, steps)
+    state = through_json(loader)
+    min(tmp_path.iterdir()).unlink()
+    for taken in (3, 0, 2, None, None):
+        loader = opened(tmp_path, **options)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", LostRowsWarning)
+            loader.load_state_dict(state, strict=False, on_changed_files="continue")
+        delivered += deliver(loader, taken)
+        state = through_json(loader)
+    loader.restore_skipped()
+    delivered += deliver(loader, None)
+    assert len(delivered) == len(set(delivered))
+    assert set(delivered) >= set(range(8, 17))
+
+
+@pytest.mark.parametrize("skips", [[(2, 3)], []], ids=["skipped", "nothing"])
+@pytest.mark.parametrize("by_filter", [False, True])
+def test_a_rank_that_skipped_nothing_restores_nothing(tmp_path, skips, by_filter):
+    write_dataset(tmp_path, ((50, 10),))
+    delivered = []
+    for rank in range(2):
+        filters = {"filters": [("value", ">=", 0)]} if by_filter else {}
+        loader = open_loader(tmp_path, batch_size=10, num_ranks=2, rank=rank, **filters)[0]
+        for start, stop in skips:
+            loader.skip_steps(start, stop)
+        steps = batches_of(loader)
+        assert len(steps) == (2 if skips or rank else 3)
+        loader.restore_skipped()
+        restored = batches_of(loader)
+        assert len(restored) == (1 if skips and not rank else 0)
+        assert batches_of(loader) == steps + restored  # a pass of its own
+        delivered += [row for batch in steps + restored for row in batch]
+    assert sorted(delivered) == list(range(50))
 
 
 def _damages() -> dict[str, Any]:

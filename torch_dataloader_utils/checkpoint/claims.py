@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
 from torch_dataloader_utils.checkpoint.compare import require_possible_windows
 from torch_dataloader_utils.checkpoint.saved_state import SavedShard
 from torch_dataloader_utils.errors import RankMismatchError, cut, shown
 from torch_dataloader_utils.planning.excluded import ExcludedRows
 from torch_dataloader_utils.planning.manifest import Layout, Split
-from torch_dataloader_utils.planning.plan import PartialShard, Shard
-from torch_dataloader_utils.planning.row_ranges import RowRange, first_overlap, gaps, merged, merged_splits
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, Shard
+from torch_dataloader_utils.planning.row_ranges import Coverage, RowRange, first_overlap, gaps, merged, merged_splits
 
 
 class Claims:
@@ -63,6 +64,29 @@ class Claims:
             else:
                 done += shard.present
         return tuple(merged_splits(done)), tuple(sorted(partial, key=lambda partial: partial.shard.splits))
+
+
+def with_rows(
+    baseline: DeliveredBaseline, whole: Iterable[Split], partial: Iterable[PartialShard]
+) -> DeliveredBaseline:
+    """Return a baseline with more rows: row ranges, and parts of shards. It may have them already."""
+    done = [*baseline.done, *whole]
+    covered = Coverage(done)
+    shards = {part.shard.splits: part for part in baseline.partial}
+    for part in partial:
+        known = shards.get(part.shard.splits)
+        windows = part.windows if known is None else merged([*known.windows, *part.windows])
+        shards[part.shard.splits] = replace(part, windows=windows)
+    left = []
+    for part in shards.values():
+        if all(map(covered.covers, part.shard.present)):
+            continue
+        if gaps(part.windows, part.shard.rows):
+            left.append(part)
+        else:
+            done += part.shard.present
+    in_order = sorted(left, key=lambda part: part.shard.splits)
+    return replace(baseline, done=tuple(merged_splits(done)), partial=tuple(in_order))
 
 
 def _require_apart(ranges: Iterable[RowRange], where: str, recorded_as: str) -> None:

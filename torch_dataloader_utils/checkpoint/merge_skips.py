@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from torch_dataloader_utils.checkpoint.claims import Claims
+from torch_dataloader_utils.checkpoint.claims import Claims, with_rows
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.planning.excluded import ExcludedRows
-from torch_dataloader_utils.planning.manifest import Layout, Split
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, SkippedRows
-from torch_dataloader_utils.planning.row_ranges import Coverage, Windows, gaps, merged, merged_splits
+from torch_dataloader_utils.planning.manifest import Layout
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, SkippedRows
+from torch_dataloader_utils.planning.row_ranges import Windows, merged
 
 
 def with_skipped(
@@ -39,7 +39,7 @@ def with_skipped(
     skipped = SkippedRows(
         whole, partial, _steps_skipped(max(states, key=lambda state: state.batches_delivered)), restores
     )
-    return replace(_united(baseline, whole, partial), skipped=skipped)
+    return replace(with_rows(baseline, whole, partial), skipped=skipped)
 
 
 def _steps_skipped(state: SavedState) -> Windows:
@@ -48,24 +48,3 @@ def _steps_skipped(state: SavedState) -> Windows:
     skips = [] if state.skips is None else state.skips.skips
     passed = [skip.steps for skip in skips if skip.end.step <= state.batches_delivered]
     return merged([*before, *((steps.start, steps.stop) for steps in passed)])
-
-
-def _united(baseline: DeliveredBaseline, whole: Iterable[Split], partial: Iterable[PartialShard]) -> DeliveredBaseline:
-    """Return a baseline with more rows. They may be rows that it has."""
-    done = [*baseline.done, *whole]
-    covered = Coverage(done)
-    shards = {part.shard.splits: part for part in baseline.partial}
-    for part in partial:
-        known = shards.get(part.shard.splits)
-        windows = part.windows if known is None else merged([*known.windows, *part.windows])
-        shards[part.shard.splits] = replace(part, windows=windows)
-    left = []
-    for part in shards.values():
-        if all(map(covered.covers, part.shard.splits)):
-            continue
-        if gaps(part.windows, part.shard.rows):
-            left.append(part)
-        else:
-            done += part.shard.present
-    in_order = sorted(left, key=lambda part: part.shard.splits)
-    return replace(baseline, done=tuple(merged_splits(done)), partial=tuple(in_order))

@@ -10,12 +10,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from torch_dataloader_utils.checkpoint.claims import with_rows
 from torch_dataloader_utils.checkpoint.file_changes import FileChanges
 from torch_dataloader_utils.checkpoint.run import Run
 from torch_dataloader_utils.checkpoint.saved_state import SavedMixture, SavedRows, SavedState
 from torch_dataloader_utils.planning.manifest import Layout, Split
 from torch_dataloader_utils.planning.plan import DeliveredBaseline
-from torch_dataloader_utils.planning.row_ranges import merged_splits
 from torch_dataloader_utils.planning.source_paths import SourcePath, parse_source_path
 
 
@@ -61,9 +61,7 @@ def begun_passes(
         source, number, rest = parse_source_path(path)
         if (source, number) in begun and f"{source}/{rest}" in gone:
             changed[source, number].append(path)
-    together = DeliveredBaseline(
-        tuple(merged_splits((*earlier.done, *carried.done))), (*earlier.partial, *carried.partial), (), 0
-    )
+    together = with_rows(carried, earlier.done, earlier.partial)  # a shard may be in both
     return ChangedPasses(together, {key: tuple(paths) for key, paths in sorted(changed.items())}, sources)
 
 

@@ -283,7 +283,8 @@ def ends_in(states: Sequence[SavedState]) -> dict[str, int]:
         skips = [] if state.skips is None else [state.skips.rows]
         skips += [state.baseline.skipped[0]] if state.baseline is not None and state.baseline.skipped else []
         shards = [*state.completed, *state.in_progress, *earlier]
-        shards += [shard for rows in skips for shard in (*rows.completed, *rows.in_progress)]
+        of_mixture = [] if state.mixture is None else [state.mixture.carried, state.mixture.earlier]
+        shards += [shard for rows in (*skips, *of_mixture) for shard in (*rows.completed, *rows.in_progress)]
         for split in (split for shard in shards for split in shard.splits):
             ends[split.path] = max(ends.get(split.path, 0), split.row_offset + split.row_length)
     return ends

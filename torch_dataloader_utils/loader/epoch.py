@@ -314,11 +314,12 @@ class EpochState:
             if self.owner.loaded is not None:
                 self.owner.take_over("restore_skipped", self.epoch, replace(self.owner.loaded, restores=True))
             return
+        is_first_call = not iteration.progress.restores
         iteration.progress = replace(iteration.progress, restores=True)
         steps = iteration.progress.skip_requests  # those that were requested since then are of the next iteration
         self.segments.skip(replace(self.segment(self.epoch), skipped=steps))
-        if iteration.finished():
-            self._keep_restorable()
+        if is_first_call and iteration.finished():  # also where this rank has skipped nothing: others may have
+            self.owner.take_over("restore_skipped", self.epoch, iteration.progress)
 
     def _keep_restorable(self) -> None:
         """Let the next iteration deliver what is to be restored, if the newest one has made all other steps."""
