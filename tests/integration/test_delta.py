@@ -337,6 +337,12 @@ def test_options_of_the_storage_are_shown_nowhere(tmp_path):
     assert "s3cr3t" not in str(caught.value)
 
 
+def test_fixed_size_lists_that_were_written_are_the_tables_lists(tmp_path):
+    vectors = pa.array([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float32(), 2))
+    write_deltalake(tmp_path, pa.table({"id": [1, 2, 3], "vector": vectors}))
+    assert delivered(open_table(tmp_path)[0]) == counted(DeltaTable(tmp_path).to_pyarrow_table())
+
+
 @pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 18, reason="this pyarrow cannot add a field to a struct")
 def test_a_field_that_was_added_within_a_column_is_null_in_older_files(tmp_path):
     write_deltalake(tmp_path, pa.table({"a": pa.array([3], pa.int32()), "b": [{"q": 1}]}))

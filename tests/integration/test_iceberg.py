@@ -535,6 +535,41 @@ def test_what_a_partition_or_a_default_says_of_a_column_stands_in_for_it(small):
     assert delivered(open_table(small, "db.small")[0]) == counted(table.scan().to_arrow())
 
 
+@pytest.fixture
+def doubles(tmp_path) -> Path:
+    """A catalog with the table ``db.doubles``, which is partitioned by doubles that no float of 32 bits holds."""
+    schema = Schema(NestedField(1, "id", LongType()), NestedField(2, "key", DoubleType()))
+    spec = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "key"))
+    table = new_catalog(tmp_path).create_table("db.doubles", schema, partition_spec=spec)
+    table.append(pa.table({"id": pa.array(range(4), pa.int64()), "key": [0.1, 0.7, None, 0.5]}))
+    return tmp_path
+
+
+@pytest.mark.parametrize("null", [False, True])
+@pytest.mark.parametrize("as_scan_filter", [False, True])
+def test_no_row_of_a_partition_by_doubles_is_lost(doubles, as_scan_filter, null):
+    """The compiled decoder of pyiceberg rounds these values, and its own scans lose such rows."""
+    filters = {
+        "key = 0.1": (FIELD("key") == 0.1, [0]),
+        "key <= 0.1": (FIELD("key") <= 0.1, [0]),
+        "key >= 0.7": (FIELD("key") >= 0.7, [1]),
+        "key in (0.1, 0.7)": (FIELD("key").isin([0.1, 0.7]), [0, 1]),
+        "key < 0.2 and id < 3": ((FIELD("key") < 0.2) & (FIELD("id") < 3), [0]),
+    }
+    or_null = (" or key is null", FIELD("key").is_null(), [2]) if null else (" or id = 7", FIELD("id") == 7, [])
+    for text, (expression, wanted) in filters.items():
+        given = {"scan_filter": f"({text}){or_null[0]}"} if as_scan_filter else {"filters": expression | or_null[1]}
+        assert ids_of(open_table(doubles, "db.doubles", **given)[0]) == wanted + or_null[2]
+
+
+def test_a_double_that_only_a_partition_holds_is_refused_by_name(doubles):
+    table = table_of(doubles, "db.doubles")
+    append_rows(table, pa.table({"id": pa.array([9], pa.int64())}), Record(0.3))
+    assert ids_of(open_table(doubles, "db.doubles", columns=["id"])[0]) == [0, 1, 2, 3, 9]
+    with pytest.raises(ColumnError, match=r"column 'key' is not in the file .* rounds doubles"):
+        open_table(doubles, "db.doubles")
+
+
 def test_a_new_columns_default_stands_in_for_it(small):
     table = table_of(small, "db.small")
     with table.update_schema() as change:

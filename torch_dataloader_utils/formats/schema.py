@@ -147,16 +147,28 @@ def unified(files: Iterable[FileSchema]) -> Unified:
 
 def _common(known: pa.Field, field: pa.Field) -> pa.Field | None:
     """Return a field of a type that both can be cast to; None also where pyarrow would change values silently."""
-    dtypes = (known.type, field.type)
-    if any(map(pa.types.is_decimal, dtypes)) and any(map(pa.types.is_floating, dtypes)):
-        return None
-    if any(map(_is_text, dtypes)) and any(map(_is_binary, dtypes)):
+    if _would_change_values(known.type, field.type):
         return None
     try:
         (common,) = pa.unify_schemas([pa.schema([known]), pa.schema([field])], promote_options="permissive")
     except (pa.ArrowException, TypeError):
         return None
     return common
+
+
+def _would_change_values(dtype: pa.DataType, other: pa.DataType) -> bool:
+    """Whether pyarrow would change values silently to a common type, at any depth."""
+    dtypes = (dtype, other)
+    if any(map(pa.types.is_decimal, dtypes)) and any(map(pa.types.is_floating, dtypes)):
+        return True
+    if any(map(_is_text, dtypes)) and any(map(_is_binary, dtypes)):
+        return True
+    if all(map(pa.types.is_struct, dtypes)):
+        others = {field.name: field.type for field in other}
+        parts = [(field.type, others[field.name]) for field in dtype if field.name in others]
+    else:  # the values of lists, or the keys and items of maps
+        parts = [(one.type, another.type) for one, another in zip(children(dtype), children(other), strict=False)]
+    return any(_would_change_values(*part) for part in parts)
 
 
 def _is_text(dtype: pa.DataType) -> bool:
@@ -166,6 +178,10 @@ def _is_text(dtype: pa.DataType) -> bool:
 def _is_binary(dtype: pa.DataType) -> bool:
     types = pa.types
     return bool(types.is_binary(dtype) or types.is_large_binary(dtype) or types.is_fixed_size_binary(dtype))
+
+
+LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+"""What a table's lists may be in its files."""
 
 
 def grew_out_of(dtype: pa.DataType, stored: pa.DataType) -> bool:
@@ -199,7 +215,7 @@ def _parts_grew_out_of(dtype: pa.DataType, stored: pa.DataType) -> bool:
         parts = [(now.get(field.name), field.type) for field in stored]
     elif pa.types.is_map(dtype) and pa.types.is_map(stored):
         parts = [(dtype.key_type, stored.key_type), (dtype.item_type, stored.item_type)]
-    elif pa.types.is_list(dtype) and (pa.types.is_list(stored) or pa.types.is_large_list(stored)):
+    elif pa.types.is_list(dtype) and any(is_kind(stored) for is_kind in LISTS):
         parts = [(dtype.value_type, stored.value_type)]
     else:
         return False

@@ -322,9 +322,18 @@ def test_a_column_that_a_file_lacks_is_null_there(tmp_path):
     ],
     ids=["decimals and floats", "texts and bytes", "large texts and bytes"],
 )
-def test_types_whose_values_would_become_others_are_refused_with_both_files(tmp_path, one, other):
-    write(tmp_path / "a.parquet", x=one)
-    write(tmp_path / "b.parquet", x=other)
+@pytest.mark.parametrize("within", ["a column", "lists", "fixed-size lists", "structs", "maps", "lists of structs"])
+def test_types_whose_values_would_become_others_are_refused_with_both_files(tmp_path, one, other, within):
+    for name, values in {"a.parquet": one, "b.parquet": other}.items():
+        nested = {
+            "a column": values,
+            "lists": pa.ListArray.from_arrays([0, 1], values),
+            "fixed-size lists": pa.FixedSizeListArray.from_arrays(values, 1),
+            "structs": pa.StructArray.from_arrays([values], ["p"]),
+            "maps": pa.MapArray.from_arrays([0, 1], pa.array(["k"]), values),
+            "lists of structs": pa.ListArray.from_arrays([0, 1], pa.StructArray.from_arrays([values], ["p"])),
+        }
+        write(tmp_path / name, x=nested[within])
     with pytest.raises(ColumnError, match=r"column 'x' is .* in .*b\.parquet but .* in .*a\.parquet.*no common type"):
         open_loader(tmp_path)
 

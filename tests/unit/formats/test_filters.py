@@ -63,6 +63,20 @@ def test_a_row_group_of_zeros_is_read_where_a_set_holds_zero_whatever_statistics
         assert dataset.get_metrics()["row_groups_pruned"] in (2, len(ZEROS))
 
 
+@pytest.mark.parametrize("filters", [X.isin([0.0, 3.0]), X.isin([0.0, 3.0]) & pc.field("half").is_valid()])
+def test_other_columns_may_have_statistics_that_python_cannot_hold(tmp_path, filters):
+    columns = {
+        "x": [0.0, 1.0],
+        "nanoseconds": pa.array([1, 2], pa.timestamp("ns")),
+        "half": pa.array(np.array([1, 2], np.float16)),
+        "span": pa.array([1, 3], pa.duration("ns")),
+        "far": pa.array([10**8, 10**8], pa.date32()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    loader, _ = open_loader(tmp_path, columns=["x"], filters=filters)
+    assert [value for batch in loader for value in batch["x"].tolist()] == [0.0]
+
+
 def test_a_filter_is_not_tried_with_every_column_of_a_wide_table(tmp_path, monkeypatch):
     pq.write_table(pa.table({f"c{number}": [1, 2] for number in range(500)}), tmp_path / "wide.parquet")
     tried = []

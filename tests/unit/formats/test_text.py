@@ -92,6 +92,34 @@ def test_quoted_line_ends_leave_a_file_whole_and_are_respected(tmp_path: Path):
     assert whole_table(loader) == pacsv.read_csv(io.BytesIO(text.encode()), parse_options=options)
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("encoding", ["utf8", "latin1", "utf-16-le"])
+@pytest.mark.parametrize("header_bytes", range(4))
+def test_line_ends_within_quoted_values_stay_whole_wherever_blocks_of_the_parser_end(
+    tmp_path: Path, suffix: str, encoding: str, header_bytes: int
+):
+    """Without us pyarrow drops a line feed that begins a block: with blocks of 64 bytes that of several values."""
+    values = [f"é{row}\r\nb\rc\nd" for row in range(100)]
+    name = "n" * (1 + header_bytes)
+    text = f"{name},text\r\n" + "".join(f'{row},"{value}"\r\n' for row, value in enumerate(values))
+    (tmp_path / f"data.csv{suffix}").write_bytes(COMPRESSORS[suffix](text.encode(encoding)))
+    options = {"block_size": 64} | ({} if encoding == "utf8" else {"encoding": encoding})
+    for read_ahead in ("128MiB", "4KiB"):  # with Arrow's threads, and block by block
+        loader, _ = open_text(tmp_path, format="csv", format_options=options, read_ahead_bytes=read_ahead)
+        assert [value for batch in loader for value in batch["text"]] == values
+
+
+@pytest.mark.parametrize("skipped", ['"not closed', "5\" by 3', x"])
+def test_lines_that_are_skipped_at_the_beginning_may_hold_anything(tmp_path: Path, skipped: str):
+    path = tmp_path / "data.csv"
+    path.write_text(f"{skipped}\na,b\n1,2\n")
+    loader, _ = open_text(path, format="csv", format_options={"skip_rows": 1})
+    assert list(loader) == [{"a": [1], "b": [2]}]
+    path.write_text(f'{skipped}\na,b\n1,"2\n')
+    with pytest.raises(UnreadableFileError, match="line 3: a quoted value is not closed"):
+        list(open_text(path, format="csv", format_options={"skip_rows": 1})[0])
+
+
 def test_quotes_that_are_switched_off_let_a_file_be_cut(tmp_path: Path):
     (tmp_path / "data.csv").write_text("row,text\n" + "".join(f'{row},5" disk\n' for row in range(300)))
 
@@ -606,3 +634,15 @@ def test_an_integer_that_no_float_holds_is_an_error_where_other_files_make_its_c
     (tmp_path / f"0.{kind}").unlink()
     (tmp_path / f"0.{kind}").write_text(texts[kind].format(2**52))
     assert [value for batch in open_text(tmp_path, format=kind)[0] for value in batch["a"]] == [2.0**52, 1.5]
+
+
+@pytest.mark.parametrize("outer", ['{{"a": [{}]}}', '{{"a": {{"b": {}}}}}', '{{"a": [{{"b": [null, {}]}}, null]}}'])
+def test_an_integer_within_a_column_that_no_float_holds_is_an_error_too(tmp_path, outer):
+    for number, value in enumerate((2**53 + 1, 1.5)):
+        (tmp_path / f"{number}.jsonl").write_text(outer.format(value) + "\n")
+    with pytest.raises(UnreadableFileError, match=r"0\.jsonl: column 'a' begins with integers here"):
+        list(open_text(tmp_path, format="jsonl")[0])
+    (tmp_path / "0.jsonl").unlink()
+    (tmp_path / "0.jsonl").write_text(outer.format(2**52) + "\n")
+    [batch] = open_text(tmp_path, format="jsonl")[0]
+    assert batch["a"] == [json.loads(outer.format(value))["a"] for value in (2.0**52, 1.5)]

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
+import pyarrow.parquet as pq
 
 from torch_dataloader_utils.formats.base import FileCase
 from torch_dataloader_utils.formats.filters import all_of, rules_out
+from torch_dataloader_utils.formats.parquet.footer import leaves_of, parse_footer, schema_of
 from torch_dataloader_utils.formats.recognition import PARQUET_MAGIC
 
 MOST_NAN_COLUMNS = 3
@@ -87,8 +89,7 @@ def _selected(
     """Return the row groups that may hold a row for the filter, if any of the guarantees is true."""
     selected: set[int] = set()
     if zeros and case.comparable:
-        whole = _fragment(footer, case.guarantee)
-        selected.update(group.id for group in whole.row_groups if any(_is_zero(group, name) for name in zeros))
+        selected.update(_groups_of_zeros(footer, zeros))
     for of_nan in guarantees:
         fragment = _fragment(footer, all_of((of_nan, case.guarantee)))
         if not case.comparable:
@@ -99,10 +100,21 @@ def _selected(
     return tuple(sorted(selected))
 
 
-def _is_zero(group: Any, column: str) -> bool:
-    """Whether a row group has only zeros in a column, apart from NaN and null."""
-    bounds = (group.statistics or {}).get(column)
-    return bounds is not None and bounds["min"] == 0 == bounds["max"]
+def _groups_of_zeros(footer: bytes, columns: Sequence[str]) -> Iterator[int]:
+    """Yield the row groups that may have only zeros in one of some columns, apart from NaN and null."""
+    metadata = parse_footer(footer)
+    leaves = leaves_of(schema_of(metadata).to_arrow_schema(), metadata.num_columns)
+    numbers = [leaves[name][0] for name in columns if name in leaves]
+    for group in range(metadata.num_row_groups):
+        of_columns = [metadata.row_group(group).column(number).statistics for number in numbers]
+        if any(found is not None and found.has_min_max and _is_zero(found) for found in of_columns):
+            yield group
+
+
+def _is_zero(statistics: pq.Statistics) -> bool:
+    """Whether the least and the greatest value are zero. Of floats of 16 bits pyarrow gives the bytes."""
+    least, greatest = statistics.min, statistics.max
+    return isinstance(least, bytes) or least == 0 == greatest
 
 
 def _fragment(footer: bytes, guarantee: pc.Expression | None) -> Any:

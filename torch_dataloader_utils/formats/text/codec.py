@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol, TypeAlias
@@ -91,11 +91,8 @@ class TextCodec(Codec):
         footer, stored = self.layout(path).footer, self._files.projection(path).stored
         parser = self._parser(footer.schema.names, stored)
         types = {column.name: column.type for column in footer.schema}
-        widened = [
-            column.name
-            for column in stored
-            if pa.types.is_floating(column.type) and pa.types.is_integer(types.get(column.name, pa.null()))
-        ]
+        inferred = {column.name: types.get(column.name, pa.null()) for column in stored}
+        widened = {column.name: inferred[column.name] for column in stored if inferred[column.name] != column.type}
         return _TextRowGroups(
             shown, footer, parser, file, widened, self._shared, is_mapped=isinstance(local, MappedFile)
         )
@@ -109,7 +106,7 @@ class _TextRowGroups(RowGroups):
     footer: TextFooter
     parser: Parser
     file: pa.NativeFile
-    widened: Sequence[str]
+    widened: Mapping[str, pa.DataType]
     shared: SharedParsing
     is_mapped: bool
 
@@ -129,9 +126,9 @@ class _TextRowGroups(RowGroups):
 
     def _require_exact(self, rows: pa.Table | pa.RecordBatch) -> None:
         """Raise if an integer that is read as a float, as the column is of floats elsewhere, may have changed."""
-        for name in self.widened:
-            bounds = pc.min_max(rows[name])
-            if any(abs(bound.as_py() or 0) >= LARGEST_EXACT for bound in bounds.values()):
+        for name, dtype in self.widened.items():
+            bounds = (bound for values in _widened(rows[name], dtype) for bound in pc.min_max(values).values())
+            if any(abs(bound.as_py() or 0) >= LARGEST_EXACT for bound in bounds):
                 msg = f"{self.shown}: column {name!r} begins with integers here, and is of floats in the dataset, "
                 msg += f"which do not hold each integer of {LARGEST_EXACT} or more; set its type by format_options"
                 raise UnreadableFileError(msg)
@@ -140,6 +137,18 @@ class _TextRowGroups(RowGroups):
         start, stop = (0, self.footer.size) if self.is_mapped else self.footer.ranges[number]
         self.file.seek(start)
         return range_of(self.shown, self.footer, number, self.file.read_buffer(stop - start))
+
+
+def _widened(values: pa.Array | pa.ChunkedArray, inferred: pa.DataType) -> Iterator[pa.Array | pa.ChunkedArray]:
+    """Yield the floats of a column, at any depth, that are integers by the type that was inferred of the file."""
+    if pa.types.is_floating(values.type) and pa.types.is_integer(inferred):
+        yield values
+    elif pa.types.is_list(values.type) and pa.types.is_list(inferred):
+        yield from _widened(pc.list_flatten(values), inferred.value_type)
+    elif pa.types.is_struct(values.type) and pa.types.is_struct(inferred):
+        for field in inferred:
+            if values.type.get_field_index(field.name) >= 0:
+                yield from _widened(pc.struct_field(values, field.name), field.type)
 
 
 def range_of(shown: str, footer: TextFooter, number: int, content: pa.Buffer) -> Text:

@@ -8,8 +8,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Any, ClassVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
@@ -236,7 +238,9 @@ class CsvParser:
         """Return all rows."""
         watched = self._watched(text)
         with self._lines.errors(text, self._serially):
-            table = csv.read_csv(_open(text, watched), *self._settings(text, watched), memory_pool=memory_pool())
+            stream = self._stream(text, watched)
+            opened = text.open() if stream is None else _buffered(stream)
+            table = csv.read_csv(opened, *self._settings(text, watched, stream), memory_pool=memory_pool())
         self._lines.require_sound(text, watched)
         return table.select(self._stored.names)
 
@@ -244,15 +248,16 @@ class CsvParser:
         """Yield the rows, block by block."""
         watched = self._watched(text)
         with self._lines.errors(text, self._serially):
-            opened = _open(text, watched)
+            stream = self._stream(text, watched)
+            opened = text.open() if stream is None else _buffered(stream)
             reader = csv.open_csv(
-                opened, *self._settings(text, watched, use_threads=use_threads), memory_pool=memory_pool()
+                opened, *self._settings(text, watched, stream, use_threads=use_threads), memory_pool=memory_pool()
             )
             try:
                 for batch in reader:
                     yield batch.select(self._stored.names)
             finally:
-                _read_no_more(reader, text, watched)
+                _read_no_more(reader, stream)
         self._lines.require_sound(text, watched)
 
     def _serially(self, text: Text) -> None:
@@ -260,18 +265,44 @@ class CsvParser:
         for _ in csv.open_csv(text.open(), *self._settings(text, use_threads=False)):
             pass
 
+    def _stream(self, text: Text, watched: WatchedText) -> WatchedText | None:
+        """Return what a text is read from by calls of Python; None where pyarrow reads it from memory.
+
+        That is a watched text where it has yet to be read, or else one that keeps line ends within quoted values whole.
+        """
+        if not csv_options.is_ascii_like(self._options):
+            encoding = csv_options.encoding_of(self._options)
+            return WatchedText(pa.transcoding_input_stream(text.open(), encoding, "utf8"), b"")
+        if text.compression is not None:
+            return watched
+        if not self._may_hold_line_ends(text, watched) or not _splits_line_end(text.content, self._block_bytes):
+            return None
+        return WatchedText(text.open(), b"")
+
     def _settings(
-        self, text: Text, watched: WatchedText | None = None, *, use_threads: bool = True
+        self,
+        text: Text,
+        watched: WatchedText | None = None,
+        stream: WatchedText | None = None,
+        *,
+        use_threads: bool = True,
     ) -> tuple[csv.ReadOptions, csv.ParseOptions, csv.ConvertOptions]:
         """Return pyarrow's options for a text; only a text from the file's beginning has a header.
 
         Where no value holds a line end, pyarrow cuts a text into blocks in less time.
         """
-        names = self._given_names if text.start else {}
-        has_quotes = watched is None or text.compression is not None or watched.quotes > self._quotes_of_header(text)
-        newlines = not text.start and text.is_last and (has_quotes or not _is_cuttable(self._options))
+        given: dict[str, Any] = dict(self._given_names if text.start else {})
+        if stream is not None:
+            given["encoding"] = "utf8"  # as which it is read
+        newlines = not text.start and text.is_last and self._may_hold_line_ends(text, watched)
         parse = csv_options.parse_options({"newlines_in_values": newlines, **self._options})
-        return csv_options.read_options(self._options, use_threads=use_threads, **names), parse, self._convert
+        return csv_options.read_options(self._options, use_threads=use_threads, **given), parse, self._convert
+
+    def _may_hold_line_ends(self, text: Text, watched: WatchedText | None) -> bool:
+        """Whether a value of a text may hold a line end, as far as was seen of it."""
+        if watched is None or text.compression is not None or not _is_cuttable(self._options):
+            return True
+        return watched.quotes > self._quotes_of_header(text)
 
     def _quotes_of_header(self, text: Text) -> int:
         header = self._lines.header(bytes(text.content[:CHUNK]))
@@ -334,12 +365,13 @@ class _Lines:
         """Return the error of a row that is longer than a block. A line that is longer is not read to its end."""
         size = int(self._options.get("block_size") or BLOCK_BYTES)
         begin, inside, long = 0, False, None
+        skipped = self._skipped(text)
         for number, line in enumerate(self._plain_lines(text, size), 1):
             begin = begin if inside else number
             if len(line) > size:
                 long, inside = begin, False
                 break
-            inside = self._ends_inside(line, inside=inside)
+            inside = number > skipped and self._ends_inside(line, inside=inside)
         if inside:
             return text.error(begin, NOT_CLOSED)
         what = "a row is longer than what is parsed at a time: pass format_options={'block_size': ...} in bytes"
@@ -352,7 +384,8 @@ class _Lines:
         if watched.has_zeros:
             line = next(number for number, line in enumerate(text.lines(), 1) if 0 in line)
             raise text.error(line, ZERO)
-        opened = self._left_open(text) if watched.quotes % 2 else None
+        of_skipped = sum(line.count(self._quote) for line in islice(self._plain_lines(text), self._skipped(text)))
+        opened = self._left_open(text) if (watched.quotes - of_skipped) % 2 else None
         if opened is not None:
             raise text.error(opened, NOT_CLOSED)
 
@@ -366,7 +399,7 @@ class _Lines:
     def line_of(self, text: Text, row: int) -> int | None:
         """Return the line that a row begins in, both counted from 1, with the header and skipped lines."""
         rows, inside = 0, False
-        skipped = int(self._options.get("skip_rows", 0)) if not text.start else 0
+        skipped = self._skipped(text)
         takes_empty = self._options.get("ignore_empty_lines") is False
         for number, line in enumerate(self._plain_lines(text), 1):
             is_skipped = number <= skipped
@@ -379,10 +412,15 @@ class _Lines:
     def _left_open(self, text: Text) -> int | None:
         """Return the line of the value that the text ends within; None if it does not end within a value."""
         begin, inside = 0, False
+        skipped = self._skipped(text)
         for number, line in enumerate(self._plain_lines(text), 1):
             begin = begin if inside else number
-            inside = self._ends_inside(line, inside=inside)
+            inside = number > skipped and self._ends_inside(line, inside=inside)
         return begin if inside else None
+
+    def _skipped(self, text: Text) -> int:
+        """Return how many lines are skipped at the beginning, whatever they hold."""
+        return 0 if text.start else int(self._options.get("skip_rows") or 0)
 
     def _plain_lines(self, text: Text, longest: int | None = None) -> Iterable[bytes]:
         if csv_options.is_ascii_like(self._options):
@@ -418,21 +456,30 @@ class _Lines:
             position += len(self._quote) if inside else 0
 
 
-def _read_no_more(reader: csv.CSVStreamingReader, text: Text, watched: WatchedText) -> None:
+def _splits_line_end(content: pa.Buffer, block_bytes: int) -> bool:
+    """Whether a block of so many bytes ends between a carriage return and a line feed."""
+    characters = np.frombuffer(content, dtype=np.uint8)
+    begun = characters[block_bytes::block_bytes]
+    before = characters[block_bytes - 1 :: block_bytes][: len(begun)]
+    return bool(((before == ord("\r")) & (begun == ord("\n"))).any())
+
+
+def _read_no_more(reader: csv.CSVStreamingReader, stream: WatchedText | None) -> None:
     """Wait until Arrow's thread, which reads ahead, has read the end.
 
-    That thread calls Python if the text is compressed. If it did so while the interpreter ends, the process would be
+    That thread calls Python if it reads from a stream. If it did so while the interpreter ends, the process would be
     aborted.
     """
-    if text.compression is not None:
-        watched.end()
+    if stream is not None:
+        stream.end()
         with contextlib.suppress(pa.ArrowException, OSError, StopIteration):
             while True:
                 reader.read_next_batch()
 
 
-def _open(text: Text, watched: WatchedText) -> pa.NativeFile:
-    """Open a text. What is read of a watched one is copied, or Arrow's threads would call Python to free it."""
-    if text.compression is None:
-        return text.open()
-    return pa.BufferedInputStream(pa.PythonFile(watched, mode="r"), CHUNK)
+def _buffered(stream: WatchedText) -> pa.NativeFile:
+    """Return a stream for Arrow, which gets what a call reads at once, as a copy.
+
+    Without the copy Arrow's threads would call Python to free it. With a buffer of one byte nothing is put together.
+    """
+    return pa.BufferedInputStream(pa.PythonFile(stream, mode="r"), 1)

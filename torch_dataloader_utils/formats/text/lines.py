@@ -125,7 +125,11 @@ def pieces(content: pa.Buffer, next_size: Callable[[], int]) -> Iterator[pa.Buff
 
 
 class WatchedText(io.RawIOBase):
-    """A text as it is read; counts a character, unless that is empty, and notes whether there are zero bytes."""
+    """A text as it is read; counts a character, unless that is empty, and notes whether there are zero bytes.
+
+    What is read at once never ends between a carriage return and a line feed, however much is asked for: pyarrow's
+    parser of CSV drops a line feed at the beginning of such a block, also that of a quoted value (seen in 26.0).
+    """
 
     def __init__(self, stream: pa.NativeFile, quote: bytes) -> None:
         self._stream = stream
@@ -133,6 +137,7 @@ class WatchedText(io.RawIOBase):
         self.quotes = 0
         self.has_zeros = False
         self._has_ended = False
+        self._kept = b""
 
     def end(self) -> None:
         """Let it end here: who reads gets nothing more."""
@@ -146,7 +151,10 @@ class WatchedText(io.RawIOBase):
         """Read bytes."""
         if self._has_ended:
             return b""
-        content: bytes = self._stream.read(size if size >= 0 else None)
+        content: bytes = self._kept + self._stream.read(max(0, size - len(self._kept)) if size >= 0 else None)
+        self._kept = b""
+        if len(content) > 1 and content.endswith(b"\r"):
+            content, self._kept = content[:-1], b"\r"
         self._watch(content, len(content))
         return content
 

@@ -36,10 +36,13 @@ EXACT_DOUBLE = 2**53
 
 
 def weaker_filter(
-    filters: pc.Expression, schema: Schema, unordered: Collection[str | None] = ()
+    filters: pc.Expression, schema: Schema, *, left_out: Collection[str], unordered: Collection[str | None] = ()
 ) -> expressions.BooleanExpression:
-    """Return a filter that matches every row that another filter keeps, and compares no unordered column by order."""
-    names = {column.name: column.field_type for column in schema.fields}
+    """Return a filter that matches every row that another filter keeps, and compares no unordered column by order.
+
+    It does not use the columns that are left out.
+    """
+    names = {column.name: column.field_type for column in schema.fields if column.name not in left_out}
     tree = None if any("\n" in name for name in schema.column_names) else _tree(filters)
     return expressions.AlwaysTrue() if tree is None else _Translation(names, unordered).of(tree)
 

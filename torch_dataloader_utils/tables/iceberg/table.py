@@ -16,7 +16,7 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.exceptions import NoSuchIdentifierError, NoSuchNamespaceError, NoSuchTableError
 from pyiceberg.expressions import AlwaysTrue, And, BooleanExpression
 from pyiceberg.expressions.parser import parse as parse_filter
-from pyiceberg.expressions.visitors import bind, expression_evaluator, inclusive_projection
+from pyiceberg.expressions.visitors import bind, expression_evaluator, extract_field_ids, inclusive_projection
 from pyiceberg.io import FileIO
 from pyiceberg.io.pyarrow import expression_to_pyarrow
 from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent
@@ -36,7 +36,7 @@ from torch_dataloader_utils.loader.arguments import refuse_path_options, require
 from torch_dataloader_utils.loader.data_loader import StructuredDataLoader
 from torch_dataloader_utils.storage.listing import list_known
 from torch_dataloader_utils.storage.redaction import Redactor
-from torch_dataloader_utils.tables.iceberg.columns import TableColumns
+from torch_dataloader_utils.tables.iceberg.columns import TableColumns, rounded_columns
 from torch_dataloader_utils.tables.iceberg.deletes import read_deletes
 from torch_dataloader_utils.tables.iceberg.filters import weaker_filter
 
@@ -273,9 +273,12 @@ class SnapshotFiles:
         TypeError, where a partition value is null and the filter compares it by order. Then it gets a weaker filter,
         and the partitions are tested here.
         """
-        row_filter = scan_filter
+        rounded = rounded_columns(self.metadata)
+        ids = extract_field_ids(bind(self.schema, scan_filter, case_sensitive=True))
+        # The request's filter has the scan filter, too. So nothing is lost without what pyiceberg would plan wrongly.
+        row_filter = AlwaysTrue() if rounded.intersection(map(self.schema.find_column_name, ids)) else scan_filter
         if filters is not None:
-            row_filter = And(scan_filter, weaker_filter(filters, self.schema))
+            row_filter = And(row_filter, weaker_filter(filters, self.schema, left_out=rounded))
         scan = DataScan(self.metadata, self.io, snapshot_id=self.snapshot.snapshot_id)
         try:
             return list(scan.filter(row_filter).plan_files())
@@ -284,7 +287,8 @@ class SnapshotFiles:
                 raise
         specs = self.metadata.partition_specs
         partitioned = {self.schema.find_column_name(part.source_id) for spec in specs for part in spec.fields}
-        tasks = scan.filter(weaker_filter(filters, self.schema, unordered=partitioned)).plan_files()
+        weakest = weaker_filter(filters, self.schema, left_out=rounded, unordered=partitioned)
+        tasks = scan.filter(weakest).plan_files()
         may_match = {
             spec.spec_id: expression_evaluator(
                 Schema(*spec.partition_type(self.schema).fields),
