@@ -99,15 +99,31 @@ def test_the_last_and_the_best_are_kept_and_nothing_that_the_store_did_not_write
     assert model.weight.tolist() == [[2.0, 2.0], [2.0, 2.0]]
 
 
-def test_what_someone_put_into_a_checkpoint_stays_when_the_checkpoint_goes(place):
+@pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer/1.txt"])
+def test_what_someone_put_into_a_checkpoint_stays_when_the_checkpoint_goes(place, file):
     store = place.open(keep_last=1)
     first = store.save(1, model=layer())
-    place.write(place.path(first, "tokenizer.json"), b"mine")
+    place.write(place.path(first, file), b"mine")
     store.save(2, model=layer())
     place.fs.invalidate_cache()
-    assert place.fs.find(f"{place.root}/{first.name}") == [place.path(first, "tokenizer.json")]
+    assert place.fs.find(f"{place.root}/{first.name}") == [place.path(first, file)]
     assert store.save(3, model=layer()).step == 3
-    assert place.fs.exists(place.path(first, "tokenizer.json"))
+    assert place.fs.exists(place.path(first, file))
+
+
+def test_no_process_answers_with_a_checkpoint_that_another_has_deleted(disk):
+    keeps = {"keep_last": 1, "keep_best": ("loss", "min", 1)}
+    store, reader = disk.open(**keeps), disk.open(**keeps)
+    first = store.save(1, model=layer(), metrics={"loss": 5.0})
+    disk.write(disk.path(first, "notes.txt"), b"mine")  # keeps the directory
+    assert (reader.latest().step, reader.best().step) == (1, 1)
+    store.save(1, model=layer(), metrics={"loss": 7.0})
+    assert (reader.latest().metrics, reader.best().metrics) == ({"loss": 7.0}, {"loss": 7.0})
+    for step, loss in ((2, 1.0), (3, 9.0)):
+        store.save(step, model=layer(), metrics={"loss": loss})
+    assert (reader.latest().step, reader.best().step) == (3, 2)
+    with pytest.raises(CheckpointStoreError, match="is incomplete: it has no whole checkpoint"):
+        reader.restore(model=layer(), step=1)
 
 
 def test_the_checkpoint_that_a_training_began_with_is_not_deleted(place):

@@ -447,3 +447,29 @@ def test_a_stopped_worker_ends_with_a_training_process_that(data: Data, tmp_path
     for pid in left:
         os.kill(pid, signal.SIGKILL)
     assert not left
+
+
+def exits(batch: Any) -> Any:
+    if 100 in rows_of(batch):
+        os._exit(0)
+    return batch
+
+
+def stops(batch: Any) -> Any:
+    return next(iter(())) if 100 in rows_of(batch) else batch
+
+
+def test_a_worker_that_exits_as_though_it_had_ended_is_named(data):
+    loader, _ = open_loader(data.path, num_workers=1, batch_size=50, collate_fn=exits)
+    with pytest.raises(WorkerError, match=r"worker 0 .* exited unexpectedly with status 0"):
+        list(loader)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("size", [20, 101])
+def test_a_collate_fn_that_raises_stop_iteration_ends_in_an_error_that_says_so(data, workers, size):
+    loader, _ = open_loader(data.path, num_workers=workers, batch_size=size, collate_fn=stops)
+    delivered = []
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        delivered.extend(map(rows_of, loader))
+    assert [row for batch in delivered for row in batch] == list(range(100 - 100 % size))

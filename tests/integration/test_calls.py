@@ -1074,7 +1074,13 @@ def overwrite(batch: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("argument", "value"),
-    [("sampler", SequentialSampler([1])), ("batch_sampler", [[0]]), ("sampler", []), ("in_order", False)],
+    [
+        ("sampler", SequentialSampler([1])),
+        ("batch_sampler", [[0]]),
+        ("sampler", []),
+        ("in_order", False),
+        ("prefetch_factor", 0),
+    ],
 )
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_arguments_that_would_change_the_order_are_refused_by_name(

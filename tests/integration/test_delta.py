@@ -9,6 +9,7 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -177,6 +178,22 @@ def test_rows_of_deletion_vectors_are_not_delivered_and_a_resume_at_every_batch_
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize("begin", ["", "file:", "file://"])
+def test_files_elsewhere_may_be_written_as_paths_and_urls_and_have_deletion_vectors(tmp_path, begin):
+    table, elsewhere = tmp_path / "table", tmp_path / "else where"
+    table.mkdir()
+    elsewhere.mkdir()
+    fields = [{"name": "id", "type": "long", "nullable": True, "metadata": {}}]
+    actions: list[dict[str, Any]] = [{"protocol": protocol(["deletionVectors"])}, {"metaData": metadata(fields)}]
+    for number, vector in enumerate(({"deletionVector": vector_inline([1, 3])}, {})):
+        path = elsewhere / f"{number}.parquet"
+        pq.write_table(pa.table({"id": range(6 * number, 6 * number + 6)}), path)
+        actions.append({"add": {**added(path, **vector), "path": begin + quote(str(path))}})
+    commit(table, 0, actions)
+    loader, _ = open_table(table)
+    assert sorted(row for batch in loader for row in batch["id"]) == [0, 2, 4, 5, *range(6, 12)]
+
+
 def test_the_hash_of_delivered_rows_tells_which_ones_deletion_vectors_left(tmp_path):
     hashes = []
     fields = [{"name": "id", "type": "long", "nullable": True, "metadata": {}}]

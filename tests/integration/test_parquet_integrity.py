@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,35 @@ def test_a_file_with_encrypted_columns_and_a_plain_footer_is_an_error_that_names
         pq.read_table(tmp_path / "part.parquet")
     with pytest.raises(UnreadableFileError, match=r"part\.parquet: it has encrypted columns"):
         open_loader(tmp_path)
+
+
+@pytest.mark.parametrize("read_ahead", ["128MiB", "2KiB"], ids=["whole row groups", "parts"])
+@pytest.mark.parametrize("memory_map", [True, False])
+def test_times_of_96_bits_are_those_that_were_written_or_an_error(tmp_path, read_ahead, memory_map):
+    """Of a time that nanoseconds of 64 bits do not hold pyarrow makes another one."""
+    first, last = (
+        np.datetime64(time, "ns") for time in ("1677-09-22T00:00:00.000000001", "2262-04-11T23:47:16.854775807")
+    )
+    times = pa.array([first, last, None] * 300, pa.timestamp("ns"))
+    far = pa.array([datetime(2020, 1, 1)] * 500 + [datetime(9999, 12, 31), None], pa.timestamp("us"))  # noqa: DTZ001
+    options = {
+        "memory_map": memory_map,
+        "read_ahead_bytes": read_ahead,
+        "output_format": "arrow",
+        "row_id_column": None,
+    }
+
+    def read(values: pa.Array) -> pa.Table:
+        path = tmp_path / "times.parquet"
+        pq.write_table(pa.table({"t": values}), path, use_deprecated_int96_timestamps=True)
+        return pa.concat_tables(open_loader(path, **options)[0])
+
+    def nested(values: pa.Array) -> list[pa.Array]:
+        lists = pa.ListArray.from_arrays(range(len(values) + 1), values)
+        return [values, lists, pa.StructArray.from_arrays([lists], ["l"])]
+
+    for values in nested(times):
+        assert read(values)["t"].combine_chunks().cast(values.type).equals(values)
+    for values in nested(far):
+        with pytest.raises(UnreadableFileError, match=r"row group 0 of .*times\.parquet.*'t' holds 9999-12-31"):
+            read(values)

@@ -240,7 +240,7 @@ class CheckpointStore:
         """
         if self._keep_best is None:
             raise ValueError('the store has no keep_best, such as keep_best=("loss", "min", 2)')
-        return next(iter(self._keep_best.of(self.files.complete())), None)
+        return self.files.best(self._keep_best)
 
     def wait(self) -> StoredCheckpoint | None:
         """Wait until an asynchronous save has ended; call it before the process group is destroyed.

@@ -151,7 +151,14 @@ class StoreFiles:
         Raises:
             CheckpointStoreError: If a marker that comes before it is damaged or foreign.
         """
-        return next((found for name in reversed(self._names()) if (found := self._marked(name))), None)
+        return next((found for name in reversed(self._names()) if (found := self._marked_now(name))), None)
+
+    def best(self, by: Best) -> StoredCheckpoint | None:
+        """Return the best complete checkpoint, or None if none has the metric."""
+        while best := next(iter(by.of(self.complete())), None):
+            if self._marked_now(best.name) is not None:
+                return best
+        return None
 
     def at_step(self, step: int) -> StoredCheckpoint:
         """Return the complete checkpoint of a step, the last one saved.
@@ -162,7 +169,7 @@ class StoreFiles:
         """
         names = [name for name in self._names() if _step(name) == step]
         for name in reversed(names):
-            if found := self._marked(name):
+            if found := self._marked_now(name):
                 return found
         steps = sorted({found.step for found in self.complete()})
         others = f"the complete checkpoints are of steps {shown(steps)}" if steps else "no checkpoint is complete"
@@ -235,11 +242,14 @@ class StoreFiles:
         """Delete what the store wrote into a directory, its marker first, and the directory if that is all."""
         location = self.location(name)
         with self.storage.errors(location):
-            found = sorted(self._sizes(name), key=lambda file: file != MARKER)
-            for file in found:
-                if file == MARKER or (_WRITTEN.fullmatch(file) and not all(map(_WRITTEN.fullmatch, found))):
+            found = self._list(location, detail=True)
+            written = sorted(filter(_WRITTEN.fullmatch, _files_of(found)), key=lambda file: file != MARKER)
+            others = [entry for entry in found if entry["name"].rstrip("/") != location.rstrip("/")]
+            is_all = len(written) == len(others)  # a directory in it is someone else's
+            for file in written:
+                if file == MARKER or not is_all:
                     self._remove(f"{location}/{file}")
-            if all(map(_WRITTEN.fullmatch, found)):
+            if is_all:
                 self._remove(location, recursive=True)
         self._known.pop(name, None)
 
@@ -260,8 +270,7 @@ class StoreFiles:
         return sorted(filter(_DIRECTORY.fullmatch, found), key=_number)
 
     def _sizes(self, name: str) -> dict[str, int]:
-        found = self._list(self.location(name), detail=True)
-        return {posixpath.basename(file["name"]): file["size"] for file in found if file["type"] != "directory"}
+        return _files_of(self._list(self.location(name), detail=True))
 
     def _list(self, location: str, *, detail: bool) -> list[Any]:
         self.storage.fs.invalidate_cache()
@@ -303,6 +312,11 @@ class StoreFiles:
             LOG.warning("%s; it is left out", error)
             return None
 
+    def _marked_now(self, name: str) -> StoredCheckpoint | None:
+        """Return what `_marked` does, unless another process has deleted the checkpoint since its marker was read."""
+        self._known.pop(name, None)
+        return self._marked(name)
+
     def _marked(self, name: str) -> StoredCheckpoint | None:
         """Return a checkpoint as its marker describes it, or None if it has no whole one.
 
@@ -317,6 +331,11 @@ class StoreFiles:
                 return None  # where a write is not atomic, a crash leaves a part of it
             self._known[name] = _parse(marker, name, url)
         return self._known[name]
+
+
+def _files_of(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Return the files among the entries of a directory, with their sizes."""
+    return {posixpath.basename(entry["name"]): entry["size"] for entry in entries if entry["type"] != "directory"}
 
 
 def _parse(marker: Any, name: str, url: str) -> StoredCheckpoint:

@@ -120,6 +120,8 @@ def refuse_torch_options(options: Mapping[str, Any], num_workers: int) -> None:
             raise ValueError(f"{name} is refused: the dataset itself decides which rows come in which order")
     if not options.get("in_order", True):
         raise ValueError("in_order=False is refused: a resumed run delivers the same batches in the same order")
+    if options.get("prefetch_factor") is not None:
+        require_count(options["prefetch_factor"], "prefetch_factor")
     if num_workers == 0 and options.get("timeout"):
         raise ValueError("timeout needs worker processes: num_workers is 0")
 

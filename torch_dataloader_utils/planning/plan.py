@@ -42,7 +42,10 @@ class Shard:
     rows: int = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        rows = sum(split.row_length for split in self.splits)
+        try:
+            rows = sum(split.row_length for split in self.splits)
+        except (TypeError, AttributeError):  # made by a user's SplitStrategy
+            raise TypeError(f"Shard({self.splits!r:.80}): expected Splits of a path and two integers") from None
         rows -= sum(self.splits[index].row_length for index in self.missing)
         if self.excluded:
             rows -= sum(map(self.excluded.within, self.present))

@@ -75,7 +75,8 @@ def _may_share(url: str, other: str, options: Mapping[str, Any]) -> bool:
 
 def _is_plain_path(url: str) -> bool:
     """Whether it is a path, in which two colons are a part of a name."""
-    return "://" not in url and url.partition("::")[0] not in fsspec.available_protocols()
+    protocol, mark, _ = url.partition("::")
+    return "://" not in url and (not mark or protocol not in fsspec.available_protocols())
 
 
 def _locate(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:

@@ -61,6 +61,9 @@ ANSI = re.compile(r"\x1b\[[0-9;]*m")
 BACKTRACE = "\n   0: "
 """How the backtrace begins that deltalake appends to its messages."""
 
+LOCAL_URL = re.compile(r"file:/(?!/)")
+"""How a path of this machine begins that Java writes as a URL."""
+
 MAPPING = "delta.columnMapping.mode"
 PHYSICAL_NAME = "delta.columnMapping.physicalName"
 FIELD_ID = "delta.columnMapping.id"
@@ -157,11 +160,20 @@ class VersionFiles(FileSet):
 def _file_url(table: str, path: str) -> str:
     """Return a file's URL. Its path in the log is URL-encoded, and relative to the table or a whole URL."""
     plain = unquote(path)
+    if LOCAL_URL.match(plain):
+        return plain.replace(":", "://", 1)
     if "://" in plain or plain.startswith("/"):
         return plain
     if table.startswith("file:"):
         table = unquote(table)
     return posixpath.join(table, plain)
+
+
+def _absolute_url(path: str) -> str:
+    """Return the URL that deltalake makes of a path in the log, if that is absolute; else the path."""
+    if LOCAL_URL.match(path):
+        return path.replace(":", "://", 1)
+    return f"file://{path}" if path.startswith("/") else path
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,9 +241,10 @@ def _deleted(vectors: pa.Table, table: str, paths: set[str]) -> dict[str, npt.ND
     is the table's URL, as deltalake spells it.
     """
     root = table.rstrip("/") + "/"
+    by_url = {_absolute_url(path): path for path in paths}
     deleted = {}
     for url, kept in zip(vectors["filepath"].to_pylist(), vectors["selection_vector"], strict=True):
-        path = url if url in paths else url.removeprefix(root)
+        path = by_url.get(url, url if url in paths else url.removeprefix(root))
         if path not in paths:
             raise OSError(f"the table {table} has a deletion vector of {url}, which is not one of its files")
         deleted[path] = np.flatnonzero(~kept.values.to_numpy(zero_copy_only=False)).astype(np.int64)

@@ -189,7 +189,7 @@ class Stream:
         if self.collate_fn is None:
             yield replace(batches, columns=with_lists(batches.columns, batches.sizes))
         else:
-            yield from map(collate, batches) if alone else self._collate_together(batches, collate)
+            yield from (collate(one) for one in batches) if alone else self._collate_together(batches, collate)
 
     def _collate_together(self, batches: Batches, collate: Collate) -> Iterator[Batches | Batch | Alone]:
         """Yield collated batches: together as columns if they are alike, and `Alone` if they cannot be copied."""

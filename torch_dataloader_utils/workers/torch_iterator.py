@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import signal
 import threading
 import time
@@ -37,6 +38,9 @@ CHECK_SEC = 1.0
 
 END_SEC = 5.0
 """How long all workers together may take to end. Those that are left then are killed."""
+
+EXITED = re.compile(r"DataLoader worker \(pid\(s\) (?P<pids>[\d, ]+)\) exited unexpectedly")
+"""torch's message about workers that have ended."""
 
 HINTS = {
     "SIGKILL": "a process that takes too much memory is killed so by the system",
@@ -170,13 +174,15 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
 
     def _require_alive(self, cause: BaseException | None = None) -> None:
         """Raise if a worker was killed, failed, or ended before its stream did."""
+        found = EXITED.fullmatch(str(cause))
+        named = [] if found is None else found["pids"].split(", ")  # torch no longer waits for these
         for number, worker in enumerate(self._workers):
             if not has_ended(worker):
                 continue
             if worker.exitcode is None:
                 connection.wait([worker.sentinel], CHECK_SEC)  # a fork server says the status a moment later
             status = worker.exitcode
-            if not status and not self._workers_status[number]:
+            if not status and not self._workers_status[number] and str(worker.pid) not in named:
                 continue
             how = "ended" if status is None else f"exited unexpectedly with status {status}"
             if status is not None and status < 0:

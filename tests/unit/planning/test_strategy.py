@@ -210,11 +210,12 @@ def test_a_later_epoch_is_checked_when_it_is_set(data):
         ({"split_strategy": Backwards}, TypeError, "make an object of this class"),
         ({"split_strategy": a_strategy(lambda _: None)}, TypeError, "returned None, expected shards"),
         ({"split_strategy": a_strategy(lambda _: [Shard((Split(FIRST, "0", 5),))])}, ValueError, "two integers"),
+        ({"split_strategy": a_strategy(lambda _: [Shard((Split(FIRST, None, None),))])}, TypeError, "two integers"),
         ({"split_strategy": a_strategy(lambda _: [3])}, TypeError, "returned 3 as shard 0"),
         ({"split_strategy": Backwards(), "shuffle": True}, ValueError, "decides the order of shards"),
         ({"split_strategy": Backwards(), "split_rows": 5}, ValueError, "split_rows=5 has no meaning"),
     ],
-    ids=["no method", "a class", "nothing", "no integers", "no shard", "shuffled", "split_rows"],
+    ids=["no method", "a class", "nothing", "no integers", "no numbers", "no shard", "shuffled", "split_rows"],
 )
 def test_what_is_no_strategy_and_what_would_contradict_it_is_refused(data, options, error, message):
     with pytest.raises(error, match=message):

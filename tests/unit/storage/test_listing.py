@@ -421,6 +421,18 @@ def test_the_same_file_twice_is_an_error_that_names_it(tree, monkeypatch):
             open_loader([file, other])
 
 
+@pytest.mark.parametrize("name", ["data", "memory", "s3", "git"])
+def test_a_directory_may_be_named_as_a_protocol_is(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for directory in (name, "other"):
+        (tmp_path / directory).mkdir()
+        write_file(tmp_path / directory / "a.parquet", 3)
+    for paths in (name, [name, "other"], ["other", name]):
+        loader, _ = open_loader(paths)
+        assert len(loader.dataset._opened_files.manifest.files) == (1 if paths == name else 2)
+        assert len(list(loader)) > 0
+
+
 def test_paths_on_two_storages_are_an_error(tree):
     filesystem = fsspec.filesystem("memory")
     filesystem.pipe_file("/two/a.parquet", (tree / "a.parquet").read_bytes())

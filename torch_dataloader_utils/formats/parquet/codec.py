@@ -8,15 +8,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.parquet.core import ParquetReader
 
 from torch_dataloader_utils.columns.arrow import width
 from torch_dataloader_utils.columns.arrow_memory import memory_pool
-from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, FilesToRead, Layout, Measures, RowGroups
 from torch_dataloader_utils.formats.concurrency import FOOTER_THREADS, OPEN_FILES
 from torch_dataloader_utils.formats.parquet.footer import (
@@ -43,6 +45,13 @@ FIRST_WITH_WHOLE_SIZES = 1, 2, 9
 
 DICTIONARY_HEADER_BYTES = 100
 """How many bytes Arrow takes such a header to have, at most."""
+
+INT96 = "INT96"
+
+INT96_ROWS = 1 << 16
+"""Rows of which times are looked at together."""
+
+LAST_NANOSECONDS = 2**63 - 1
 
 END_BYTES = 8
 """Behind the footer: its length, and the mark of the format."""
@@ -84,15 +93,21 @@ class ParquetCodec(Codec):
         if local is not None and not local.ends_with(self._footers[path]):
             raise UnreadableFileError(f"{self._files.manifest.full_path(path)} was rewritten since it was listed")
         layout = self.layout(path)
-        reader = ParquetReader(memory_pool=memory_pool())  # ParquetFile would not say where to allocate
-        reader.open(
-            file,
-            metadata=layout.metadata,
-            pre_buffer=isinstance(file, pa.PythonFile) and len(layout.leaves) >= LEAST_TOGETHER,
-            page_checksum_verification=self._verifies_checksums,
-            **AS_PARQUET_FILE,
-        )
-        return _ParquetRowGroups(reader, layout.leaves)
+
+        def reader(**more: Any) -> ParquetReader:
+            made = ParquetReader(memory_pool=memory_pool())  # ParquetFile would not say where to allocate
+            made.open(
+                file,
+                metadata=layout.metadata,
+                pre_buffer=isinstance(file, pa.PythonFile) and len(layout.leaves) >= LEAST_TOGETHER,
+                page_checksum_verification=self._verifies_checksums,
+                **AS_PARQUET_FILE,
+                **more,
+            )
+            return made
+
+        times = _Int96Times(reader(coerce_int96_timestamp_unit="us"), layout.int96) if layout.int96 else None
+        return _ParquetRowGroups(reader(), layout.leaves, times)
 
     def close(self) -> None:
         """Read no more footers; wait for those that are being read."""
@@ -105,21 +120,70 @@ class _ParquetRowGroups(RowGroups):
 
     reader: ParquetReader
     leaves: list[int]
+    times: _Int96Times | None
 
     def read(self, number: int) -> pa.Table:
+        if self.times is not None:
+            self.times.require_nanoseconds(range(number, number + 1))
         return self.reader.read_row_group(number, column_indices=self.leaves)
 
     def read_joined(self, numbers: range) -> pa.Table:
+        if self.times is not None:
+            self.times.require_nanoseconds(numbers)
         return self.reader.read_row_groups(list(numbers), column_indices=self.leaves)
 
     def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
+        if self.times is not None:
+            self.times.require_nanoseconds(range(number, number + 1), rows)
         return self.reader.iter_batches(rows, [number], column_indices=self.leaves, use_threads=use_threads)  # type: ignore[no-any-return]
 
     def forget(self) -> None:
         self.reader.read_row_groups([], column_indices=[])  # the reader keeps what it read for the last row groups
+        if self.times is not None:
+            self.times.reader.read_row_groups([], column_indices=[])
 
     def close(self) -> None:
         self.reader.close()
+        if self.times is not None:
+            self.times.reader.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Int96Times:
+    """Columns of Parquet's deprecated times of 96 bits, which are read once more, in microseconds.
+
+    pyarrow makes nanoseconds of them, and in silence other times where 64 bits do not hold these (seen in 26.0).
+    """
+
+    reader: ParquetReader
+    leaves: list[int]
+
+    def require_nanoseconds(self, numbers: range, rows: int = INT96_ROWS) -> None:
+        """Raise if a time of some row groups is beyond nanoseconds of 64 bits."""
+        for batch in self.reader.iter_batches(rows, list(numbers), column_indices=self.leaves, use_threads=False):
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                bounds = (bound for times in _times(column) for bound in pc.min_max(times).values())
+                found = next((one for one in bounds if abs(one.value or 0) > LAST_NANOSECONDS // 1000), None)
+                if found is not None:
+                    msg = (
+                        f"column {name!r} holds {found.cast(pa.string())}, which is too far from 1970 for nanoseconds: "
+                    )
+                    msg += "write the file with microseconds, or choose `columns` without it"
+                    raise ColumnError(msg)
+
+
+def _times(values: pa.Array) -> Iterator[pa.Array]:
+    """Yield the times of a column, at any depth."""
+    dtype = values.type
+    if pa.types.is_timestamp(dtype):
+        yield values
+    elif pa.types.is_map(dtype):
+        yield from chain(_times(values.keys), _times(values.items))
+    elif pa.types.is_struct(dtype):
+        for number in range(dtype.num_fields):
+            yield from _times(values.field(number))
+    elif pa.types.is_nested(dtype):
+        yield from _times(values.flatten())
 
 
 class ParquetLayout(Layout):
@@ -131,6 +195,9 @@ class ParquetLayout(Layout):
         self.metadata = metadata
         self.leaves = [leaf for name in columns for leaf in leaves[name]]
         widths = {name: width(schema.field(name).type) for name in columns}
+        stored = schema_of(metadata)
+        may_be_times = [name for name in columns if _may_be_times(schema.field(name).type)]
+        self.int96 = [one for name in may_be_times for one in leaves[name] if stored.column(one).physical_type == INT96]
         self._row_bytes = sum(widths.values())
         self._variable = {name: leaves[name] for name in columns if not widths[name]}
         self._beyond = _beyond_chunks(metadata)
@@ -149,6 +216,10 @@ class ParquetLayout(Layout):
         """Return the ranges of bytes of the needed column chunks."""
         group = self.metadata.row_group(number)
         return [_range(group.column(leaf), self._beyond) for leaf in self.leaves]
+
+
+def _may_be_times(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_timestamp(dtype) or pa.types.is_nested(dtype))
 
 
 def _range(chunk: pq.ColumnChunkMetaData, beyond: int) -> tuple[int, int]:
