@@ -853,6 +853,35 @@ def test_ledger_knows_of_rows_that_are_excluded_between_a_load_and_its_iteration
     assert BAD & set(itertools.chain(*planned)) == set()
 
 
+@pairwise(order=ORDERS, first=[0, 4], has_begun=[False, True], with_log=[False, True])
+def test_ledger_knows_in_another_process_what_the_batches_before_a_state_lost(  # noqa: PLR0917
+    path, tmp_path, order, first, has_begun, with_log
+):
+    options = {**ORDERS[order], "batch_size": 7, **({"run_log": tmp_path / "log"} if with_log else {})}
+    loader, _ = open_loader(path, **options)
+    delivered = [rows_of(batch) for batch in itertools.islice(loader, first)]
+    loader.load_state_dict(through_json(loader.state_dict()))
+    lost = [*BAD, *(delivered[0][:2] if delivered else [])]  # of these the second ones were delivered
+    loader.exclude(named(lost))
+    planned = [rows_of(batch) for batch in open_loader(path, **{**ORDERS[order], "batch_size": 7})[0]]
+    delivered += without(planned[first:9], lost)
+    for batch in itertools.islice(loader, len(delivered) - first):
+        assert rows_of(batch) in delivered
+    state = through_json(loader.state_dict())
+    again, dataset = open_loader(path, **options)
+    if has_begun:
+        next(iter(again))
+    again.load_state_dict(state)
+    steps = [step for step in range(9) if not set(planned[step]) <= set(lost) or step < first]
+    for step, rows in zip(steps, delivered, strict=True):
+        assert [next(iter(ids([row]))) for row in dataset.rows_at(step)] == rows
+        found = dataset.step_of(*named(rows[-1:])[0])
+        assert (found.step, found.place) == (step, len(rows) - 1)
+    for row in BAD:
+        found = dataset.step_of(*named([row])[0])
+        assert (found is not None) == any(row in batch for batch in delivered[:first])
+
+
 def test_ledger_answers_for_an_iterator_that_began_before_rows_were_excluded(path):
     loader, dataset = open_loader(path, batch_size=8)
     iterator = iter(loader)

@@ -87,6 +87,23 @@ def test_a_pass_ends_on_all_ranks_when_a_filter_leaves_one_of_them_no_batch(tmp_
     assert whole.total() == len(whole), "rows repeated"
 
 
+def test_a_pass_ends_on_all_ranks_when_rows_of_whole_steps_of_one_are_excluded(tmp_path: Path):
+    """In the epoch in which they are excluded; the next one is balanced without them."""
+    write_dataset(tmp_path / "data", FILES)
+    arguments = {
+        "data": str(tmp_path / "data"),
+        "directory": str(tmp_path),
+        "excludes": True,
+        "workers": 0,
+        "die": None,
+    }
+    run_ranks("accelerate_job.py", 2, arguments, tmp_path)
+    ends = json.loads((tmp_path / "ends.json").read_text())
+    assert ends == [STEPS - 2, STEPS - 2 + (ROWS - 16) // 16 + 1]
+    trained = Counter(map(tuple, json.loads((tmp_path / "trained.json").read_text())))
+    assert set(trained.values()) == {1}
+
+
 @pytest.mark.parametrize(
     ("sizes", "num_ranks", "remedy"),
     [

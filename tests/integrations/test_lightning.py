@@ -246,3 +246,60 @@ def test_a_resume_saves_no_checkpoint_between_two_steps_of_the_optimizer(tmp_pat
     write_dataset(tmp_path / "data", FILES)
     monkeypatch.chdir(tmp_path)
     run_forked(ACCUMULATING, tmp_path)
+
+
+VALIDATING = """
+import lightning, torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils.integrations.lightning import ResumableLoader
+
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.done = torch.nn.Linear(1, 1), []
+
+    def training_step(self, batch, number):
+        self.done.append("t")
+        return self.layer(batch["score"].float().unsqueeze(1)).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1e-6)
+
+    def validation_step(self, batch, number):
+        self.done.append("v")
+
+    def on_train_epoch_end(self):
+        self.done.append("|")
+
+def fit(batch_size, checkpoint=None, skipped=None, **options):
+    loader, _ = StructuredDataset.create_dataloader("data", batch_size=batch_size, num_workers=0)
+    if skipped:
+        loader.skip_steps(*skipped)
+    held_out, _ = StructuredDataset.create_dataloader("data", batch_size=444, num_workers=0)
+    saves = ModelCheckpoint("checkpoints", "{step}", every_n_train_steps=4, save_top_k=-1)
+    model = Model()
+    lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        num_sanity_val_steps=0, callbacks=[saves], **options,
+    ).fit(model, ResumableLoader(loader), held_out, ckpt_path=checkpoint)
+    return "".join(model.done)
+
+whole = fit(40)
+assert whole == ("t" * 12 + "v|") * 2, whole
+for size in (20, 40, 80):
+    rest, steps = -(-(444 - 160) // size), -(-444 // size)
+    done = fit(size, "checkpoints/step=4.ckpt")
+    assert done == "t" * rest + "v|" + "t" * steps + "v|", (size, done)
+done = fit(40, skipped=(2, 4))
+assert done == "t" * 10 + "v|" + "t" * 12 + "v|", done
+done = fit(40, skipped=(2, 4), val_check_interval=0.5)
+assert done == "tttttv" * 2 + "|" + "ttttttv" * 2 + "|", done
+"""
+"""Trainings that validate at the ends of epochs of other lengths than the first, in the directory of the process."""
+
+
+def test_validation_is_at_the_end_of_epochs_of_every_length(tmp_path: Path, monkeypatch):
+    write_dataset(tmp_path / "data", ((300, 50), (144, 40)))
+    monkeypatch.chdir(tmp_path)
+    run_forked(VALIDATING, tmp_path)

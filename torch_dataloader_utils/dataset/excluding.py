@@ -25,6 +25,12 @@ RowsByPath: TypeAlias = Iterable[tuple[PathLike, int]] | Mapping[PathLike, Itera
 class ExcludingDataset(LedgerDataset):
     """A dataset of which users exclude rows."""
 
+    @property
+    def loses_rows(self) -> bool:
+        """Whether batches of the current epoch lose rows that were excluded in it: a step may have none left."""
+        excluded = self._epoch_state.excluded_in(self._epoch_state.epoch)
+        return bool(excluded.removed or excluded.removed_by)
+
     def exclude(self, rows: RowsByPath | Filters) -> None:
         """Exclude bad or withdrawn rows, from the next ``iter`` on. They stay excluded; states record them.
 

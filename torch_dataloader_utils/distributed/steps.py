@@ -82,16 +82,18 @@ def in_step(
 
 
 def agreed_end(loader: StructuredDataLoader) -> Callable[[bool], bool]:
-    """Return a function that says whether a step follows, from whether this rank has a batch for it.
+    """Return a function that says whether a step of a pass follows, from whether this rank has a batch for it.
 
-    Where the number of batches is known before the rows are read, a rank need not ask the others. Else all ranks call
-    the function together, before each step, and it is False as soon as one of them has no batch.
+    Where the number of batches is known before the rows are read, and no step may have lost all of its rows, a rank
+    need not ask the others. Else all ranks call the function together, before each step, and it is False as soon as one
+    of them has no batch.
     """
+    asks = loader.dataset.loses_rows  # type: ignore[attr-defined]
     try:
         len(loader)
     except TypeError:
-        return functools.partial(on_all_ranks, group=group_of(loader, None))
-    return bool
+        asks = True
+    return functools.partial(on_all_ranks, group=group_of(loader, None)) if asks else bool
 
 
 def _copied(batches: list[Any]) -> list[Any]:

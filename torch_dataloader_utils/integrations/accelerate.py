@@ -75,7 +75,7 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         self._accelerator = accelerator
         self.gradient_state = accelerator.gradient_state
         self._non_blocking = accelerator.non_blocking
-        self._agreed = agreed_end(loader) if ends_together else bool
+        self._ends_together = ends_together
         self._ended: int | None = None  # the epoch that was delivered last, if it was to its end
         self.reset()
 
@@ -132,7 +132,8 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         self.reset()
         self.gradient_state._add_dataloader(self)  # noqa: SLF001 - as the mixin's begin() does
         try:
-            for batch, is_last in with_last(iter(self.loader), self._agreed):
+            agreed = agreed_end(self.loader) if self._ends_together else bool
+            for batch, is_last in with_last(iter(self.loader), agreed):
                 self.end_of_dataloader = is_last
                 self._ended = self.dataset.epoch if is_last else None
                 yield batch if self.device is None else send_to_device(batch, self.device, self._non_blocking)

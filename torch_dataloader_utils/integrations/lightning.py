@@ -99,13 +99,17 @@ class ResumableLoader:
 
     def _correct_length(self, fit_loop: _FitLoop) -> None:
         """Tell Lightning this epoch's length: it keeps that of an epoch which no state was loaded for."""
+        trainer = fit_loop.trainer
         combined, fetcher = fit_loop._combined_loader, fit_loop._data_fetcher  # noqa: SLF001
-        if fit_loop.trainer.limit_train_batches != 1.0 or fit_loop.max_batches == float("inf"):
+        if trainer.limit_train_batches != 1.0 or fit_loop.max_batches == float("inf"):
             return
         limits = zip(combined.flattened, combined.limits, strict=True)
         combined.limits = [len(self) if loader is self else limit for loader, limit in limits]
         combined._iterator.limits = combined.limits  # noqa: SLF001 - it began with those before
         fit_loop.max_batches = fetcher.length = len(combined)
+        is_of_epoch = not isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch is not None
+        if is_of_epoch and trainer.val_check_batch is not None:  # None where it is a matter of time
+            trainer.val_check_batch = max(1, int(fit_loop.max_batches * trainer.val_check_interval))
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks. All ranks call it together, as Lightning does for each checkpoint."""

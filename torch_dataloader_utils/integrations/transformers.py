@@ -6,7 +6,7 @@ import io
 import math
 import pickle
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +225,7 @@ class _Batches(Dataset[Any]):
     def __init__(self, loader: StructuredDataLoader) -> None:
         self.loader = loader
         self.has_length: bool = has_length(loader)
-        self._agreed = agreed_end(loader)
+        self._agreed: Callable[[bool], bool] = bool  # of a pass that has begun
         self.passed = 0
         self._batches: BatchIterator | None = None
         self._fetched = 0
@@ -250,6 +250,7 @@ class _Batches(Dataset[Any]):
             # torch draws a seed when it starts workers. The model's random numbers must not depend on that.
             with torch.random.fork_rng(devices=[]):
                 self._batches = iter(self.loader)
+            self._agreed = agreed_end(self.loader)
         return self._agreed(self._batches.has_next(self._fetched))
 
     def __getitem__(self, number: int) -> Any:

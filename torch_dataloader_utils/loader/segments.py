@@ -189,12 +189,24 @@ class Segments:
         first = next(same, None)
         before = known[: first or 0]  # those of other plans, which an elastic load of this process has followed
         earlier = () if first is None else known[-1].removals
+        earlier = earlier or self._removals_before(segment, progress)
         segment = replace(
             segment, removals=removals_from(segment, earlier, progress.batches_delivered, own_alone=own_alone)
         )
         self.begin(segment)
         self._segments[segment.epoch] = (*before, *self._around(segment, saved, progress))
         self.loaded = segment.epoch, progress
+
+    def _removals_before(self, segment: Segment, progress: Progress) -> tuple[Removal, ...]:
+        """Return what the batches before a state have lost, which another process delivered.
+
+        The state records which excluded rows were delivered, of its own rank: it has lost all others that it passed.
+        """
+        lost = progress.removed.rows.minus(progress.removed.delivered)
+        expressions = segment.removals[-1].expressions if segment.removals else ()
+        if not lost and not expressions:
+            return ()
+        return (Removal(0, lost, expressions, None if segment.topology.num_ranks == 1 else segment.topology.rank),)
 
     def _around(self, segment: Segment, saved: SavedState, progress: Progress) -> tuple[Segment, ...]:
         """Return the segments before and after a state, in one plan.

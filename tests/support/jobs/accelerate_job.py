@@ -1,8 +1,8 @@
 """In several ranks, under Accelerate: train two epochs, from the newest checkpoint, and die at a step if told to.
 
 Its argument, JSON: ``data``; ``directory``, where the checkpoint is; ``workers``; ``die``, a step, or null; perhaps
-``from_value``, of a filter. A checkpoint is written every third step and at an epoch's end, with the rows that were
-trained.
+``from_value``, of a filter, or ``excludes``, whether the first rank loses all rows of two steps. A checkpoint is
+written every third step and at an epoch's end, with the rows that were trained.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def main() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=ACCUMULATED)
     model = torch.nn.Linear(1, 1)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-6))
-    loader, _ = StructuredDataset.create_dataloader(
+    loader, dataset = StructuredDataset.create_dataloader(
         arguments["data"],
         batch_size=8,
         row_id_column="row",
@@ -104,6 +104,8 @@ def main() -> None:
         uneven_ranks="allow" if "from_value" in arguments else "drop",
     )
     prepared = prepare_loader(accelerator, loader)
+    if arguments.get("excludes"):
+        loader.exclude([row for step in (1, 4) for row in dataset.rows_at(step, rank=0)])
     assert refuses_plain_prepare(accelerator, prepared)
     refusal = refusal_of_a_skip(prepared)
     assert "skip_first_batches" in refusal, refusal
