@@ -346,7 +346,9 @@ def test_memory_of_an_epoch_with_many_messages_is_given_back_in_later_ones(path)
     iterator = iter(loader)
     next(iterator)
     pool = loader._channels[0].pool
+    until = time.monotonic() + 60
     while pool._flags[:8].count(b"\1") < 7:  # messages that wait for the loop
+        assert time.monotonic() < until
         time.sleep(0.01)
 
     def blocks() -> int:

@@ -159,6 +159,8 @@ def _common(known: pa.Field, field: pa.Field) -> pa.Field | None:
 def _would_change_values(dtype: pa.DataType, other: pa.DataType) -> bool:
     """Whether pyarrow would change values silently to a common type, at any depth."""
     dtypes = (dtype, other)
+    if all(map(pa.types.is_dictionary, dtypes)):
+        return _would_change_values(dtype.value_type, other.value_type)
     if any(map(pa.types.is_decimal, dtypes)) and any(map(pa.types.is_floating, dtypes)):
         return True
     if any(map(_is_text, dtypes)) and any(map(_is_binary, dtypes)):

@@ -16,6 +16,7 @@ The memory is anonymous (``memfd_create``): it appears in no file system, does n
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
@@ -152,7 +153,9 @@ class SharedMemoryPool:
         """
         for block in set(self._maps) - self._acquired:
             if not self._flags[block]:
-                self._maps.pop(block).madvise(mmap.MADV_REMOVE)
+                with contextlib.suppress(OSError):  # a sandbox may not have it
+                    self._maps[block].madvise(mmap.MADV_REMOVE)
+                    del self._maps[block]
         self._acquired.clear()
 
     def memory(self, block: int, size: int) -> Bytes:

@@ -94,14 +94,15 @@ def test_quoted_line_ends_leave_a_file_whole_and_are_respected(tmp_path: Path):
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("encoding", ["utf8", "latin1", "utf-16-le"])
+@pytest.mark.parametrize("line_end", ["\r\n", "\r"])
 @pytest.mark.parametrize("header_bytes", range(4))
 def test_line_ends_within_quoted_values_stay_whole_wherever_blocks_of_the_parser_end(
-    tmp_path: Path, suffix: str, encoding: str, header_bytes: int
+    tmp_path: Path, suffix: str, encoding: str, line_end: str, header_bytes: int
 ):
     """Without us pyarrow drops a line feed that begins a block: with blocks of 64 bytes that of several values."""
     values = [f"é{row}\r\nb\rc\nd" for row in range(100)]
     name = "n" * (1 + header_bytes)
-    text = f"{name},text\r\n" + "".join(f'{row},"{value}"\r\n' for row, value in enumerate(values))
+    text = f"{name},text{line_end}" + "".join(f'{row},"{value}"{line_end}' for row, value in enumerate(values))
     (tmp_path / f"data.csv{suffix}").write_bytes(COMPRESSORS[suffix](text.encode(encoding)))
     options = {"block_size": 64} | ({} if encoding == "utf8" else {"encoding": encoding})
     for read_ahead in ("128MiB", "4KiB"):  # with Arrow's threads, and block by block

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
@@ -114,7 +115,9 @@ def _groups_of_zeros(footer: bytes, columns: Sequence[str]) -> Iterator[int]:
 def _is_zero(statistics: pq.Statistics) -> bool:
     """Whether the least and the greatest value are zero. Of floats of 16 bits pyarrow gives the bytes."""
     least, greatest = statistics.min, statistics.max
-    return isinstance(least, bytes) or least == 0 == greatest
+    if isinstance(least, bytes):
+        least, greatest = (np.frombuffer(value, "<f2")[0] for value in (least, greatest))
+    return bool(least == 0 == greatest)
 
 
 def _fragment(footer: bytes, guarantee: pc.Expression | None) -> Any:

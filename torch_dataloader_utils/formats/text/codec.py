@@ -147,8 +147,9 @@ def _widened(values: pa.Array | pa.ChunkedArray, inferred: pa.DataType) -> Itera
         yield from _widened(pc.list_flatten(values), inferred.value_type)
     elif pa.types.is_struct(values.type) and pa.types.is_struct(inferred):
         for field in inferred:
-            if values.type.get_field_index(field.name) >= 0:
-                yield from _widened(pc.struct_field(values, field.name), field.type)
+            index = values.type.get_field_index(field.name)
+            if index >= 0:
+                yield from _widened(pc.struct_field(values, [index]), field.type)
 
 
 def range_of(shown: str, footer: TextFooter, number: int, content: pa.Buffer) -> Text:

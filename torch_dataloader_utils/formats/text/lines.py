@@ -154,7 +154,13 @@ class WatchedText(io.RawIOBase):
         content: bytes = self._kept + self._stream.read(max(0, size - len(self._kept)) if size >= 0 else None)
         self._kept = b""
         if len(content) > 1 and content.endswith(b"\r"):
-            content, self._kept = content[:-1], b"\r"
+            following = self._stream.read(1)
+            if following == b"\n":
+                content, self._kept = content[:-1], b"\r\n"
+            else:
+                self._kept = following
+        if 0 <= size < len(content):
+            content, self._kept = content[:size], content[size:] + self._kept
         self._watch(content, len(content))
         return content
 

@@ -25,16 +25,19 @@ NAME_MAPPING = "schema.name-mapping.default"
 """The table's property that maps names to ids, for files without ids."""
 
 
-def rounded_columns(metadata: TableMetadata) -> frozenset[str]:
-    """Return the columns whose values pyiceberg rounds where a table is partitioned by them.
+def rounded_columns(metadata: TableMetadata) -> dict[int, str]:
+    """Return the columns, by their ids, whose values pyiceberg rounds where a table is partitioned by them.
 
     Its compiled decoder reads doubles as floats of 32 bits (seen in 0.12).
     """
     if new_decoder(struct.pack("<d", 0.1)).read_double() == 0.1:  # noqa: PLR2004 - not to be rounded
-        return frozenset()
+        return {}
+    schema = metadata.schema()
     ids = {part.source_id for spec in metadata.partition_specs for part in spec.fields}
-    columns = metadata.schema().fields
-    return frozenset(one.name for one in columns if one.field_id in ids and isinstance(one.field_type, DoubleType))
+    names = {one: schema.find_column_name(one) for one in sorted(ids)}
+    return {
+        one: name for one, name in names.items() if name is not None and isinstance(schema.find_type(one), DoubleType)
+    }
 
 
 class TableColumns:
@@ -45,7 +48,7 @@ class TableColumns:
         arrow = schema_to_pyarrow(table)
         self._fields = {column.name: column for column in table.fields}
         self.schema = pa.schema([(column.name, table_column_type(column.type)) for column in arrow])
-        self._rounded = rounded_columns(metadata)
+        self._rounded = frozenset(rounded_columns(metadata).values())
         mapping = metadata.properties.get(NAME_MAPPING)
         self._mapped = None if mapping is None else tuple(parse_mapping_from_json(mapping))
         ids = {column.field_id: column.name for column in table.fields}
@@ -79,12 +82,17 @@ class TableColumns:
             raise ColumnError(msg) from None
         return value
 
+    def rounded_in(self, file: DataFile) -> list[str]:
+        """Return the columns for which a file's partition has a value that pyiceberg rounds."""
+        indices = self._identities[file.spec_id]
+        return [name for name, index in indices.items() if name in self._rounded and file.partition[index] is not None]
+
     def name_in_file(self, stored: pa.Schema, column: str) -> str | None:
         """Return the name that a table's column has among the stored ones of a file, or None if it is not there.
 
         Raises:
-            ColumnError: If neither the file's columns have ids nor the table maps names to ids; if the column has
-                nested fields that differ from the file's; or if pyiceberg rounds the value that stands in for it.
+            ColumnError: If neither the file's columns have ids nor the table maps names to ids; or if the column has
+                nested fields that differ from the file's.
         """
         wanted = self._fields[column]
         has_ids = any(map(_has_ids, stored))
@@ -98,13 +106,6 @@ class TableColumns:
             names: list[str] = next((field.names for field in self._mapped if field.field_id == wanted.field_id), [])
             found = next((field for field in stored if field.name in names), None)
         if found is None:
-            if column in self._rounded:
-                msg = f"column {column!r} is not in the file (it has {', '.join(stored.names[:50])}), but in its "
-                msg += (
-                    "partition, and pyiceberg rounds doubles there to 32 bits: rewrite the file, or choose `columns` "
-                )
-                msg += "without it"
-                raise ColumnError(msg)
             return None
         _require_same_fields(wanted, found, column, by_id=has_ids)
         return str(found.name)

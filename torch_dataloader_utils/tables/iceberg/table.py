@@ -252,7 +252,15 @@ class SnapshotFiles:
                 deleted=read_deletes(storage, files, locations),
                 pin={"snapshot_id": self.snapshot.snapshot_id},
             )
-            return open_files(storage, listing, Parquet(), request, annotations=annotations)
+            opened = open_files(storage, listing, Parquet(), request, annotations=annotations)
+            for path, task in files.items():
+                for column in columns.rounded_in(task.file):
+                    number = opened.needed.get_field_index(column)
+                    if number >= 0 and opened.projection(path).sources[number] is None:
+                        msg = f"column {column!r} is not in {task.file.file_path}, but in its partition, and pyiceberg "
+                        msg += "rounds doubles there to 32 bits: rewrite the file, or choose `columns` without it"
+                        raise ColumnError(msg)
+            return opened
 
     def _plan(self, filters: pc.Expression | None, scan_filter: BooleanExpression) -> list[FileScanTask]:
         """Return the data files that may hold a row for the filters, each with the delete files that apply to it."""
@@ -276,9 +284,9 @@ class SnapshotFiles:
         rounded = rounded_columns(self.metadata)
         ids = extract_field_ids(bind(self.schema, scan_filter, case_sensitive=True))
         # The request's filter has the scan filter, too. So nothing is lost without what pyiceberg would plan wrongly.
-        row_filter = AlwaysTrue() if rounded.intersection(map(self.schema.find_column_name, ids)) else scan_filter
+        row_filter = AlwaysTrue() if rounded.keys() & ids else scan_filter
         if filters is not None:
-            row_filter = And(row_filter, weaker_filter(filters, self.schema, left_out=rounded))
+            row_filter = And(row_filter, weaker_filter(filters, self.schema, left_out=rounded.values()))
         scan = DataScan(self.metadata, self.io, snapshot_id=self.snapshot.snapshot_id)
         try:
             return list(scan.filter(row_filter).plan_files())
@@ -287,7 +295,7 @@ class SnapshotFiles:
                 raise
         specs = self.metadata.partition_specs
         partitioned = {self.schema.find_column_name(part.source_id) for spec in specs for part in spec.fields}
-        weakest = weaker_filter(filters, self.schema, left_out=rounded, unordered=partitioned)
+        weakest = weaker_filter(filters, self.schema, left_out=rounded.values(), unordered=partitioned)
         tasks = scan.filter(weakest).plan_files()
         may_match = {
             spec.spec_id: expression_evaluator(
