@@ -88,7 +88,7 @@ def agreed_end(loader: StructuredDataLoader) -> Callable[[bool], bool]:
     need not ask the others. Else all ranks call the function together, before each step, and it is False as soon as one
     of them has no batch.
     """
-    asks = loader.dataset.loses_rows  # type: ignore[attr-defined]
+    asks = loader.loses_rows
     try:
         len(loader)
     except TypeError:

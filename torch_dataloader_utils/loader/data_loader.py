@@ -55,6 +55,8 @@ class _Dataset(Protocol):
     def batch_size(self) -> int | None: ...
     @property
     def process_group(self) -> Any: ...
+    @property
+    def loses_rows(self) -> bool: ...
     def begin_iteration(self) -> Iteration: ...
     def prepare_iteration(self) -> None: ...
     def batches(
@@ -166,6 +168,11 @@ class StructuredDataLoader(DataLoader[Any]):
     def process_group(self) -> Any:
         """The process group of the ranks that share the rows: see `StructuredDataset.process_group`."""
         return self._dataset.process_group
+
+    @property
+    def loses_rows(self) -> bool:
+        """Whether a step of the current epoch may have no row left: see `StructuredDataset.loses_rows`."""
+        return self._dataset.loses_rows
 
     def progress(self, uneven: Literal["drop", "pad"] | None = None) -> PassProgress:
         """Return what a progress bar over the batches of a pass needs: ``tqdm(loader, **loader.progress())``.

@@ -322,10 +322,16 @@ class EpochState:
             self.owner.take_over("restore_skipped", self.epoch, iteration.progress)
 
     def _keep_restorable(self) -> None:
-        """Let the next iteration deliver what is to be restored, if the newest one has made all other steps."""
+        """Let the next iteration deliver what is to be restored, if the newest one has made all other steps.
+
+        That one may not have been asked for a batch after its last. It may be nothing: others may have skipped steps.
+        """
         iteration = self.owner.iteration
-        if iteration is not None and iteration.will_restore and not any(s.left for s in iteration.progress.streams):
-            self.owner.take_over("restore_skipped", self.epoch, iteration.progress)
+        if iteration is None or iteration.finished():
+            return
+        progress = iteration.progress
+        if progress.restores and progress.restored is None and not replace(progress, restores=False).rows_left:
+            self.owner.take_over("restore_skipped", self.epoch, progress)
 
     @without_gc
     def load_state_dict(self, states: Any, *, strict: bool, on_changed_files: OnChangedFiles) -> None:
