@@ -204,6 +204,47 @@ def test_sparse_tensors_of_every_layout_arrive_and_die_with_their_batch(path):
     assert [reference() for reference in alive] == [None] * len(alive)
 
 
+def in_other_orders(batch: Any) -> Any:
+    rows = batch["row"]
+    images = rows.view(-1, 1, 1, 1) + torch.arange(24).view(2, 3, 4)
+    channels_last = images.to(memory_format=torch.channels_last)
+    films = images.unsqueeze(1).expand(-1, 2, -1, -1, -1).to(memory_format=torch.channels_last_3d)
+    return {"row": rows, "channels_last": channels_last, "half": channels_last.to(torch.bfloat16), "films": films}
+
+
+def in_every_order(batch: Any) -> Any:
+    images = in_other_orders(batch)["channels_last"]
+    transposed = images.flatten(1).t().contiguous().t()
+    return {"row": batch["row"], "transposed": transposed, "reversed": images.permute(3, 2, 1, 0), "in": [images]}
+
+
+@pytest.mark.parametrize("collate_fn", [in_other_orders, in_every_order])
+@pytest.mark.parametrize("batch_size", [1, 10, ROWS])
+def test_the_order_of_dimensions_in_memory_is_kept(path, collate_fn, batch_size):
+    here, _ = open_loader(path, batch_size=batch_size, collate_fn=collate_fn)
+    there, _ = open_loader(path, batch_size=batch_size, num_workers=1, collate_fn=collate_fn)
+    for one, other in zip(here, there, strict=True):
+        for sent, arrived in zip(leaves(one), leaves(other), strict=True):
+            assert torch.equal(sent, arrived)
+            assert sent.dtype == arrived.dtype
+            if batch_size > 1:
+                assert sent.stride() == arrived.stride()
+
+
+def with_gaps(batch: Any) -> Any:
+    table = batch["row"].view(-1, 1) + torch.arange(6)
+    return {"row": batch["row"], "some": table[:, :4], "others": table[:, ::2], "same": table[:, :1].expand(-1, 5)}
+
+
+def test_tensors_with_gaps_in_memory_arrive_without(path):
+    here, _ = open_loader(path, batch_size=10, collate_fn=with_gaps)
+    there, _ = open_loader(path, batch_size=10, num_workers=1, collate_fn=with_gaps)
+    for one, other in zip(here, there, strict=True):
+        for sent, arrived in zip(leaves(one), leaves(other), strict=True):
+            assert torch.equal(sent, arrived)
+            assert arrived.is_contiguous()
+
+
 CONSTANT = {"mask": torch.zeros(4), "array": np.zeros(4), "list": [0]}
 
 

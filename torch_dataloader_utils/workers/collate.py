@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,7 +63,8 @@ class BatchBuffer:
     """Memory for several batches as one tensor a column, into which each batch is copied as it is collated.
 
     Then a message has as few tensors as there are columns, however many batches it holds. That works for dictionaries
-    of tensors with one entry for each row, if all batches have the same columns, dtypes and shapes of a row.
+    of tensors with one entry for each row, if all batches have the same columns, dtypes, shapes of a row and order of
+    dimensions.
     """
 
     def __init__(self, sizes: Sequence[int]) -> None:
@@ -97,7 +99,11 @@ class BatchBuffer:
         for name, tensor in first.items():
             if not is_plain(tensor) or not tensor.dim():
                 return False
-            self.columns[name] = torch.empty((rows, *tensor.shape[1:]), dtype=tensor.dtype)
+            order = order_of(tensor)
+            if order is not None and order[0] != 0:
+                return False  # one batch's rows do not follow those of another
+            shape = (rows, *tensor.shape[1:])
+            self.columns[name] = in_order(torch.empty(math.prod(shape), dtype=tensor.dtype), shape, order)
         columns = [split_values(column, self._sizes) for column in self.columns.values()]
         self._views = list(zip(*columns, strict=True))
         return True
@@ -113,7 +119,29 @@ def _are_alike(tensors: Sequence[Any], views: Sequence[torch.Tensor]) -> bool:
             return False
         if tensor.layout is not strided or tensor.requires_grad or not tensor.is_cpu:
             return False
+        if tensor.dim() > 1 and order_of(tensor) != order_of(view):
+            return False
     return True
+
+
+def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
+    """Return the dimensions of a strided tensor from the outermost in memory to the innermost, as of `channels_last`.
+
+    None stands for their usual order, and for a tensor that leaves gaps in memory or has an element in several places.
+    """
+    if tensor.is_contiguous():
+        return None
+    strides = tensor.stride()
+    order = tuple(sorted(range(tensor.dim()), key=lambda number: -strides[number]))
+    return order if tensor.permute(order).is_contiguous() else None
+
+
+def in_order(values: torch.Tensor, shape: tuple[int, ...], order: tuple[int, ...] | None) -> torch.Tensor:
+    """Return a flat tensor as one of a shape, whose dimensions have an order in memory: see `order_of`."""
+    if order is None:
+        return values.view(shape)
+    places = sorted(range(len(order)), key=order.__getitem__)
+    return values.view([shape[number] for number in order]).permute(places)
 
 
 def is_plain(value: Any) -> bool:

@@ -32,7 +32,7 @@ from torch_dataloader_utils.columns.inference import normal_mode
 from torch_dataloader_utils.columns.ragged import jagged_parts, split_values
 from torch_dataloader_utils.planning.assignment import Receipt
 from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd
-from torch_dataloader_utils.workers.collate import is_plain
+from torch_dataloader_utils.workers.collate import in_order, is_plain, order_of
 from torch_dataloader_utils.workers.shared_memory import Bytes, SharedMemoryPool
 
 ALIGNMENT = 64
@@ -208,11 +208,13 @@ class _BatchPickler(pickle.Pickler):
             return _unpack_nested, ([part.detach() for part in value.unbind()], value.dtype, value.requires_grad)
         if type(value) is torch.Tensor and value.layout is not torch.strided and not value.requires_grad:
             return _sparse_parts(value)
-        array = _tensor_bytes(value) if type(value) is torch.Tensor else None
+        order = order_of(value) if type(value) is torch.Tensor and value.layout is torch.strided else None
+        array = _tensor_bytes(value if order is None else value.permute(order))
         if array is None:
             return NotImplemented
         self._out_of_band.tensor = array
-        return _unpack_tensor, (pickle.PickleBuffer(array.data), value.dtype, tuple(value.shape))
+        described = pickle.PickleBuffer(array.data), value.dtype, tuple(value.shape)
+        return _unpack_tensor, described if order is None else (*described, order)
 
 
 def _pickled_without_memo(lists: StringLists) -> memoryview:
@@ -230,6 +232,8 @@ def _pickled_without_memo(lists: StringLists) -> memoryview:
 
 def _tensor_bytes(tensor: torch.Tensor) -> Bytes | None:
     """Return the bytes of a tensor, or None if they do not describe it completely."""
+    if type(tensor) is not torch.Tensor:
+        return None
     try:
         array = tensor.numpy()
     except (RuntimeError, TypeError):  # a dtype that NumPy does not have, or no plain tensor in main memory
@@ -264,9 +268,11 @@ def _unpack_compressed(
     return torch.sparse_compressed_tensor(compressed, plain, values, shape, layout=layout, check_invariants=False)
 
 
-def _unpack_tensor(memory: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+def _unpack_tensor(
+    memory: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...] | None = None
+) -> torch.Tensor:
     values = memory.view(dtype)
-    return values if len(shape) == 1 else values.view(shape)
+    return values if len(shape) == 1 else in_order(values, shape, order)
 
 
 def _unpack_nested(parts: list[torch.Tensor], dtype: torch.dtype, requires_grad: bool) -> torch.Tensor:  # noqa: FBT001
