@@ -564,6 +564,37 @@ def require_scanned(table: Table, loader: Any, dataset: Any, step: int, batch: A
         assert (found.step, found.rank, found.place) == (step, dataset.rank, place)
 
 
+@pytest.mark.parametrize(("sizes", "are_known"), [((6, 6), True), ((8, 4), False)])
+@pytest.mark.parametrize(("ranks", "order"), [(1, "in order"), (2, "rows shuffled")])
+def test_behind_a_filter_batches_before_a_state_are_known_if_those_of_its_size_lead_there(
+    parquet, sizes, are_known, ranks, order
+):
+    options = {"filters": FILTER, **ORDERS[order], "num_ranks": ranks, "rank": ranks - 1}
+    delivered, state = [], None
+    for size in sizes:
+        loader, dataset = parquet.open(**options, batch_size=size)
+        if state is not None:
+            loader.load_state_dict(state)
+        delivered += itertools.islice(loader, 2)
+        state = loader.state_dict()
+        require_scanned(parquet, loader, dataset, 0, delivered[0])  # also before the state, which records their size
+
+    loader, dataset = parquet.open(**options, batch_size=sizes[-1])
+    loader.load_state_dict(state)
+    for step, batch in enumerate(loader):
+        require_scanned(parquet, loader, dataset, step + 4, batch)
+    loader.load_state_dict(state)
+    for step in (0, 3) if are_known else ():
+        require_scanned(parquet, loader, dataset, step, delivered[step])
+    if not are_known:
+        with pytest.raises(LedgerUnknownError, match=r"at step 4 of epoch 0 continues batches of other sizes"):
+            dataset.rows_at(3, scan=True)
+        path, row = next(row for row in parquet.rows if parquet.values[row[0]][row[1]] == values_of(delivered[0])[0])
+        loader.load_state_dict(state)
+        with pytest.raises(LedgerUnknownError):
+            dataset.step_of(path, row, scan=True)
+
+
 def test_behind_a_filter_rows_that_were_delivered_before_an_elastic_load_are_not_known(parquet):
     loader, _ = parquet.open(filters=FILTER, shuffle=True)
     before = [value for batch in itertools.islice(loader, 5) for value in values_of(batch)]

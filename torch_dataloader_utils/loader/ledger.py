@@ -6,11 +6,12 @@ import difflib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 
 import numpy as np
 
-from torch_dataloader_utils.checkpoint.progress import Progress, StreamProgress
+from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.errors import LedgerUnknownError, cut
 from torch_dataloader_utils.formats.opened_files import Opened, OpenedFiles, files_of
 from torch_dataloader_utils.loader.ledger_scan import ScannedStep, StepScan
@@ -85,7 +86,8 @@ class Ledger:
         self._require_known_rows()
         _require_known_removals([removal for segment in segments for removal in segment.removals])
         if self.files.unknown_rows is not None:
-            found = self._scanned_steps(segments, path, row)
+            found = self._scanned_steps(fresh, path, row)
+            segments = self.segments.of(fresh)
         else:
             found = [step for segment in segments for step in self.segments.ledger(segment).steps_of(path, row)]
         if found:
@@ -106,6 +108,8 @@ class Ledger:
     def _ledger_of(self, fresh: Segment, step: int, rank: int) -> SegmentLedger:
         """Return the ledger of the segment in which a rank makes a step, as far as that is known without reading."""
         segments = self.segments.of(fresh)
+        if self.scan and self.files.unknown_rows is not None and self._disproves(segments, step):
+            segments = self.segments.of(fresh)
         segment = next((one for one in reversed(segments) if one.begin_of(rank) <= step), None)
         if segment is None:
             raise LedgerUnknownError(f"step={step}: {self.segments.why_unknown(segments[0])}")
@@ -189,8 +193,9 @@ class Ledger:
             raise LedgerUnknownError(msg + RESTORED_UNKNOWN)
         raise _no_such_step(step, rank, segment, range(segment.begin, last + 1))
 
-    def _scanned_steps(self, segments: tuple[Segment, ...], path: str, row: int) -> list[RowStep]:
+    def _scanned_steps(self, fresh: Segment, path: str, row: int) -> list[RowStep]:
         """Read what it takes to know the step of a row; return none where no known step has it."""
+        segments = self.segments.of(fresh)
         scan = StepScan(self._single, self.options, segments[-1])
         in_file: int | None = row
         if not self.files.manifest.counts_rows:
@@ -202,8 +207,11 @@ class Ledger:
         for segment in reversed(segments):
             ledger = self.segments.ledger(replace(segment, first_step=None, starts=None))
             for holder in ledger.holders(path, in_file):
+                start = self._start(ledger.of(segment), holder.rank, partial(_is_before, holder))
+                if self._disproves(segments, start.batches_delivered):
+                    return self._scanned_steps(fresh, path, row)
                 scan = StepScan(self._single, self.options, segment)
-                found = self._scan_for(scan, ledger.of(segment), holder, path, in_file)
+                found = self._scan_for(scan, start, holder, path, in_file)
                 bytes_read += scan.bytes_read
                 if found is not None:
                     LOG.info("read %d bytes to find row %d of %s", bytes_read, row, path)
@@ -211,13 +219,10 @@ class Ledger:
         LOG.info("read %d bytes to find row %d of %s", bytes_read, row, path)
         return []
 
-    def _scan_for(
-        self, scan: StepScan, ledger: SegmentLedger, holder: Holder, path: str, in_file: int
-    ) -> RowStep | None:
+    def _scan_for(self, scan: StepScan, start: Progress, holder: Holder, path: str, in_file: int) -> RowStep | None:
         """Read a rank's steps until the stream that may have a row is past it."""
-        segment = ledger.segment
+        segment = scan.segment
         number = self.files.manifest.first_rows[path] + in_file
-        start = self._start(ledger, holder.rank, lambda progress: _is_before(progress.streams[holder.stream], holder))
         steps = scan.steps(start)
         try:
             for scanned in steps:
@@ -240,19 +245,52 @@ class Ledger:
             steps.close()
         return None
 
+    def _disproves(self, segments: tuple[Segment, ...], step: int) -> bool:
+        """Read whether the steps before a loaded state lead there, if that is to be known for a step; note it if not.
+
+        Skipped steps that were delivered again lie after them: then it is taken for granted.
+        """
+        epoch = segments[-1].epoch
+        loaded = self.segments.unproved(epoch)
+        if loaded is None or step >= loaded.batches_delivered or loaded.restored is not None:
+            return False
+        rank, last = segments[-1].topology.rank, loaded.batches_delivered - 1
+        segment = next((one for one in reversed(segments) if one.begin_of(rank) <= last), None)
+        if segment is None or segment.starts is not None or segment.topology != segments[-1].topology:
+            return False
+        scan = StepScan(self._single, self.options, segment)
+        steps = scan.steps(self._fresh(self.segments.ledger(segment), rank))
+        try:
+            is_there = any(scanned.step == last for scanned in steps)
+        finally:
+            steps.close()
+        _log(scan, f"the steps before step {last + 1} of rank {rank}")
+        arrived = () if scan.progress is None else scan.progress.streams
+        leads_there = is_there and all(
+            own.left in {(), one.left} for own, one in zip(loaded.streams, arrived, strict=True)
+        )
+        self.segments.prove(epoch, leads_there=leads_there)
+        return not leads_there
+
+    @staticmethod
+    def _fresh(ledger: SegmentLedger, rank: int) -> Progress:
+        """Return the progress of a rank at the beginning of a segment's plan."""
+        topology = replace(ledger.segment.topology, rank=rank)
+        return Progress.fresh(topology.own_streams(ledger.plan), topology.streams_per_turn, ledger.segment.baseline)
+
     def _start(self, ledger: SegmentLedger, rank: int, fits: Callable[[Progress], bool]) -> Progress:
-        """Return the last known progress of a rank in a segment that fits."""
+        """Return the last known progress of a rank in a segment that fits, else where the rank begins in it."""
         segment = ledger.segment
-        topology = replace(segment.topology, rank=rank)
         known = []
         if segment.starts is None:
-            streams = topology.own_streams(ledger.plan)
-            known.append(Progress.fresh(streams, topology.streams_per_turn, segment.baseline))
+            known.append(self._fresh(ledger, rank))
         is_newest = segment.stops is None
         for epoch, progress in filter(None, (self.segments.loaded, self.progress)):
             if epoch == segment.epoch and is_newest and rank == segment.topology.rank:
                 known.append(progress)
         fitting = [progress for progress in known if fits(progress)]
+        if segment.starts is not None and not fitting:
+            fitting = known[:1]  # all of the segment comes after it
         if not fitting:
             msg = f"where rank {rank} stood at step {segment.begin} of epoch {segment.epoch} is not known here"
             raise LedgerUnknownError(f"{msg}: ask on that rank, or about what came after its state")
@@ -266,9 +304,9 @@ def _require_known_removals(removals: Iterable[Removal]) -> None:
         raise LedgerUnknownError(f"{msg}batches are cut, and only reading tells which; batch_at(step) reads a batch")
 
 
-def _is_before(stream: StreamProgress, holder: Holder) -> bool:
-    """Whether a stream has delivered nothing of a slice."""
-    done, part = stream.reached
+def _is_before(holder: Holder, progress: Progress) -> bool:
+    """Whether a slice's stream has delivered nothing of it."""
+    done, part = progress.streams[holder.stream].reached
     return done < holder.position or (done == holder.position and part is None)
 
 

@@ -55,12 +55,15 @@ class StepScan:
     """Reads the steps of a rank from a progress on: only what the filter needs.
 
     Attributes:
+        segment: The segment of the steps.
         bytes_read: Compressed bytes of the row groups that were read so far, in the columns that were needed.
+        progress: Where the rank stands after the last step that was read; None before the first.
     """
 
     def __init__(self, files: OpenedFiles, options: ReadOptions, segment: Segment) -> None:
         self.bytes_read = 0
-        self._segment = segment
+        self.progress: Progress | None = None
+        self.segment = segment
         self._files = _filter_alone(files)
         row_ids = "row"
         while row_ids in self._files.needed.names:
@@ -77,9 +80,9 @@ class StepScan:
 
     def steps(self, progress: Progress) -> Generator[ScannedStep, None, None]:
         """Yield each step from a progress on."""
-        excluded = EpochExclusions(self._segment.left_out)
+        excluded = EpochExclusions(self.segment.left_out)
         progress = progress.without_skips().rebased()
-        parts = PartsOfPass(0, self._segment.epoch, progress, self._segment.topology.processes, excluded)
+        parts = PartsOfPass(0, self.segment.epoch, progress, self.segment.topology.processes, excluded)
         cache = ReadCache.of_opened(self._files.footers)
         stream = Stream(self._files, cache, self._options, collate_fn=None, seed=0, rank=0)
         readers = [stream.batches(assignment) for [assignment] in parts.assigned(parts.first).values()]
@@ -88,6 +91,7 @@ class StepScan:
                 self.bytes_read += 0 if content.work is None else content.work.counters.bytes_read
                 if isinstance(content, Batch):
                     before, progress = progress, progress.advanced(content.receipt)
+                    self.progress = progress
                     yield self._step(before.batches_delivered, before, content)
         finally:
             for reader in readers:

@@ -67,6 +67,7 @@ class Segments:
         self._before: dict[int, str] = {}  # why the steps before the first segment of an epoch are not known
         self._ledgers: list[SegmentLedger] = []
         self.loaded: tuple[int, Progress] | None = None
+        self._proved: Progress | None = None  # that of `loaded` to which the steps before it are known to lead
 
     # What is known ---------------------------------------------------------------------------------------------------
 
@@ -137,6 +138,27 @@ class Segments:
         epoch, progress = self.loaded
         is_restored = epoch == segment.epoch and progress.restored is not None
         return RESTORED_OTHERWISE.format(step=segment.begin, epoch=epoch) if is_restored else None
+
+    def unproved(self, epoch: int) -> Progress | None:
+        """Return the progress that was loaded in an epoch, if only reading tells whether the steps before lead there.
+
+        A state records the size of its own batches. Those before it may have had another, after a load before.
+        """
+        if self._counts_rows or self.loaded is None or self.loaded[0] != epoch or self.loaded[1] is self._proved:
+            return None
+        return self.loaded[1]
+
+    def prove(self, epoch: int, *, leads_there: bool) -> None:
+        """Note whether the steps before the progress that was loaded in an epoch lead there: see `unproved`."""
+        progress = self.unproved(epoch)
+        assert progress is not None  # noqa: S101
+        self._proved = progress
+        if not leads_there:
+            newest = self._segments[epoch][-1]
+            own = RankStart(tuple(stream.left for stream in progress.streams), progress.next_turn)
+            starts = {newest.topology.rank: own}
+            self._segments[epoch] = (replace(newest, first_step=progress.batches_delivered, starts=starts),)
+            self._before[epoch] = OTHER_BATCHES
 
     def ledger(self, segment: Segment) -> SegmentLedger:
         """Return the ledger of a segment."""
