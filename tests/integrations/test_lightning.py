@@ -272,10 +272,14 @@ class Model(lightning.LightningModule):
     def on_train_epoch_end(self):
         self.done.append("|")
 
-def fit(batch_size, checkpoint=None, skipped=None, **options):
+    def on_before_optimizer_step(self, optimizer):
+        self.done.append("s")
+
+def fit(batch_size, checkpoint=None, skipped=None, excluded=(), **options):
     loader, _ = StructuredDataset.create_dataloader("data", batch_size=batch_size, num_workers=0)
     if skipped:
         loader.skip_steps(*skipped)
+    loader.exclude(excluded)
     held_out, _ = StructuredDataset.create_dataloader("data", batch_size=444, num_workers=0)
     saves = ModelCheckpoint("checkpoints", "{step}", every_n_train_steps=4, save_top_k=-1)
     model = Model()
@@ -283,7 +287,8 @@ def fit(batch_size, checkpoint=None, skipped=None, **options):
         max_epochs=2, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
         num_sanity_val_steps=0, callbacks=[saves], **options,
     ).fit(model, ResumableLoader(loader), held_out, ckpt_path=checkpoint)
-    return "".join(model.done)
+    done = "".join(model.done)
+    return done if options.get("accumulate_grad_batches") else done.replace("s", "")
 
 whole = fit(40)
 assert whole == ("t" * 12 + "v|") * 2, whole
@@ -295,6 +300,21 @@ done = fit(40, skipped=(2, 4))
 assert done == "t" * 10 + "v|" + "t" * 12 + "v|", done
 done = fit(40, skipped=(2, 4), val_check_interval=0.5)
 assert done == "tttttv" * 2 + "|" + "ttttttv" * 2 + "|", done
+
+for name, rows, left in (  # each has whole steps of the first epoch; the last step has 4 rows
+    ("part-000.parquet", range(80), 10),
+    ("part-000.parquet", range(90, 250), 9),
+    ("part-001.parquet", range(140, 144), 11),
+):
+    excluded = [(name, row) for row in rows]
+    after = -(-(444 - len(rows)) // 40)
+    done = fit(40, excluded=excluded)
+    assert done == "t" * left + "v|" + "t" * after + "v|", (rows, done)
+    done = fit(40, excluded=excluded, accumulate_grad_batches=4)
+    epochs = [("tttts" * 3)[: -(-batches // 4) * 5 - 1 - -batches % 4] + "sv|" for batches in (left, after)]
+    assert done == "".join(epochs), (rows, done)
+    done = fit(40, "checkpoints/step=4.ckpt", excluded=excluded)
+    assert done.endswith("v|" + "t" * after + "v|"), (rows, done)
 """
 """Trainings that validate at the ends of epochs of other lengths than the first, in the directory of the process."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
 from collections.abc import Iterator
@@ -110,6 +111,10 @@ class ResumableLoader:
         is_of_epoch = not isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch is not None
         if is_of_epoch and trainer.val_check_batch is not None:  # None where it is a matter of time
             trainer.val_check_batch = max(1, int(fit_loop.max_batches * trainer.val_check_interval))
+        if self.loader.loses_rows and isinstance(fetcher, _PrefetchDataFetcher):
+            _look_ahead(fetcher)
+            if is_of_epoch and trainer.val_check_batch == fit_loop.max_batches:
+                trainer.val_check_batch = float("inf")  # after the last batch, whichever it is
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all ranks. All ranks call it together, as Lightning does for each checkpoint."""
@@ -199,6 +204,13 @@ class _Batches(Iterator[Any]):
         batch = next(batches)
         self._trained = -1 if self._progress is None else self._progress.processed
         return batch
+
+
+def _look_ahead(fetcher: _PrefetchDataFetcher) -> None:
+    """Have Lightning find the last batch as it does without a length: a step that lost all rows has no batch."""
+    fetcher.length = None
+    with contextlib.suppress(StopIteration):
+        fetcher.batches.append(_DataFetcher.__next__(fetcher))
 
 
 def _load_late(fit_loop: _FitLoop) -> bool:
