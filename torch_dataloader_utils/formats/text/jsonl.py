@@ -96,7 +96,7 @@ class JsonLines(TextFormat):
         _require_objects(text, block)
         _require_shallow(text, block)
         parser = JsonParser(self._parse_options(self._explicit, "infer"), self.block_bytes)
-        table = parser.block(text, block, lambda: 0)
+        table = parser.block(text, block, lambda: 0, use_threads=False)  # with them, files would wait for one another
         return Sample(table.schema, table.num_rows, len(block))
 
     def can_cut(self, storage: Storage, file: StoredFile, head: bytes) -> bool:  # noqa: ARG002
@@ -154,9 +154,7 @@ class JsonParser:
         for block, line in self._blocks(text, lambda: self._block_bytes):
             yield from self.block(text, block, line, use_threads=use_threads).to_batches()
 
-    def block(
-        self, text: Text, block: bytes | pa.Buffer, line: Callable[[], int], *, use_threads: bool = True
-    ) -> pa.Table:
+    def block(self, text: Text, block: bytes | pa.Buffer, line: Callable[[], int], *, use_threads: bool) -> pa.Table:
         """Return the rows of a block of lines; `line` counts the lines of the text that are before the block."""
         table = self._parsed(block, use_threads=use_threads)
         if isinstance(table, pa.Table):
