@@ -110,6 +110,25 @@ def test_line_ends_within_quoted_values_stay_whole_wherever_blocks_of_the_parser
         assert [value for batch in loader for value in batch["text"]] == values
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-32"])
+def test_the_beginning_of_a_file_in_wide_characters_ends_with_a_whole_row(tmp_path: Path, encoding: str, suffix: str):
+    for row_bytes in range(20, 30):
+        rows = [f"{row},x,{'y' * (row_bytes - 8)}" for row in range(1000, 1100)]
+        content = "".join(f"{row}\n" for row in ["row,one,two", *rows]).encode(encoding)
+        (tmp_path / f"data.csv{suffix}").write_bytes(COMPRESSORS[suffix](content))
+        loader, _ = open_text(tmp_path, format="csv", format_options={"block_size": 256, "encoding": encoding})
+        assert rows_of(loader) == list(range(1000, 1100))
+
+
+def test_a_header_may_fill_the_first_block_alone(tmp_path: Path):
+    names = [f"column_{number}" for number in range(20)]
+    rows = [",".join(str(row * 100 + column) for column in range(20)) for row in range(30)]
+    (tmp_path / "data.csv").write_text("".join(f"{line}\n" for line in [",".join(names), *rows]))
+    loader, _ = open_text(tmp_path, format="csv", format_options={"block_size": 220})
+    assert [value for batch in loader for value in batch["column_3"]] == [row * 100 + 3 for row in range(30)]
+
+
 @pytest.mark.parametrize("skipped", ['"not closed', "5\" by 3', x"])
 def test_lines_that_are_skipped_at_the_beginning_may_hold_anything(tmp_path: Path, skipped: str):
     path = tmp_path / "data.csv"

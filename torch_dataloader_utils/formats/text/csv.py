@@ -60,9 +60,16 @@ class Csv(TextFormat):
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", csv_options.checked(self.options))
 
+    @property
+    def head_bytes(self) -> int:
+        """pyarrow counts the bytes of a block in UTF-8, of which other encodings may take more."""
+        return super().head_bytes * csv_options.width_of(self.options)
+
     def sample(self, text: Text, *, is_all: bool) -> Sample:
-        """Return the columns that pyarrow infers from the first block."""
+        """Return the columns that pyarrow infers from the first block with rows."""
         content = text.content.to_pybytes()
+        if not is_all:  # pyarrow parses the last line as well, where the first block has no row
+            content = csv_options.without_cut_line(content, self.options)
         if is_all and not content.endswith((b"\n", b"\r")) and csv_options.is_ascii_like(self.options):
             content += b"\n"  # pyarrow does not see a header that has no line end
         text = replace(text, content=pa.py_buffer(content))
@@ -81,7 +88,7 @@ class Csv(TextFormat):
             if pa.types.is_binary(column.type) and column.name not in given and self.options.get("check_utf8", True):
                 as_text = CsvParser(self.options, reader.schema.names, pa.schema([(column.name, pa.string())]))
                 next(as_text.batches(text, use_threads=False), None)  # names the line that is not valid text
-        return Sample(reader.schema, rows, min(len(content), self.block_bytes))
+        return Sample(reader.schema, rows, min(len(content), self.head_bytes // 2))
 
     def _names(self, text: Text) -> list[str]:
         """Return the columns of a file, even if its values cannot be parsed."""

@@ -110,3 +110,21 @@ def encoding_of(options: Mapping[str, Any]) -> str:
 def is_ascii_like(options: Mapping[str, Any]) -> bool:
     """Whether line ends and quotes are single bytes that no other character has."""
     return encoding_of(options) in ("utf-8", "ascii")
+
+
+def width_of(options: Mapping[str, Any]) -> int:
+    """Return how many bytes a line end has."""
+    encoding = encoding_of(options)
+    return len("\n\n".encode(encoding)) - len("\n".encode(encoding))  # without a byte order mark
+
+
+def without_cut_line(content: bytes, options: Mapping[str, Any]) -> bytes:
+    """Return the beginning of a text up to its last line end; all of it where it has none, or is not in the encoding."""
+    if is_ascii_like(options):
+        return content[: max(content.rfind(b"\n"), content.rfind(b"\r")) + 1] or content
+    encoding = encoding_of(options)
+    try:
+        text = codecs.getincrementaldecoder(encoding)().decode(content)
+    except UnicodeError:
+        return content
+    return text[: max(text.rfind("\n"), text.rfind("\r")) + 1].encode(encoding) or content

@@ -96,6 +96,11 @@ class TextFormat(Format):
         """How much is parsed at a time."""
         return int(self.options.get("block_size") or BLOCK_BYTES)
 
+    @property
+    def head_bytes(self) -> int:
+        """How much of a file's beginning is looked at: the first block, and what shows that others follow it."""
+        return 2 * self.block_bytes
+
     @abstractmethod
     def sample(self, text: Text, *, is_all: bool) -> Sample:
         """Return what a file's beginning, or the whole text, shows."""
@@ -168,7 +173,7 @@ class TextFormat(Format):
         shown = storage.display(file.location)
         if not file.size:
             raise UnreadableFileError(f"{shown} is empty: it has not even a line of {self.name}")
-        head = storage.read(file, 0, min(file.size, max(DIGEST_BYTES, 2 * self.block_bytes)))
+        head = storage.read(file, 0, min(file.size, max(DIGEST_BYTES, self.head_bytes)))
         try:
             footer = self._footer(storage, file, head)
         except UnreadableFileError as error:
@@ -187,7 +192,7 @@ class TextFormat(Format):
         compression = compression_of(head, shown)
         is_all = len(head) == file.size
         try:
-            text, is_all, stored = decompressed_head(head, compression, 2 * self.block_bytes, is_all=is_all)
+            text, is_all, stored = decompressed_head(head, compression, self.head_bytes, is_all=is_all)
         except OSError as error:
             raise UnreadableFileError(f"{shown} is cut short or damaged: {error}") from None
         if not text.removeprefix(BOM).strip(self.blank):
