@@ -64,6 +64,9 @@ BACKTRACE = "\n   0: "
 LOCAL_URL = re.compile(r"file:/(?!/)")
 """How a path of this machine begins that Java writes as a URL."""
 
+ESCAPED = re.compile(rb"(?:\\u00[0-9A-Fa-f]{2})+")
+"""How the protocol writes the bytes of a partition's value. deltalake returns this text as the bytes (seen in 1.6)."""
+
 MAPPING = "delta.columnMapping.mode"
 PHYSICAL_NAME = "delta.columnMapping.physicalName"
 FIELD_ID = "delta.columnMapping.id"
@@ -210,7 +213,7 @@ def _read_log(url: str, version: int | None, options: Mapping[str, str] | None) 
     if len(set(paths)) != len(paths):
         raise OSError(f"the log of the table {url} has a file twice")
     names = columns.partition_schema.names
-    values = [pc.struct_field(added["partition"], [name]).to_pylist() for name in names]
+    values = [list(map(_plain_bytes, pc.struct_field(added["partition"], [name]).to_pylist())) for name in names]
     rows = zip(*values, strict=True) if values else ((),) * len(paths)
     return _Log(
         version=table.version(),
@@ -219,6 +222,13 @@ def _read_log(url: str, version: int | None, options: Mapping[str, str] | None) 
         partitions=dict(zip(paths, rows, strict=True)),
         deleted={} if vectors is None else _deleted(vectors, table.table_uri, set(paths)),
     )
+
+
+def _plain_bytes(value: Any) -> Any:
+    """Return a partition's value; the bytes themselves where their text is escaped."""
+    if isinstance(value, bytes) and ESCAPED.fullmatch(value):
+        return bytes(int(code, 16) for code in value.decode().split("\\u")[1:])
+    return value
 
 
 @contextmanager
