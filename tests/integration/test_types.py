@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import examples, open_loader
 
-from torch_dataloader_utils import Codes, ColumnError, PackedBytes, Padded
+from torch_dataloader_utils import Codes, ColumnError, PackedBytes, Padded, StructuredDataset
 from torch_dataloader_utils.columns.convert import convert, split
 from torch_dataloader_utils.columns.options import parse_column_options
 from torch_dataloader_utils.columns.transform import ColumnTransform
@@ -590,6 +590,20 @@ def test_a_tensor_whose_dimensions_are_stored_in_another_order_has_its_logical_s
     source = WrittenFiles(tmp_path, column)
     (batch,) = source.batches(output_format="torch", fill_nulls={"x": -1})
     assert batch["x"].tolist() == [[[0, 3], [1, 4], [2, 5]], [[-1] * 2] * 3]
+
+
+@not_with_old_pyarrow
+@pytest.mark.parametrize("mixing", [{}, {"shuffle": True, "shuffle_buffer_size": 2}])
+def test_types_that_parquet_alone_tells_are_those_that_pyarrow_reads(tmp_path, mixing):
+    """Writers that do not store Arrow's schema, such as DuckDB and Java, tell UUID and JSON by Parquet's own types."""
+    path = tmp_path / "some.parquet"
+    ids = pa.array([bytes([number]) * 16 for number in range(5)], pa.uuid())
+    table = pa.table({"u": ids, "j": pa.array(["{}"] * 5, pa.json_()), "s": pa.StructArray.from_arrays([ids], ["u"])})
+    pq.write_table(table, path, store_schema=False, row_group_size=2)
+    loader, dataset = StructuredDataset.create_dataloader(path, num_workers=0, output_format="arrow", **mixing)
+    assert dataset.schema.types == pq.ParquetFile(path).schema_arrow.types == table.schema.types
+    (batch,) = loader
+    assert sorted(batch["u"].to_pylist()) == sorted(table["u"].to_pylist())
 
 
 def test_lists_of_no_places_have_as_many_rows_as_there_are(tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +21,7 @@ from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, FilesToRead, Layout, Measures, RowGroups
 from torch_dataloader_utils.formats.concurrency import FOOTER_THREADS, OPEN_FILES
 from torch_dataloader_utils.formats.parquet.footer import (
+    AS_PARQUET_FILE,
     FooterReader,
     leaves_of,
     parse_footer,
@@ -31,12 +31,6 @@ from torch_dataloader_utils.formats.parquet.footer import (
 from torch_dataloader_utils.formats.parquet.metadata_file import described_columns, description_digest
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.storage.local_file import LocalFile
-
-EXTENSIONS = "arrow_extensions_enabled"
-
-AS_PARQUET_FILE = {EXTENSIONS: True} if EXTENSIONS in inspect.signature(pq.ParquetFile).parameters else {}
-"""The reader that a `ParquetFile` has reads Arrow's extension types, in releases that have some."""
-
 
 PARQUET_MR = re.compile(r"parquet-mr(?: version (\d+)\.(\d+)\.(\d+))?")
 

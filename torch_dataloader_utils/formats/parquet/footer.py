@@ -7,6 +7,7 @@ format specification, https://parquet.apache.org/docs/file-format/.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -39,6 +40,11 @@ Others may count nulls within lists alone, as Arrow did before https://github.co
 
 SHOWN = 3
 """How many files a warning names."""
+
+EXTENSIONS = "arrow_extensions_enabled"
+
+AS_PARQUET_FILE = {EXTENSIONS: True} if EXTENSIONS in inspect.signature(pq.ParquetFile).parameters else {}
+"""The reader that a `ParquetFile` has reads Arrow's extension types, in releases that have some."""
 
 
 class FooterReader:
@@ -125,7 +131,7 @@ class FooterReader:
         stored = schema_of(metadata)
         last = self._last
         if last is None or last.arrow != arrow or not last.is_of(stored):
-            schema = stored.to_arrow_schema().remove_metadata()
+            schema = read_schema_of(metadata).remove_metadata()
             schema = self._schemas.setdefault(schema.serialize().to_pybytes(), schema)  # equal ones are one object
             names = [column.name for column in schema if self._counts_nulls(column)]
             leaves = leaves_of(schema, len(stored)) if names else {}
@@ -196,6 +202,17 @@ def schema_of(metadata: pq.FileMetaData) -> pq.ParquetSchema:
     That one makes a cycle: while the garbage collector rests, the footers of all files would stay.
     """
     return pq.ParquetSchema(metadata)
+
+
+def read_schema_of(metadata: pq.FileMetaData) -> pa.Schema:
+    """Return the columns of a footer as they are read.
+
+    `to_arrow_schema` leaves out extension types that only Parquet's own types stand for: UUID and JSON of other
+    writers than Arrow.
+    """
+    reader = pq.ParquetReader()
+    reader.open(pa.BufferReader(PARQUET_MAGIC), metadata=metadata, **AS_PARQUET_FILE)
+    return reader.schema_arrow
 
 
 def row_groups_of(metadata: pq.FileMetaData) -> list[pq.RowGroupMetaData]:
