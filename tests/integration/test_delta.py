@@ -90,7 +90,8 @@ def test_a_partition_of_bytes_has_the_bytes_that_were_written(tmp_path):
     values = [b"ab", b"\x00\xff", b"ab", None, b"\\u00"]
     write_deltalake(tmp_path / "table", pa.table({"id": range(5), "key": values}), partition_by=["key"])
     loader, _ = open_table(tmp_path / "table", output_format="dict")
-    assert {row: key for batch in loader for row, key in zip(batch["id"], batch["key"])} == dict(enumerate(values))
+    rows = {row: key for batch in loader for row, key in zip(batch["id"], batch["key"], strict=True)}
+    assert rows == dict(enumerate(values))
     assert ids_of(open_table(tmp_path / "table", filters=FIELD("key") == b"ab")[0]) == [0, 2]
 
 

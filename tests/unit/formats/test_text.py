@@ -121,6 +121,12 @@ def test_the_beginning_of_a_file_in_wide_characters_ends_with_a_whole_row(tmp_pa
         assert rows_of(loader) == list(range(1000, 1100))
 
 
+def test_a_file_of_zstd_may_begin_with_a_frame_that_is_skipped(tmp_path: Path):
+    frame = b"\x50\x2a\x4d\x18\x04\0\0\0size"
+    (tmp_path / "data.csv.zst").write_bytes(frame + COMPRESSORS[".zst"](WRITERS["csv"](range(50))))
+    assert rows_of(open_text(tmp_path, format="csv")[0]) == list(range(50))
+
+
 def test_a_header_may_fill_the_first_block_alone(tmp_path: Path):
     names = [f"column_{number}" for number in range(20)]
     rows = [",".join(str(row * 100 + column) for column in range(20)) for row in range(30)]

@@ -62,7 +62,7 @@ class Csv(TextFormat):
 
     @property
     def head_bytes(self) -> int:
-        """pyarrow counts the bytes of a block in UTF-8, of which other encodings may take more."""
+        """How much is looked at: pyarrow counts a block's bytes in UTF-8, of which other encodings may take more."""
         return super().head_bytes * csv_options.width_of(self.options)
 
     def sample(self, text: Text, *, is_all: bool) -> Sample:

@@ -119,7 +119,7 @@ def width_of(options: Mapping[str, Any]) -> int:
 
 
 def without_cut_line(content: bytes, options: Mapping[str, Any]) -> bytes:
-    """Return the beginning of a text up to its last line end; all of it where it has none, or is not in the encoding."""
+    """Return the beginning of a text up to its last line end; all of it if it has none or is in another encoding."""
     if is_ascii_like(options):
         return content[: max(content.rfind(b"\n"), content.rfind(b"\r")) + 1] or content
     encoding = encoding_of(options)

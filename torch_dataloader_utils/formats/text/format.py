@@ -36,7 +36,10 @@ BLOCK_BYTES = 1 << 20
 BOM = b"\xef\xbb\xbf"
 """The byte order mark that UTF-8 may begin with."""
 
-MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
+SKIPPABLE = [bytes([number]) + b"\x2a\x4d\x18" for number in range(0x50, 0x60)]
+"""How a frame begins that zstd skips: pzstd begins its files with one (RFC 8878, section 3.1.2)."""
+
+MAGIC = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", **dict.fromkeys(SKIPPABLE, "zstd")}
 SUFFIXES = {".gz": "gzip", ".zst": "zstd"}
 
 MOST_TEXT: dict[str | None, int] = {None: 1, "gzip": 1032, "zstd": 32768}
