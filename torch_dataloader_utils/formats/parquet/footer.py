@@ -50,7 +50,8 @@ AS_PARQUET_FILE = {EXTENSIONS: True} if EXTENSIONS in inspect.signature(pq.Parqu
 class FooterReader:
     """Reads and parses footers. If consecutive files have equal schemas, as they mostly do, a schema is derived once.
 
-    `counts_nulls` says of a column whether its nulls matter. `parsed` has the first footers of files, by path.
+    `counts_nulls` says of a column whether its nulls matter. `parsed` has the first footers of files with
+    their columns, by path.
     """
 
     def __init__(self, storage: Storage, counts_nulls: Callable[[pa.Field], bool] = lambda _: False) -> None:
@@ -108,7 +109,7 @@ class FooterReader:
         if sum(counts) != metadata.num_rows:
             name = self._storage.display(file.location)
             self._mismatches.append(f"{name} says {metadata.num_rows} rows and has {sum(counts)}")
-        self.parsed.keep(file.path, metadata, len(content))
+        self.parsed.keep(file.path, (metadata, columns.schema), len(content))
         digest = hashlib.blake2b(content, digest_size=8).hexdigest()
         described = DataFile(file.path, file.size, digest, row_groups, file.etag, file.modified)
         return Footer(described, columns.schema, nulls, content)
