@@ -71,7 +71,7 @@ class CheckpointStoreError(DatasetError, OSError):
 
 
 class IterationEndedError(DatasetError, RuntimeError):
-    """An iterator was used after an error, or after a newer ``iter``, ``set_epoch`` or ``load_state_dict``."""
+    """An iterator was used after an error, a newer ``iter``, ``set_epoch`` or ``load_state_dict``, or a fork."""
 
 
 class LedgerUnknownError(DatasetError, RuntimeError):

@@ -18,6 +18,8 @@ from jobs.processes import collect_garbage, inherited, wait_until_none
 from pairwise import pairwise
 from support import all_rows_of, open_loader, rows_of, write_dataset
 
+from torch_dataloader_utils.errors import IterationEndedError
+
 pytestmark = pytest.mark.usefixtures("leaves_nothing_behind")
 
 FILES = ((9000, 1000), (30, 30), (8000, 700))
@@ -147,3 +149,28 @@ def test_shared_memory_of_a_few_pages_is_enough_and_a_killed_job_leaves_nothing_
     )
     expected = {"finish": [str(ROWS), "status 0"], "kill": ["status 137"]}
     assert done.stdout.splitlines() == expected[how], done.stderr
+
+
+@pytest.mark.parametrize("persistent", [None, False, True])
+def test_a_forked_process_leaves_an_iterator_and_its_workers_to_the_one_that_began_it(path, persistent):
+    options = {} if persistent is None else {"persistent_workers": persistent, "multiprocessing_context": "fork"}
+    loader, _ = open_loader(path, num_workers=0 if persistent is None else 2, batch_size=10, **options)
+    iterator = iter(loader)
+    first = rows_of(next(iterator))
+    read, write = os.pipe()
+    process = os.fork()
+    if not process:
+        signal.alarm(60)
+        try:
+            next(iterator)
+        except IterationEndedError as error:
+            os.write(write, f"{error}\n".encode())
+        os.write(write, str(len(all_rows_of(loader))).encode())
+        os._exit(0)
+    os.close(write)
+    assert os.waitpid(process, 0)[1] == 0
+    with os.fdopen(read, encoding="utf-8") as written:
+        message, rows = written.read().split("\n")
+    assert f"forked from process {os.getpid()}" in message
+    assert int(rows) == ROWS
+    assert sorted(first + all_rows_of(iterator)) == list(range(ROWS))

@@ -124,7 +124,7 @@ class StructuredDataLoader(DataLoader[Any]):
         if self._newest is not None and (before := self._newest()) is not None:
             before.end("iter")
         self._dataset.prepare_iteration()
-        if self._dataset.needs_new_workers() or self.num_workers != self._dataset.num_workers:
+        if self._dataset.needs_new_workers() or self.num_workers != self._dataset.num_workers or self._is_forked():
             self._forget_workers()
             self.num_workers = self._dataset.num_workers
             self.prefetch_factor = self.prefetch_factor or 2
@@ -337,6 +337,11 @@ class StructuredDataLoader(DataLoader[Any]):
         """Return what `super().__iter__` returns, or uses again if workers are persistent."""
         self.check_worker_number_rationality()
         return WorkerIterator(self, self._channels)
+
+    def _is_forked(self) -> bool:
+        """Whether the workers serve the process that this one was forked from."""
+        answers = None if self._answers is None else self._answers()
+        return answers is not None and answers.is_inherited
 
     def _forget_workers(self) -> None:
         """Shut down worker processes that must not serve another iteration."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import weakref
 from abc import abstractmethod
@@ -202,6 +203,7 @@ class BatchIterator(CountedIterator):
         on_error: Callable[[], None] | None = None,
     ) -> None:
         self._iteration = iteration
+        self._owner = os.getpid()
         self._contents: Iterator[Content] | None = contents
         self._streams = streams
         self._on_error = on_error
@@ -228,6 +230,9 @@ class BatchIterator(CountedIterator):
     def has_next(self, after: int = 0) -> bool:
         """Wait for the next batch, and return whether there is one: see `CountedIterator.has_next`."""
         self._iteration.require_current()
+        if self._owner != os.getpid():  # its thread is not here, and what its workers send here would be missing there
+            msg = f"this process was forked from process {self._owner}, to which this iterator belongs: make a new one "
+            raise IterationEndedError(msg + "with iter(loader)")
         if self._error is not None:
             msg = f"this iterator ended with an error ({self._error}): to continue after it would leave out rows; make "
             msg += "a new iterator, after load_state_dict(state_dict()) to continue where this one stopped"

@@ -225,6 +225,11 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
         """The workers' processes."""
         return self._workers
 
+    @property
+    def is_inherited(self) -> bool:
+        """Whether this is the copy of a process that was forked from the workers' own."""
+        return self._owner != os.getpid()
+
     def end(self) -> None:
         """End the workers, at once if one is broken, else by themselves if they can; and close their channels."""
         self._shutdown_workers()
@@ -233,7 +238,7 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
 
     def _shutdown_workers(self) -> None:
         """End the workers. torch calls this at the end of the streams, and when the iterator is deleted."""
-        if self._owner != os.getpid():  # a forked copy
+        if self.is_inherited:
             return
         with interrupt_later():
             if not getattr(self, "_shutdown", True):
