@@ -174,3 +174,26 @@ def test_a_forked_process_leaves_an_iterator_and_its_workers_to_the_one_that_beg
     assert f"forked from process {os.getpid()}" in message
     assert int(rows) == ROWS
     assert sorted(first + all_rows_of(iterator)) == list(range(ROWS))
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_process_that_cannot_be_forked_is_one_error_and_nothing_more(path, monkeypatch, last):
+    forks = []
+    fork = os.fork
+
+    def forked() -> int:
+        if len(forks) == last:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        forks.append(fork())
+        return forks[-1]
+
+    loader, _ = open_loader(path, num_workers=2, multiprocessing_context="fork")
+    ignored: list[Any] = []
+    monkeypatch.setattr("sys.unraisablehook", ignored.append)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fork", forked)
+        with pytest.raises(BlockingIOError):
+            iter(loader)
+    collect_garbage()
+    assert not ignored
+    assert sorted(all_rows_of(loader)) == list(range(ROWS))

@@ -246,7 +246,8 @@ class WorkerIterator(_MultiProcessingDataLoaderIter):
                     self._ask_to_end()
                 self.kill()
                 self._end_pinning()
-            super()._shutdown_workers()
+            if hasattr(self, "_workers_status"):  # else not all of them could be started
+                super()._shutdown_workers()
 
     def _ask_to_end(self) -> None:
         """Let the workers end by themselves, within `END_SEC` for all together."""
