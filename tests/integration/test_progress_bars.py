@@ -248,3 +248,9 @@ def test_ranks_in_step_have_the_total_of_the_rank_with_fewest_or_most_batches(pa
     assert [loader.progress("pad")["total"] for loader in loaders] == [max(lengths)] * 3
     with pytest.raises(ValueError, match="uneven='both'"):
         loaders[0].progress("both")
+
+
+def test_no_bar_is_shown_where_standard_error_is_closed(path, monkeypatch):
+    expected = batches_of(open_loader(path)[0])
+    monkeypatch.setattr("sys.stderr", None)
+    assert batches_of(show(path)) == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import Any, TypedDict
 
@@ -39,7 +40,7 @@ class ProgressBar:
             unit="batch",
             mininterval=interval,
             dynamic_ncols=True,
-            disable=None,  # without a terminal
+            disable=None if sys.stderr is not None else True,  # None: without a terminal
         )
 
     def update(self) -> None:
