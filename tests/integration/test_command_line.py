@@ -508,3 +508,18 @@ def test_other_shells_get_a_script_with_all_commands(tdu, shell):
     pytest.importorskip("shtab")
     script = tdu("completion", shell).out
     assert all(command in script for command in COMMANDS)
+
+
+def test_a_run_log_that_is_not_there_is_an_error(tdu, tmp_path):
+    (tmp_path / "data").mkdir()
+    pq.write_table(pa.table({"x": range(100)}), tmp_path / "data" / "0.parquet")
+    loader, _ = StructuredDataset.create_dataloader(
+        tmp_path / "data", batch_size=10, num_workers=0, run_log=tmp_path / "log"
+    )
+    next(iter(loader))
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(loader.state_dict()))
+    assert tdu("rows", state, 3, "--run-log", tmp_path / "log").code == 0
+    wrong = tdu("rows", state, 3, "--run-log", tmp_path / "lgo")
+    assert wrong.code == 2
+    assert "--run-log" in wrong.err

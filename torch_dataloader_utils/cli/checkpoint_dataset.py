@@ -15,6 +15,7 @@ from torch_dataloader_utils.cli.options import TIMEOUT_SEC, storage_options
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.distributed.read_states import read_states
 from torch_dataloader_utils.errors import CheckpointMismatchError, LedgerUnknownError, UnevenRanksWarning, shown
+from torch_dataloader_utils.loader.run_log import RunLog
 from torch_dataloader_utils.planning.manifest import root_prefix
 
 SAME_NAMES = (
@@ -89,6 +90,8 @@ def open_checkpoint(arguments: argparse.Namespace) -> CheckpointDataset:
     states = parse_states(raw)
     saved = next((state for state in states if state.rank == arguments.rank), states[0])
     parameters = _parameters(saved, arguments)
+    if arguments.run_log is not None:
+        _require_segments(arguments.run_log, options)
     paths: list[Any] = [saved.root if arguments.path is None else arguments.path]
     if arguments.path is None and _lists_files_below(saved):  # it may have been given as a glob, or as a list of files
         paths.append([root_prefix(saved.root) + file.path for file in saved.files or ()])
@@ -104,6 +107,12 @@ def open_checkpoint(arguments: argparse.Namespace) -> CheckpointDataset:
         else:
             break
     return CheckpointDataset(dataset, states)
+
+
+def _require_segments(url: str, options: Any) -> None:
+    """Raise if there is no run log: without one, an earlier run of other ranks would be taken for one of these."""
+    if not RunLog.read(url, options if "://" in url else None).segments:
+        raise FileNotFoundError("--run-log: there is no run log in this directory")
 
 
 def _lists_files_below(saved: SavedState) -> bool:
