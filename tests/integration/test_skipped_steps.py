@@ -778,3 +778,20 @@ def test_a_state_loads_that_says_of_another_worker_that_it_goes_on_after_the_epo
     again = open_loader(tmp_path, batch_size=25, num_workers=2)[0]
     again.load_state_dict(state)
     assert batches_of(again) == batches_of(batches)
+
+
+@pytest.mark.parametrize("at", [-3, -2, -1])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_steps_restored_while_the_last_ones_are_copied_ahead_come_with_the_next_pass_at_the_latest(path, workers, at):
+    whole = batches_of(opened(path, num_workers=workers))
+    left, skipped = parted(whole, [(3, 6)])
+    loader = to_device(opened(path, num_workers=workers), "cpu")
+    loader.skip_steps(3, 6)
+    seen = []
+    for batch in loader:
+        seen.append(rows_of(batch))
+        if loader.state_dict()["batches_delivered"] == len(whole) + 1 + at:
+            loader.restore_skipped()
+    seen += [] if len(seen) == len(whole) else batches_of(loader)
+    assert seen == left + skipped
+    assert batches_of(loader) == left + skipped  # the epoch begins again

@@ -319,6 +319,7 @@ class EpochState:
         steps = iteration.progress.skip_requests  # those that were requested since then are of the next iteration
         self.segments.skip(replace(self.segment(self.epoch), skipped=steps))
         if is_first_call and iteration.finished():  # also where this rank has skipped nothing: others may have
+            self.owner.iteration = None  # its iterator ends, where it has read ahead that nothing follows
             self.owner.take_over("restore_skipped", self.epoch, iteration.progress)
 
     def _keep_restorable(self) -> None:
@@ -327,7 +328,7 @@ class EpochState:
         That one may not have been asked for a batch after its last. It may be nothing: others may have skipped steps.
         """
         iteration = self.owner.iteration
-        if iteration is None or iteration.finished():
+        if iteration is None or (iteration.finished() and not iteration.leaves_restored):
             return
         progress = iteration.progress
         if progress.restores and progress.restored is None and not replace(progress, restores=False).rows_left:

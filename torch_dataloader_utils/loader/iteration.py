@@ -57,6 +57,7 @@ class Iteration:
         self.failed = False
         self._part = self.parts.first[0]
         self._has_all_parts = False
+        self._has_restored_parts = False
         self.bar: ProgressBar | None = None
         self._is_abandoned = False
         self._ended: set[int] = set()
@@ -68,7 +69,14 @@ class Iteration:
 
     def _begin_restoring(self) -> bool:
         self._has_all_parts = True
+        self._has_restored_parts = self.progress.restores
         return self.progress.restores
+
+    @property
+    def leaves_restored(self) -> bool:
+        """Whether skipped rows are to be delivered, and all else had been read ahead when that was asked for."""
+        is_late = self._has_all_parts and not self._has_restored_parts
+        return is_late and self.progress.restores and self.progress.restored is None
 
     def finished(self, streams: Collection[int] | None = None) -> bool:
         """Whether these streams, or all, have ended, and no other part follows."""
