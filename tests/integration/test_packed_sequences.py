@@ -16,7 +16,14 @@ import torch
 from pairwise import pairwise
 from stops import each_stop
 
-from torch_dataloader_utils import CheckpointMismatchError, LedgerUnknownError, Packing, StructuredDataset, audit
+from torch_dataloader_utils import (
+    CheckpointMismatchError,
+    ColumnError,
+    LedgerUnknownError,
+    Packing,
+    StructuredDataset,
+    audit,
+)
 from torch_dataloader_utils.reading import packing as packing_module
 
 LENGTH, LONGEST = 32, 2_000
@@ -215,3 +222,12 @@ def test_metrics_count_each_token_once_as_packed_or_dropped(dataset, way, num_wo
     assert found["tokens_packed"] - found["tokens_separators"] == expected(WAYS[way]).total()
     assert found["tokens_packed"] + found["tokens_padding"] == places
     assert found["fill_rate"] == found["tokens_packed"] / places
+
+
+@pytest.mark.parametrize("option", ["separator", "pad_value"])
+@pytest.mark.parametrize("value", [1.5, 300, -1, float("nan"), {"tokens": 256}])
+def test_a_value_that_the_tokens_type_does_not_hold_is_refused_at_once(tmp_path, option, value):
+    tokens = pa.array([[1, 2], [3]], pa.list_(pa.uint8()))
+    pq.write_table(pa.table({"tokens": tokens}), tmp_path / "part.parquet")
+    with pytest.raises(ColumnError, match=f"{option} of column 'tokens': .* does not fit the type uint8"):
+        StructuredDataset.create_dataloader(tmp_path, packing=Packing("tokens", 4, **{option: value}), num_workers=0)

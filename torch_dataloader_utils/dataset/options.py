@@ -210,7 +210,7 @@ class LoaderOptions:
         """Return files whose rows are packed, with their tokens counted if that is asked for."""
         if self.count_tokens is False:
             return replace(files, unknown_made=UNKNOWN_SEQUENCES)
-        require_packable(packing, files.schema.names, ColumnTransform.of(files.schema, self.column_options).forms)
+        require_packable(packing, files.schema, ColumnTransform.of(files.schema, self.column_options).forms)
         manifest = self.files.manifest if isinstance(self.files, PathSet) else None
         return with_tokens(
             files,
@@ -224,7 +224,7 @@ class LoaderOptions:
         """Return what packs the columns that all sources of a mixture deliver."""
         packing, documents = self.packing, ColumnTransform.of(schema, self.column_options)
         assert packing is not None  # noqa: S101 - the caller asks
-        require_packable(packing, schema.names, documents.forms)
+        require_packable(packing, schema, documents.forms)
         return RowGroupPacking.of(packing, packing_text(packing), schema, documents)
 
     def _refuses_nulls(self, column: pa.Field) -> bool:
@@ -240,7 +240,7 @@ class LoaderOptions:
             added = ()
         transform = ColumnTransform.of(schema, self.column_options, *added)
         if self.packing is not None:
-            require_packable(self.packing, schema.names, transform.forms)
+            require_packable(self.packing, schema, transform.forms)
         if self.batching is not None:
             require_countable(self.batching, transform.schema)
         return self._read_options(transform)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from torch_dataloader_utils.columns.column_plan import Form
+import pyarrow as pa
+
+from torch_dataloader_utils.columns.arrow import leaf_type
+from torch_dataloader_utils.columns.column_plan import Form, to_scalar
 from torch_dataloader_utils.columns.options import Packing
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.opened_files import Opened
@@ -102,10 +105,13 @@ def sequence_counts(opened: Opened, options: PlanOptions) -> SequenceCounts | No
     )
 
 
-def require_packable(packing: Packing, columns: Iterable[str], forms: Mapping[str, Form]) -> None:
-    """Raise a ColumnError unless all columns are lists of numbers, and one of them that which is packed."""
+def require_packable(packing: Packing, schema: pa.Schema, forms: Mapping[str, Form]) -> None:
+    """Raise a ColumnError unless all columns are lists of numbers that hold the separator and the padding.
+
+    One of them has to be that which is packed.
+    """
     if packing.column not in forms:
-        msg = f"Packing({packing.column!r}): there is no such column; there are {', '.join(map(repr, columns))}"
+        msg = f"Packing({packing.column!r}): there is no such column; there are {', '.join(map(repr, schema.names))}"
         raise ColumnError(msg)
     others = [name for name, form in forms.items() if form != "jagged"]
     if others:
@@ -118,3 +124,9 @@ def require_packable(packing: Packing, columns: Iterable[str], forms: Mapping[st
     for option in (packing.separator, packing.pad_value):
         if isinstance(option, Mapping) and (missing := [name for name in forms if name not in option]):
             raise ColumnError(f"packing: {dict(option)!r} has no value for the column {missing[0]!r}")
+    for name in forms:
+        dtype = leaf_type(schema.field(name).type)
+        options = {"separator": packing.separator_of(name), "pad_value": packing.pad_value_of(name)}
+        for called, value in options.items():
+            if value is not None and not (pa.types.is_boolean(dtype) and value in (0, 1)):
+                to_scalar(value, dtype, f"packing: {called} of column {name!r}")
