@@ -795,3 +795,17 @@ def test_steps_restored_while_the_last_ones_are_copied_ahead_come_with_the_next_
     seen += [] if len(seen) == len(whole) else batches_of(loader)
     assert seen == left + skipped
     assert batches_of(loader) == left + skipped  # the epoch begins again
+
+
+@pytest.mark.parametrize("other", [{"batch_size": 6}, {"drop_last": True}])
+def test_steps_ahead_of_a_filtered_state_need_its_batches_as_well(path, other):
+    loader = opened(path, filters=FILTER, num_workers=0)
+    loader.skip_steps(3, 6)
+    state = through_json(loader)
+    with pytest.raises(CheckpointMismatchError, match="skips steps 3 to 5"):
+        opened(path, filters=FILTER, num_workers=0, **other).load_state_dict(state)
+    opened(path, filters=FILTER, num_workers=0).load_state_dict(state)
+    batches_of(loader)
+    passed = opened(path, filters=FILTER, num_workers=0, **other)
+    passed.load_state_dict(through_json(loader))  # no such step lies ahead
+    assert batches_of(passed) == []

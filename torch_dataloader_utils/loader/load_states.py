@@ -93,7 +93,7 @@ def _restored(states: Sequence[SavedState], run: Run, plans: EpochPlans) -> Prog
     progress = place_states(checked, plans.plan(epoch, baseline), plans.plan_skipped(epoch, baseline))
     counts_rows = plans.unknown_steps(epoch) is None
     quotas = plans.quotas(epoch, progress.baseline)
-    require_same_batches(progress, plans.read_options, quotas, counts_rows=counts_rows)
+    require_same_batches(progress, states[0], plans.read_options, quotas, counts_rows=counts_rows)
     warn_of_touched_files(states[0], run)
     return progress
 

@@ -75,11 +75,23 @@ def require_steps(start: int, stop: int, progress: Progress, most: int | None) -
         raise ValueError(f"{called}: the epoch has {most} steps, the last one is {most - 1}")
 
 
-def require_same_batches(progress: Progress, options: ReadOptions, quotas: Quotas | None, *, counts_rows: bool) -> None:
-    """Raise unless the skipped steps ahead of a loaded progress have the rows that its state records."""
-    requests = SkipRequests(progress.skip_requests, restores=progress.restores)
-    applied = requests.applied(progress, options, quotas, counts_rows=counts_rows)
-    if _rows_of(progress.skips_ahead) != _rows_of(applied.skips_ahead):
+def require_same_batches(
+    progress: Progress, saved: SavedState, options: ReadOptions, quotas: Quotas | None, *, counts_rows: bool
+) -> None:
+    """Raise unless the skipped steps ahead of a loaded progress have the rows that its state records.
+
+    Where only reading tells which rows a step has, raise unless batches are cut as those of the state were.
+    """
+    if counts_rows:
+        requests = SkipRequests(progress.skip_requests, restores=progress.restores)
+        applied = requests.applied(progress, options, quotas, counts_rows=True)
+        is_same = _rows_of(progress.skips_ahead) == _rows_of(applied.skips_ahead)
+    else:
+        size = None if options.batching is not None else options.batch_size
+        is_ahead = any(stop > progress.batches_delivered for _, stop in progress.skip_requests)
+        is_unknown = saved.drop_last is None  # a state of an earlier release
+        is_same = not is_ahead or is_unknown or (saved.batch_size, saved.drop_last) == (size, options.drop_last)
+    if not is_same:
         steps = ", ".join(f"{start} to {stop - 1}" for start, stop in progress.skip_requests)
         msg = f"the checkpoint skips steps {steps}, and with batch_size={options.batch_size} and drop_last="
         msg += (
@@ -88,7 +100,7 @@ def require_same_batches(progress: Progress, options: ReadOptions, quotas: Quota
         msg += (
             "and drop_last of the checkpoint; or load_state_dict(states, strict=False) with the states of all ranks, "
         )
-        raise CheckpointMismatchError(msg + "which skips the same rows")
+        raise CheckpointMismatchError(msg + ("which skips the same rows" if counts_rows else "which skips these steps"))
 
 
 def _rows_of(skips: Iterable[SkippedSteps]) -> list[tuple[Mark, int, tuple[object, ...]]]:
