@@ -323,3 +323,68 @@ def test_validation_is_at_the_end_of_epochs_of_every_length(tmp_path: Path, monk
     write_dataset(tmp_path / "data", ((300, 50), (144, 40)))
     monkeypatch.chdir(tmp_path)
     run_forked(VALIDATING, tmp_path)
+
+
+ENDING = """
+import lightning, torch
+import pyarrow.compute as pc
+from pathlib import Path
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch_dataloader_utils import StructuredDataset
+from torch_dataloader_utils.integrations.lightning import ResumableLoader
+
+class Model(lightning.LightningModule):
+    def __init__(self, estimates):
+        super().__init__()
+        self.layer, self.estimates, self.trained = torch.nn.Linear(1, 1), estimates, []
+
+    def training_step(self, batch, number):
+        self.trained.append((self.current_epoch, number, batch["row"].tolist()))
+        return self.layer(torch.ones(1, 1)).mean()
+
+    def configure_optimizers(self):
+        if self.estimates:
+            assert self.trainer.estimated_stepping_batches != 0  # -1 where it is unknown
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+def fit(max_steps, limit, filters, estimates, name, checkpoint=None):
+    loader, _ = StructuredDataset.create_dataloader(
+        "data", batch_size=24, shuffle=True, num_workers=0, row_id_column="row", filters=filters,
+    )
+    saves = [
+        ModelCheckpoint(name, "end-{step:02}", save_top_k=-1),
+        ModelCheckpoint(name, "step-{step:02}", every_n_train_steps=1, save_top_k=-1),
+    ]
+    model = Model(estimates)
+    lightning.Trainer(
+        max_epochs=3, max_steps=max_steps, accelerator="cpu", logger=False, enable_progress_bar=False,
+        enable_model_summary=False, accumulate_grad_batches=3, limit_train_batches=limit,
+        callbacks=[] if checkpoint else saves, enable_checkpointing=not checkpoint,
+    ).fit(model, ResumableLoader(loader), ckpt_path=checkpoint, weights_only=False)
+    return model.trained
+
+cells = [(20, 1.0, None), (-1, 1.0, pc.field("value") >= 60), (20, 1.0, pc.field("value") >= 60), (20, 4, None)]
+for number, cell in enumerate([(*cell, estimates) for cell in cells for estimates in (False, True)]):
+    name = str(number)
+    whole = fit(*cell, name)
+    found = sorted(Path(name).iterdir())
+    assert sum(path.name.startswith("end") for path in found) == 3, found
+    per_epoch = len(whole) // 3
+    in_steps = (per_epoch + 2) // 3
+    for path in found:
+        steps = int(path.stem.rpartition("=")[2])
+        if steps % in_steps > 1:
+            continue
+        trained = fit(*cell, "resumed", str(path))
+        assert trained == whole[len(whole) - len(trained):], (cell, path)
+        passed = steps // in_steps * per_epoch + min(steps % in_steps * 3, per_epoch)
+        assert len(whole) - len(trained) == passed, (cell, path, len(trained), len(whole))
+"""
+"""Trainings that go on from each checkpoint, those of the ends of epochs too, in the directory of the process."""
+
+
+@pytest.mark.timeout(180)
+def test_the_epoch_after_a_checkpoint_of_an_epochs_end_is_trained_on_whole(tmp_path: Path, monkeypatch):
+    write_dataset(tmp_path / "data", FILES)
+    monkeypatch.chdir(tmp_path)
+    run_forked(ENDING, tmp_path)

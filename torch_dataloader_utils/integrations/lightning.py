@@ -15,6 +15,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
 from lightning.pytorch.loops.fetchers import _DataFetcher, _PrefetchDataFetcher
 from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.loop import _Loop
 from torch.utils._pytree import tree_map_only
 
 from torch_dataloader_utils.dataset.structured import StructuredDataset
@@ -92,6 +93,7 @@ class ResumableLoader:
         if fit_loop is None:
             return
         if self._was_loaded:
+            _leave_ended_epoch(fit_loop)
             _mark_saved(fit_loop.trainer)
             self._was_loaded = False
         if was_late or (begins and (fit_loop.is_resuming or epoch == 0)):
@@ -219,6 +221,29 @@ def _load_late(fit_loop: _FitLoop) -> bool:
     if is_late:
         fit_loop._load_combined_loader_states()  # noqa: SLF001
     return is_late
+
+
+def _leave_ended_epoch(fit_loop: _FitLoop) -> None:
+    """Let the next epoch begin whole after a checkpoint of an epoch's end, where Lightning would not.
+
+    With `max_steps` it takes an epoch that had ended for one in whose midst the checkpoint was saved, and passes over
+    the next one. Where it does not know an epoch's length, it goes on to count the batches of the one before.
+    """
+    epoch_loop = fit_loop.epoch_loop
+    if fit_loop.restarted_on_epoch_end and fit_loop._iteration_based_training():  # noqa: SLF001
+        _Loop.restarting.fset(fit_loop, False)  # noqa: FBT003 - the loop's own says True
+        fit_loop.reset()
+    elif (
+        fit_loop.max_batches == float("inf")
+        and epoch_loop.restarted_on_train_batch_end
+        and epoch_loop.batch_progress.is_last_batch
+    ):  # as Lightning does where it knows the length
+        epoch_loop.batch_progress.increment_completed()
+        epoch_loop.reset_restart_stage()
+        epoch_loop.batch_progress.reset_on_run()
+        epoch_loop.scheduler_progress.reset_on_run()
+        epoch_loop.automatic_optimization.optim_progress.reset_on_run()
+        epoch_loop.val_loop.batch_progress.total.reset()
 
 
 def _calling_fit_loop() -> _FitLoop | None:
