@@ -473,3 +473,16 @@ def test_a_collate_fn_that_raises_stop_iteration_ends_in_an_error_that_says_so(d
     with pytest.raises(RuntimeError, match="raised StopIteration"):
         delivered.extend(map(rows_of, loader))
     assert [row for batch in delivered for row in batch] == list(range(100 - 100 % size))
+
+
+def raises_own_error(batch: Any) -> Any:
+    class MadeHereError(Exception):
+        """A class that cannot be pickled, as libraries make some at run time."""
+
+    raise MadeHereError(f"no image for {rows_of(batch)[0]}")
+
+
+def test_an_error_of_a_class_that_cannot_be_pickled_says_what_was_raised(data):
+    loader, _ = open_loader(data.path, num_workers=1, batch_size=50, collate_fn=raises_own_error)
+    with pytest.raises(RuntimeError, match="MadeHereError: no image for 0"):
+        next(iter(loader))

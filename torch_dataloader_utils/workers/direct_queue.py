@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import select
 from multiprocessing.queues import Queue
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
+
+from torch._utils import ExceptionWrapper
 
 from torch_dataloader_utils.workers.lifecycle import interrupt_later
 
@@ -35,6 +38,7 @@ class DirectQueue(Queue):  # type: ignore[type-arg]
 
     def put(self, obj: Any, block: bool = True, timeout: float | None = None) -> None:  # noqa: FBT001, FBT002 - its base's
         """Put a message, as the base does."""
+        obj = _sendable(obj)
         with interrupt_later():  # a Ctrl-C that comes while the lock is taken would leave it taken
             is_written = self._is_written(obj)
         if not is_written:
@@ -54,6 +58,22 @@ class DirectQueue(Queue):  # type: ignore[type-arg]
         finally:
             self._wlock.release()
         return True
+
+
+def _sendable(message: Any) -> Any:
+    """Return a message, with an error in it whose class cannot be pickled as a RuntimeError of the same text.
+
+    Libraries make classes of errors at run time, and functions have local ones. To pickle one ended the worker, and
+    nothing told what had been raised.
+    """
+    if isinstance(message, tuple) and isinstance(error := message[-1], ExceptionWrapper):
+        try:
+            ForkingPickler.dumps(error)
+        except Exception:  # noqa: BLE001 - pickling calls code of the class
+            known = copy.copy(error)
+            known.exc_type = RuntimeError
+            return (*message[:-1], known)
+    return message
 
 
 def _has_room(pipe: int) -> bool:
