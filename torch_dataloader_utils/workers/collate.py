@@ -97,7 +97,8 @@ class BatchBuffer:
             return False
         rows = sum(self._sizes)
         for name, tensor in first.items():
-            if not is_plain(tensor) or not tensor.dim():
+            # One without an entry for each row could be a large one, and the memory more than there is.
+            if not is_plain(tensor) or tensor.shape[:1] != (self._sizes[0],):
                 return False
             order = order_of(tensor)
             if order is not None and order[0] != 0:
