@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from jobs.ranks import run_ranks, running_ranks
-from support import skip_unless_installed, write_dataset
+from support import open_loader, skip_unless_installed, write_dataset
 
 from torch_dataloader_utils.distributed import read_states
 
@@ -126,3 +126,26 @@ def test_processes_of_tensor_parallelism_train_on_the_same_batches(
     assert sorted(row for rank in batches[::2] for batch in rank for row in batch) == list(range(ROWS))
     assert [report["again"] for report in reports] == [each[5:] for each in batches]
     assert {report["epoch"] for report in reports} == {1}, "an epoch that was set was left out"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_random_numbers_of_the_model_go_on_after_a_resume(tmp_path: Path, workers: int):
+    write_dataset(tmp_path / "data", FILES)
+    accelerate = pytest.importorskip("accelerate")
+    module = pytest.importorskip("torch_dataloader_utils.integrations.accelerate")
+
+    def run(*, resumes: bool) -> list[float]:
+        accelerator = accelerate.Accelerator(cpu=True)
+        made, _ = open_loader(tmp_path / "data", num_workers=workers, batch_size=50)
+        loader = module.prepare_loader(accelerator, made)
+        torch.manual_seed(7)
+        if resumes:
+            accelerator.load_state(str(tmp_path / "saved"))
+        drawn = []
+        for number, _ in enumerate(loader):
+            drawn.append(torch.rand(()).item())
+            if number == 2 and not resumes:
+                accelerator.save_state(str(tmp_path / "saved"))
+        return drawn
+
+    assert run(resumes=False)[3:] == run(resumes=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.data_loader import DataLoaderStateMixin
 from accelerate.utils import send_to_device
@@ -133,7 +134,11 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         self.gradient_state._add_dataloader(self)  # noqa: SLF001 - as the mixin's begin() does
         try:
             agreed = agreed_end(self.loader) if self._ends_together else bool
-            for batch, is_last in with_last(iter(self.loader), agreed):
+            # torch draws a seed when it starts workers. The model's numbers must not depend on that: `load_state`
+            # has restored them.
+            with torch.random.fork_rng(devices=[]):
+                batches = iter(self.loader)
+            for batch, is_last in with_last(batches, agreed):
                 self.end_of_dataloader = is_last
                 self._ended = self.dataset.epoch if is_last else None
                 yield batch if self.device is None else send_to_device(batch, self.device, self._non_blocking)
