@@ -122,3 +122,5 @@ def _require_same(response: Mapping[str, Any], start: int, stop: int, etag: str 
     content_range = str(response.get("ContentRange", ""))
     if content_range and not content_range.startswith(f"bytes {start}-{stop - 1}/"):
         raise OSError(f"{content_range!r} came back for bytes {start} to {stop - 1}")
+    if not content_range and response.get("ContentLength") != stop - start:  # a server may ignore what is requested
+        raise OSError(f"an answer that names no range came back for bytes {start} to {stop - 1}")
