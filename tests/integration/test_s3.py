@@ -430,6 +430,27 @@ def test_keys_with_spaces_unicode_and_equals_signs_are_delivered(s3):
     assert [file[0] for file in loader.state_dict()["files"]] == keys
 
 
+@pytest.mark.parametrize("client", ["obstore", "s3fs"])
+@pytest.mark.parametrize("mark", ["", "made by a console"])
+@pytest.mark.parametrize("path", ["", "/**/*.parquet", "/x.parquet"])
+def test_an_object_that_marks_a_directory_named_like_a_file_is_no_file(s3, path, mark, client, without_obstore):
+    bucket = s3.new_bucket()
+    put(s3, bucket, "odd/x.parquet/", mark.encode())
+    put(s3, bucket, "odd/x.parquet/part-0.parquet", plain_parquet(0))
+    if client == "s3fs":
+        without_obstore()
+    loader, _ = open_loader(f"s3://{bucket}/odd{path}", storage_options=s3.storage_options())
+    assert values_of(loader) == set(range(100))
+
+
+@pytest.mark.parametrize("path", ["", "/a\tb.parquet"], ids=["listed", "named"])
+def test_keys_with_control_characters_are_delivered(s3, path):
+    bucket = s3.new_bucket()
+    put(s3, bucket, "odd/a\tb.parquet", plain_parquet(0))
+    loader, _ = open_loader(f"s3://{bucket}/odd{path}", storage_options=s3.storage_options())
+    assert values_of(loader) == set(range(100))
+
+
 # Versions -----------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,9 @@ them.
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
+import posixpath
 import re
 import sys
 import threading
@@ -58,6 +60,9 @@ STATUS = re.compile(r"status code: (\d{3})")
 HOST = r"[A-Za-z0-9.-]+|\[[0-9A-Fa-f:]+\]"
 ENDPOINT = re.compile(rf"https?://({HOST})(:[0-9]{{1,4}}|:[1-6][0-9]{{4}})?(/[A-Za-z0-9._~-]+)*/*")
 """Endpoints that both clients understand. At some others obstore ends with a panic, and s3fs says what is wrong."""
+
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+"""Characters of keys that obstore does not request."""
 
 HEADER = re.compile(r"[\x21-\x7e]+")
 """What a key, a token and a region may consist of to be sent."""
@@ -283,8 +288,8 @@ class ObstoreS3:
         """Return what `find` does with details; None where only s3fs can."""
         bucket, _, prefix = location.partition("/")
         found = self._call("listed", bucket, prefix, None)
-        infos = None if found is None else (_info(bucket, each) for each in found)
-        return None if infos is None else {info["name"]: info for info in infos}
+        infos = None if found is None else [_info(bucket, each) for each in found]
+        return None if infos is None or _may_be_marked(infos) else {info["name"]: info for info in infos}
 
     def info(self, location: str) -> dict[str, Any]:
         """Return what is known of an object, or that it is a directory."""
@@ -402,9 +407,21 @@ def without_debugging(error: Exception) -> str:
 
 
 def is_readable(location: str) -> bool:
-    """Whether obstore reads an object there, or lists a directory: no segment is empty, or of dots."""
+    """Whether obstore reads an object there, or lists a directory: no segment is empty, or of dots, or has CONTROL."""
     path = location.partition("/")[2]
-    return not path or not {"", ".", ".."} & set(path.split("/"))
+    return not path or not ({"", ".", ".."} & set(path.split("/")) or CONTROL.search(path))
+
+
+def _may_be_marked(found: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a listing may have a directory in it that is named like a file, as an object whose key ends in a slash.
+
+    obstore leaves the slash out, so that it looks like an object. Mostly it is empty; what is in it comes next.
+    """
+    following = itertools.zip_longest((each["name"] for each in found), (each["name"] for each in found[1:]), fillvalue="")
+    return any(
+        "." in posixpath.basename(name) and (each["size"] == 0 or f"{after}/".startswith(f"{name}/"))
+        for each, (name, after) in zip(found, following, strict=True)
+    )
 
 
 def _request(location: str, start: int, stop: int, etag: str | None) -> tuple[str, str, dict[str, Any]]:
