@@ -143,7 +143,7 @@ class CheckpointStore:
             return _step(step), list(parts), self._measured(metrics)
 
         number, names, measured = _same(self._together.all(check), "save")
-        name = self._together.first(lambda: self.files.new_name(number))
+        name = self._together.first(lambda: self._new_name(number))
         state = self._state(parts)
 
         def finish(write: Callable[[], Metadata]) -> StoredCheckpoint:
@@ -277,14 +277,22 @@ class CheckpointStore:
             raise ValueError(f"metrics lack {best.metric!r}, which keep_best needs{nearest(best.metric, measured)}")
         return measured
 
-    def _delete_expired(self, saved: StoredCheckpoint) -> None:
-        """Delete what is no longer kept, and what saves before this one left that did not end."""
+    def _new_name(self, step: int) -> str:
+        """Return the name of a new checkpoint, once what saves left that did not end is deleted: it may fill a disk."""
+        name = self.files.new_name(step)
         try:
-            old = expired(self.files.complete(), self._keep_last, self._keep_best, _IN_USE)
-            names = [found.name for found in old]
-            names += [name for name in self.files.incomplete(before=saved.number) if name not in _IN_USE]
-            for name in names:
-                self.files.delete(name)
+            for left in self.files.incomplete():
+                if left not in _IN_USE:
+                    self.files.delete(left)
+        except OSError as error:
+            LOG.warning("%s: what a save left that did not end could not be deleted: %s", self.files.url, error)
+        return name
+
+    def _delete_expired(self, saved: StoredCheckpoint) -> None:
+        """Delete what is no longer kept."""
+        try:
+            for old in expired(self.files.complete(), self._keep_last, self._keep_best, _IN_USE):
+                self.files.delete(old.name)
         except OSError as error:
             LOG.warning("%s is saved, but what is no longer kept could not be deleted: %s", saved.url, error)
 

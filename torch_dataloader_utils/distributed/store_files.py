@@ -230,10 +230,10 @@ class StoreFiles:
         self._known[name] = saved
         return saved
 
-    def incomplete(self, before: int) -> list[str]:
-        """Return the names of the directories without a whole marker, of saves before a number: they did not end."""
+    def incomplete(self) -> list[str]:
+        """Return the names of the directories without a whole marker: their saves did not end."""
         found = []
-        for name in (name for name in self._names() if _number(name) < before):
+        for name in self._names():
             with contextlib.suppress(CheckpointStoreError):  # foreign: it stays
                 found += [name] if self._marked(name) is None else []
         return found
