@@ -99,6 +99,33 @@ def test_the_last_and_the_best_are_kept_and_nothing_that_the_store_did_not_write
     assert model.weight.tolist() == [[2.0, 2.0], [2.0, 2.0]]
 
 
+@pytest.mark.parametrize("name", ["layers=[1,2]", "a*b", "a?b"], ids=["brackets", "star", "question mark"])
+def test_a_directory_named_like_a_pattern_is_a_store_as_any_other(place, name):
+    odd = Place(f"{place.url}/{name}", place.options)
+    store = odd.open(keep_last=2)
+    for step in range(4):
+        store.save(step, model=layer())
+    assert odd.steps() == [2, 3]
+    assert odd.open().restore(model=layer()).step == 3
+
+
+def test_what_unfinished_saves_left_is_deleted_before_another_writes(place):
+    store = place.open()
+    half = store.save(1, model=layer())
+    place.fs.rm_file(place.path(half, "checkpoint.json"))
+
+    class Late:
+        def state_dict(self) -> dict[str, Any]:
+            assert place.steps() == []
+            return {"value": 1}
+
+        def load_state_dict(self, state: Any) -> None:
+            raise AssertionError(state)
+
+    place.open().save(2, late=Late())
+    assert place.steps() == [2]
+
+
 @pytest.mark.parametrize("file", ["tokenizer.json", "tokenizer/1.txt"])
 def test_what_someone_put_into_a_checkpoint_stays_when_the_checkpoint_goes(place, file):
     store = place.open(keep_last=1)

@@ -60,6 +60,20 @@ class _FsspecFiles(FsspecFiles):
         with self.fs.open(os.fspath(path), mode) as stream:
             yield stream
 
+    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
+        """Rename a file."""
+        if is_pattern(os.fspath(path)):
+            with contextlib.suppress(NotImplementedError):
+                self.fs.cp_file(os.fspath(path), os.fspath(new_path))
+                self.fs.rm_file(os.fspath(path))
+                return
+        super().rename(path, new_path)
+
+
+def is_pattern(location: str) -> bool:
+    """Whether a name has a character by which many methods of fsspec take it for a pattern, such as `rm` and `mv`."""
+    return not {"*", "?", "["}.isdisjoint(location)
+
 
 def _with(opened: Any, fs: Any, location: str) -> Any:
     """Do what `FsspecWriter` and `FsspecReader` do with a URL, and in old releases without options for its storage."""

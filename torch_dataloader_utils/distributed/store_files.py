@@ -23,6 +23,7 @@ from typing import Any
 
 import fsspec
 
+from torch_dataloader_utils.distributed.dcp_storage import is_pattern
 from torch_dataloader_utils.errors import CheckpointStoreError, shown
 from torch_dataloader_utils.storage.atomic_write import sync_directory, write_atomically
 from torch_dataloader_utils.storage.filesystem import Storage
@@ -246,16 +247,20 @@ class StoreFiles:
             written = sorted(filter(_WRITTEN.fullmatch, _files_of(found)), key=lambda file: file != MARKER)
             others = [entry for entry in found if entry["name"].rstrip("/") != location.rstrip("/")]
             is_all = len(written) == len(others)  # a directory in it is someone else's
+            one_by_one = not is_all or is_pattern(location)
             for file in written:
-                if file == MARKER or not is_all:
-                    self._remove(f"{location}/{file}")
-            if is_all:
-                self._remove(location, recursive=True)
+                if file == MARKER or one_by_one:
+                    self._remove("rm_file", f"{location}/{file}")
+            if not one_by_one:
+                self._remove("rm", location, recursive=True)
+            elif is_all:
+                with contextlib.suppress(Exception):  # object stores have no directories
+                    self.storage.fs.rmdir(location)
         self._known.pop(name, None)
 
-    def _remove(self, location: str, **options: Any) -> None:
+    def _remove(self, method: str, location: str, **options: Any) -> None:
         try:
-            self.storage.call("rm", location, **options)
+            self.storage.call(method, location, **options)
         except FileNotFoundError:
             return  # an attempt before, whose answer was lost, did it
 
