@@ -10,6 +10,7 @@ them.
 
 from __future__ import annotations
 
+import configparser
 import importlib.util
 import itertools
 import os
@@ -18,7 +19,7 @@ import re
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -50,6 +51,10 @@ HARMLESS = frozenset(
 )
 KEYS = {"key": "AWS_ACCESS_KEY_ID", "secret": "AWS_SECRET_ACCESS_KEY", "token": "AWS_SESSION_TOKEN"}
 """Environment variables that both clients understand alike. With any other that begins with AWS_, s3fs is used."""
+
+CONFIG_FILE = "~/.aws/config"
+OF_COMMANDS = frozenset({"output", "cli_auto_prompt", "cli_pager", "cli_timestamp_format"})
+"""Settings in that file that matter to AWS's command alone."""
 
 DEBUGGING = "\n\nDebug source"
 """What comes before the debugging output in a message of obstore."""
@@ -144,12 +149,25 @@ def options_of(urls: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any
     named = {name.lower() for name in present}
     if fsspec.config.conf.get("s3") or not (access.keys() >= named and _is_complete(access, given)):
         return None
-    region = of_client.get("region_name") or os.environ.get("AWS_DEFAULT_REGION") or (endpoint and "us-east-1")
-    if not region or not all(HEADER.fullmatch(str(each)) for each in (region, *access.values())):
+    region = of_client.get("region_name") or os.environ.get("AWS_DEFAULT_REGION")
+    is_configured = _is_configured({*OF_COMMANDS, "region"} if region else OF_COMMANDS)
+    region = region or (endpoint and "us-east-1")
+    if is_configured or not region or not all(HEADER.fullmatch(str(each)) for each in (region, *access.values())):
         return None
     if endpoint and not ENDPOINT.fullmatch(endpoint):
         return None
     return {**access, "region": region, **({"endpoint": endpoint} if endpoint else {})}
+
+
+def _is_configured(without: Collection[str]) -> bool:
+    """Whether the file of AWS's tools has settings of the default profile, besides some. s3fs follows them."""
+    parser = configparser.RawConfigParser(default_section="", strict=False)
+    try:
+        parser.read(os.path.expanduser(CONFIG_FILE), encoding="utf-8")  # noqa: PTH111 - there may be no home
+    except (configparser.Error, OSError, UnicodeDecodeError):
+        return True
+    sections = (parser[name] for name in ("default", "profile default") if name in parser)
+    return any(set(section) - set(without) for section in sections)
 
 
 def _is_complete(access: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
@@ -417,10 +435,10 @@ def _may_be_marked(found: Sequence[Mapping[str, Any]]) -> bool:
 
     obstore leaves the slash out, so that it looks like an object. Mostly it is empty; what is in it comes next.
     """
-    following = itertools.zip_longest((each["name"] for each in found), (each["name"] for each in found[1:]), fillvalue="")
+    following = itertools.chain((each["name"] for each in itertools.islice(found, 1, None)), [""])  # one more if empty
     return any(
-        "." in posixpath.basename(name) and (each["size"] == 0 or f"{after}/".startswith(f"{name}/"))
-        for each, (name, after) in zip(found, following, strict=True)
+        "." in posixpath.basename(each["name"]) and (each["size"] == 0 or f"{after}/".startswith(f"{each['name']}/"))
+        for each, after in zip(found, following, strict=False)
     )
 
 

@@ -76,6 +76,24 @@ def test_options_are_translated_where_both_clients_would_read_the_same(monkeypat
     assert options_of([URL], options) == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "options", "is_left"),
+    [
+        ("region = eu-west-1\noutput = json", HERE | {"client_kwargs": {"region_name": "us-east-1"}}, False),
+        ("region = eu-west-1", HERE, True),
+        ("endpoint_url = http://127.0.0.1:2", {"client_kwargs": {"region_name": "us-east-1"}}, True),
+        ("s3 =\n  addressing_style = virtual", HERE, True),
+        ("no setting", HERE, True),
+    ],
+    ids=["a region besides that of the options", "a region", "an endpoint", "virtual addresses", "a damaged file"],
+)
+def test_what_the_file_of_settings_says_is_left_to_s3fs(monkeypatch, tmp_path, settings, options, is_left):
+    (tmp_path / ".aws").mkdir()
+    (tmp_path / ".aws" / "config").write_text(f"[default]\n{settings}\n[profile other]\ns3 =\n  x = y\n")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert (options_of([URL], PAIR | options) is None) == is_left
+
+
 @pytest.mark.parametrize("path", ["data//part", "data/../part", "./data", "data?versionId=1", "data#1", "a:b"])
 def test_a_path_that_the_clients_may_read_in_different_ways_is_left_to_s3fs(path):
     assert options_of([URL, f"s3://bucket/{path}"], PAIR | HERE) is None
