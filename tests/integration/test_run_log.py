@@ -253,6 +253,35 @@ class TestRunsInThisProcess:
         _, dataset = training.open(global_batch_size=32, batch_size=None)
         training.require_answers(dataset)
 
+    @pytest.mark.parametrize(
+        "given_up", ["two ranks", "batches of another size", "other steps skipped", "the next epoch"]
+    )
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_a_way_that_was_given_up_for_a_later_checkpoint_does_not_count(self, tmp_path, data, given_up, ranks):
+        training = Training(data, tmp_path / "log")
+        early = training.run(1, 4)
+        late = training.run(1, 4, early, strict=True)
+        committed = dict(training.committed)
+        if given_up == "two ranks":
+            training.run(2, 3, early)
+        elif given_up == "batches of another size":
+            training.run(1, 3, early, strict=True, batch_size=5)
+        elif given_up == "other steps skipped":
+            loader, _ = training.open()
+            loader.load_state_dict(early[0])
+            loader.skip_steps(5, 7)
+            assert len(list(itertools.islice(loader, 2))) == 2
+        else:
+            loader, dataset = training.open()
+            dataset.set_epoch(1)
+            assert len(list(itertools.islice(loader, 2))) == 2
+        training.committed = committed
+        training.run(ranks, 4, late, strict=ranks == 1, **({} if ranks == 1 else {"batch_size": 4}))
+        _, dataset = training.open(ranks, batch_size=8 if ranks == 1 else 4)
+        training.require_answers(dataset)
+        counted = [segment for segment in RunLog.read(tmp_path / "log").segments if segment.stop != segment.first_step]
+        assert [segment.first_step for segment in counted] == [0, 4, 8]
+
     def test_epochs_that_one_process_delivers_end_where_it_left_them(self, tmp_path, data):
         training = Training(data, tmp_path / "log")
         loader, dataset = training.open()

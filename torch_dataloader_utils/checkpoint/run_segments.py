@@ -295,27 +295,88 @@ def in_order(recorded: Iterable[Recorded]) -> tuple[RunSegment, ...]:
     Raises:
         ValueError: If two have the same number: two runs wrote into the log at the same time.
     """
+    ordered = sorted(recorded, key=lambda one: (one.segment.number, one.segment.name))
+    given_up = _given_up([one.segment for one in _with_reached(ordered)])
     found: list[RunSegment] = []
-    for one in sorted(recorded, key=lambda one: (one.segment.number, one.segment.name)):
+    for one in ordered:
         segment = one.segment
         if found and found[-1].number == segment.number:
             msg = f"two runs wrote into this log at the same time: {found[-1].name} and {segment.name} have the same "
             raise ValueError(f"{msg}number. Give each run a directory of its own, and remove what does not belong here")
         if segment.number != (found[-1].number + 1 if found else 1):
             found = [replace(before, is_certain=False) for before in found]
-        found = [_before(before, one) for before in found]
+        if segment.number in given_up:
+            found = [_reached_before(before, one) for before in found]
+            segment = replace(segment, stop=segment.first_step, rolled_back=True)
+        else:
+            found = [_before(before, one) for before in found]
         found.append(segment)
     return tuple(found)
+
+
+def _with_reached(ordered: Sequence[Recorded]) -> list[Recorded]:
+    """Return segments, each with the step that it had reached when its process began the next one."""
+    reached = {one.reached.segment: one.reached.step for one in ordered if one.reached is not None}
+    return [replace(one, segment=replace(one.segment, reached=reached.get(one.segment.number))) for one in ordered]
+
+
+def _given_up(segments: Sequence[RunSegment]) -> set[int]:
+    """Return the numbers of the segments that the last one does not continue.
+
+    A run that goes back to a checkpoint may go on from it in another way, give that up, too, and go on from a later
+    checkpoint of the first way. What came between is then no part of the run. Of segments before a missing file that is
+    not known.
+    """
+    given_up: set[int] = set()
+    after = len(segments) - 1
+    while after > 0 and segments[after].number == segments[after - 1].number + 1:
+        segment, before = segments[after], after - 1
+        if segment.loaded is not None:
+            while before >= 0 and not _continues(segment, segments[before], segment.loaded):
+                before -= 1
+            between = segments[before + 1 : after]
+            given_up |= {one.number for one in between if before >= 0 or one.epoch == segment.epoch}
+            before = before if before >= 0 else after - 1
+        after = before
+    return given_up
+
+
+def _continues(segment: RunSegment, before: RunSegment, loaded: Loaded) -> bool:
+    """Whether the states that a segment was loaded from may have been saved in one before it in the log."""
+    step = segment.first_step if loaded.steps is None else loaded.steps[0]
+    batches = loaded.batch_size in {None, before.batch_size} and loaded.drop_last in {None, before.drop_last}
+    if (before.epoch, before.num_ranks) != (segment.epoch, loaded.num_ranks) or not batches:
+        return False
+    if before.first_step > step or (before.reached is not None and before.reached < step):
+        return False
+    return segment.began == "elastic state" or _is_one_plan(segment, before)
+
+
+def _is_one_plan(segment: RunSegment, before: RunSegment) -> bool:
+    """Whether a segment that was loaded strictly has the plan, and the skipped steps, of one before it."""
+    plan, plan_before = (
+        (one.settings["plan_algorithm"], one.options, one.topology.planned_ranks, one.topology.planned_workers)
+        for one in (segment, before)
+    )
+    is_same = plan == plan_before and segment.state.baseline == before.state.baseline
+    return is_same and {*before.skipped} <= {*segment.skipped}
+
+
+def _reached_before(segment: RunSegment, after: Recorded) -> RunSegment:
+    """Return a segment with what the one after it tells of the step that it had reached."""
+    reached = after.reached
+    if reached is None or reached.segment != segment.number:
+        return segment
+    segment = replace(segment, reached=reached.step)
+    if reached.has_ended or (segment.stop is not None and segment.stop <= reached.step):
+        return segment
+    return replace(segment, stop=reached.step)
 
 
 def _before(segment: RunSegment, after: Recorded) -> RunSegment:
     """Return a segment with the end that one after it gives it."""
     later = after.segment
-    reached = after.reached
-    if reached is not None and reached.segment == segment.number:
-        segment = replace(segment, reached=reached.step)
-        if not reached.has_ended and (segment.stop is None or segment.stop > reached.step):
-            segment = replace(segment, stop=reached.step)
+    segment = _reached_before(segment, after)
     if later.began == "epoch" and after.reached is not None:
         return segment  # the process went on to another epoch, or delivered one again
     start = later.epoch, later.first_step
