@@ -192,7 +192,7 @@ def test_a_process_that_cannot_be_forked_is_one_error_and_nothing_more(path, mon
     monkeypatch.setattr("sys.unraisablehook", ignored.append)
     with monkeypatch.context() as patched:
         patched.setattr(os, "fork", forked)
-        with pytest.raises(BlockingIOError):
+        with pytest.raises(BlockingIOError, match=r"workers cannot be started: .*ulimit -u"):
             iter(loader)
     collect_garbage()
     assert not ignored

@@ -245,6 +245,21 @@ def test_tensors_with_gaps_in_memory_arrive_without(path):
             assert arrived.is_contiguous()
 
 
+def that_holds_itself(batch: Any) -> Any:
+    inner: list[Any] = [1]
+    inner.append(inner)
+    return {"row": batch["row"], "inner": inner}
+
+
+def test_what_holds_itself_arrives_in_every_batch(path):
+    loader, _ = open_loader(path, num_workers=1, collate_fn=that_holds_itself, batch_size=10)
+    rows = []
+    for batch in loader:
+        rows += batch["row"].tolist()
+        assert batch["inner"][1] is batch["inner"]
+    assert sorted(rows) == list(range(ROWS))
+
+
 CONSTANT = {"mask": torch.zeros(4), "array": np.zeros(4), "list": [0]}
 
 

@@ -24,7 +24,7 @@ from torch_dataloader_utils.loader.user_warnings import warn_of_slow_transport
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd, Transfer
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
-from torch_dataloader_utils.workers.lifecycle import StartupBarrier, WorkerSetup, interrupt_later
+from torch_dataloader_utils.workers.lifecycle import StartupBarrier, WorkerSetup, interrupt_later, shortage_explained
 from torch_dataloader_utils.workers.messages import MAX_HELD, Content, Message
 from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool, SharedPage
 from torch_dataloader_utils.workers.torch_iterator import WorkerIterator
@@ -336,7 +336,8 @@ class StructuredDataLoader(DataLoader[Any]):
     def _get_iterator(self) -> Any:
         """Return what `super().__iter__` returns, or uses again if workers are persistent."""
         self.check_worker_number_rationality()
-        return WorkerIterator(self, self._channels)
+        with shortage_explained():
+            return WorkerIterator(self, self._channels)
 
     def _is_forked(self) -> bool:
         """Whether the workers serve the process that this one was forked from."""

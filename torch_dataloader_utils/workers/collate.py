@@ -19,10 +19,13 @@ class UncopyableError(Exception):
 def copy_batch(value: Any) -> Any:
     """Return a copy that shares no memory: of tensors and arrays in dictionaries, lists and tuples.
 
-    There may be numbers and strings between them. If there is anything else, raise an UncopyableError. What is there
-    several times is so in the copy, too.
+    There may be numbers and strings between them. If there is anything else, or something that holds itself, raise an
+    UncopyableError. What is there several times is so in the copy, too.
     """
-    return _copied(value, {})
+    try:
+        return _copied(value, {})
+    except RecursionError:
+        raise UncopyableError from None
 
 
 def _copied(value: Any, made: dict[int, Any]) -> Any:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import signal
 import sys
@@ -36,6 +37,28 @@ PR_SET_PDEATHSIG = 1
 
 ALIVE_CHECK_SEC = 0.1
 """How often the training process checks that a worker which has not reported yet is still alive."""
+
+
+SHORTAGES = {
+    errno.ENOSPC: "the shared memory is full, which has their semaphores and batches: make /dev/shm larger",
+    errno.EMFILE: "the process may open no more files: raise its limit (ulimit -n)",
+    errno.ENFILE: "the system may open no more files",
+    errno.EAGAIN: "the user may start no more processes: raise the limit (ulimit -u)",
+    errno.ENOMEM: "there is no memory left",
+}
+"""What the system lacks where it does not start a worker, and what to do."""
+
+
+@contextlib.contextmanager
+def shortage_explained() -> Iterator[None]:
+    """Say of an error what workers need that the system lacks."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in SHORTAGES:
+            raise
+        msg = f"workers cannot be started: {error.strerror}; {SHORTAGES[error.errno]}, or use fewer workers"
+        raise OSError(error.errno, msg) from error
 
 
 class StartupBarrier:
