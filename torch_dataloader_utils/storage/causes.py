@@ -43,9 +43,16 @@ class ChangedFileError(OSError):
 
 
 def require_same_version(etag: str | None, answered: str) -> None:
-    """Raise a ChangedFileError if an answer is of another version than was requested: they have other etags."""
-    if etag is not None and answered and answered != etag:
+    """Raise a ChangedFileError if an answer is of another version than was requested: they have other etags.
+
+    Either may be marked as weak, which proxies do, and be in quotes: that does not matter (RFC 9110, section 8.8.3.2).
+    """
+    if etag is not None and answered and _opaque(answered) != _opaque(etag):
         raise ChangedFileError(f"it changed since it was listed: its etag was {etag} then and is {answered} now")
+
+
+def _opaque(etag: str) -> str:
+    return etag.removeprefix("W/").strip('"')
 
 
 def told_by_s3(body: str, status: int | None) -> tuple[str, str] | None:
