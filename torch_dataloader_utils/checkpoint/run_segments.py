@@ -102,7 +102,8 @@ class RunSegment:
         epoch: The epoch.
         first_step: Number of its first step in the epoch, from 0.
         stop: The end of the steps that count. None: it is the last segment of its epoch, and counts to the epoch's
-            end, or as far as the training came.
+            end, or as far as the training came. Where its process left the epoch before the end, it is the step that
+            this rank had reached: others, of which `exclude` has left other steps without rows, may have made more.
         rolled_back: Whether steps from `stop` on were, or may have been, delivered and rolled back, because the
             training went on from an earlier state. Where `stop` is `first_step`, nothing of the segment counts.
         reached: The step that it had reached when its process began the next segment; None where the process ended.
@@ -398,7 +399,7 @@ def _before(segment: RunSegment, after: Recorded) -> RunSegment:
 def segment_of(segments: Sequence[RunSegment], epoch: int, step: int, rank: int = 0) -> RunSegment | None:
     """Return the segment in which a rank's step counts; None where the log does not tell.
 
-    Of an epoch that was delivered several times it is the last one.
+    Of an epoch that was delivered several times it is the last one. See `RunSegment.stop` for an epoch that was left.
     """
     for segment in reversed(segments):
         if segment.epoch == epoch and segment.is_certain and rank < segment.num_ranks and segment.has(step, rank):
