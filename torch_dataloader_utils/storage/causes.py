@@ -42,6 +42,10 @@ class ChangedFileError(OSError):
     """The storage no longer has the version of the file that was requested."""
 
 
+class NoRangeError(OSError):
+    """The storage answered with the whole file where a part of it was requested."""
+
+
 def require_same_version(etag: str | None, answered: str) -> None:
     """Raise a ChangedFileError if an answer is of another version than was requested: they have other etags.
 
@@ -94,7 +98,8 @@ def most_attempts(error: Exception) -> float:
     if refused or isinstance(error, (*FINAL, ChangedFileError)) or type(error).__name__ in MISCONFIGURED:
         return 1
     cut_short = isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
-    return FEW if isinstance(error, DOUBTFUL) and not cut_short else math.inf
+    doubtful = isinstance(error, (*DOUBTFUL, NoRangeError)) and not cut_short
+    return FEW if doubtful else math.inf
 
 
 def most_attempts_locally(error: Exception) -> float:

@@ -19,7 +19,7 @@ from fsspec.spec import AbstractBufferedFile
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.storage import obstore_s3
 from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC, Retry, attempt, in_background, within
-from torch_dataloader_utils.storage.causes import most_attempts, most_attempts_locally
+from torch_dataloader_utils.storage.causes import NoRangeError, most_attempts, most_attempts_locally
 from torch_dataloader_utils.storage.forks import hold_filesystems, release_filesystems
 from torch_dataloader_utils.storage.local_file import (
     LocalFile,
@@ -318,6 +318,10 @@ class Storage:
             content = remote.read(seconds, start, stop)
             if len(content) != stop - start:
                 self._require_same_size(remote.file, seconds)
+                if len(content) == remote.file.size:
+                    msg = f"the whole file of {len(content)} bytes came back of bytes {start} to {stop}: the server "
+                    msg += "has to answer requests for a range of bytes, as Python's http.server does not"
+                    raise NoRangeError(msg)
                 raise OSError(f"{len(content)} bytes came back of bytes {start} to {stop}")
             return content
 
