@@ -315,6 +315,13 @@ for name, rows, left in (  # each has whole steps of the first epoch; the last s
     assert done == "".join(epochs), (rows, done)
     done = fit(40, "checkpoints/step=4.ckpt", excluded=excluded)
     assert done.endswith("v|" + "t" * after + "v|"), (rows, done)
+
+excluded = [("part-000.parquet", row) for row in range(80)]  # two whole steps: 10 are left, and 10 are in the next epoch
+for limit, first, then in ((1, 1, 1), (4, 4, 4), (11, 10, 10), (12, 10, 10), (0.95, 10, 9)):
+    done = fit(40, excluded=excluded, limit_train_batches=limit)
+    assert done == "t" * first + "v|" + "t" * then + "v|", (limit, done)
+done = fit(40, excluded=excluded, limit_train_batches=11, accumulate_grad_batches=4)
+assert done == "ttttsttttsttsv|" * 2, done
 """
 """Trainings that validate at the ends of epochs of other lengths than the first, in the directory of the process."""
 

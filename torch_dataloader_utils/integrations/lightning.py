@@ -104,10 +104,11 @@ class ResumableLoader:
         """Tell Lightning this epoch's length: it keeps that of an epoch which no state was loaded for."""
         trainer = fit_loop.trainer
         combined, fetcher = fit_loop._combined_loader, fit_loop._data_fetcher  # noqa: SLF001
-        if trainer.limit_train_batches != 1.0 or fit_loop.max_batches == float("inf"):
+        if fit_loop.max_batches == float("inf"):
             return
         limits = zip(combined.flattened, combined.limits, strict=True)
-        combined.limits = [len(self) if loader is self else limit for loader, limit in limits]
+        own = _limited(len(self), trainer.limit_train_batches)
+        combined.limits = [own if loader is self else limit for loader, limit in limits]
         combined._iterator.limits = combined.limits  # noqa: SLF001 - it began with those before
         fit_loop.max_batches = fetcher.length = len(combined)
         is_of_epoch = not isinstance(trainer.val_check_interval, int) and trainer.check_val_every_n_epoch is not None
@@ -206,6 +207,11 @@ class _Batches(Iterator[Any]):
         batch = next(batches)
         self._trained = -1 if self._progress is None else self._progress.processed
         return batch
+
+
+def _limited(batches: int, limit: float) -> int:
+    """Return how many batches Lightning takes of an epoch, by `limit_train_batches`: a number of them, or a part."""
+    return max(1, int(batches * limit)) if isinstance(limit, float) else min(batches, limit)
 
 
 def _look_ahead(fetcher: _PrefetchDataFetcher) -> None:
