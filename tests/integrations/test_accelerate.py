@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -149,3 +150,26 @@ def test_the_random_numbers_of_the_model_go_on_after_a_resume(tmp_path: Path, wo
         return drawn
 
     assert run(resumes=False)[3:] == run(resumes=True)
+
+
+def seed_of_worker(batch: Any) -> int:
+    info = torch.utils.data.get_worker_info()
+    assert info is not None
+    return info.seed
+
+
+def test_workers_that_each_epoch_starts_have_seeds_of_their_own(tmp_path: Path):
+    write_dataset(tmp_path / "data", FILES)
+    accelerate = pytest.importorskip("accelerate")
+    module = pytest.importorskip("torch_dataloader_utils.integrations.accelerate")
+    made, _ = open_loader(
+        tmp_path / "data", num_workers=1, persistent_workers=False, batch_size=50, collate_fn=seed_of_worker
+    )
+    loader = module.prepare_loader(accelerate.Accelerator(cpu=True), made)
+    torch.manual_seed(7)
+    seeds = [set(loader) for _ in range(3)]  # nothing draws from the generator between them
+    assert [len(each) for each in seeds] == [1, 1, 1]
+    assert len(set.union(*seeds)) == 3
+    torch.manual_seed(7)
+    loader.set_epoch(2)
+    assert set(loader) == seeds[2], "a resume in an epoch gives them others"
