@@ -16,6 +16,7 @@ import itertools
 import os
 import posixpath
 import re
+import shlex
 import sys
 import threading
 import weakref
@@ -52,9 +53,11 @@ HARMLESS = frozenset(
 KEYS = {"key": "AWS_ACCESS_KEY_ID", "secret": "AWS_SECRET_ACCESS_KEY", "token": "AWS_SESSION_TOKEN"}
 """Environment variables that both clients understand alike. With any other that begins with AWS_, s3fs is used."""
 
-CONFIG_FILE = "~/.aws/config"
-OF_COMMANDS = frozenset({"output", "cli_auto_prompt", "cli_pager", "cli_timestamp_format"})
-"""Settings in that file that matter to AWS's command alone."""
+CONFIG_FILE, CREDENTIALS_FILE = "~/.aws/config", "~/.aws/credentials"
+NOT_FOLLOWED = frozenset(
+    {"output", "cli_auto_prompt", "cli_pager", "cli_timestamp_format"} | {name.lower() for name in KEYS.values()}
+)
+"""Settings in these files that matter to AWS's command alone, and keys: where obstore reads, there are others."""
 
 DEBUGGING = "\n\nDebug source"
 """What comes before the debugging output in a message of obstore."""
@@ -150,7 +153,7 @@ def options_of(urls: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any
     if fsspec.config.conf.get("s3") or not (access.keys() >= named and _is_complete(access, given)):
         return None
     region = of_client.get("region_name") or os.environ.get("AWS_DEFAULT_REGION")
-    is_configured = _is_configured({*OF_COMMANDS, "region"} if region else OF_COMMANDS)
+    is_configured = _is_configured({*NOT_FOLLOWED, "region"} if region else NOT_FOLLOWED)
     region = region or (endpoint and "us-east-1")
     if is_configured or not region or not all(HEADER.fullmatch(str(each)) for each in (region, *access.values())):
         return None
@@ -160,14 +163,22 @@ def options_of(urls: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any
 
 
 def _is_configured(without: Collection[str]) -> bool:
-    """Whether the file of AWS's tools has settings of the default profile, besides some. s3fs follows them."""
-    parser = configparser.RawConfigParser(default_section="", strict=False)
-    try:
-        parser.read(os.path.expanduser(CONFIG_FILE), encoding="utf-8")  # noqa: PTH111 - there may be no home
-    except (configparser.Error, OSError, UnicodeDecodeError):
-        return True
-    sections = (parser[name] for name in ("default", "profile default") if name in parser)
-    return any(set(section) - set(without) for section in sections)
+    """Whether the files of AWS's tools have settings of the default profile, besides some. s3fs follows them."""
+    for file in (CONFIG_FILE, CREDENTIALS_FILE):
+        parser = configparser.RawConfigParser(default_section="", strict=False)
+        try:
+            parser.read(os.path.expanduser(file), encoding="utf-8")  # noqa: PTH111 - there may be no home
+            sections = [parser[name] for name in parser.sections() if _is_default(name)]
+        except (configparser.Error, OSError, ValueError):
+            return True
+        if any(set(section) - set(without) for section in sections):
+            return True
+    return False
+
+
+def _is_default(section: str) -> bool:
+    """Whether a section of these files has the settings of the default profile, as botocore reads its name."""
+    return section == "default" or (section.startswith("profile") and shlex.split(section)[1:] == ["default"])
 
 
 def _is_complete(access: Mapping[str, Any], given: Mapping[str, Any]) -> bool:

@@ -76,20 +76,24 @@ def test_options_are_translated_where_both_clients_would_read_the_same(monkeypat
     assert options_of([URL], options) == expected
 
 
-@pytest.mark.parametrize(
-    ("settings", "options", "is_left"),
-    [
-        ("region = eu-west-1\noutput = json", HERE | {"client_kwargs": {"region_name": "us-east-1"}}, False),
-        ("region = eu-west-1", HERE, True),
-        ("endpoint_url = http://127.0.0.1:2", {"client_kwargs": {"region_name": "us-east-1"}}, True),
-        ("s3 =\n  addressing_style = virtual", HERE, True),
-        ("no setting", HERE, True),
-    ],
-    ids=["a region besides that of the options", "a region", "an endpoint", "virtual addresses", "a damaged file"],
-)
-def test_what_the_file_of_settings_says_is_left_to_s3fs(monkeypatch, tmp_path, settings, options, is_left):
+ELSEWHERE = {"client_kwargs": {"region_name": "us-east-1"}}
+FOLLOWED = {
+    "a region besides that of the options": ("[default]\nregion = eu-west-1\noutput = json", ELSEWHERE, False),
+    "another key": ("[default]\naws_access_key_id = a\naws_secret_access_key = b", ELSEWHERE, False),
+    "another profile": ("[profile other]\ns3 =\n  x = y\n[other]\nendpoint_url = http://127.0.0.1:2", ELSEWHERE, False),
+    "a region": ("[default]\nregion = eu-west-1", HERE, True),
+    "an endpoint": ("[default]\nendpoint_url = http://127.0.0.1:2", ELSEWHERE, True),
+    "an endpoint of a quoted profile": ('[profile "default"]\nendpoint_url = http://127.0.0.1:2', ELSEWHERE, True),
+    "virtual addresses": ("[default]\ns3 =\n  addressing_style = virtual", HERE, True),
+    "a damaged file": ("[default]\nno setting", HERE, True),
+}
+
+
+@pytest.mark.parametrize("file", ["config", "credentials"])
+@pytest.mark.parametrize(("settings", "options", "is_left"), FOLLOWED.values(), ids=FOLLOWED.keys())
+def test_what_the_files_of_settings_say_is_left_to_s3fs(monkeypatch, tmp_path, file, settings, options, is_left):
     (tmp_path / ".aws").mkdir()
-    (tmp_path / ".aws" / "config").write_text(f"[default]\n{settings}\n[profile other]\ns3 =\n  x = y\n")
+    (tmp_path / ".aws" / file).write_text(f"{settings}\n")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert (options_of([URL], PAIR | options) is None) == is_left
 
