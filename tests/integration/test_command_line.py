@@ -522,4 +522,4 @@ def test_a_run_log_that_is_not_there_is_an_error(tdu, tmp_path):
     assert tdu("rows", state, 3, "--run-log", tmp_path / "log").code == 0
     wrong = tdu("rows", state, 3, "--run-log", tmp_path / "lgo")
     assert wrong.code == 2
-    assert "--run-log" in wrong.err
+    assert f"--run-log: there is no run log in {tmp_path / 'lgo'}" in wrong.err

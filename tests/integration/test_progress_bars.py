@@ -250,7 +250,10 @@ def test_ranks_in_step_have_the_total_of_the_rank_with_fewest_or_most_batches(pa
         loaders[0].progress("both")
 
 
-def test_no_bar_is_shown_where_standard_error_is_closed(path, monkeypatch):
+@pytest.mark.parametrize("is_missing", [True, False])
+def test_no_bar_is_shown_where_standard_error_is_closed(path, monkeypatch, is_missing):
     expected = batches_of(open_loader(path)[0])
-    monkeypatch.setattr("sys.stderr", None)
+    closed = io.StringIO()
+    closed.close()
+    monkeypatch.setattr("sys.stderr", None if is_missing else closed)
     assert batches_of(show(path)) == expected

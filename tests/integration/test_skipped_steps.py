@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
@@ -33,6 +34,7 @@ from torch_dataloader_utils import (
     ProgressUnknownError,
     RankMismatchError,
     StructuredDataset,
+    TokenBudget,
     WorkerError,
     audit,
     to_device,
@@ -809,3 +811,12 @@ def test_steps_ahead_of_a_filtered_state_need_its_batches_as_well(path, other):
     passed = opened(path, filters=FILTER, num_workers=0, **other)
     passed.load_state_dict(through_json(loader))  # no such step lies ahead
     assert batches_of(passed) == []
+
+
+def test_steps_ahead_of_a_state_are_not_those_of_a_token_budget(tmp_path):
+    pq.write_table(pa.table({"tokens": [[1, 2]] * 40}), tmp_path / "part.parquet")
+    loader, _ = StructuredDataset.create_dataloader(tmp_path, num_workers=0, batch_size=4)
+    loader.skip_steps(3, 6)
+    other, _ = StructuredDataset.create_dataloader(tmp_path, num_workers=0, batching=TokenBudget("tokens", 8))
+    with pytest.raises(CheckpointMismatchError, match=r"skips steps 3 to 5, and with TokenBudget\(column='tokens'"):
+        other.load_state_dict(loader.state_dict())

@@ -316,7 +316,7 @@ for name, rows, left in (  # each has whole steps of the first epoch; the last s
     done = fit(40, "checkpoints/step=4.ckpt", excluded=excluded)
     assert done.endswith("v|" + "t" * after + "v|"), (rows, done)
 
-excluded = [("part-000.parquet", row) for row in range(80)]  # two whole steps: 10 are left, and 10 are in the next epoch
+excluded = [("part-000.parquet", row) for row in range(80)]  # two whole steps: 10 are left, and 10 make the next epoch
 for limit, first, then in ((1, 1, 1), (4, 4, 4), (11, 10, 10), (12, 10, 10), (0.95, 10, 9)):
     done = fit(40, excluded=excluded, limit_train_batches=limit)
     assert done == "t" * first + "v|" + "t" * then + "v|", (limit, done)

@@ -111,8 +111,9 @@ def open_checkpoint(arguments: argparse.Namespace) -> CheckpointDataset:
 
 def _require_segments(url: str, options: Any) -> None:
     """Raise if there is no run log: without one, an earlier run of other ranks would be taken for one of these."""
-    if not RunLog.read(url, options if "://" in url else None).segments:
-        raise FileNotFoundError("--run-log: there is no run log in this directory")
+    log = RunLog.read(url, options if "://" in url else None)
+    if not log.segments:
+        raise FileNotFoundError(f"--run-log: there is no run log in {log.url}, or the run has not made its first step")
 
 
 def _lists_files_below(saved: SavedState) -> bool:

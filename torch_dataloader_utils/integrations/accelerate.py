@@ -134,8 +134,8 @@ class PreparedLoader(DataLoaderStateMixin):  # type: ignore[misc]
         self.gradient_state._add_dataloader(self)  # noqa: SLF001 - as the mixin's begin() does
         try:
             agreed = agreed_end(self.loader) if self._ends_together else bool
-            # torch draws the workers' seed when it starts them. The model's numbers must not depend on that: `load_state`
-            # has restored them. Of the same numbers each epoch would get the same seed.
+            # torch draws the workers' seed when it starts them. The model's numbers must not depend on that, since
+            # `load_state` has restored them; and without the epoch all epochs would have one seed.
             with torch.random.fork_rng(devices=[]):
                 torch.default_generator.manual_seed((torch.initial_seed() + self.dataset.epoch) % 2**63)
                 batches = iter(self.loader)

@@ -34,13 +34,14 @@ class ProgressBar:
     """
 
     def __init__(self, epoch: int, progress: PassProgress, interval: float) -> None:
+        is_closed = sys.stderr is None or getattr(sys.stderr, "closed", False)
         self._bar = require_tqdm()(
             **progress,
             desc=f"epoch {epoch}",
             unit="batch",
             mininterval=interval,
             dynamic_ncols=True,
-            disable=None if sys.stderr is not None else True,  # None: without a terminal
+            disable=is_closed or None,  # None: without a terminal
         )
 
     def update(self) -> None:

@@ -90,8 +90,9 @@ FOLLOWED = {
 
 
 @pytest.mark.parametrize("file", ["config", "credentials"])
-@pytest.mark.parametrize(("settings", "options", "is_left"), FOLLOWED.values(), ids=FOLLOWED.keys())
-def test_what_the_files_of_settings_say_is_left_to_s3fs(monkeypatch, tmp_path, file, settings, options, is_left):
+@pytest.mark.parametrize("case", FOLLOWED)
+def test_what_the_files_of_settings_say_is_left_to_s3fs(monkeypatch, tmp_path, file, case):
+    settings, options, is_left = FOLLOWED[case]
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / file).write_text(f"{settings}\n")
     monkeypatch.setenv("HOME", str(tmp_path))
