@@ -132,11 +132,13 @@ def order_of(tensor: torch.Tensor) -> tuple[int, ...] | None:
     """Return the dimensions of a strided tensor from the outermost in memory to the innermost, as of `channels_last`.
 
     None stands for their usual order, and for a tensor that leaves gaps in memory or has an element in several places.
+    The rows of a batch of one row have any stride, and are the outermost.
     """
     if tensor.is_contiguous():
         return None
     strides = tensor.stride()
-    order = tuple(sorted(range(tensor.dim()), key=lambda number: -strides[number]))
+    first = 0 if tensor.shape[0] == 1 else None
+    order = tuple(sorted(range(tensor.dim()), key=lambda number: (number != first, -strides[number])))
     return order if tensor.permute(order).is_contiguous() else None
 
 
