@@ -209,7 +209,7 @@ class _Batches(Iterator[Any]):
         return batch
 
 
-def _limited(batches: int, limit: float) -> int:
+def _limited(batches: int, limit: int | float) -> int:  # noqa: PYI041 - 1 is a batch, and 1.0 all of them
     """Return how many batches Lightning takes of an epoch, by `limit_train_batches`: a number of them, or a part."""
     return max(1, int(batches * limit)) if isinstance(limit, float) else min(batches, limit)
 

@@ -93,9 +93,11 @@ def require_same_batches(
         is_same = not is_ahead or is_unknown or (saved.batch_size, saved.drop_last) == (size, options.drop_last)
     if not is_same:
         steps = ", ".join(f"{start} to {stop - 1}" for start, stop in progress.skip_requests)
-        size = f"batch_size={options.batch_size}" if options.batching is None else repr(options.batching)
-        msg = f"the checkpoint skips steps {steps}, and with {size} and drop_last={options.drop_last} these have other "
-        msg += "rows than when it was saved: create the loader with its batch_size or batching, and its drop_last; or "
+        batches = f"batch_size={options.batch_size}" if options.batching is None else repr(options.batching)
+        msg = f"the checkpoint skips steps {steps}, and with {batches} and drop_last={options.drop_last} these have "
+        msg += (
+            "other rows than when it was saved: create the loader with its batch_size or batching, and drop_last; or "
+        )
         msg += "load_state_dict(states, strict=False) with the states of all ranks, "
         raise CheckpointMismatchError(msg + ("which skips the same rows" if counts_rows else "which skips these steps"))
 

@@ -444,11 +444,13 @@ def is_readable(location: str) -> bool:
 def _may_be_marked(found: Sequence[Mapping[str, Any]]) -> bool:
     """Whether a listing may have a directory in it that is named like a file, as an object whose key ends in a slash.
 
-    obstore leaves the slash out, so that it looks like an object. Mostly it is empty; what is in it comes next.
+    obstore leaves the slash out, so that it looks like an object. Mostly it is empty; what is in it comes next. Names
+    that begin with a dot, such as `.keep`, are no data in any case.
     """
     following = itertools.chain((each["name"] for each in itertools.islice(found, 1, None)), [""])  # one more if empty
     return any(
-        "." in posixpath.basename(each["name"]) and (each["size"] == 0 or f"{after}/".startswith(f"{each['name']}/"))
+        "." in posixpath.basename(each["name"])[1:]
+        and (each["size"] == 0 or f"{after}/".startswith(f"{each['name']}/"))
         for each, after in zip(found, following, strict=False)
     )
 

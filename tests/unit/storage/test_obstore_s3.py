@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from torch_dataloader_utils.storage.obstore_s3 import ObstoreError, ObstoreS3, options_of
+from torch_dataloader_utils.storage.obstore_s3 import ObstoreError, ObstoreS3, _may_be_marked, options_of
 
 URL = "s3://bucket/data"
 PAIR = {"key": "K", "secret": "S"}
@@ -161,3 +161,19 @@ def test_a_process_uses_obstore_unless_it_was_forked_after_its_import(when, in_c
     pytest.importorskip("obstore")
     done = subprocess.run([sys.executable, "-c", FORKED, when], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True", in_child, "True"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "sizes", "may_be"),
+    [
+        (["b/.keep", "b/_SUCCESS", "b/x.parquet"], [0, 0, 9], False),
+        (["b/x.parquet", "b/x.parquet/part.parquet"], [0, 9], True),
+        (["b/x.parquet", "b/x.parquet/part.parquet"], [9, 9], True),
+        (["b/x.parquet", "b/x.parquet2"], [9, 9], False),
+        (["b/x.parquet"], [0], True),
+        ([], [], False),
+    ],
+)
+def test_listings_are_left_to_s3fs_where_a_directory_may_look_like_a_file(names, sizes, may_be):
+    found = [{"name": name, "size": size} for name, size in zip(names, sizes, strict=True)]
+    assert _may_be_marked(found) == may_be
