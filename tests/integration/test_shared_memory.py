@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import os
 import random
 import time
@@ -223,7 +224,7 @@ def in_every_order(batch: Any) -> Any:
 def test_the_order_of_dimensions_in_memory_is_kept(path, collate_fn, batch_size):
     here, _ = open_loader(path, batch_size=batch_size, collate_fn=collate_fn)
     there, _ = open_loader(path, batch_size=batch_size, num_workers=1, collate_fn=collate_fn)
-    for one, other in zip(here, there, strict=True):
+    for one, other in itertools.islice(zip(here, there, strict=True), 300):
         for sent, arrived in zip(leaves(one), leaves(other), strict=True):
             assert torch.equal(sent, arrived)
             assert sent.dtype == arrived.dtype
@@ -252,7 +253,7 @@ def that_holds_itself(batch: Any) -> Any:
 
 
 def test_what_holds_itself_arrives_in_every_batch(path):
-    loader, _ = open_loader(path, num_workers=1, collate_fn=that_holds_itself, batch_size=10)
+    loader, _ = open_loader(path, num_workers=1, collate_fn=that_holds_itself, batch_size=400)
     rows = []
     for batch in loader:
         rows += batch["row"].tolist()

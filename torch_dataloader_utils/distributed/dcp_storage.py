@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import re
 from collections.abc import Generator, Mapping
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.planner import LoadPlan
 
 from torch_dataloader_utils.errors import shown
+from torch_dataloader_utils.storage.listing import GLOB
 
 
 class _Writer(FileSystemWriter):
@@ -61,18 +63,13 @@ class _FsspecFiles(FsspecFiles):
             yield stream
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        """Rename a file."""
-        if is_pattern(os.fspath(path)):
+        """Rename a file. fsspec's `mv`, by which the base does it, takes some names for patterns."""
+        if re.search(GLOB, os.fspath(path)):
             with contextlib.suppress(NotImplementedError):
                 self.fs.cp_file(os.fspath(path), os.fspath(new_path))
                 self.fs.rm_file(os.fspath(path))
                 return
         super().rename(path, new_path)
-
-
-def is_pattern(location: str) -> bool:
-    """Whether a name has a character by which many methods of fsspec take it for a pattern, such as `rm` and `mv`."""
-    return not {"*", "?", "["}.isdisjoint(location)
 
 
 def _with(opened: Any, fs: Any, location: str) -> Any:

@@ -23,10 +23,10 @@ from typing import Any
 
 import fsspec
 
-from torch_dataloader_utils.distributed.dcp_storage import is_pattern
 from torch_dataloader_utils.errors import CheckpointStoreError, shown
 from torch_dataloader_utils.storage.atomic_write import sync_directory, write_atomically
 from torch_dataloader_utils.storage.filesystem import Storage
+from torch_dataloader_utils.storage.listing import GLOB
 
 LOG = logging.getLogger("torch_dataloader_utils")
 
@@ -247,7 +247,7 @@ class StoreFiles:
             written = sorted(filter(_WRITTEN.fullmatch, _files_of(found)), key=lambda file: file != MARKER)
             others = [entry for entry in found if entry["name"].rstrip("/") != location.rstrip("/")]
             is_all = len(written) == len(others)  # a directory in it is someone else's
-            one_by_one = not is_all or is_pattern(location)
+            one_by_one = not is_all or re.search(GLOB, location)  # fsspec's `rm` takes some names for patterns
             for file in written:
                 if file == MARKER or one_by_one:
                     self._remove("rm_file", f"{location}/{file}")
