@@ -231,3 +231,10 @@ def test_a_value_that_the_tokens_type_does_not_hold_is_refused_at_once(tmp_path,
     pq.write_table(pa.table({"tokens": tokens}), tmp_path / "part.parquet")
     with pytest.raises(ColumnError, match=f"{option} of column 'tokens': .* does not fit the type uint8"):
         StructuredDataset.create_dataloader(tmp_path, packing=Packing("tokens", 4, **{option: value}), num_workers=0)
+
+
+@pytest.mark.parametrize("inner", [pa.list_(pa.int64(), 2), pa.list_(pa.int64())], ids=["fixed", "variable"])
+def test_lists_of_lists_are_refused_at_once(tmp_path, inner):
+    pq.write_table(pa.table({"tokens": pa.array([[[1, 2]], [[3, 4]]], pa.list_(inner))}), tmp_path / "part.parquet")
+    with pytest.raises(ColumnError, match="'tokens' does not have lists of numbers"):
+        StructuredDataset.create_dataloader(tmp_path, packing=Packing("tokens", 4, separator=0), num_workers=0)

@@ -113,7 +113,7 @@ def require_packable(packing: Packing, schema: pa.Schema, forms: Mapping[str, Fo
     if packing.column not in forms:
         msg = f"Packing({packing.column!r}): there is no such column; there are {', '.join(map(repr, schema.names))}"
         raise ColumnError(msg)
-    others = [name for name, form in forms.items() if form != "jagged"]
+    others = [name for name, form in forms.items() if form != "jagged" or not _has_numbers(schema.field(name).type)]
     if others:
         msg = f"packing: column {others[0]!r} does not have lists of numbers, which alone can be packed: "
         raise ColumnError(f"{msg}choose columns=[{packing.column!r}], or other lists as long as those")
@@ -130,3 +130,8 @@ def require_packable(packing: Packing, schema: pa.Schema, forms: Mapping[str, Fo
         for called, value in options.items():
             if value is not None and not (pa.types.is_boolean(dtype) and value in (0, 1)):
                 to_scalar(value, dtype, f"packing: {called} of column {name!r}")
+
+
+def _has_numbers(dtype: pa.DataType) -> bool:
+    """Whether the values of a list are no lists themselves."""
+    return not pa.types.is_nested(dtype.value_type)
