@@ -14,13 +14,14 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from conftest import SECRET_KEY
+from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs.ranks import run_ranks
 from support import all_rows_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils import CheckpointMismatchError, CheckpointStore, CheckpointStoreError, StoredCheckpoint
-from torch_dataloader_utils.distributed.dcp_storage import writer_of
+from torch_dataloader_utils.distributed.dcp_storage import _FsspecFiles, writer_of
 from torch_dataloader_utils.distributed.store import _IN_USE
 from torch_dataloader_utils.distributed.store_files import Best, expired
 
@@ -107,6 +108,26 @@ def test_a_directory_named_like_a_pattern_is_a_store_as_any_other(place, name):
         store.save(step, model=layer())
     assert odd.steps() == [2, 3]
     assert odd.open().restore(model=layer()).step == 3
+
+
+class Renaming(MemoryFileSystem):
+    """A filesystem that renames by itself and copies nothing, as those of SFTP do."""
+
+    cachable = False
+
+    def cp_file(self, path1: str, path2: str, **kwargs: Any) -> None:
+        raise NotImplementedError
+
+    def mv(self, path1: str, path2: str, **kwargs: Any) -> None:  # noqa: ARG002
+        self.store[path2] = self.store.pop(path1)
+
+
+def test_a_filesystem_that_cannot_copy_renames_by_itself_a_file_in_a_directory_named_like_a_pattern():
+    files = Renaming()
+    files.pipe_file("/renaming/a[1]/new", b"content")
+    _FsspecFiles(files).rename("/renaming/a[1]/new", "/renaming/a[1]/old")
+    assert files.find("/renaming") == ["/renaming/a[1]/old"]
+    files.rm_file("/renaming/a[1]/old")
 
 
 def test_what_unfinished_saves_left_is_deleted_before_another_writes(place):

@@ -64,12 +64,15 @@ class _FsspecFiles(FsspecFiles):
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
         """Rename a file. fsspec's `mv`, by which the base does it, takes some names for patterns."""
-        if re.search(GLOB, os.fspath(path)):
-            with contextlib.suppress(NotImplementedError):
-                self.fs.cp_file(os.fspath(path), os.fspath(new_path))
-                self.fs.rm_file(os.fspath(path))
-                return
-        super().rename(path, new_path)
+        if not re.search(GLOB, os.fspath(path)):
+            super().rename(path, new_path)
+            return
+        try:
+            self.fs.cp_file(os.fspath(path), os.fspath(new_path))
+        except NotImplementedError:  # a filesystem that cannot copy renames by a `mv` of its own
+            super().rename(path, new_path)
+        else:
+            self.fs.rm_file(os.fspath(path))
 
 
 def _with(opened: Any, fs: Any, location: str) -> Any:

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 import fsspec
 
 from torch_dataloader_utils.storage import obstore_s3
+from torch_dataloader_utils.storage.obstore_options import options_of
 from torch_dataloader_utils.storage.redaction import Redactor
 
 Client: TypeAlias = Literal["s3fs", "obstore", "obstore in other processes"]
@@ -45,7 +46,7 @@ def obstore_of(
     urls: Sequence[str], options: Mapping[str, Any], timeout_sec: float, client: Client
 ) -> obstore_s3.ObstoreS3 | None:
     """Return what reads some URLs by obstore, with options of s3fs; None where s3fs has to read them everywhere."""
-    mapped = obstore_s3.options_of(urls, options)
+    mapped = options_of(urls, options)
     if mapped is None:
         return None
     obstore = obstore_s3.ObstoreS3(mapped, options, timeout_sec / 2)  # an attempt has half of the time

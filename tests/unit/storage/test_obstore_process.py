@@ -19,8 +19,9 @@ import pytest
 from conftest import S3Server
 from jobs.processes import inherited, living, own_children, wait_until_none
 
-from torch_dataloader_utils.storage import obstore_process, obstore_s3
+from torch_dataloader_utils.storage import obstore_process
 from torch_dataloader_utils.storage.filesystem import Storage
+from torch_dataloader_utils.storage.obstore_options import options_of
 from torch_dataloader_utils.storage.obstore_process import ObstoreProcess
 from torch_dataloader_utils.storage.obstore_s3 import ObstoreS3
 from torch_dataloader_utils.storage.s3 import OneAttemptS3
@@ -46,7 +47,7 @@ def bucket(s3: S3Server) -> str:
 def clients(s3: S3Server) -> Iterator[list[ObstoreS3]]:
     """A client whose obstore runs here, and one whose obstore runs in another process."""
     options = s3.storage_options()
-    mapped = obstore_s3.options_of(["s3://bucket/d"], options)
+    mapped = options_of(["s3://bucket/d"], options)
     assert mapped is not None
     here = ObstoreS3(mapped, options, SECONDS)
     there = replace(here, runs_in="another process")

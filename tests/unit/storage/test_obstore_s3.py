@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from torch_dataloader_utils.storage.obstore_s3 import ObstoreError, ObstoreS3, _may_be_marked, options_of
+from torch_dataloader_utils.storage.obstore_options import options_of
+from torch_dataloader_utils.storage.obstore_s3 import ObstoreError, ObstoreS3, _may_be_marked
 
 URL = "s3://bucket/data"
 PAIR = {"key": "K", "secret": "S"}

@@ -20,6 +20,7 @@ from conftest import S3Server
 
 from torch_dataloader_utils.storage import obstore_s3, plain_http
 from torch_dataloader_utils.storage.causes import ChangedFileError
+from torch_dataloader_utils.storage.obstore_options import options_of
 from torch_dataloader_utils.storage.obstore_s3 import LEAST_BY_HTTP, ObstoreRange, ObstoreS3
 from torch_dataloader_utils.storage.plain_http import HttpError, HttpRange, PlainHttp
 
@@ -379,7 +380,7 @@ def test_what_is_left_to_obstore_says_nothing_of_plain_http(s3: S3Server):
     bucket = s3.new_bucket()
     s3.client().put_object(Bucket=bucket, Key="a", Body=CONTENT * 2)
     options = s3.storage_options()
-    mapped = obstore_s3.options_of([f"s3://{bucket}/a"], options)
+    mapped = options_of([f"s3://{bucket}/a"], options)
     assert mapped is not None
     client = ObstoreS3(mapped, options, SECONDS)
     assert client.cat_file(f"{bucket}/a", start=10, end=20) == CONTENT[10:20]
@@ -422,7 +423,7 @@ def _call_with(call: Any, url: str) -> Any:
 @pytest.mark.usefixtures("signed_lead_there")
 def test_a_range_of_another_version_is_an_error_and_its_connection_is_closed(s3: S3Server, server: Server):
     options = s3.storage_options()
-    mapped = obstore_s3.options_of(["s3://bucket/key"], options)
+    mapped = options_of(["s3://bucket/key"], options)
     assert mapped is not None
     client = ObstoreS3(mapped, options, SECONDS)
     with pytest.raises(ChangedFileError, match="its etag was other then and is e now") as raised:
@@ -439,7 +440,7 @@ def test_a_server_that_knows_no_signed_urls_is_read_by_obstore_alone_from_then_o
     bucket = s3.new_bucket()
     s3.client().put_object(Bucket=bucket, Key="a", Body=CONTENT)
     options = s3.storage_options()
-    mapped = obstore_s3.options_of([f"s3://{bucket}/a"], options)
+    mapped = options_of([f"s3://{bucket}/a"], options)
     assert mapped is not None
     client = ObstoreS3(mapped, options, SECONDS)
     for _ in range(3):

@@ -17,6 +17,7 @@ from fsspec.asyn import get_loop
 
 from torch_dataloader_utils.storage import obstore_s3
 from torch_dataloader_utils.storage.attempts import within
+from torch_dataloader_utils.storage.obstore_options import options_of
 from torch_dataloader_utils.storage.plain_http import HttpRange
 from torch_dataloader_utils.storage.range_stream import LARGEST_REST, RangeStream
 from torch_dataloader_utils.storage.request_size import Answer
@@ -35,7 +36,7 @@ def client(request: pytest.FixtureRequest, s3: S3Server, monkeypatch: pytest.Mon
     options = s3.storage_options()
     fs: Any = OneAttemptS3(**options)
     if request.param != "s3fs":
-        mapped = obstore_s3.options_of([f"s3://{bucket}/a"], options)
+        mapped = options_of([f"s3://{bucket}/a"], options)
         assert mapped is not None
         least = {"obstore": sys.maxsize, "plain HTTP": 0}[request.param]
         monkeypatch.setattr(obstore_s3, "LEAST_BY_HTTP", least)
