@@ -179,6 +179,10 @@ RECIPES = {
         "the same columns in 8 files, row groups of 100,000 rows, snappy",
         lambda scale: _numeric(scale, 2_400_000, 8, 100_000),
     ),
+    "small_files": Recipe(
+        "the same columns in 200 files of 5,000 rows, snappy",
+        lambda scale: _numeric(scale, 1_000_000, 200, 5_000),
+    ),
     "small": Recipe(
         "the same columns in 4 files, row groups of 25,000 rows, snappy",
         lambda scale: _numeric(scale, 500_000, 4, 25_000),

@@ -480,6 +480,7 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "tokens": _plain("tokens"),
     "groups_of_50k": _plain("groups_of_50k"),
     "groups_of_100k": _plain("groups_of_100k"),
+    "small_files": _plain("small_files"),
     "strings": _strings,
     "wide": _wide,
     "uneven": _plain("uneven"),

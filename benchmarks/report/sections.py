@@ -24,6 +24,7 @@ TITLES = {
     "tokens": "Tokens",
     "groups_of_50k": "Numeric columns, row groups of 50,000 rows",
     "groups_of_100k": "Numeric columns, row groups of 100,000 rows",
+    "small_files": "Numeric columns, 200 files of 5,000 rows",
     "strings": "Strings",
     "wide": "Two of a thousand columns",
     "uneven": "Files of very different sizes",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -106,6 +106,13 @@ class Decoder:
         self.thread.submit(self._decode_all, path, numbers, tables)
         return tables
 
+    def of_files(self, groups: Sequence[tuple[str, range]], size: int) -> DecodedTables:
+        """Decode consecutive row groups of each of several files, as `whole` does: one table of each."""
+        tables = DecodedTables()
+        self._pending.append(size)
+        self.thread.submit(self._decode_each, groups, tables)
+        return tables
+
     def _submit(self, path: str, number: int, decode: Callable[[], pa.Table]) -> Future[Decoded]:
         return self.thread.submit(self._attempt, path, range(number, number + 1), decode)
 
@@ -181,9 +188,31 @@ class Decoder:
                         done += left.num_rows
             return left
 
-        # Whoever takes the last table may look for the decoder that has least to decode.
+        self._put_last(partial(self._attempt, path, numbers, rest), tables)
+
+    def _decode_each(self, groups: Sequence[tuple[str, range]], tables: DecodedTables) -> None:
+        def one(path: str, numbers: range) -> Decoded:
+            return self._attempt(path, numbers, partial(self._decode_at_once, path, numbers))
+
+        def all_of_them() -> Decoded:
+            """Put all tables but the last one, and return that."""
+            for group in groups[:-1]:
+                tables.put(one(*group))
+            return one(*groups[-1])
+
+        self._put_last(all_of_them, tables)
+
+    def _decode_at_once(self, path: str, numbers: range) -> pa.Table:
+        with self._at_hand(path, numbers) as opened:
+            table = stacked([table for table, _ in opened.row_groups.decoded(numbers)])
+            opened.require_unchanged()
+        return table
+
+    def _put_last(self, decode: Callable[[], Decoded], tables: DecodedTables) -> None:
+        """Put the last of some tables, or the error that their decoding ends in."""
+        # Whoever takes it may look for the decoder that has least to decode.
         try:
-            last = replace(self._attempt(path, numbers, rest), is_last=True)
+            last = replace(decode(), is_last=True)
         except BaseException as error:  # noqa: BLE001 - raised again where the tables are taken
             self._pending.popleft()
             tables.put(error)

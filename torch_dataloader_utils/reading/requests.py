@@ -39,6 +39,7 @@ class Step:
         requested: Whether it is requested ahead. Rounds request their parts themselves.
         continues: Whether its shard is read together with the next one.
         following: The slices behind this one that it has all rows of, after those of this slice.
+        of_files_behind: Row groups of the files behind its own that are read with it as one table.
     """
 
     position: int
@@ -52,6 +53,12 @@ class Step:
     requested: bool = True
     continues: bool = False
     following: tuple[ShardSlice, ...] = ()
+    of_files_behind: tuple[FileRowGroup, ...] = ()
+
+    @property
+    def groups(self) -> tuple[FileRowGroup, ...]:
+        """The row group, and those of the files behind."""
+        return (self.group, *self.of_files_behind)
 
 
 @dataclass(slots=True)
@@ -144,7 +151,10 @@ class Requests(Iterator[tuple[Step, MemoryLease]]):
             run.requested_bytes += self._reader.stored_bytes(step.group)
             if step.requested:
                 try:
-                    self._reader.request(step.group, [later.group for later in run.waiting], whole=step.whole)
+                    if step.of_files_behind:
+                        self._reader.request_together(step.groups)
+                    else:
+                        self._reader.request(step.group, [later.group for later in run.waiting], whole=step.whole)
                     self._on_request(step)
                 except BaseException:
                     lease.release()

@@ -134,7 +134,7 @@ class RowGroupReader:
         return self._files.row_group_name(group.path, group.number, group.count)
 
     def joins(self, path: str) -> bool:
-        """Whether several small row groups of a file may be read as one.
+        """Whether several small row groups of a file may be read as one, and with those of other such files.
 
         All columns have to be of fixed width: footers do not tell how large strings in dictionaries become, and many
         row groups would be estimated too small together; large strings are decoded faster by themselves, and nested
@@ -221,6 +221,12 @@ class RowGroupReader:
             # Two slices of one shard may follow one another and request the same row group.
             self._decoded[group].append(decoded)
 
+    def request_together(self, groups: Sequence[FileRowGroup]) -> None:
+        """Begin to decode row groups of several files, which `joins` allows, for `read_together`."""
+        wanted = [(group.path, group.numbers) for group in groups]
+        decoded = self._next_decoder().of_files(wanted, sum(map(self.stored_bytes, groups)))
+        self._decoded[groups[0]].append(decoded)
+
     def receives(self, group: FileRowGroup) -> bool:
         """Whether a request was made whose answer goes on with a row group."""
         return self._fetcher.receives(group.path, group.number)
@@ -252,6 +258,18 @@ class RowGroupReader:
             finished = self._selected(group, table, 0)[0]
         self._note_wait(began, decoded[-1])
         return self._packed(group, self._transformed(group, finished))
+
+    def read_together(self, groups: Sequence[FileRowGroup]) -> pa.Table:
+        """Return what `read` returns of each of several row groups, which were requested together, as one table."""
+        tables, decoded = [], self._take_decoded(groups[0])
+        for group in groups:
+            began = time.perf_counter()
+            with self._errors(group):
+                stored = next(decoded)
+                self._require_all(group, stored.table.num_rows)
+                tables.append(self._selected(group, stored.table, 0)[0])
+            self._note_wait(began, stored)
+        return stacked(tables)
 
     def read_as_decoded(self, group: FileRowGroup) -> Iterator[tuple[pa.Table, bool]]:
         """Yield what `read` returns in the tables that it is decoded in, and whether each is the last one.

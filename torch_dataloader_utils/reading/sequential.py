@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Generator, Iterator
+from dataclasses import replace
 from itertools import accumulate
 
 import pyarrow as pa
@@ -32,6 +33,10 @@ SCRATCH_SHARE = 4
 JOINED_SHARE = 6
 """Consecutive row groups that take together no more than this part (a sixth) of the budget are read as one: of a stream
 one, then two, four, eight, so that its first batches come soon."""
+
+COPIED_BYTES = 1 << 20
+"""Row groups of several files are read as one if each takes no more than this in memory. They are copied to join them,
+which takes longer for larger ones than what it saves: some operations of several threads for each."""
 
 
 def budget_for_whole(decoded: int) -> int:
@@ -107,20 +112,25 @@ class SequentialScan(Scan):
                 group = left.popleft()
                 after = first + self.reader.rows_left(group)
                 if not counted or after > shard_slice.start:
+                    behind: tuple[FileRowGroup, ...] = ()
                     if first >= shard_slice.start:
-                        group = self._joined(group, left, most, shard_slice.stop - first if counted else None)
-                        after = first + self.reader.rows_left(group)
-                        if not left and first < after <= shard_slice.stop:
+                        wanted = shard_slice.stop - first if counted else None
+                        group = self._joined(group, left, most, wanted)
+                        behind = self._of_files_behind(group, left, most, wanted)
+                        after = first + sum(map(self.reader.rows_left, (group, *behind)))
+                        if not left and first < after <= shard_slice.stop and not behind:
                             group, following = self._joined_with_slices(group, following, most)
-                        most = max(most, 2 * group.count)
+                    count = group.count + sum(each.count for each in behind)
+                    most = max(most, 2 * count)
                     last = not left or (after >= shard_slice.stop and counted)
-                    decoded = self.reader.decoded_bytes(group)
+                    decoded = sum(map(self.reader.decoded_bytes, (group, *behind)))
                     fits = budget_for_whole(decoded) <= self.budget.limit and self.reader.knows_sizes(group)
-                    whole = fits or group.count > 1  # several are never read in parts
+                    whole = fits or count > 1  # several are never read in parts
                     decoding = decoded + decoded // SCRATCH_SHARE
                     size = self.reader.fetched_bytes(group) + decoding if whole else 0
                     others = tuple(self.slices[position + 1 : following])
-                    yield Step(position, shard_slice, group, first, last, number, whole, size, following=others)
+                    step = Step(position, shard_slice, group, first, last, number, whole, size, following=others)
+                    yield replace(step, of_files_behind=behind) if behind else step
                     if last:
                         break
                 first = after
@@ -141,6 +151,30 @@ class SequentialScan(Scan):
                 break
             group = group.joined_with(left.popleft())
         return group
+
+    def _of_files_behind(
+        self, group: FileRowGroup, left: deque[FileRowGroup], most: int, wanted: int | None
+    ) -> tuple[FileRowGroup, ...]:
+        """Return row groups of the files behind that are read as one with a row group, taken from those that are left.
+
+        They are as many as `_joined` would take of its file.
+        """
+        reader, limit = self.reader, self.budget.limit // JOINED_SHARE
+        behind: list[FileRowGroup] = []
+        count, rows, size = group.count, reader.rows_left(group), reader.decoded_bytes(group)
+        if size > COPIED_BYTES or not reader.joins(group.path):
+            return ()
+        while left and count < most and (wanted is None or rows < wanted):
+            added = left[0]
+            size += reader.decoded_bytes(added)
+            if reader.decoded_bytes(added) > COPIED_BYTES or size > limit or not reader.joins(added.path):
+                break
+            count, rows = count + 1, rows + reader.rows_left(left.popleft())
+            if behind and behind[-1].is_followed_by(added):
+                behind[-1] = behind[-1].joined_with(added)
+            else:
+                behind.append(added)
+        return tuple(behind)
 
     def _joined_with_slices(self, group: FileRowGroup, following: int, most: int) -> tuple[FileRowGroup, int]:
         """Return a row group, which ends its slice, and those of whole slices that are read as one with it.
@@ -173,12 +207,12 @@ class SequentialScan(Scan):
             self.count(group, again=step.first < step.shard_slice.start)
             yield from self._parts(step, lease)
             return
-        joined = self._joined_table(group)
+        joined = self._joined_table(step)
         if joined is not None:
             lease.resize(self._held_bytes(joined))
             yield joined, True, lease
             return
-        groups = self.reader.single(group)
+        groups = [each for several in step.groups for each in self.reader.single(several)]
         for each in groups:
             self.count(each, again=step.first < step.shard_slice.start)
             done = 0
@@ -207,17 +241,20 @@ class SequentialScan(Scan):
         booleans = sum(pa.types.is_boolean(column.type) for column in table.schema)
         return int(table.nbytes + len(table) * booleans)
 
-    def _joined_table(self, group: FileRowGroup) -> pa.Table | None:
+    def _joined_table(self, step: Step) -> pa.Table | None:
         """Return several row groups that were requested as one. After an error, request each, and return None."""
-        if group.count == 1:
+        group, groups = step.group, step.groups
+        if len(groups) == group.count == 1:
             return None
         try:
-            table = self.delivered(group, self.reader.read(group), 0)
+            read = self.reader.read_together(groups) if step.of_files_behind else self.reader.read(group)
+            table = self.delivered(group, read, 0)
         except (ColumnError, OSError):  # raised again for the row group that it comes from, when that is read
-            for each in self.reader.single(group):
+            for each in [single for several in groups for single in self.reader.single(several)]:
                 self.reader.request(each, whole=True)
             return None
-        self.count(group, again=False)  # a slice's first rows come before them, if at all
+        for several in groups:
+            self.count(several, again=False)  # a slice's first rows come before them, if at all
         return table
 
     def _parts(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:

@@ -1,0 +1,193 @@
+"""Small files are read several at a time, as one table, and nothing but the number of steps tells."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
+
+from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
+from torch_dataloader_utils.reading import sequential
+from torch_dataloader_utils.reading.decoder import DecodedTables, Decoder
+
+NUMBERS = ["value", "score"]
+ROWS = 50
+"""Of a row group."""
+SIZES = [(50, ROWS)] * 9 + [(150, ROWS)] * 3 + [(7, ROWS), (0, ROWS), (120, ROWS)] + [(50, ROWS)] * 25
+"""Rows of each file, and of its row groups."""
+TOTAL = sum(rows for rows, _ in SIZES)
+FIRSTS = list(accumulate((rows for rows, _ in SIZES), initial=0))
+
+Groups = list[tuple[str, range]]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory: Path = tmp_path_factory.mktemp("small_files") / "data"
+    write_dataset(directory, SIZES)
+    return directory
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> list[Groups]:
+    """The row groups of several files that are decoded for one table, call by call."""
+    calls: list[Groups] = []
+    of_files = Decoder.of_files
+
+    def noted(decoder: Decoder, groups: Sequence[tuple[str, range]], size: int) -> DecodedTables:
+        calls.append(list(groups))
+        return of_files(decoder, groups, size)
+
+    monkeypatch.setattr(Decoder, "of_files", noted)
+    return calls
+
+
+def test_ever_more_of_them_are_read_together_each_once_and_in_order(path, together):
+    loader, dataset = open_loader(path, columns=NUMBERS)
+    assert all_rows_of(loader) == list(range(TOTAL))
+    assert {2, 4, 8} <= {sum(len(numbers) for _, numbers in groups) for groups in together}
+    assert max(len(numbers) for groups in together for _, numbers in groups[1:]) > 1  # of one file several, too
+    read = [(file, number) for groups in together for file, numbers in groups for number in numbers]
+    assert read == sorted(set(read))
+    assert dataset.get_metrics()["row_groups_read"] == sum(-(-rows // ROWS) for rows, _ in SIZES)
+
+
+def test_they_take_a_part_of_the_memory_for_reading(path, together):
+    row = 3 * 8  # value, score and row id
+    loader, _ = open_loader(path, columns=NUMBERS, read_ahead_bytes=6 * 3 * ROWS * row)
+    assert all_rows_of(loader) == list(range(TOTAL))
+    assert max(sum(len(numbers) for _, numbers in groups) for groups in together) == 3
+
+
+@pytest.mark.parametrize("limit", [ROWS * 3 * 8 - 1, ROWS * 3 * 8])
+def test_those_that_take_longer_to_copy_than_to_read_are_read_by_themselves(path, together, monkeypatch, limit):
+    monkeypatch.setattr(sequential, "COPIED_BYTES", limit)
+    loader, _ = open_loader(path, columns=NUMBERS)
+    assert all_rows_of(loader) == list(range(TOTAL))
+    assert bool(together) == (limit == ROWS * 3 * 8)
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "all rows": {},
+    "filter": {"filters": [("value", "!=", 77)]},
+    "no memory to read several": {"read_ahead_bytes": 6 * ROWS * 3 * 8},
+    "a part of the rows": {"uneven_ranks": "drop", "num_ranks": 3, "rank": 1},
+    "shards of three row groups": {"split_rows": 3 * ROWS, "batch_size": 17},
+    "Arrow": {"output_format": "arrow", "batch_size": 33},
+    "workers": {"num_workers": 2},
+}
+
+
+def options_of(way: str) -> dict[str, Any]:
+    """Return options of a loader."""
+    return {"columns": NUMBERS, **WAYS[way]}
+
+
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_stop_at_any_batch_changes_no_batch(path, together, way, every):
+    loader, _ = open_loader(path, **options_of(way))
+    states, batches = [loader.state_dict()], []
+    for batch in loader:
+        batches.append(batch["row"].tolist() if isinstance(batch, dict) else batch["row"].to_pylist())
+        states.append(loader.state_dict())
+    assert bool(together) == (way not in {"no memory to read several", "workers"})  # workers do not tell here
+    for place in range(0, len(states) - 1, every):
+        again, _ = open_loader(path, **options_of(way))
+        again.load_state_dict(states[place])
+        assert batches_of(again) == batches[place:]
+
+
+def test_batches_and_states_are_those_of_files_that_are_read_one_by_one(path, together):
+    options = {"columns": NUMBERS, "batch_size": 17, "fingerprint": True}
+    loader, _ = open_loader(path, **options)
+    found = [(batch["row"].tolist(), batch["score"].tolist(), loader.state_dict()) for batch in loader]
+    assert together
+    together.clear()
+    single, _ = open_loader(path, read_ahead_bytes=6 * ROWS * 3 * 8, **options)
+    assert [(batch["row"].tolist(), batch["score"].tolist(), single.state_dict()) for batch in single] == found
+    assert not together
+
+
+def test_excluded_rows_are_left_out(path, together):
+    loader, dataset = open_loader(path, columns=NUMBERS)
+    excluded = {0: [0], 3: range(50), 10: [7, 60, 149], 20: [49]}  # rows of files, by the file's number
+    dataset.exclude({f"part-{file:03}.parquet": list(rows) for file, rows in excluded.items()})
+    left_out = {FIRSTS[file] + row for file, rows in excluded.items() for row in rows}
+    assert all_rows_of(loader) == sorted(set(range(TOTAL)) - left_out)
+    assert together
+
+
+def test_each_has_the_values_of_its_own_partition(tmp_path, together):
+    for day in range(12):
+        folder = tmp_path / f"day={day}"
+        folder.mkdir()
+        pq.write_table(pa.table({"number": [10 * day, None, 10 * day + 2]}), folder / "part.parquet")
+    loader, _ = open_loader(tmp_path, partitioning="hive", fill_nulls={"number": -1})
+    found = [row for batch in loader for row in zip(batch["day"].tolist(), batch["number"].tolist(), strict=True)]
+    assert sorted(found) == sorted((day, number) for day in range(12) for number in (10 * day, -1, 10 * day + 2))
+    assert together
+
+
+def collect(loader: Any, rows: list[int]) -> None:
+    """Add the row ids of every batch to a list."""
+    for batch in loader:
+        rows += rows_of(batch)
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2, 4, 6, 19])
+def test_a_value_that_cannot_be_delivered_is_an_error_of_its_file_after_the_rows_before(tmp_path, bad):
+    for file in range(20):
+        values: list[int | None] = list(range(ROWS))
+        values[7] = None if file == bad else 7
+        table = pa.table({"value": pa.array(values, pa.int64())})
+        # Without statistics, only reading tells that there is a null.
+        pq.write_table(table, tmp_path / f"{file:02}.parquet", write_statistics=False)
+    loader, _ = open_loader(tmp_path, batch_size=10)
+    delivered: list[int] = []
+    with pytest.raises(ColumnError, match=rf"'value' holds 1 nulls.* \(row group 0 of .*{bad:02}\.parquet\)"):
+        collect(loader, delivered)
+    assert delivered == list(range(bad * ROWS))
+
+
+@pytest.mark.parametrize("how", ["damaged", "gone", "written"])
+def test_a_file_that_cannot_be_read_is_an_error_of_its_own_after_the_rows_before(path, tmp_path, together, how):
+    bad = 6
+    write_dataset(tmp_path / "data", [(ROWS, ROWS)] * 20)
+    file = tmp_path / "data" / f"part-{bad:03}.parquet"
+    loader, dataset = open_loader(tmp_path / "data", columns=NUMBERS, batch_size=10)
+    content = bytearray(file.read_bytes())
+    if how == "damaged":
+        header = pq.read_metadata(file).row_group(0).column(0)
+        start = header.dictionary_page_offset or header.data_page_offset
+        content[start : start + 8] = b"\xff" * 8
+        modified = file.stat().st_mtime_ns
+        file.write_bytes(content)
+        os.utime(file, ns=(modified, modified))
+    elif how == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(content + b"more")
+    delivered: list[int] = []
+    error = FileNotFoundError if how == "gone" else UnreadableFileError
+    with pytest.raises(error, match=rf"part-{bad:03}\.parquet"):
+        collect(loader, delivered)
+    assert together
+    assert delivered == list(range(bad * ROWS))
+    assert dataset.get_metrics()["row_groups_read"] == bad
+
+
+def test_an_array_of_all_rows_is_what_pyarrow_reads(path):
+    loader, _ = open_loader(path, columns=NUMBERS, batch_size=64)
+    stored = pa.concat_tables(pq.read_table(file, columns=NUMBERS) for file in sorted(path.iterdir()))
+    batches = list(loader)
+    for name in NUMBERS:
+        assert np.array_equal(np.concatenate([batch[name].numpy() for batch in batches]), stored[name].to_numpy())
