@@ -91,7 +91,7 @@ def options_of(way: str) -> dict[str, Any]:
     return {"columns": NUMBERS, **WAYS[way]}
 
 
-@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("every", [37, pytest.param(1, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("way", WAYS)
 def test_a_stop_at_any_batch_changes_no_batch(path, together, way, every):
     loader, _ = open_loader(path, **options_of(way))
