@@ -146,6 +146,18 @@ def test_lines_that_are_skipped_at_the_beginning_may_hold_anything(tmp_path: Pat
         list(open_text(path, format="csv", format_options={"skip_rows": 1})[0])
 
 
+@pytest.mark.parametrize("skipped", [1, 2, 3])
+def test_rows_that_are_skipped_after_the_names_may_hold_line_ends(tmp_path: Path, skipped: int):
+    path = tmp_path / "data.csv"
+    path.write_text('a,b\n1,"x\ny"\n2,"x\n,\n"\n3,"x"\n4,5\n')
+    loader, _ = open_text(path, format="csv", format_options={"skip_rows_after_names": skipped})
+    rows = [(1, "x\ny"), (2, "x\n,\n"), (3, "x"), (4, "5")][skipped:]
+    types = int if skipped == 3 else str
+    assert [pair for batch in loader for pair in zip(batch["a"], batch["b"], strict=True)] == [
+        (number, types(text)) for number, text in rows
+    ]
+
+
 def test_quotes_that_are_switched_off_let_a_file_be_cut(tmp_path: Path):
     (tmp_path / "data.csv").write_text("row,text\n" + "".join(f'{row},5" disk\n' for row in range(300)))
 

@@ -78,9 +78,7 @@ class Csv(TextFormat):
             raise text.error(content[: content.index(0)].count(b"\n") + 1, ZERO)
         with lines.errors(text):
             read = csv_options.read_options(self.options, use_threads=False)
-            reader = csv.open_csv(
-                text.open(), read, csv_options.parse_options(self.options), csv_options.convert_options(self.options)
-            )
+            reader = csv.open_csv(text.open(), read, self._parse_options(), csv_options.convert_options(self.options))
             reader.schema.names  # noqa: B018 - they may be no text
             rows = next((batch.num_rows for batch in reader), 0)
         given = csv_options.column_types(self.options)
@@ -93,10 +91,13 @@ class Csv(TextFormat):
     def _names(self, text: Text) -> list[str]:
         """Return the columns of a file, even if its values cannot be parsed."""
         unchecked = csv.ConvertOptions(column_types={}, check_utf8=False)
-        reader = csv.open_csv(
-            text.open(), csv_options.read_options(self.options), csv_options.parse_options(self.options), unchecked
-        )
+        reader = csv.open_csv(text.open(), csv_options.read_options(self.options), self._parse_options(), unchecked)
         return list(reader.schema.names)
+
+    def _parse_options(self) -> csv.ParseOptions:
+        """Return pyarrow's options for a file's beginning: skipped rows are whole ones, as where the file is read."""
+        newlines = bool(self.options.get("skip_rows_after_names"))
+        return csv_options.parse_options({"newlines_in_values": newlines, **self.options})
 
     def can_cut(self, storage: Storage, file: StoredFile, head: bytes) -> bool:
         """Whether no value can hold a line end, because no value is quoted."""
