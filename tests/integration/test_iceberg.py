@@ -597,6 +597,35 @@ def test_a_new_columns_default_stands_in_for_it(small):
     assert ids_of(open_table(small, "db.small", filters=FIELD("kind").is_null())[0]) == list(range(20, 30))
 
 
+def test_a_null_of_the_partition_is_not_replaced_by_the_columns_default(small):
+    table = table_of(small, "db.small")
+    with table.update_schema() as change:
+        change.add_column("kind", StringType())
+    with table.update_spec() as spec:
+        spec.add_identity("kind")
+    append_rows(table, small_rows(20), Record(None))
+    metadata = Path(table.metadata_location.removeprefix("file://"))
+    content = json.loads(metadata.read_text())  # pyiceberg writes no table of version 3, which is what has defaults
+    next(field for field in content["schemas"][-1]["fields"] if field["name"] == "kind")["initial-default"] = "plain"
+    metadata.write_text(json.dumps(content))
+    kinds = [one for batch in open_table(small, "db.small")[0] for one in batch["kind"]]
+    assert sorted(map(str, kinds)) == ["None"] * 10 + ["plain"] * 20
+    assert ids_of(open_table(small, "db.small", filters=FIELD("kind") == "plain")[0]) == list(range(20))
+    assert ids_of(open_table(small, "db.small", filters=FIELD("kind").is_null())[0]) == list(range(20, 30))
+
+
+@pytest.mark.parametrize("dtype", [pa.float32(), pa.float64()])
+def test_a_filter_by_an_infinity_keeps_its_rows(small, dtype):
+    infinity = float("inf")
+    rows = pa.table({"id": [0, 1, 2], "x": pa.array([infinity, -infinity, 1.0], dtype)})
+    load_catalog(**config_of(small)).create_table("db.infinities", rows.schema).append(rows)
+    column = FIELD("x")
+    for value in (infinity, -infinity):
+        for expression in (column == value, column >= value, column <= value, column < value, column.isin([value])):
+            wanted = rows.filter(expression)["id"].to_pylist()
+            assert ids_of(open_table(small, "db.infinities", filters=expression)[0]) == wanted
+
+
 def test_a_table_on_s3_is_read_with_fsspecs_options(tmp_path, s3):
     bucket = s3.new_bucket()
     properties = {

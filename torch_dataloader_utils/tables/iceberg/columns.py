@@ -66,14 +66,15 @@ class TableColumns:
         self.constant_schema = pa.schema([column for column in self.schema if column.name in names])
 
     def constants(self, file: DataFile) -> tuple[Any, ...]:
-        """Return the values of columns that a file does not store: its partition's values, or the columns' defaults."""
+        """Return the values of columns that a file does not store: its partition's values, or the columns' defaults.
+
+        A partition's null is such a value: planning compares filters with it, too.
+        """
         indices = self._identities[file.spec_id]
         return tuple(self._constant(column, file, indices.get(column.name)) for column in self.constant_schema)
 
     def _constant(self, column: pa.Field, file: DataFile, index: int | None) -> Any:
-        value = None if index is None else file.partition[index]
-        if value is None:
-            value = self._defaults.get(column.name)
+        value = self._defaults.get(column.name) if index is None else file.partition[index]
         value = value.bytes if isinstance(value, UUID) else value
         try:
             pa.scalar(value, column.type)

@@ -7,6 +7,7 @@ negation of a weaker filter is a stronger one.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -208,6 +209,7 @@ def _double(value: pa.Scalar, dtype: types.IcebergType) -> literals.Literal[Any]
     if isinstance(dtype, types.FloatType):
         with np.errstate(over="ignore"):
             is_exact = is_exact and float(np.float32(number)) == number
+        is_exact = is_exact and not math.isinf(number)  # pyiceberg takes it for a number that no float is
     if not is_exact:
         raise _InexactError
     return literals.DoubleLiteral(float(number))
