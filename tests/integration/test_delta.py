@@ -293,6 +293,26 @@ def test_mapped_columns_are_found_whatever_files_call_them(tmp_path, mode):
         open_table(tmp_path)
 
 
+def test_files_without_the_ids_that_the_table_maps_columns_by_are_refused(tmp_path):
+    path = tmp_path / "f.parquet"
+    pq.write_table(pa.table({"col-1": [1, 2]}), path)
+    configuration = {"delta.columnMapping.mode": "id", "delta.columnMapping.maxColumnId": "1"}
+    described = metadata([field_of("id", "col-1", 1, "long")], configuration=configuration)
+    commit(tmp_path, 0, [{"protocol": protocol(["columnMapping"])}, {"metaData": described}, {"add": added(path)}])
+    with pytest.raises(ColumnError, match=r"f\.parquet: column 'id': .* have none \(it has col-1\)"):
+        open_table(tmp_path)
+
+
+def test_a_mode_of_mapping_that_the_protocol_does_not_have_means_nothing(tmp_path):
+    path = tmp_path / "f.parquet"
+    pq.write_table(pa.table({"id": [1, 2]}), path)
+    fields = [{"name": "id", "type": "long", "nullable": True, "metadata": {}}]
+    described = metadata(fields, configuration={"delta.columnMapping.mode": "name"})
+    older = {"minReaderVersion": 1, "minWriterVersion": 2}
+    commit(tmp_path, 0, [{"protocol": older}, {"metaData": described}, {"add": added(path)}])
+    assert delivered(open_table(tmp_path)[0]) == counted(queried(tmp_path))
+
+
 def test_features_that_are_not_supported_are_named(tmp_path):
     write_deltalake(tmp_path, rows_from(0, 4))
     commit(tmp_path, 1, [{"protocol": protocol(["deletionVectors", "timeTravelByTea"])}])
@@ -309,6 +329,17 @@ def test_a_table_and_its_version_have_to_be_there(tmp_path):
         open_table(tmp_path / "table", version=7)
     with pytest.raises(TypeError, match="partitioning: the files"):
         open_table(tmp_path / "table", partitioning="hive")
+
+
+def test_a_version_that_the_log_no_longer_has_is_named(tmp_path):
+    for first in (0, 4, 8):
+        write_deltalake(tmp_path, rows_from(first, 4), mode="append")
+    DeltaTable(tmp_path).create_checkpoint()
+    for version in (0, 1):
+        (tmp_path / "_delta_log" / f"{version:020d}.json").unlink()
+    with pytest.raises(UnreadableFileError, match=r"version 1 of the table .* no longer has that version"):
+        open_table(tmp_path, version=1)
+    assert ids_of(open_table(tmp_path, version=2)[0]) == list(range(12))
 
 
 def test_files_that_are_gone_or_cut_short_are_named(tmp_path):

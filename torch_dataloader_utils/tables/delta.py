@@ -5,12 +5,12 @@ The protocol is at https://github.com/delta-io/delta/blob/master/PROTOCOL.md.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import posixpath
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
 from urllib.parse import unquote
@@ -68,6 +68,8 @@ ESCAPED = re.compile(rb"(?:\\u00[0-9A-Fa-f]{2})+")
 """How the protocol writes the bytes of a partition's value. deltalake returns this text as the bytes (seen in 1.6)."""
 
 MAPPING = "delta.columnMapping.mode"
+MAPPING_VERSION = 2
+"""The reader version that added mapped columns, before features had names."""
 PHYSICAL_NAME = "delta.columnMapping.physicalName"
 FIELD_ID = "delta.columnMapping.id"
 
@@ -197,16 +199,18 @@ class _Log:
 
 
 def _read_log(url: str, version: int | None, options: Mapping[str, str] | None) -> _Log:
-    with _explained(url, version):
-        table = DeltaTable(url, version=version, storage_options=None if options is None else dict(options))
+    given = None if options is None else dict(options)
+    with _explained(url, version, given):
+        table = DeltaTable(url, version=version, storage_options=given)
         protocol = table.protocol()
     features = protocol.reader_features or ()
     unknown = sorted(set(features) - FEATURES)
     if unknown or protocol.min_reader_version > READER_VERSION:
         needed = ", ".join(unknown) or f"version {protocol.min_reader_version} of the protocol"
         raise OSError(f"the table {url} needs readers that support {needed}, which this package does not")
-    with _explained(url, version):
-        columns = _Columns.of(table)
+    with _explained(url, version, given):
+        maps = protocol.min_reader_version == MAPPING_VERSION or "columnMapping" in features
+        columns = _Columns.of(table, may_map=maps)
         added = pa.table(table.get_add_actions())
         vectors = pa.table(table.deletion_vectors()) if "deletionVectors" in features else None
     paths = added["path"].to_pylist()
@@ -231,17 +235,27 @@ def _plain_bytes(value: Any) -> Any:
     return value
 
 
-@contextmanager
-def _explained(url: str, version: int | None) -> Iterator[None]:
+@contextlib.contextmanager
+def _explained(url: str, version: int | None, options: dict[str, str] | None) -> Iterator[None]:
     """Raise deltalake's errors with the table's name, and without the backtraces in their messages."""
     try:
         yield
     except TableNotFoundError:
+        if version is not None and _has_log(url, options):
+            msg = f"version {version} of the table {url} cannot be read: its log no longer has that version"
+            raise OSError(msg) from None
         raise FileNotFoundError(f"there is no table {url}: no log of a Delta table was found") from None
     except Exception as error:  # noqa: BLE001 - deltalake raises errors of many classes
         cause = " ".join(ANSI.sub("", str(error).partition(BACKTRACE)[0]).split())
         msg = f"{'' if version is None else f'version {version} of '}the table {url} cannot be read: {cause}"
         raise OSError(msg) from None
+
+
+def _has_log(url: str, options: dict[str, str] | None) -> bool:
+    """Whether there is a log of a table, whatever its versions."""
+    with contextlib.suppress(Exception):
+        return bool(DeltaTable.is_deltatable(url, options))
+    return False
 
 
 def _deleted(vectors: pa.Table, table: str, paths: set[str]) -> dict[str, npt.NDArray[np.int64]]:
@@ -276,20 +290,22 @@ class _Columns:
     mapping: str
 
     @classmethod
-    def of(cls, table: DeltaTable) -> _Columns:
-        """Return the columns of a table."""
+    def of(cls, table: DeltaTable, *, may_map: bool) -> _Columns:
+        """Return the columns of a table. Its property of mapped columns counts only if its protocol has them."""
         metadata = table.metadata()
         fields = {field["name"]: field for field in json.loads(table.schema().to_json())["fields"]}
         arrow = pa.schema(table.schema().to_arrow())
         schema = pa.schema([(column.name, table_column_type(column.type)) for column in arrow])
         partitions = [schema.field(name) for name in metadata.partition_columns]
-        return cls(schema, pa.schema(partitions), fields, metadata.configuration.get(MAPPING, "none"))
+        mapping = metadata.configuration.get(MAPPING, "none") if may_map else "none"
+        return cls(schema, pa.schema(partitions), fields, mapping)
 
     def name_in_file(self, stored: pa.Schema, column: str) -> str | None:
         """Return the name that a table's column has among the stored ones of a file, or None if it is not there.
 
         Raises:
-            ColumnError: If its type, or the mapping of its nested fields, is not supported.
+            ColumnError: If its type, or the mapping of its nested fields, is not supported; or if columns are mapped by
+                ids and the file's have none.
         """
         if column in self.partition_schema.names:
             return None  # its values are in the log
@@ -297,8 +313,12 @@ class _Columns:
         _require_supported(column, description["type"], mapped=self.mapping != "none")
         if self.mapping == "id":
             wanted = str(description["metadata"][FIELD_ID]).encode()
-            ids = ((field.name, (field.metadata or {}).get(b"PARQUET:field_id")) for field in stored)
-            return next((name for name, field_id in ids if field_id == wanted), None)
+            ids = [(field.name, (field.metadata or {}).get(b"PARQUET:field_id")) for field in stored]
+            if all(found is None for _, found in ids):
+                msg = f"column {column!r}: the table finds columns by their ids, and the file's columns have none (it "
+                msg += f"has {', '.join(stored.names[:50])}): rewrite the file"
+                raise ColumnError(msg)
+            return next((name for name, found in ids if found == wanted), None)
         name = column if self.mapping == "none" else description["metadata"][PHYSICAL_NAME]
         return name if name in stored.names else None
 
