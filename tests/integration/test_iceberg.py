@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from pyiceberg.manifest import DataFileContent
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table
-from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform
+from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransform, YearTransform
 from pyiceberg.typedef import Record
 from pyiceberg.types import (
+    DateType,
     DecimalType,
     DoubleType,
     FloatType,
@@ -624,6 +625,27 @@ def test_a_filter_by_an_infinity_keeps_its_rows(small, dtype):
         for expression in (column == value, column >= value, column <= value, column < value, column.isin([value])):
             wanted = rows.filter(expression)["id"].to_pylist()
             assert ids_of(open_table(small, "db.infinities", filters=expression)[0]) == wanted
+
+
+@pytest.mark.parametrize("transform", [YearTransform(), DayTransform()])
+def test_a_filter_may_compare_partitions_with_the_ends_of_the_calendar(tmp_path, transform):
+    schema = Schema(
+        NestedField(1, "id", LongType()), NestedField(2, "day", DateType()), NestedField(3, "seen", TimestampType())
+    )
+    spec = PartitionSpec(PartitionField(2, 1000, transform, "one"), PartitionField(3, 1001, transform, "other"))
+    table = new_catalog(tmp_path).create_table("db.times", schema, partition_spec=spec)
+    rows = pa.table({"id": [1], "day": [MIDNIGHT.date()], "seen": pa.array([MIDNIGHT], pa.timestamp("us"))})
+    partition = [54] * 2 if isinstance(transform, YearTransform) else [19723] * 2
+    append_rows(table, rows, Record(*partition))
+    ends = {
+        "day": (date.min, date.max),
+        "seen": (datetime.min, datetime.max, pa.scalar(2**62, pa.timestamp("us"))),  # noqa: DTZ901 - no time zone
+    }
+    for name, values in ends.items():
+        for value in values:
+            for expression in (FIELD(name) < value, FIELD(name) > value, FIELD(name) == value):
+                loader, _ = open_table(tmp_path, "db.times", filters=expression)
+                assert ids_of(loader) == rows.filter(expression)["id"].to_pylist()
 
 
 def test_a_table_on_s3_is_read_with_fsspecs_options(tmp_path, s3):

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from datetime import date
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,10 @@ COMPARISONS: dict[str, tuple[Callable[..., expressions.BooleanExpression], str]]
 
 LONG = 2**63
 EXACT_DOUBLE = 2**53
+DAY = 86_400_000_000
+"""Microseconds of a day."""
+
+EPOCH = date(1970, 1, 1).toordinal()
 
 
 def weaker_filter(
@@ -191,14 +196,23 @@ def _literal(value: Any, dtype: types.IcebergType) -> literals.Literal[Any]:
     if isinstance(dtype, types.StringType) and (pa.types.is_string(value_type) or pa.types.is_large_string(value_type)):
         return literals.StringLiteral(value.as_py())
     if isinstance(dtype, types.DateType) and pa.types.is_date32(value_type):
-        return literals.DateLiteral(value.value)
+        return literals.DateLiteral(_within_calendar(value.value))
     is_timestamp = isinstance(dtype, (types.TimestampType, types.TimestamptzType)) and pa.types.is_timestamp(value_type)
     if is_timestamp and isinstance(dtype, types.TimestamptzType) == bool(value_type.tz):
         try:
-            return literals.TimestampLiteral(value.cast(pa.timestamp("us", value_type.tz)).value)
+            microseconds = value.cast(pa.timestamp("us", value_type.tz)).value
         except pa.ArrowInvalid:
             raise _InexactError from None
+        _within_calendar(microseconds // DAY)
+        return literals.TimestampLiteral(microseconds)
     raise _InexactError
+
+
+def _within_calendar(days: int) -> int:
+    """Return days since 1970 if Python has the days before and after: pyiceberg computes with both."""
+    if not date.min.toordinal() < days + EPOCH < date.max.toordinal():
+        raise _InexactError
+    return days
 
 
 def _double(value: pa.Scalar, dtype: types.IcebergType) -> literals.Literal[Any]:
