@@ -38,6 +38,10 @@ COPIED_BYTES = 1 << 20
 """Row groups of several files are read as one if each takes no more than this in memory. They are copied to join them,
 which takes longer for larger ones than what it saves: some operations of several threads for each."""
 
+MOST_OF_FILES = 8
+"""Row groups of several files that are read as one, at most. More of them save nothing more, and whoever waits for a
+batch, or leaves an epoch, waits for all of them: where a row group has few rows, thousands would fit the budget."""
+
 
 def budget_for_whole(decoded: int) -> int:
     """Return the least budget with which row groups of so many decoded bytes are read whole.
@@ -157,17 +161,21 @@ class SequentialScan(Scan):
     ) -> tuple[FileRowGroup, ...]:
         """Return row groups of the files behind that are read as one with a row group, taken from those that are left.
 
-        They are as many as `_joined` would take of its file.
+        They are as many as `_joined` would take of its file, and no more than `MOST_OF_FILES` with those of its file.
         """
         reader, limit = self.reader, self.budget.limit // JOINED_SHARE
         behind: list[FileRowGroup] = []
         count, rows, size = group.count, reader.rows_left(group), reader.decoded_bytes(group)
         if size > COPIED_BYTES or not reader.joins(group.path):
             return ()
-        while left and count < most and (wanted is None or rows < wanted):
+        while left and count < min(most, MOST_OF_FILES) and (wanted is None or rows < wanted):
             added = left[0]
-            size += reader.decoded_bytes(added)
-            if reader.decoded_bytes(added) > COPIED_BYTES or size > limit or not reader.joins(added.path):
+            try:
+                decoded = reader.decoded_bytes(added)
+            except OSError:  # its footer cannot be read: raised again for its own step, after the rows before it
+                break
+            size += decoded
+            if decoded > COPIED_BYTES or size > limit or not reader.joins(added.path):
                 break
             count, rows = count + 1, rows + reader.rows_left(left.popleft())
             if behind and behind[-1].is_followed_by(added):

@@ -53,7 +53,9 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[Groups]:
 def test_ever_more_of_them_are_read_together_each_once_and_in_order(path, together):
     loader, dataset = open_loader(path, columns=NUMBERS)
     assert all_rows_of(loader) == list(range(TOTAL))
-    assert {2, 4, 8} <= {sum(len(numbers) for _, numbers in groups) for groups in together}
+    counts = {sum(len(numbers) for _, numbers in groups) for groups in together}
+    assert {2, 4, sequential.MOST_OF_FILES} <= counts
+    assert max(counts) == sequential.MOST_OF_FILES  # of as many as there are, the budget would have room
     assert max(len(numbers) for groups in together for _, numbers in groups[1:]) > 1  # of one file several, too
     read = [(file, number) for groups in together for file, numbers in groups for number in numbers]
     assert read == sorted(set(read))
@@ -183,6 +185,30 @@ def test_a_file_that_cannot_be_read_is_an_error_of_its_own_after_the_rows_before
     assert together
     assert delivered == list(range(bad * ROWS))
     assert dataset.get_metrics()["row_groups_read"] == bad
+
+
+@pytest.mark.parametrize("how", ["gone", "cut short"])
+@pytest.mark.parametrize("bad", [2, 6, 19])
+def test_a_footer_that_is_needed_and_cannot_be_read_is_an_error_after_the_rows_before(tmp_path, together, bad, how):
+    directory = tmp_path / "data"
+    write_dataset(directory, [(ROWS, ROWS)] * 20)
+    described: list[pq.FileMetaData] = []
+    for file in sorted(directory.iterdir()):
+        described.append(pq.read_metadata(file))
+        described[-1].set_file_path(file.name)
+    pq.write_metadata(pq.read_schema(file), directory / "_metadata", described)
+    loader, _ = open_loader(directory, columns=NUMBERS, batch_size=10)
+    file = directory / f"part-{bad:03}.parquet"
+    if how == "gone":
+        file.unlink()
+    else:
+        os.truncate(file, 100)
+    delivered: list[int] = []
+    error = FileNotFoundError if how == "gone" else UnreadableFileError
+    with pytest.raises(error, match=rf"part-{bad:03}\.parquet"):
+        collect(loader, delivered)
+    assert delivered == list(range(bad * ROWS))
+    assert bool(together) == (bad > 2)
 
 
 def test_an_array_of_all_rows_is_what_pyarrow_reads(path):
