@@ -82,7 +82,7 @@ class RowGroupReader:
         self._held: list[ReferenceType[Any]] = []  # of files that were closed
         self._new_decoder = partial(Decoder, files, codec, self._fetcher, read_cache.reads, self._held)
         self._decoders = [self._new_decoder() for _ in range(min(MOST_DECODERS, pa.cpu_count()))]
-        self._decoded: defaultdict[FileRowGroup, deque[DecodedTables]] = defaultdict(deque)
+        self._decoded: defaultdict[tuple[FileRowGroup, ...], deque[DecodedTables]] = defaultdict(deque)
         self._waits: list[Wait] = []
 
     @property
@@ -219,13 +219,13 @@ class RowGroupReader:
         if whole:
             decoded = self._next_decoder().whole(group.path, group.numbers, self.stored_bytes(group))
             # Two slices of one shard may follow one another and request the same row group.
-            self._decoded[group].append(decoded)
+            self._decoded[group,].append(decoded)
 
     def request_together(self, groups: Sequence[FileRowGroup]) -> None:
         """Begin to decode row groups of several files, which `joins` allows, for `read_together`."""
         wanted = [(group.path, group.numbers) for group in groups]
         decoded = self._next_decoder().of_files(wanted, sum(map(self.stored_bytes, groups)))
-        self._decoded[groups[0]].append(decoded)
+        self._decoded[tuple(groups)].append(decoded)
 
     def receives(self, group: FileRowGroup) -> bool:
         """Whether a request was made whose answer goes on with a row group."""
@@ -261,7 +261,7 @@ class RowGroupReader:
 
     def read_together(self, groups: Sequence[FileRowGroup]) -> pa.Table:
         """Return what `read` returns of each of several row groups, which were requested together, as one table."""
-        tables, decoded = [], self._take_decoded(groups[0])
+        tables, decoded = [], self._take_decoded(*groups)
         for group in groups:
             began = time.perf_counter()
             with self._errors(group):
@@ -291,11 +291,11 @@ class RowGroupReader:
                 del decoded, finished
                 began = time.perf_counter()
 
-    def _take_decoded(self, group: FileRowGroup) -> DecodedTables:
-        waiting = self._decoded[group]
+    def _take_decoded(self, *groups: FileRowGroup) -> DecodedTables:
+        waiting = self._decoded[groups]
         decoded = waiting.popleft()
         if not waiting:
-            del self._decoded[group]
+            del self._decoded[groups]
         return decoded
 
     def read_in_parts(self, group: FileRowGroup, rows: Callable[[], int]) -> Iterator[tuple[pa.Table, int]]:
