@@ -19,7 +19,7 @@ import torch
 from deltalake import write_deltalake
 from icebergs import config_of, new_catalog
 from support import edited, open_loader, rows_of, write_dataset
-from text_files import SMALL, csv_of, open_text
+from text_files import SMALL, csv_of, open_text, write_text
 
 from torch_dataloader_utils import Audit, CheckpointStore, DeltaDataset, IcebergDataset, UnreadableFileError, audit
 from torch_dataloader_utils.distributed import save_rank_state
@@ -217,6 +217,15 @@ class TestText:
         assert (found.unit, found.total.rows) == ("rows", 100)
         assert found.total.done + found.total.under_way == 48
         assert found.is_fine
+
+    def test_counted_rows_of_a_file_that_cannot_be_cut_are_audited_after_a_shuffle(self, tmp_path):
+        files = write_text(tmp_path / "files", "csv", suffixes=(".gz",) * 4)
+        loader, _ = open_text(files, format="csv", count_rows=True, shuffle=True, shuffle_buffer_size=20)
+        list(itertools.islice(loader, 6))
+        found = audit(loader.state_dict(), files)
+        assert found.total.done + found.total.under_way == 48
+        assert found.is_fine
+        assert found.files_match
 
     def test_a_text_file_that_was_written_again_is_told(self, text):
         loader, _ = open_text(text, format="csv", count_rows=True, **SMALL)

@@ -81,9 +81,11 @@ def _described(saved: SavedState, path: Any, storage_options: Mapping[str, Any] 
         if settings[name] is not None:
             msg = f"the states are of a table, which a path does not describe: open it with {table}.create_dataloader("
             raise ValueError(f"{msg}..., {name}={settings[name]}) and pass the dataset")
-    # Rows of text are counted only where they are needed: that reads all of it.
-    counts = saved.files is None and str(settings["format_options"]).endswith(COUNTED)
-    cutting = Cutting(settings["split_bytes"], settings["shuffle_buffer_size"])
+    # Rows of text are counted only where they are needed: that reads all of it. A run that counted them could shuffle
+    # any file of them, so the buffer must not rule one out here.
+    is_counted = str(settings["format_options"]).endswith(COUNTED)
+    counts = saved.files is None and is_counted
+    cutting = Cutting(settings["split_bytes"], None if is_counted else settings["shuffle_buffer_size"])
     file_format = choose_format(settings["format"], None, count_rows=counts, cutting=cutting, names_columns=False)
     request = Request(None, None, _keeps_nulls, DEFAULT_TIMEOUT_SEC, None)
     files = PathSet(parse_paths(path), file_format, storage_options, None, None)
