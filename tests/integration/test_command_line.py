@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -140,6 +141,24 @@ def test_plan_writes_a_picture_and_a_manifest(tdu, made, tmp_path):
     assert {f"part-{number}.parquet" for number in range(FILES)} | {"rank 2, worker 1"} <= set(texts)
     _, dataset = StructuredDataset.create_dataloader(made / "data", manifest=manifest.read_bytes(), num_workers=0)
     assert f"{FILES} files" in repr(dataset)
+
+
+def test_plan_and_mixing_write_where_the_data_is(tdu, place):
+    (place.directory / "written").mkdir(exist_ok=True)
+    plot, manifest = place.at("written/plan.svg"), place.at("written/manifest")
+    done = tdu("plan", place.at("data"), *place.options, "--workers", 0, "--plot", plot, "--save", manifest)
+    assert (done.code, done.err) == (0, "")
+    assert tdu("diff", manifest, manifest, *place.options).code == 0
+    mixed = place.at("written/mixing.svg")
+    done = tdu("mixing", place.at("data"), *place.options, "--label", "id", "--plot", mixed, "--workers", 0)
+    assert (done.code, done.err) == (0, "")
+    storage = {name: option for name, _, option in (word.partition("=") for word in place.options[1::2])}
+    endpoint = storage.pop("client_kwargs.endpoint_url", None)
+    if endpoint is not None:
+        storage |= {"client_kwargs": {"endpoint_url": endpoint}}
+    for picture in (plot, mixed):
+        with fsspec.open(picture, "rb", **storage) as file:
+            assert ET.parse(file).getroot().tag == "{http://www.w3.org/2000/svg}svg"  # noqa: S314 - our own
 
 
 def test_plan_advises_where_workers_have_nothing_to_read(tdu, made):

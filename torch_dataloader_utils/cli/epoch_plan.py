@@ -6,13 +6,13 @@ import inspect
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.cli.memory_bound import memory_bound
 from torch_dataloader_utils.cli.options import TIMEOUT_SEC
+from torch_dataloader_utils.cli.written import write_file
 from torch_dataloader_utils.dataset.discovery import check_columns
 from torch_dataloader_utils.dataset.manifest_file import dump_manifest
 from torch_dataloader_utils.dataset.options import LoaderOptions
@@ -316,7 +316,7 @@ def _memory(planned: PlannedEpoch, files: FilesSummary) -> MemoryBound:
     return MemoryBound(decoded, shared, decoded + shared)
 
 
-def save_manifest(planned: PlannedEpoch, path: str) -> int:
+def save_manifest(planned: PlannedEpoch, path: str, storage_options: Mapping[str, Any] | None) -> int:
     """Write the files and their footers, for ``create_dataloader(manifest=...)``, and return how many bytes they are.
 
     Raises:
@@ -325,5 +325,5 @@ def save_manifest(planned: PlannedEpoch, path: str) -> int:
     opened = planned.opened
     known = KnownFooters(opened.footers, opened.metadata_file)
     content = dump_manifest(opened.manifest.root, tuple(opened.files.values()), known, opened.storage)
-    Path(path).write_bytes(content)
+    write_file(path, content, storage_options)
     return len(content)

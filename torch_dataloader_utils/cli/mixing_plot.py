@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from html import escape
-from pathlib import Path
+from typing import Any
 
 from torch_dataloader_utils.cli.mixing import Mixing, OrderFound
 from torch_dataloader_utils.cli.report import plural, rate, size
+from torch_dataloader_utils.cli.written import write_file
 
 BAR, GAP, HEIGHT, LEFT, TOP = 72, 28, 220, 64, 72
 FONT = "system-ui,-apple-system,'Segoe UI',sans-serif"
@@ -15,9 +16,9 @@ COLORS = {True: "#2e7d32", False: "#5c7cba"}
 """Of the advised order, and of all others."""
 
 
-def draw_mixing(found: Mixing, path: str) -> None:
+def draw_mixing(found: Mixing, path: str, storage_options: Mapping[str, Any] | None) -> None:
     """Write the picture."""
-    Path(path).write_text(render(found), encoding="utf-8")
+    write_file(path, render(found).encode(), storage_options)
 
 
 def render(found: Mixing) -> str:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import colorsys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
+from typing import Any
 from xml.sax.saxutils import escape
 
 from torch_dataloader_utils.cli.epoch_plan import PlannedEpoch
 from torch_dataloader_utils.cli.report import count, plural
+from torch_dataloader_utils.cli.written import write_file
 from torch_dataloader_utils.planning.plan import ShardSlice
 
 WIDTH, LEFT, RIGHT, TOP = 960, 190, 24, 76
@@ -62,7 +63,7 @@ class Panel:
         return 26 + LINE * len(self.lines) + GAP
 
 
-def draw_plan(planned: PlannedEpoch, path: str) -> None:
+def draw_plan(planned: PlannedEpoch, path: str, storage_options: Mapping[str, Any] | None) -> None:
     """Write the picture.
 
     Raises:
@@ -70,7 +71,7 @@ def draw_plan(planned: PlannedEpoch, path: str) -> None:
     """
     if not path.lower().endswith(".svg"):
         raise ValueError(f"--plot {path}: the picture is an SVG, so its name ends with .svg")
-    Path(path).write_text(render(planned), encoding="utf-8")
+    write_file(path, render(planned).encode(), storage_options)
 
 
 def render(planned: PlannedEpoch) -> str:

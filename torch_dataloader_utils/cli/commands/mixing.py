@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace) -> Report:
         )
     blocks = list(_blocks(found))
     if arguments.plot is not None:
-        draw_mixing(found, arguments.plot)
+        draw_mixing(found, arguments.plot, options.storage_options(arguments))
         blocks.append(Line(f"Picture: {arguments.plot}"))
     return Report(found, blocks)
 

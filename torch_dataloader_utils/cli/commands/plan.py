@@ -17,6 +17,7 @@ from torch_dataloader_utils.cli.options import (
     dataset_parameters,
     positive,
     ranks,
+    storage_options,
     workers,
 )
 from torch_dataloader_utils.cli.report import Block, Cell, Facts, Line, Report, Table, Text, count, plain, plural, size
@@ -83,11 +84,12 @@ def run(arguments: argparse.Namespace) -> Report:
     if arguments.save is not None:
         from torch_dataloader_utils.cli.epoch_plan import save_manifest
 
-        written.append(Line(f"Manifest: {arguments.save}, {size(save_manifest(planned, arguments.save))}"))
+        written_bytes = save_manifest(planned, arguments.save, storage_options(arguments))
+        written.append(Line(f"Manifest: {arguments.save}, {size(written_bytes)}"))
     if arguments.plot is not None:
         from torch_dataloader_utils.cli.plan_plot import draw_plan
 
-        draw_plan(planned, arguments.plot)
+        draw_plan(planned, arguments.plot, storage_options(arguments))
         written.append(Line(f"Picture: {arguments.plot}"))
     value = plain(summary) | {"advice": plain(advice)}
     return Report(value, [*_blocks(summary), *_advice(advice), *written])
