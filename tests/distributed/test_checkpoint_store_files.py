@@ -6,6 +6,7 @@ import json
 import math
 import threading
 import traceback
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -537,6 +538,12 @@ def test_an_asynchronous_save_that_fails_before_it_writes_keeps_no_name_in_use(d
     assert before == _IN_USE
     assert store.wait() is None
     assert store.save(1, model=layer(1.0), async_=True).result().step == 1
+
+
+def test_an_asynchronous_save_of_one_process_warns_of_nothing(disk):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert disk.open().save(1, model=layer(1.0), async_=True).result().step == 1
 
 
 def test_a_loader_of_other_files_is_refused(disk, tmp_path):

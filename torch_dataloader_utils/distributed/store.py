@@ -161,6 +161,9 @@ class CheckpointStore:
         writer = writer_of(self.files.writing_fs, self.files.location(name))
         group = self._together.group
         if async_:
+            # DCP warns in a thread of its own, when this one may do anything: only a filter that stays is sure to hold.
+            # Where warnings are errors, nothing would be saved.
+            _ignore_single_process()
             try:
                 with self._errors(name):
                     written: Any = async_save(state, storage_writer=writer, process_group=group)
@@ -351,8 +354,13 @@ def _same(requests: Sequence[T], call: str) -> T:
 def _without_warning() -> Iterator[None]:
     """Leave out the warning that there is one process only."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        _ignore_single_process()
         yield
+
+
+def _ignore_single_process() -> None:
+    """Leave out, from now on, the warning that there is one process only."""
+    warnings.filterwarnings("ignore", "torch.distributed is disabled")
 
 
 def _in_thread(action: Callable[[], StoredCheckpoint]) -> Future[StoredCheckpoint]:
