@@ -165,6 +165,14 @@ def test_ranks_that_a_filter_leaves_different_numbers_of_batches_end_their_epoch
     assert trained == [batches[: lengths[0]] for batches in expected]
 
 
+def test_epochs_that_are_too_short_for_a_step_are_warned_of(tmp_path: Path):
+    training = Training(tmp_path, filtered=True, max_steps=3, accumulated=60)
+    training.run_all([(1, {"die": 300})])
+    lines = [line for path in tmp_path.glob("output-*.txt") for line in path.read_text().splitlines()]
+    assert sum("made no step in it" in line for line in lines) == 1
+    assert {batch["step"] for batch in training.batches("run-0")} == {0}
+
+
 def batches_of_loaders(training: Training, ranks: int, *, epochs: int, **options: Any) -> list[list[list[int]]]:
     """Return what each rank's loader delivers where nothing stops it, as far as all ranks have batches."""
     expected: list[list[list[int]]] = [[] for _ in range(ranks)]

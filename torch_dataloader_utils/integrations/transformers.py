@@ -6,6 +6,7 @@ import io
 import math
 import pickle
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -157,8 +158,13 @@ class ResumableTrainerMixin(Trainer):  # type: ignore[misc]
             kwargs["steps_in_epoch"] = passed + self._batches.left
             self._set_max_steps(epoch, passed, num_update_steps_per_epoch)
             num_update_steps_per_epoch = self._updates(kwargs["steps_in_epoch"])
+        before = self.state.global_step
         super()._run_epoch(epoch=epoch, num_update_steps_per_epoch=num_update_steps_per_epoch, **kwargs)
         self._count_steps()
+        if 0 < self._batches.fetched < self._accumulated and self.state.global_step == before and passed == 0:
+            msg = f"an epoch ended before the {self._accumulated} batches of a step (gradient_accumulation_steps) were "
+            msg += "there, so the optimizer made no step in it; if all epochs are that short, the training never ends: "
+            warnings.warn(f"{msg}use a smaller batch_size, fewer batches a step, or fewer ranks", stacklevel=2)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Fetch the batches of a step. Those of the step before count as delivered now, if it was made."""
@@ -228,7 +234,7 @@ class _Batches(Dataset[Any]):
         self._agreed: Callable[[bool], bool] = bool  # of a pass that has begun
         self.passed = 0
         self._batches: BatchIterator | None = None
-        self._fetched = 0
+        self.fetched = 0
 
     @property
     def delivered(self) -> int:
@@ -242,7 +248,7 @@ class _Batches(Dataset[Any]):
 
     def begin(self, passed: int) -> None:
         """Begin an epoch, or continue it after so many batches."""
-        self.passed, self._batches, self._fetched = passed, None, 0
+        self.passed, self._batches, self.fetched = passed, None, 0
 
     def has_next(self) -> bool:
         """Whether there is a batch after those that were fetched: on all ranks, if their numbers may differ."""
@@ -251,13 +257,13 @@ class _Batches(Dataset[Any]):
             with torch.random.fork_rng(devices=[]):
                 self._batches = iter(self.loader)
             self._agreed = agreed_end(self.loader)
-        return self._agreed(self._batches.has_next(self._fetched))
+        return self._agreed(self._batches.has_next(self.fetched))
 
     def __getitem__(self, number: int) -> Any:
         """Return the batch of which `has_next` said that it is there: the one with this number."""
         assert self._batches is not None  # noqa: S101 - `_Numbers` asks has_next() before
-        batch = self._batches.peek(self._fetched)
-        self._fetched += 1
+        batch = self._batches.peek(self.fetched)
+        self.fetched += 1
         return batch
 
     def __len__(self) -> int:
@@ -269,9 +275,9 @@ class _Batches(Dataset[Any]):
 
     def count(self) -> None:
         """Deliver the batches that were fetched."""
-        while self._batches is not None and self._fetched:
+        while self._batches is not None and self.fetched:
             next(self._batches)
-            self._fetched -= 1
+            self.fetched -= 1
 
 
 class _Numbers:

@@ -154,6 +154,7 @@ def train(data: str, options: dict[str, Any], directory: Path, name: str, resume
 def main() -> None:
     """Train as often as told."""
     warnings.simplefilter("ignore")
+    warnings.filterwarnings("default", "an epoch ended before")
     logging.set_verbosity_error()
     job = json.loads(sys.argv[1])
     for name, resumes in job["runs"]:
