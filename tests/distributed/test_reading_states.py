@@ -175,6 +175,8 @@ def test_several_loaders_are_told_apart_by_their_keys(tmp_path, loaders, states)
     assert read_states(kept, key="train") == states
     with pytest.raises(ValueError, match=r"no state of a loader under 'vald'; did you mean 'valid'"):
         read_states(kept, key="vald")
+    with pytest.raises(ValueError, match="has none under 'valid': leave out the key"):
+        read_states(states, key="valid")
 
 
 def test_one_of_a_few_states_does_not_pass_for_all(tmp_path, loaders, states):

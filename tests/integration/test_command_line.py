@@ -161,6 +161,12 @@ def test_plan_and_mixing_write_where_the_data_is(tdu, place):
             assert ET.parse(file).getroot().tag == "{http://www.w3.org/2000/svg}svg"  # noqa: S314 - our own
 
 
+@pytest.mark.parametrize("command", [("plan", ""), ("verify", "after-7", "")], ids=["plan", "verify"])
+def test_an_empty_path_is_not_the_working_directory(tdu, made, monkeypatch, command):
+    monkeypatch.chdir(made)
+    assert "path is empty" in tdu.fails(*command)
+
+
 def test_plan_advises_where_workers_have_nothing_to_read(tdu, made):
     found = tdu("plan", made / "data", "--ranks", 60, "--workers", 2, "--json").value
     [advice] = [one for one in found["advice"] if one["about"] == "workers"]

@@ -50,6 +50,8 @@ def find_states(value: Any, name: str, key: str | None = None) -> States:
     if len(chosen) == 1:
         return next(iter(chosen.values()))
     if key is not None and not chosen:
+        if set(found) == {""}:
+            raise ValueError(f"{name} is the state of one loader, and has none under {key!r}: leave out the key")
         raise ValueError(f"{name} holds no state of a loader under {key!r}{nearest(key, found)}")
     paths = ", ".join(map(repr, chosen))
     first = next(iter(chosen))

@@ -145,7 +145,10 @@ def parse_paths(path: object) -> list[str]:
     for item in paths:
         if not isinstance(item, (str, os.PathLike)):
             raise TypeError(f"path holds {item!r}, which is {type(item).__name__}: expected a string or a path")
-    return [os.fspath(item) for item in paths]
+    found = [os.fspath(item) for item in paths]
+    if "" in found:  # which file systems take for the working directory
+        raise ValueError("path is empty: name a file, directory or glob, such as '.' for the working directory")
+    return found
 
 
 def parse_columns(columns: object, row_id_column: object) -> list[str] | None:
