@@ -253,7 +253,7 @@ def _explained(url: str, version: int | None, options: dict[str, str] | None) ->
 
 def _has_log(url: str, options: dict[str, str] | None) -> bool:
     """Whether there is a log of a table, whatever its versions."""
-    with contextlib.suppress(Exception):
+    with contextlib.suppress(Exception):  # of many classes, too: then it is not known, and the first message fits
         return bool(DeltaTable.is_deltatable(url, options))
     return False
 
