@@ -121,7 +121,7 @@ class Layout(ABC):
     def ranges(self, number: int) -> list[tuple[int, int]]:
         """Return the ranges of bytes that are needed of a row group."""
 
-    def extent(self, numbers: range) -> tuple[int, int]:
+    def extent(self, numbers: Sequence[int]) -> tuple[int, int]:
         """Return the range from the first to the last of these bytes of consecutive row groups; it may be empty."""
         ranges = [found for number in numbers for found in self.ranges(number)]
         return min((start for start, _ in ranges), default=0), max((stop for _, stop in ranges), default=0)
@@ -134,14 +134,14 @@ class RowGroups(ABC):
     def read(self, number: int) -> pa.Table:
         """Return a row group."""
 
-    def read_joined(self, numbers: range) -> pa.Table:
-        """Return consecutive row groups as one table, if the codec joins some."""
+    def read_joined(self, numbers: Sequence[int]) -> pa.Table:
+        """Return several row groups as one table, if the codec joins some."""
         raise NotImplementedError(numbers)
 
-    def decoded(self, numbers: range) -> Iterator[tuple[pa.Table, bool]]:
-        """Yield consecutive row groups in one or more tables as `tables` does; several of them in one."""
+    def decoded(self, numbers: Sequence[int]) -> Iterator[tuple[pa.Table, bool]]:
+        """Yield row groups in one or more tables as `tables` does; several of them in one."""
         if len(numbers) == 1:
-            yield from self.tables(numbers.start)
+            yield from self.tables(numbers[0])
         else:
             yield self.read_joined(numbers), True
 

@@ -106,8 +106,8 @@ class Decoder:
         self.thread.submit(self._decode_all, path, numbers, tables)
         return tables
 
-    def of_files(self, groups: Sequence[tuple[str, range]], size: int) -> DecodedTables:
-        """Decode consecutive row groups of each of several files, as `whole` does: one table of each."""
+    def of_files(self, groups: Sequence[tuple[str, Sequence[int]]], size: int) -> DecodedTables:
+        """Decode some row groups of each of several files, as `whole` does: one table of each file."""
         tables = DecodedTables()
         self._pending.append(size)
         self.thread.submit(self._decode_each, groups, tables)
@@ -116,8 +116,8 @@ class Decoder:
     def _submit(self, path: str, number: int, decode: Callable[[], pa.Table]) -> Future[Decoded]:
         return self.thread.submit(self._attempt, path, range(number, number + 1), decode)
 
-    def _attempt(self, path: str, numbers: range, decode: Callable[[], pa.Table]) -> Decoded:
-        name = self._files.row_group_name(path, numbers.start, len(numbers))
+    def _attempt(self, path: str, numbers: Sequence[int], decode: Callable[[], pa.Table]) -> Decoded:
+        name = self._files.row_group_name(path, numbers[0], numbers[-1] + 1 - numbers[0])
         with nullcontext() if self._reads is None else self._reads.of(name):
             table = _once_more(decode)
             return Decoded(table, self._fetched)
@@ -190,8 +190,8 @@ class Decoder:
 
         self._put_last(partial(self._attempt, path, numbers, rest), tables)
 
-    def _decode_each(self, groups: Sequence[tuple[str, range]], tables: DecodedTables) -> None:
-        def one(path: str, numbers: range) -> Decoded:
+    def _decode_each(self, groups: Sequence[tuple[str, Sequence[int]]], tables: DecodedTables) -> None:
+        def one(path: str, numbers: Sequence[int]) -> Decoded:
             return self._attempt(path, numbers, partial(self._decode_at_once, path, numbers))
 
         def all_of_them() -> Decoded:
@@ -202,7 +202,7 @@ class Decoder:
 
         self._put_last(all_of_them, tables)
 
-    def _decode_at_once(self, path: str, numbers: range) -> pa.Table:
+    def _decode_at_once(self, path: str, numbers: Sequence[int]) -> pa.Table:
         with self._at_hand(path, numbers) as opened:
             table = stacked([table for table, _ in opened.row_groups.decoded(numbers)])
             opened.require_unchanged()
@@ -233,22 +233,25 @@ class Decoder:
                 opened.require_unchanged()  # a map of a file that was cut short meanwhile must not be read
 
     @contextmanager
-    def _at_hand(self, path: str, numbers: range) -> Iterator[_OpenFile]:
-        """Open a file that has the bytes of consecutive row groups.
+    def _at_hand(self, path: str, numbers: Sequence[int]) -> Iterator[_OpenFile]:
+        """Open a file that has the bytes of some row groups.
 
         It is dropped after an error, so that the next attempt opens it.
         """
         try:
             opened = self._opened(path)
             opened.require_unchanged()
-            extent = self._codec.layout(path).extent(numbers)
-            opened.prepare(extent)
+            layout = self._codec.layout(path)
+            extents = [layout.extent(run) for run in _runs(numbers)]
+            for extent in extents:
+                opened.prepare(extent)
             if self._fetcher.fetches(path):
                 for start, content in chain.from_iterable(self._fetcher.take(path, number) for number in numbers):
                     opened.add(start, content)
             self._fetched = time.perf_counter()
             yield opened
-            opened.forget(extent)
+            for extent in extents:
+                opened.forget(extent)
         except GeneratorExit:  # the other rows are not needed: Arrow may still read ahead, so the file is dropped
             if path in self._open:
                 self._note_held(self._open.pop(path))
@@ -336,6 +339,15 @@ class Parts:
             raise
         self._done += rows - wanted
         return stacked(parts)
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield ascending numbers in runs of consecutive ones."""
+    start = 0
+    for end in range(1, len(numbers) + 1):
+        if end == len(numbers) or numbers[end] != numbers[end - 1] + 1:
+            yield numbers[start:end]
+            start = end
 
 
 def _once_more(decode: Callable[[], pa.Table]) -> pa.Table:

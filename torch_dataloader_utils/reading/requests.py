@@ -39,7 +39,8 @@ class Step:
         requested: Whether it is requested ahead. Rounds request their parts themselves.
         continues: Whether its shard is read together with the next one.
         following: The slices behind this one that it has all rows of, after those of this slice.
-        of_files_behind: Row groups of the files behind its own that are read with it as one table.
+        behind: Row groups of the slice's shard that are requested and read with it: others of its file, or of others.
+        numbers: Where rows are shuffled, the index of each of them, and of the row group, in the shard.
     """
 
     position: int
@@ -53,12 +54,13 @@ class Step:
     requested: bool = True
     continues: bool = False
     following: tuple[ShardSlice, ...] = ()
-    of_files_behind: tuple[FileRowGroup, ...] = ()
+    behind: tuple[FileRowGroup, ...] = ()
+    numbers: tuple[int, ...] = ()
 
     @property
     def groups(self) -> tuple[FileRowGroup, ...]:
-        """The row group, and those of the files behind."""
-        return (self.group, *self.of_files_behind)
+        """The row group, and those that are read with it."""
+        return (self.group, *self.behind)
 
 
 @dataclass(slots=True)
@@ -151,7 +153,7 @@ class Requests(Iterator[tuple[Step, MemoryLease]]):
             run.requested_bytes += self._reader.stored_bytes(step.group)
             if step.requested:
                 try:
-                    if step.of_files_behind:
+                    if step.behind:
                         self._reader.request_together(step.groups)
                     else:
                         self._reader.request(step.group, [later.group for later in run.waiting], whole=step.whole)

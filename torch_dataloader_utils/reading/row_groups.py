@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import cache, partial
+from itertools import groupby
 from operator import attrgetter
 from typing import Any
 from weakref import ReferenceType
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import has_fixed_width, stacked, width
+from torch_dataloader_utils.columns.arrow import has_fixed_width, sliced, stacked, width
 from torch_dataloader_utils.columns.arrow_memory import release_unused
 from torch_dataloader_utils.errors import TransformError, UnreadableFileError
 from torch_dataloader_utils.formats.base import Measures
@@ -222,8 +223,11 @@ class RowGroupReader:
             self._decoded[group,].append(decoded)
 
     def request_together(self, groups: Sequence[FileRowGroup]) -> None:
-        """Begin to decode row groups of several files, which `joins` allows, for `read_together`."""
-        wanted = [(group.path, group.numbers) for group in groups]
+        """Begin to decode several row groups, which `joins` allows, file by file, for `read_together`."""
+        wanted = [
+            (path, [number for group in of_file for number in group.numbers])
+            for path, of_file in groupby(groups, key=attrgetter("path"))
+        ]
         decoded = self._next_decoder().of_files(wanted, sum(map(self.stored_bytes, groups)))
         self._decoded[tuple(groups)].append(decoded)
 
@@ -259,17 +263,26 @@ class RowGroupReader:
         self._note_wait(began, decoded[-1])
         return self._packed(group, self._transformed(group, finished))
 
-    def read_together(self, groups: Sequence[FileRowGroup]) -> pa.Table:
-        """Return what `read` returns of each of several row groups, which were requested together, as one table."""
+    def read_together(self, groups: Sequence[FileRowGroup]) -> list[pa.Table]:
+        """Return what `read` returns of each of several row groups, which were requested together.
+
+        An error may name another of them that is in the same file.
+        """
         tables, decoded = [], self._take_decoded(*groups)
-        for group in groups:
-            began = time.perf_counter()
-            with self._errors(group):
+        for _, of_file in groupby(groups, key=attrgetter("path")):
+            began, own = time.perf_counter(), tuple(of_file)
+            with self._errors(own[0]):
                 stored = next(decoded)
-                self._require_all(group, stored.table.num_rows)
-                tables.append(self._selected(group, stored.table, 0)[0])
+                first = 0  # row of the file's table
+                for group in own:
+                    rows = group.unfiltered + len(self._deleted(group))
+                    last = stored.table.num_rows if group is own[-1] else first + rows
+                    self._require_all(group, last - first)
+                    part = sliced(stored.table, first, last) if len(own) > 1 else stored.table
+                    tables.append(self._selected(group, part, 0)[0])
+                    first = last
             self._note_wait(began, stored)
-        return stacked(tables)
+        return tables
 
     def read_as_decoded(self, group: FileRowGroup) -> Iterator[tuple[pa.Table, bool]]:
         """Yield what `read` returns in the tables that it is decoded in, and whether each is the last one.

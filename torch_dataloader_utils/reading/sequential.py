@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import has_fixed_width, width
+from torch_dataloader_utils.columns.arrow import has_fixed_width, stacked, width
 from torch_dataloader_utils.columns.convert import ColumnSlice, convert, join
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.reading.batching import Chunk
@@ -134,7 +134,7 @@ class SequentialScan(Scan):
                     size = self.reader.fetched_bytes(group) + decoding if whole else 0
                     others = tuple(self.slices[position + 1 : following])
                     step = Step(position, shard_slice, group, first, last, number, whole, size, following=others)
-                    yield replace(step, of_files_behind=behind) if behind else step
+                    yield replace(step, behind=behind) if behind else step
                     if last:
                         break
                 first = after
@@ -255,7 +255,7 @@ class SequentialScan(Scan):
         if len(groups) == group.count == 1:
             return None
         try:
-            read = self.reader.read_together(groups) if step.of_files_behind else self.reader.read(group)
+            read = stacked(self.reader.read_together(groups)) if step.behind else self.reader.read(group)
             table = self.delivered(group, read, 0)
         except (ColumnError, OSError):  # raised again for the row group that it comes from, when that is read
             for each in [single for several in groups for single in self.reader.single(several)]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -55,6 +55,13 @@ has costs that do not depend on its size."""
 TOGETHER_BYTES = 4 << 20
 """Small shards are read together, but permuted each for itself, up to so many bytes: each table and each column of it
 has costs that do not depend on its size."""
+
+READ_TOGETHER_BYTES = 2 << 20
+"""Row groups of a shard are decoded together, with one call for those of a file, up to so many bytes: each call has
+costs that do not depend on its size. More of them at once would leave the other threads that decode without work."""
+
+MOST_FILES = 8
+"""Files of which row groups are decoded together, at most: whoever leaves an epoch waits for all of them."""
 
 MOST_DRAWN_AT_ONCE = 1 << 15
 """The order of so many rows is drawn by the thread that permutes them, and of more by another one meanwhile: to hand
@@ -153,12 +160,25 @@ class ShuffledScan(Scan):
             if not together or together[-1].position != step.position:
                 together.append(_Read(step.position, step.shard_slice, self._drawing.pop(step.position, None), {}))
             read = together[-1]
-            read.tables[step.number] = self.delivered(step.group, self.reader.read(step.group), 0)
-            self.count(step.group, again=step.shard_slice.start > 0)
+            read.tables.update(zip(step.numbers, self._tables_of(step), strict=True))
+            for group in step.groups:
+                self.count(group, again=step.shard_slice.start > 0)
             if step.last:
                 self.require_rows(step.shard_slice, read.rows)
                 if not step.continues:
                     yield from self._chunks_of(together, shared_lease, requests.more)
+
+    def _tables_of(self, step: Step) -> Iterator[pa.Table]:
+        """Yield the rows of each row group of a step."""
+        tables: Iterator[pa.Table] = map(self.reader.read, step.groups)
+        if step.behind:
+            try:
+                tables = iter(self.reader.read_together(step.groups))
+            except OSError:  # raised again for the row group that it comes from
+                for group in step.groups:
+                    self.reader.request(group, whole=True)
+        for group, table in zip(step.groups, tables, strict=True):
+            yield self.delivered(group, table, 0)
 
     def _prepare_for(self, step: Step) -> None:
         """Begin to draw the row order of a large shard once its first row group is requested."""
@@ -202,10 +222,27 @@ class ShuffledScan(Scan):
         """Yield the row groups of a shard, file by file. The first of them takes the lease."""
         part = self.slices[position]
         in_file_order = sorted(range(len(groups)), key=lambda number: (groups[number].path, groups[number].number))
-        for number in in_file_order:
-            last = number == in_file_order[-1]
-            yield Step(position, part, groups[number], 0, last, number, whole=True, size=lease, continues=continues)
+        left = deque(in_file_order)
+        while left:
+            numbers = self._read_together(left, groups)
+            group, *behind = (groups[number] for number in numbers)
+            step = Step(position, part, group, 0, not left, numbers[0], whole=True, size=lease, continues=continues)
+            yield replace(step, behind=tuple(behind), numbers=tuple(numbers))
             lease = 0
+
+    def _read_together(self, left: deque[int], groups: Sequence[FileRowGroup]) -> list[int]:
+        """Take from the numbers that are left, in file order, those of row groups that are read together."""
+        numbers = [left.popleft()]
+        size, files = 0, 1
+        while left:
+            group, added = groups[numbers[-1]], groups[left[0]]
+            size += self.reader.decoded_bytes(group)
+            files += added.path != group.path
+            fits = size + self.reader.decoded_bytes(added) <= READ_TOGETHER_BYTES and files <= MOST_FILES
+            if not (fits and self.reader.joins(group.path) and self.reader.joins(added.path)):
+                break
+            numbers.append(left.popleft())
+        return numbers
 
     def _whole_size(self, shard: Shard, groups: Sequence[FileRowGroup]) -> int | None:
         """Return the bytes to lease for a shard that is read as a whole, in the order of all of its rounds.

@@ -26,7 +26,7 @@ SIZES = [(50, ROWS)] * 9 + [(150, ROWS)] * 3 + [(7, ROWS), (0, ROWS), (120, ROWS
 TOTAL = sum(rows for rows, _ in SIZES)
 FIRSTS = list(accumulate((rows for rows, _ in SIZES), initial=0))
 
-Groups = list[tuple[str, range]]
+Groups = list[tuple[str, list[int]]]
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +42,8 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[Groups]:
     calls: list[Groups] = []
     of_files = Decoder.of_files
 
-    def noted(decoder: Decoder, groups: Sequence[tuple[str, range]], size: int) -> DecodedTables:
-        calls.append(list(groups))
+    def noted(decoder: Decoder, groups: Sequence[tuple[str, Sequence[int]]], size: int) -> DecodedTables:
+        calls.append([(file, list(numbers)) for file, numbers in groups])
         return of_files(decoder, groups, size)
 
     monkeypatch.setattr(Decoder, "of_files", noted)

@@ -122,7 +122,7 @@ class _ParquetRowGroups(RowGroups):
             self.times.require_nanoseconds(range(number, number + 1))
         return self.reader.read_row_group(number, column_indices=self.leaves)
 
-    def read_joined(self, numbers: range) -> pa.Table:
+    def read_joined(self, numbers: Sequence[int]) -> pa.Table:
         if self.times is not None:
             self.times.require_nanoseconds(numbers)
         return self.reader.read_row_groups(list(numbers), column_indices=self.leaves)
@@ -153,7 +153,7 @@ class _Int96Times:
     reader: ParquetReader
     leaves: list[int]
 
-    def require_nanoseconds(self, numbers: range, rows: int = INT96_ROWS) -> None:
+    def require_nanoseconds(self, numbers: Sequence[int], rows: int = INT96_ROWS) -> None:
         """Raise if a time of some row groups is beyond nanoseconds of 64 bits."""
         for batch in self.reader.iter_batches(rows, list(numbers), column_indices=self.leaves, use_threads=False):
             for name, column in zip(batch.schema.names, batch.columns, strict=True):
