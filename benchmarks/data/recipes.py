@@ -183,6 +183,10 @@ RECIPES = {
         "the same columns in 200 files of 5,000 rows, snappy",
         lambda scale: _numeric(scale, 1_000_000, 200, 5_000),
     ),
+    "groups_of_2k": Recipe(
+        "the same columns in 4 files, row groups of 2,000 rows, snappy",
+        lambda scale: _numeric(scale, 800_000, 4, 2_000),
+    ),
     "small": Recipe(
         "the same columns in 4 files, row groups of 25,000 rows, snappy",
         lambda scale: _numeric(scale, 500_000, 4, 25_000),

@@ -231,6 +231,15 @@ def _rows_shuffled(settings: Settings) -> Results:
     return _compare(settings, data, [*contenders, *peers], shuffle_buffer_size=buffer)
 
 
+def _small_groups_shuffled(settings: Settings) -> Results:
+    """Read small row groups in file order, and with shuffled rows."""
+    data = make("groups_of_2k", settings.scale)
+    buffer = max(1024, int(SHUFFLE_BUFFER * min(1.0, settings.scale * 4)))
+    options = {"shuffle": True, "shuffle_buffer_size": buffer}
+    contenders = [ours(data, 0, "in file order"), ours(data, 0, "rows shuffled", **options)]
+    return _compare(settings, data, contenders, baseline="in file order", shuffle_buffer_size=buffer)
+
+
 def _mixture(settings: Settings) -> Results:
     """Read the same files with shuffled rows: as one dataset, and as the sources of a mixture."""
     data = make("sources", settings.scale)
@@ -497,6 +506,7 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "collate_1ms": _collate,
     "shuffle": _shuffle,
     "rows_shuffled": _rows_shuffled,
+    "small_groups_shuffled": _small_groups_shuffled,
     "mixture": _mixture,
     "packing": _packing,
     "mixing_small": _mixing("labels_small", 500, [(f"buffer of {size:,} rows", size, 8) for size in (5_000, 50_000)]),

@@ -39,6 +39,7 @@ TITLES = {
     "collate_1ms": "A collate_fn that takes 1 ms of CPU a batch",
     "shuffle": "Shuffling",
     "rows_shuffled": "Rows shuffled",
+    "small_groups_shuffled": "Rows shuffled, row groups of 2,000 rows",
     "mixture": "Mixtures, rows shuffled",
     "grid": "One rank that stands for four",
     "packing": "Documents packed into sequences",
