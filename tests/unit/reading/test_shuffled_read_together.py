@@ -105,15 +105,20 @@ def test_batches_states_and_resumes_are_those_of_row_groups_that_are_decoded_one
 
 
 @pytest.mark.parametrize("bad", [0, 3, 19])
-@pytest.mark.parametrize("how", ["null", "damaged"])
+@pytest.mark.parametrize("how", ["null", "damaged", "a time of 96 bits"])
 def test_an_error_names_the_row_group_that_it_comes_from(tmp_path, together, bad, how):
     values: list[int | None] = list(range(20 * ROWS))
     if how == "null":
         values[bad * ROWS + 7] = None
     table = pa.table({"value": pa.array(values, pa.int64())})
+    is_time = how == "a time of 96 bits"
+    if is_time:
+        values[bad * ROWS + 7] = 10**17  # microseconds: too far from 1970 for nanoseconds of 64 bits
+        table = pa.table({"value": pa.array(values, pa.timestamp("us"))})
     file = tmp_path / "a.parquet"
     # Without statistics, only reading tells that there is a null.
-    pq.write_table(table, file, row_group_size=ROWS, use_dictionary=False, write_statistics=False)
+    options = {"use_dictionary": False, "write_statistics": False, "use_deprecated_int96_timestamps": is_time}
+    pq.write_table(table, file, row_group_size=ROWS, **options)
     if how == "damaged":
         header = pq.read_metadata(file).row_group(bad).column(0).data_page_offset
         content = bytearray(file.read_bytes())
