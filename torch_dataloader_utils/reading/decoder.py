@@ -117,7 +117,8 @@ class Decoder:
         return self.thread.submit(self._attempt, path, range(number, number + 1), decode)
 
     def _attempt(self, path: str, numbers: Sequence[int], decode: Callable[[], pa.Table]) -> Decoded:
-        name = self._files.row_group_name(path, numbers[0], numbers[-1] + 1 - numbers[0])
+        first = min(numbers)
+        name = self._files.row_group_name(path, first, max(numbers) + 1 - first)
         with nullcontext() if self._reads is None else self._reads.of(name):
             table = _once_more(decode)
             return Decoded(table, self._fetched)

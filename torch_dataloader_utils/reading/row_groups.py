@@ -103,7 +103,7 @@ class RowGroupReader:
 
     def most_requested(self, group: FileRowGroup) -> int:
         """Return how many to request ahead: as many as can be fetched at once, or decoded while one is used."""
-        return FETCHES if self._fetcher.fetches(group.path) else len(self._decoders) + 1
+        return FETCHES if self._fetcher.fetches(group.path) else self.decoders + 1
 
     def expect(self, splits: Iterable[Split]) -> None:
         """Begin to read what has to be known of files before any of their row groups can be requested."""
@@ -144,6 +144,15 @@ class RowGroupReader:
         """
         fits = self._has_fixed_widths and self._codec.joins_row_groups and not self.makes_rows
         return fits and not self._fetcher.fetches(path)
+
+    def has_deleted(self, path: str) -> bool:
+        """Whether some stored rows of a file are deleted."""
+        return path in self._files.deletes
+
+    @property
+    def decoders(self) -> int:
+        """How many row groups are decoded at once."""
+        return len(self._decoders)
 
     def single(self, group: FileRowGroup) -> list[FileRowGroup]:
         """Return the row groups that are read as one, each by itself."""

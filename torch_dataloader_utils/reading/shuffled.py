@@ -58,7 +58,10 @@ has costs that do not depend on its size."""
 
 READ_TOGETHER_BYTES = 2 << 20
 """Row groups of a shard are decoded together, with one call for those of a file, up to so many bytes: each call has
-costs that do not depend on its size. More of them at once would leave the other threads that decode without work."""
+costs that do not depend on its size. Each of the threads that decode gets a part of the shard."""
+
+LEAST_TOGETHER_BYTES = 1 << 18
+"""So many bytes are never divided among these threads: to hand over a small task takes longer than the task."""
 
 MOST_FILES = 8
 """Files of which row groups are decoded together, at most: whoever leaves an epoch waits for all of them."""
@@ -222,24 +225,29 @@ class ShuffledScan(Scan):
         """Yield the row groups of a shard, file by file. The first of them takes the lease."""
         part = self.slices[position]
         in_file_order = sorted(range(len(groups)), key=lambda number: (groups[number].path, groups[number].number))
-        left = deque(in_file_order)
+        of_thread = max(LEAST_TOGETHER_BYTES, self._size(groups) // self.reader.decoders)
+        left, limit = deque(in_file_order), min(READ_TOGETHER_BYTES, of_thread)
         while left:
-            numbers = self._read_together(left, groups)
+            numbers = self._read_together(left, groups, limit)
             group, *behind = (groups[number] for number in numbers)
             step = Step(position, part, group, 0, not left, numbers[0], whole=True, size=lease, continues=continues)
             yield replace(step, behind=tuple(behind), numbers=tuple(numbers))
             lease = 0
 
-    def _read_together(self, left: deque[int], groups: Sequence[FileRowGroup]) -> list[int]:
-        """Take from the numbers that are left, in file order, those of row groups that are read together."""
+    def _read_together(self, left: deque[int], groups: Sequence[FileRowGroup], limit: int) -> list[int]:
+        """Take from the numbers that are left, in file order, those of row groups that are read together.
+
+        Not those of files with deleted rows: what is left of a row group without them is a copy, beside which the parts
+        of others would keep all that was decoded.
+        """
         numbers = [left.popleft()]
         size, files = 0, 1
         while left:
             group, added = groups[numbers[-1]], groups[left[0]]
             size += self.reader.decoded_bytes(group)
             files += added.path != group.path
-            fits = size + self.reader.decoded_bytes(added) <= READ_TOGETHER_BYTES and files <= MOST_FILES
-            if not (fits and self.reader.joins(group.path) and self.reader.joins(added.path)):
+            may = (self.reader.joins(path) and not self.reader.has_deleted(path) for path in (group.path, added.path))
+            if size + self.reader.decoded_bytes(added) > limit or files > MOST_FILES or not all(may):
                 break
             numbers.append(left.popleft())
         return numbers
