@@ -40,7 +40,7 @@ class Step:
         continues: Whether its shard is read together with the next one.
         following: The slices behind this one that it has all rows of, after those of this slice.
         behind: Row groups of the slice's shard that are requested and read with it: others of its file, or of others.
-        numbers: Where rows are shuffled, the index of each of them, and of the row group, in the shard.
+        numbers: Where rows are shuffled, the index in the shard of each of its `groups`.
     """
 
     position: int

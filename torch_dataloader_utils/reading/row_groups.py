@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import cache, partial
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from operator import attrgetter
 from typing import Any
 from weakref import ReferenceType
@@ -282,14 +282,12 @@ class RowGroupReader:
             began, own = time.perf_counter(), tuple(of_file)
             with self._errors(own[0]):
                 stored = next(decoded)
-                first = 0  # row of the file's table
-                for group in own:
-                    rows = group.unfiltered + len(self._deleted(group))
-                    last = stored.table.num_rows if group is own[-1] else first + rows
-                    self._require_all(group, last - first)
-                    part = sliced(stored.table, first, last) if len(own) > 1 else stored.table
+                rows = [group.unfiltered + len(self._deleted(group)) for group in own]
+                stops = list(accumulate(rows, initial=0))
+                self._require_all(own[-1], rows[-1] + stored.table.num_rows - stops[-1])
+                for group, (start, stop) in zip(own, pairwise(stops), strict=True):
+                    part = stored.table if len(own) == 1 else sliced(stored.table, start, stop)
                     tables.append(self._selected(group, part, 0)[0])
-                    first = last
             self._note_wait(began, stored)
         return tables
 

@@ -18,6 +18,7 @@ from torch_dataloader_utils.reading.file_row_group import FileRowGroup
 from torch_dataloader_utils.reading.memory_budget import MemoryLease
 from torch_dataloader_utils.reading.requests import Requests, Step
 from torch_dataloader_utils.reading.scan import Scan
+from torch_dataloader_utils.reading.together import Joiner
 
 PART_SHARE = 4
 """A row group that is too large to be read whole is read in parts, each of which takes this part (a quarter) of the
@@ -28,19 +29,6 @@ FIRST_ROWS = 1024
 
 SCRATCH_SHARE = 4
 """Decoding takes, as long as it lasts, this part (a quarter) of a table's bytes in addition to the table."""
-
-
-JOINED_SHARE = 6
-"""Consecutive row groups that take together no more than this part (a sixth) of the budget are read as one: of a stream
-one, then two, four, eight, so that its first batches come soon."""
-
-COPIED_BYTES = 1 << 20
-"""Row groups of several files are read as one if each takes no more than this in memory. They are copied to join them,
-which takes longer for larger ones than what it saves: some operations of several threads for each."""
-
-MOST_OF_FILES = 8
-"""Row groups of several files that are read as one, at most. More of them save nothing more, and whoever waits for a
-batch, or leaves an epoch, waits for all of them: where a row group has few rows, thousands would fit the budget."""
 
 
 def budget_for_whole(decoded: int) -> int:
@@ -103,7 +91,7 @@ class SequentialScan(Scan):
         With a filter, only reading tells how many rows a row group has left. So a filtered shard is read from its
         beginning, to find the slice's first row.
         """
-        counted = self.reader.knows_rows
+        counted, joiner = self.reader.knows_rows, Joiner(self.reader, self.budget.limit)
         most = 1  # row groups that are read as one
         following = 0  # the position of the first slice that no step has yet
         for position, shard_slice in enumerate(self.slices):
@@ -119,11 +107,10 @@ class SequentialScan(Scan):
                     behind: tuple[FileRowGroup, ...] = ()
                     if first >= shard_slice.start:
                         wanted = shard_slice.stop - first if counted else None
-                        group = self._joined(group, left, most, wanted)
-                        behind = self._of_files_behind(group, left, most, wanted)
+                        group, behind = joiner.joined(group, left, most, wanted)
                         after = first + sum(map(self.reader.rows_left, (group, *behind)))
                         if not left and first < after <= shard_slice.stop and not behind:
-                            group, following = self._joined_with_slices(group, following, most)
+                            group, following = self._joined_with_slices(joiner, group, following, most)
                     count = group.count + sum(each.count for each in behind)
                     most = max(most, 2 * count)
                     last = not left or (after >= shard_slice.stop and counted)
@@ -140,51 +127,9 @@ class SequentialScan(Scan):
                 first = after
                 number += group.count
 
-    def _joined(self, group: FileRowGroup, left: deque[FileRowGroup], most: int, wanted: int | None) -> FileRowGroup:
-        """Return a row group and those that are read as one with it, which are taken from those that are left.
-
-        They are at most `most`, and none that follows the `wanted` rows.
-        """
-        reader, limit = self.reader, self.budget.limit // JOINED_SHARE
-        if not left or not reader.joins(group.path):
-            return group
-        size = reader.decoded_bytes(group)
-        while left and group.count < most and group.is_followed_by(left[0]) and reader.knows_sizes(left[0]):
-            size += reader.decoded_bytes(left[0])
-            if size > limit or (wanted is not None and reader.rows_left(group) >= wanted):
-                break
-            group = group.joined_with(left.popleft())
-        return group
-
-    def _of_files_behind(
-        self, group: FileRowGroup, left: deque[FileRowGroup], most: int, wanted: int | None
-    ) -> tuple[FileRowGroup, ...]:
-        """Return row groups of the files behind that are read as one with a row group, taken from those that are left.
-
-        They are as many as `_joined` would take of its file, and no more than `MOST_OF_FILES` with those of its file.
-        """
-        reader, limit = self.reader, self.budget.limit // JOINED_SHARE
-        behind: list[FileRowGroup] = []
-        count, rows, size = group.count, reader.rows_left(group), reader.decoded_bytes(group)
-        if size > COPIED_BYTES or not reader.joins(group.path):
-            return ()
-        while left and count < min(most, MOST_OF_FILES) and (wanted is None or rows < wanted):
-            added = left[0]
-            try:
-                decoded = reader.decoded_bytes(added)
-            except OSError:  # its footer cannot be read: raised again for its own step, after the rows before it
-                break
-            size += decoded
-            if decoded > COPIED_BYTES or size > limit or not reader.joins(added.path):
-                break
-            count, rows = count + 1, rows + reader.rows_left(left.popleft())
-            if behind and behind[-1].is_followed_by(added):
-                behind[-1] = behind[-1].joined_with(added)
-            else:
-                behind.append(added)
-        return tuple(behind)
-
-    def _joined_with_slices(self, group: FileRowGroup, following: int, most: int) -> tuple[FileRowGroup, int]:
+    def _joined_with_slices(
+        self, joiner: Joiner, group: FileRowGroup, following: int, most: int
+    ) -> tuple[FileRowGroup, int]:
         """Return a row group, which ends its slice, and those of whole slices that are read as one with it.
 
         `following` is the position of the slice behind it. With the row group is returned that of the first slice that
@@ -198,10 +143,10 @@ class SequentialScan(Scan):
             left = deque(self.row_groups(following))
             if not left or not all(map(reader.rows_left, left)):  # nothing is read of what is left out
                 break
-            joined = self._joined(group, left, most, None)
+            whole = joiner.joined_of_file(group, left, most)
             if left:  # not all of the slice's row groups
                 break
-            group, following = joined, following + 1
+            group, following = whole, following + 1
         return group, following
 
     def _tables(self, step: Step, lease: MemoryLease) -> Iterator[tuple[pa.Table, bool, MemoryLease]]:
@@ -215,10 +160,10 @@ class SequentialScan(Scan):
             self.count(group, again=step.first < step.shard_slice.start)
             yield from self._parts(step, lease)
             return
-        joined = self._joined_table(step)
-        if joined is not None:
-            lease.resize(self._held_bytes(joined))
-            yield joined, True, lease
+        table_of_all = self._joined_table(step)
+        if table_of_all is not None:
+            lease.resize(self._held_bytes(table_of_all))
+            yield table_of_all, True, lease
             return
         groups = [each for several in step.groups for each in self.reader.single(several)]
         for each in groups:

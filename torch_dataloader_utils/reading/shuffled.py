@@ -25,6 +25,7 @@ from torch_dataloader_utils.reading.memory_budget import MemoryBudget, MemoryLea
 from torch_dataloader_utils.reading.requests import Requests, Step
 from torch_dataloader_utils.reading.row_groups import RowGroupReader
 from torch_dataloader_utils.reading.scan import ReadOptions, Scan
+from torch_dataloader_utils.reading.together import decoded_together
 
 T = TypeVar("T")
 
@@ -55,16 +56,6 @@ has costs that do not depend on its size."""
 TOGETHER_BYTES = 4 << 20
 """Small shards are read together, but permuted each for itself, up to so many bytes: each table and each column of it
 has costs that do not depend on its size."""
-
-READ_TOGETHER_BYTES = 2 << 20
-"""Row groups of a shard are decoded together, with one call for those of a file, up to so many bytes: each call has
-costs that do not depend on its size. Each of the threads that decode gets a part of the shard."""
-
-LEAST_TOGETHER_BYTES = 1 << 18
-"""So many bytes are never divided among these threads: to hand over a small task takes longer than the task."""
-
-MOST_FILES = 8
-"""Files of which row groups are decoded together, at most: whoever leaves an epoch waits for all of them."""
 
 MOST_DRAWN_AT_ONCE = 1 << 15
 """The order of so many rows is drawn by the thread that permutes them, and of more by another one meanwhile: to hand
@@ -225,32 +216,12 @@ class ShuffledScan(Scan):
         """Yield the row groups of a shard, file by file. The first of them takes the lease."""
         part = self.slices[position]
         in_file_order = sorted(range(len(groups)), key=lambda number: (groups[number].path, groups[number].number))
-        of_thread = max(LEAST_TOGETHER_BYTES, self._size(groups) // self.reader.decoders)
-        left, limit = deque(in_file_order), min(READ_TOGETHER_BYTES, of_thread)
-        while left:
-            numbers = self._read_together(left, groups, limit)
+        for numbers in decoded_together(in_file_order, groups, self.reader, self._size(groups)):
             group, *behind = (groups[number] for number in numbers)
-            step = Step(position, part, group, 0, not left, numbers[0], whole=True, size=lease, continues=continues)
+            last = numbers[-1] == in_file_order[-1]
+            step = Step(position, part, group, 0, last, numbers[0], whole=True, size=lease, continues=continues)
             yield replace(step, behind=tuple(behind), numbers=tuple(numbers))
             lease = 0
-
-    def _read_together(self, left: deque[int], groups: Sequence[FileRowGroup], limit: int) -> list[int]:
-        """Take from the numbers that are left, in file order, those of row groups that are read together.
-
-        Not those of files with deleted rows: what is left of a row group without them is a copy, beside which the parts
-        of others would keep all that was decoded.
-        """
-        numbers = [left.popleft()]
-        size, files = 0, 1
-        while left:
-            group, added = groups[numbers[-1]], groups[left[0]]
-            size += self.reader.decoded_bytes(group)
-            files += added.path != group.path
-            may = (self.reader.joins(path) and not self.reader.has_deleted(path) for path in (group.path, added.path))
-            if size + self.reader.decoded_bytes(added) > limit or files > MOST_FILES or not all(may):
-                break
-            numbers.append(left.popleft())
-        return numbers
 
     def _whole_size(self, shard: Shard, groups: Sequence[FileRowGroup]) -> int | None:
         """Return the bytes to lease for a shard that is read as a whole, in the order of all of its rounds.

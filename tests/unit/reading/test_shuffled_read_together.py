@@ -13,7 +13,7 @@ import pytest
 from support import all_rows_of, open_loader, write_dataset
 
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
-from torch_dataloader_utils.reading import shuffled
+from torch_dataloader_utils.reading import together as together_rules
 from torch_dataloader_utils.reading.decoder import DecodedTables, Decoder
 
 ROWS = 50
@@ -61,7 +61,7 @@ def test_those_of_a_file_are_decoded_by_one_call_also_if_others_are_between_them
     of_files = [numbers for call in together for _, numbers in call]
     assert max(map(len, of_files)) > 2
     assert any(numbers[-1] - numbers[0] >= len(numbers) for numbers in of_files)  # others are between them
-    assert max(map(len, together)) == shuffled.MOST_FILES
+    assert max(map(len, together)) == together_rules.MOST_TOGETHER
     assert dataset.get_metrics()["row_groups_read"] == GROUPS
 
 
@@ -97,7 +97,7 @@ def test_batches_states_and_resumes_are_those_of_row_groups_that_are_decoded_one
     resumed = delivered(path, way, state=found[len(found) // 2][1])
     assert together
     together.clear()
-    monkeypatch.setattr(shuffled, "READ_TOGETHER_BYTES", 0)
+    monkeypatch.setattr(together_rules, "SHUFFLED_BYTES", 0)
     assert delivered(path, way) == found
     assert delivered(path, way, left_out) == without
     assert resumed == found[len(found) // 2 + 1 :]

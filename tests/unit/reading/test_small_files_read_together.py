@@ -15,7 +15,7 @@ import pytest
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
-from torch_dataloader_utils.reading import sequential
+from torch_dataloader_utils.reading import together as together_rules
 from torch_dataloader_utils.reading.decoder import DecodedTables, Decoder
 
 NUMBERS = ["value", "score"]
@@ -54,8 +54,8 @@ def test_ever_more_of_them_are_read_together_each_once_and_in_order(path, togeth
     loader, dataset = open_loader(path, columns=NUMBERS)
     assert all_rows_of(loader) == list(range(TOTAL))
     counts = {sum(len(numbers) for _, numbers in groups) for groups in together}
-    assert {2, 4, sequential.MOST_OF_FILES} <= counts
-    assert max(counts) == sequential.MOST_OF_FILES  # of as many as there are, the budget would have room
+    assert {2, 4, together_rules.MOST_TOGETHER} <= counts
+    assert max(counts) == together_rules.MOST_TOGETHER  # of as many as there are, the budget would have room
     assert max(len(numbers) for groups in together for _, numbers in groups[1:]) > 1  # of one file several, too
     read = [(file, number) for groups in together for file, numbers in groups for number in numbers]
     assert read == sorted(set(read))
@@ -71,7 +71,7 @@ def test_they_take_a_part_of_the_memory_for_reading(path, together):
 
 @pytest.mark.parametrize("limit", [ROWS * 3 * 8 - 1, ROWS * 3 * 8])
 def test_those_that_take_longer_to_copy_than_to_read_are_read_by_themselves(path, together, monkeypatch, limit):
-    monkeypatch.setattr(sequential, "COPIED_BYTES", limit)
+    monkeypatch.setattr(together_rules, "COPIED_BYTES", limit)
     loader, _ = open_loader(path, columns=NUMBERS)
     assert all_rows_of(loader) == list(range(TOTAL))
     assert bool(together) == (limit == ROWS * 3 * 8)
