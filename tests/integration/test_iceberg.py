@@ -584,15 +584,20 @@ def test_files_that_are_older_than_a_column_of_doubles_are_delivered(small):
     assert ids_of(open_table(small, "db.small", filters=FIELD("key") == 0.1)[0]) == list(range(20, 30))
 
 
+def give_default(table: Any, name: str, value: str) -> None:
+    """Write an initial default of a column: pyiceberg writes no table of version 3, which is what has them."""
+    metadata = Path(table.metadata_location.removeprefix("file://"))
+    content = json.loads(metadata.read_text())
+    next(field for field in content["schemas"][-1]["fields"] if field["name"] == name)["initial-default"] = value
+    metadata.write_text(json.dumps(content))
+
+
 def test_a_new_columns_default_stands_in_for_it(small):
     table = table_of(small, "db.small")
     with table.update_schema() as change:
         change.add_column("kind", StringType())
     append_rows(table, small_rows(20).append_column("kind", pa.nulls(10, pa.string())))
-    metadata = Path(table.metadata_location.removeprefix("file://"))
-    content = json.loads(metadata.read_text())  # pyiceberg writes no table of version 3, which is what has defaults
-    next(field for field in content["schemas"][-1]["fields"] if field["name"] == "kind")["initial-default"] = "plain"
-    metadata.write_text(json.dumps(content))
+    give_default(table, "kind", "plain")
     assert delivered(open_table(small, "db.small")[0]) == counted(table_of(small, "db.small").scan().to_arrow())
     assert ids_of(open_table(small, "db.small", filters=FIELD("kind") == "plain")[0]) == list(range(20))
     assert ids_of(open_table(small, "db.small", filters=FIELD("kind").is_null())[0]) == list(range(20, 30))
@@ -605,10 +610,7 @@ def test_a_null_of_the_partition_is_not_replaced_by_the_columns_default(small):
     with table.update_spec() as spec:
         spec.add_identity("kind")
     append_rows(table, small_rows(20), Record(None))
-    metadata = Path(table.metadata_location.removeprefix("file://"))
-    content = json.loads(metadata.read_text())  # pyiceberg writes no table of version 3, which is what has defaults
-    next(field for field in content["schemas"][-1]["fields"] if field["name"] == "kind")["initial-default"] = "plain"
-    metadata.write_text(json.dumps(content))
+    give_default(table, "kind", "plain")
     kinds = [one for batch in open_table(small, "db.small")[0] for one in batch["kind"]]
     assert sorted(map(str, kinds)) == ["None"] * 10 + ["plain"] * 20
     assert ids_of(open_table(small, "db.small", filters=FIELD("kind") == "plain")[0]) == list(range(20))

@@ -14,7 +14,6 @@ from support import all_rows_of, open_loader, write_dataset
 
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.reading import together as together_rules
-from torch_dataloader_utils.reading.decoder import DecodedTables, Decoder
 
 ROWS = 50
 """Of a row group."""
@@ -31,28 +30,12 @@ OPTIONS: dict[str, Any] = {
     "fingerprint": True,
 }
 
-Calls = list[list[tuple[str, list[int]]]]
-
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory: Path = tmp_path_factory.mktemp("shuffled") / "data"
     write_dataset(directory, SIZES)
     return directory
-
-
-@pytest.fixture
-def together(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """The row groups that are decoded together, by file, call by call."""
-    calls: Calls = []
-    of_files = Decoder.of_files
-
-    def noted(decoder: Decoder, groups: Sequence[tuple[str, Sequence[int]]], size: int) -> DecodedTables:
-        calls.append([(file, list(numbers)) for file, numbers in groups])
-        return of_files(decoder, groups, size)
-
-    monkeypatch.setattr(Decoder, "of_files", noted)
-    return calls
 
 
 def test_those_of_a_file_are_decoded_by_one_call_also_if_others_are_between_them(path, together):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.reading import together as together_rules
-from torch_dataloader_utils.reading.decoder import DecodedTables, Decoder
 
 NUMBERS = ["value", "score"]
 ROWS = 50
@@ -26,28 +24,12 @@ SIZES = [(50, ROWS)] * 9 + [(150, ROWS)] * 3 + [(7, ROWS), (0, ROWS), (120, ROWS
 TOTAL = sum(rows for rows, _ in SIZES)
 FIRSTS = list(accumulate((rows for rows, _ in SIZES), initial=0))
 
-Groups = list[tuple[str, list[int]]]
-
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory: Path = tmp_path_factory.mktemp("small_files") / "data"
     write_dataset(directory, SIZES)
     return directory
-
-
-@pytest.fixture
-def together(monkeypatch: pytest.MonkeyPatch) -> list[Groups]:
-    """The row groups of several files that are decoded for one table, call by call."""
-    calls: list[Groups] = []
-    of_files = Decoder.of_files
-
-    def noted(decoder: Decoder, groups: Sequence[tuple[str, Sequence[int]]], size: int) -> DecodedTables:
-        calls.append([(file, list(numbers)) for file, numbers in groups])
-        return of_files(decoder, groups, size)
-
-    monkeypatch.setattr(Decoder, "of_files", noted)
-    return calls
 
 
 def test_ever_more_of_them_are_read_together_each_once_and_in_order(path, together):
