@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from decoded_together import Calls, note_decoded_together
 from support import all_rows_of, open_loader, write_dataset
 
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
@@ -36,6 +37,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory: Path = tmp_path_factory.mktemp("shuffled") / "data"
     write_dataset(directory, SIZES)
     return directory
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """The row groups that are decoded together, by file, call by call."""
+    return note_decoded_together(monkeypatch)
 
 
 def test_those_of_a_file_are_decoded_by_one_call_also_if_others_are_between_them(path, together):

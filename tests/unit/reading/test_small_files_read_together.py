@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from decoded_together import Calls, note_decoded_together
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
@@ -30,6 +31,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory: Path = tmp_path_factory.mktemp("small_files") / "data"
     write_dataset(directory, SIZES)
     return directory
+
+
+@pytest.fixture
+def together(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """The row groups that are decoded together, by file, call by call."""
+    return note_decoded_together(monkeypatch)
 
 
 def test_ever_more_of_them_are_read_together_each_once_and_in_order(path, together):

@@ -11,9 +11,8 @@ from torch_dataloader_utils.reading.decoder import DecodedTables, Decoder
 Calls = list[list[tuple[str, list[int]]]]
 
 
-@pytest.fixture
-def together(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """The row groups that are decoded together, by file, call by call."""
+def note_decoded_together(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Return a list that gets the row groups that are decoded together, by file, call by call."""
     calls: Calls = []
     of_files = Decoder.of_files
 
