@@ -98,6 +98,25 @@ def _strings(scale: float) -> Tables:
         yield f"part-{file:03}.parquet", tables
 
 
+def _values(scale: float) -> Tables:
+    """Write values that only Python's own types hold: times, dates, decimals and categories."""
+    random, group = np.random.default_rng(SEED), 25_000
+    categories = [f"category {number}" for number in range(100)]
+    for file in range(4):
+        tables = []
+        for number in range(_scaled(4, scale, 1)):
+            first = (file * _scaled(4, scale, 1) + number) * group
+            columns = {
+                "id": np.arange(first, first + group),
+                "when": pa.array(random.integers(0, 2 * 10**15, group), pa.timestamp("us", "UTC")),
+                "day": pa.array(random.integers(0, 20_000, group, dtype=np.int32), pa.date32()),
+                "price": pa.array(random.integers(0, 10**6, group), pa.int64()).cast(pa.decimal128(19, 2)),
+                "category": pa.DictionaryArray.from_arrays(random.integers(0, 100, group, dtype=np.int32), categories),
+            }
+            tables.append(pa.table(columns))
+        yield f"part-{file:03}.parquet", tables
+
+
 def _wide(scale: float) -> Tables:
     group, random = 10_000, np.random.default_rng(SEED)
     tables = []
@@ -202,6 +221,7 @@ RECIPES = {
         "tokens",
     ),
     "strings": Recipe("a text of 3 to 24 words, a category and an integer in 4 files, snappy", _strings),
+    "values": Recipe("an integer, a time in UTC, a date, a decimal and a category in 4 files, snappy", _values),
     "wide": Recipe("1,000 float columns in one file, row groups of 10,000 rows, snappy", _wide),
     "uneven": Recipe("22 numeric columns in 6 files of 1 to 32 row groups, snappy", _uneven),
     "many_files": Recipe("4 numeric columns in 10,000 files of 100 rows, snappy", _many_files),

@@ -192,6 +192,13 @@ def _strings(settings: Settings) -> Results:
     return _compare(settings, data, [*own, *settings.peers(data, None)])
 
 
+def _values(settings: Settings) -> Results:
+    data = make("values", settings.scale)
+    formats = {"when": "list", "day": "list"}
+    own = [raw_arrow(data), *(ours(data, workers, column_formats=formats) for workers in (0, 2))]
+    return _compare(settings, data, own)
+
+
 def _grid(settings: Settings) -> Results:
     data = make("numeric", settings.scale)
     contenders = [ours(data, 0, name, uneven_ranks="drop", **options) for name, options in GRID.items()]
@@ -491,6 +498,7 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "groups_of_100k": _plain("groups_of_100k"),
     "small_files": _plain("small_files"),
     "strings": _strings,
+    "values": _values,
     "wide": _wide,
     "uneven": _plain("uneven"),
     "orc": _format("orc"),

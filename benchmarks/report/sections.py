@@ -26,6 +26,7 @@ TITLES = {
     "groups_of_100k": "Numeric columns, row groups of 100,000 rows",
     "small_files": "Numeric columns, 200 files of 5,000 rows",
     "strings": "Strings",
+    "values": "Times, dates, decimals and categories as Python lists",
     "wide": "Two of a thousand columns",
     "uneven": "Files of very different sizes",
     "orc": "ORC",

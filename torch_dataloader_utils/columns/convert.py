@@ -24,9 +24,9 @@ from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.dense import dense_array
 from torch_dataloader_utils.columns.options import Padded
 from torch_dataloader_utils.columns.packed import SegmentBatches
+from torch_dataloader_utils.columns.python_lists import python_list
 from torch_dataloader_utils.columns.ragged import Ragged, RaggedBatches, concat, ragged, split_values
 from torch_dataloader_utils.columns.transform import ColumnTransform
-from torch_dataloader_utils.errors import ColumnError
 
 OutputFormat: TypeAlias = Literal["torch", "numpy", "arrow", "dict"]
 OUTPUT_FORMATS: tuple[str, ...] = get_args(OutputFormat)
@@ -141,7 +141,7 @@ def _split_column(name: str, values: Any, sizes: Sequence[int], together: int) -
     if isinstance(values, Ragged):
         return values.batches(sizes)
     if isinstance(values, pa.ChunkedArray):
-        return (_to_pylist(name, part) for part in _slices(values, sizes))
+        return (python_list(name, part) for part in _slices(values, sizes))
     return chain.from_iterable(_split_in_parts(values, sizes, together))
 
 
@@ -293,48 +293,3 @@ def list_lengths(columns: Columns, name: str) -> npt.NDArray[np.int64]:
 def size_of(columns: Columns) -> int:
     """Return the bytes that converted columns take."""
     return int(columns.nbytes if isinstance(columns, pa.Table) else sum(values.nbytes for values in columns.values()))
-
-
-# Python lists ---------------------------------------------------------------------------------------------------------
-
-
-def _to_pylist(name: str, column: pa.ChunkedArray) -> list[Any]:
-    """Return a column as a list of Python objects.
-
-    Raises:
-        ColumnError: If Python's types cannot hold a value.
-    """
-    try:
-        # Python's times have microseconds. pyarrow's own conversion of nanoseconds depends on whether pandas is
-        # installed; this cast fails where it would lose digits.
-        dtype = _in_microseconds(column.type)
-        return (column if dtype == column.type else column.cast(dtype)).to_pylist()  # type: ignore[no-any-return]
-    except (pa.ArrowException, ValueError, OverflowError) as error:
-        msg = f"column {name!r} of type {column.type} holds a value that Python's types cannot hold: {error}; "
-        msg += "use output_format='arrow', or leave the column out"
-        raise ColumnError(msg) from None
-
-
-def _in_microseconds(dtype: pa.DataType) -> pa.DataType:
-    """Return a type with microseconds in place of nanoseconds, at any depth."""
-    if pa.types.is_nested(dtype):
-        return _nested_in_microseconds(dtype)
-    if getattr(dtype, "unit", None) != "ns":
-        return dtype
-    if pa.types.is_timestamp(dtype):
-        return pa.timestamp("us", dtype.tz)
-    return pa.duration("us") if pa.types.is_duration(dtype) else pa.time64("us")
-
-
-def _nested_in_microseconds(dtype: pa.DataType) -> pa.DataType:
-    fields = [dtype.field(index) for index in range(dtype.num_fields)]
-    inner = [field.with_type(_in_microseconds(field.type)) for field in fields]
-    if pa.types.is_struct(dtype):
-        return pa.struct(inner)
-    if pa.types.is_map(dtype):
-        return pa.map_(_in_microseconds(dtype.key_type), _in_microseconds(dtype.item_type))
-    if pa.types.is_fixed_size_list(dtype):
-        return pa.list_(inner[0], dtype.list_size)
-    if pa.types.is_list(dtype):
-        return pa.list_(inner[0])
-    return pa.large_list(inner[0]) if pa.types.is_large_list(dtype) else dtype
