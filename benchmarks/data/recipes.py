@@ -110,7 +110,7 @@ def _values(scale: float) -> Tables:
                 "id": np.arange(first, first + group),
                 "when": pa.array(random.integers(0, 2 * 10**15, group), pa.timestamp("us", "UTC")),
                 "day": pa.array(random.integers(0, 20_000, group, dtype=np.int32), pa.date32()),
-                "price": pa.array(random.integers(0, 10**6, group), pa.int64()).cast(pa.decimal128(19, 2)),
+                "price": pa.array(random.integers(0, 10**6, group), pa.int32()).cast(pa.decimal128(12, 2)),
                 "category": pa.DictionaryArray.from_arrays(random.integers(0, 100, group, dtype=np.int32), categories),
             }
             tables.append(pa.table(columns))
