@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pyarrow as pa
 
@@ -58,6 +59,19 @@ def _nests_fixed_lists(dtype: pa.DataType) -> bool:
     if pa.types.is_fixed_size_list(dtype) and pa.types.is_fixed_size_list(dtype.value_type):
         return True
     return any(_nests_fixed_lists(dtype.field(index).type) for index in range(dtype.num_fields))
+
+
+def without_dictionary(values: Any) -> Any:
+    """Return the values of a dictionary-encoded array or column; views, which Arrow cannot look up, stay encoded."""
+    dtype = values.type
+    if not pa.types.is_dictionary(dtype) or is_view(dtype.value_type):
+        return values
+    return values.cast(dtype.value_type)
+
+
+def is_view(dtype: pa.DataType) -> bool:
+    """Whether values are views of strings or binary."""
+    return bool(pa.types.is_string_view(dtype) or pa.types.is_binary_view(dtype))
 
 
 def is_list(dtype: pa.DataType) -> bool:

@@ -18,13 +18,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from torch_dataloader_utils.columns.arrow import copied, is_bytes, leaf_type, takeable
+from torch_dataloader_utils.columns.arrow import copied, takeable, without_dictionary
 from torch_dataloader_utils.columns.arrow_memory import memory_pool, new_array
 from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.dense import dense_array
 from torch_dataloader_utils.columns.options import Padded
 from torch_dataloader_utils.columns.packed import SegmentBatches
-from torch_dataloader_utils.columns.python_lists import python_list
+from torch_dataloader_utils.columns.python_lists import list_maker
 from torch_dataloader_utils.columns.ragged import Ragged, RaggedBatches, concat, ragged, split_values
 from torch_dataloader_utils.columns.transform import ColumnTransform
 
@@ -37,9 +37,6 @@ and not dropped: all batches of a block at once would let it run for nearly each
 
 LEAST_AT_ONCE = 4
 """At least so many batches are split off at a time, however many columns they have: fewer would take longer."""
-
-MANY_ROWS = 1024
-"""From so many rows on, a pickle of its own for a column of strings takes less time than a memo of each string."""
 
 Columns: TypeAlias = Mapping[str, Any] | pa.Table
 """Converted columns: tensors, arrays, rows of different lengths, or Arrow columns that become lists in a batch."""
@@ -119,7 +116,7 @@ def _rows(values: Any, part: ColumnSlice) -> Any:
 
 
 def split(columns: Columns, sizes: Sequence[int]) -> Iterator[Any]:
-    """Split converted columns, or what `with_lists` made of them, into batches of these sizes, which use up all rows.
+    """Split converted columns, or what `sendable` made of them, into batches of these sizes, which use up all rows.
 
     Yields:
         For each size a table, or a dictionary of tensors and arrays, which are views, and of lists.
@@ -141,7 +138,7 @@ def _split_column(name: str, values: Any, sizes: Sequence[int], together: int) -
     if isinstance(values, Ragged):
         return values.batches(sizes)
     if isinstance(values, pa.ChunkedArray):
-        return (python_list(name, part) for part in _slices(values, sizes))
+        return map(list_maker(name, values.type), _slices(values, sizes))
     return chain.from_iterable(_split_in_parts(values, sizes, together))
 
 
@@ -172,32 +169,21 @@ def with_offsets(columns: Columns, sizes: Sequence[int]) -> Columns:
     }
 
 
-class StringLists(list[list[Any]]):
-    """A list for each batch, of strings or binary, or of lists of them.
+def sendable(columns: Columns, sizes: Sequence[int]) -> Columns:
+    """Return columns that are ready to be sent: padded rows are made, one tensor for each batch.
 
-    Arrow makes an object for each value. So nothing is in two places but what Python itself has once: single characters
-    and bytes, and what is empty.
+    What becomes Python lists stays in Arrow, and the lists are made where it arrives: to make an object takes less time
+    than to read it from a pickle. A dictionary would be sent as a whole, whatever few values the rows have of it.
     """
-
-
-def with_lists(columns: Columns, sizes: Sequence[int]) -> Columns:
-    """Return columns that are ready to be sent: Python lists and padded rows are made, one for each batch."""
     if isinstance(columns, pa.Table):
         return columns
-    return {name: _listed(name, values, sizes) for name, values in with_offsets(columns, sizes).items()}
+    return {name: _sendable(name, values, sizes) for name, values in with_offsets(columns, sizes).items()}
 
 
-def _listed(name: str, values: Any, sizes: Sequence[int]) -> Any:
-    if not isinstance(values, (pa.ChunkedArray, Ragged)):
-        return values
-    lists = _split_column(name, values, sizes, len(sizes))
-    if isinstance(values, pa.ChunkedArray) and sum(sizes) >= MANY_ROWS and _holds_bytes(leaf_type(values.type)):
-        return StringLists(lists)
-    return list(lists)
-
-
-def _holds_bytes(dtype: pa.DataType) -> bool:
-    return is_bytes(dtype.value_type if pa.types.is_dictionary(dtype) else dtype)
+def _sendable(name: str, values: Any, sizes: Sequence[int]) -> Any:
+    if isinstance(values, pa.ChunkedArray):
+        return without_dictionary(values)
+    return list(_split_column(name, values, sizes, len(sizes))) if isinstance(values, Ragged) else values
 
 
 def copy_rows(part: ColumnSlice) -> Columns:

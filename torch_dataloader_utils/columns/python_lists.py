@@ -1,67 +1,142 @@
-"""Arrow columns as Python lists, by the faster of Arrow's own conversions that give the same objects.
+"""Arrow columns as Python lists: the objects that Arrow's own `to_pylist` makes, in a fraction of its time.
 
-`to_pylist` makes strings, numbers, lists and structs about as fast as Python can. Of times, decimals and values of
-dictionaries it makes a scalar of Arrow each first, and calls that; a conversion to NumPy makes their objects in C++.
+Before pyarrow 26 `to_pylist` makes a scalar of Arrow of each value first, and of times, decimals and values of
+dictionaries it still does (seen in 26.0). Conversions to NumPy make the same objects in C++, and lists and structs are
+put together of the lists of their values.
 """
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from itertools import accumulate, chain, pairwise, repeat
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from torch_dataloader_utils.columns.arrow import is_bytes, is_list, without_dictionary
 from torch_dataloader_utils.errors import ColumnError
 
+FIRST_DIRECT = 26
+"""The pyarrow release from which on `to_pylist` makes most objects without a scalar of Arrow for each."""
 
-def python_list(name: str, column: pa.ChunkedArray) -> list[Any]:
-    """Return a column as a list of Python objects: those that `to_pylist` makes, with None for nulls.
+IS_DIRECT = int(pa.__version__.partition(".")[0]) >= FIRST_DIRECT
 
-    Raises:
-        ColumnError: If Python's types cannot hold a value.
+
+def list_maker(name: str, dtype: pa.DataType) -> Callable[[pa.ChunkedArray], list[Any]]:
+    """Return a function that makes lists of Python objects of columns of a type, those that `to_pylist` makes.
+
+    Nulls become None. The name is the column's, for a ColumnError if Python's types cannot hold a value.
     """
-    try:
-        # Python's times have microseconds. pyarrow's own conversion of nanoseconds depends on whether pandas is
-        # installed; this cast fails where it would lose digits.
-        dtype = _in_microseconds(column.type)
-        return _objects(column if dtype == column.type else column.cast(dtype))
-    except (pa.ArrowException, ValueError, OverflowError) as error:
-        msg = f"column {name!r} of type {column.type} holds a value that Python's types cannot hold: {error}; "
-        msg += "use output_format='arrow', or leave the column out"
-        raise ColumnError(msg) from None
+    # Python's times have microseconds. pyarrow's own conversion of nanoseconds depends on whether pandas is installed;
+    # this cast fails where it would lose digits.
+    coarse = _in_microseconds(dtype)
+    conversion = _conversion(coarse)
+
+    def made(column: pa.ChunkedArray) -> list[Any]:
+        try:
+            chunks = (column if coarse == dtype else column.cast(coarse)).chunks
+            return conversion(chunks[0]) if len(chunks) == 1 else list(chain.from_iterable(map(conversion, chunks)))
+        except (pa.ArrowException, ValueError, OverflowError) as error:
+            msg = f"column {name!r} of type {dtype} holds a value that Python's types cannot hold: {error}; "
+            msg += "use output_format='arrow', or leave the column out"
+            raise ColumnError(msg) from None
+
+    return made
 
 
-def _objects(column: pa.ChunkedArray) -> list[Any]:
-    dtype = column.type
-    if pa.types.is_dictionary(dtype):
-        return _objects(column.cast(dtype.value_type))
-    if pa.types.is_decimal(dtype) or pa.types.is_time(dtype):
-        return column.to_numpy().tolist()  # type: ignore[no-any-return]
-    if pa.types.is_timestamp(dtype) and dtype.tz is not None:
-        return _in_zone(column)
-    if pa.types.is_timestamp(dtype) or pa.types.is_date32(dtype) or pa.types.is_duration(dtype):
-        return _times(column)
-    return column.to_pylist()  # type: ignore[no-any-return]
+def _objects(array: pa.Array) -> list[Any]:
+    return _conversion(array.type)(array)
 
 
-def _times(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column of times without a time zone, of dates or of durations as a list.
+def _conversion(dtype: pa.DataType) -> Callable[[pa.Array], list[Any]]:
+    if IS_DIRECT and not _needs_scalars(dtype):
+        return pa.Array.to_pylist  # type: ignore[no-any-return]
+    return next((conversion for is_of, conversion in CONVERSIONS if is_of(dtype)), pa.Array.to_pylist)
+
+
+def _needs_scalars(dtype: pa.DataType) -> bool:
+    """Whether `to_pylist` makes scalars of values of a type, or of values within them."""
+    if pa.types.is_dictionary(dtype) or pa.types.is_decimal(dtype) or pa.types.is_temporal(dtype):
+        return True
+    return any(_needs_scalars(dtype.field(index).type) for index in range(dtype.num_fields))
+
+
+def _without_dictionary(array: pa.Array) -> list[Any]:
+    plain = without_dictionary(array)
+    return array.to_pylist() if plain is array else _objects(plain)
+
+
+def _by_numpy(array: pa.Array) -> list[Any]:
+    """Return what NumPy has as objects, or as numbers without nulls, as a list."""
+    return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+
+
+def _numbers(array: pa.Array) -> list[Any]:
+    """Return numbers or booleans as a list. With nulls, NumPy would make floats of integers."""
+    filled = array.fill_null(pa.scalar(0).cast(array.type)) if array.null_count else array
+    return _with_nulls(_by_numpy(filled), array)
+
+
+def _with_nulls(objects: list[Any], array: pa.Array) -> list[Any]:
+    """Put None into a list where an array has nulls, and return the list."""
+    if array.null_count:
+        for row in np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False)).tolist():
+            objects[row] = None
+    return objects
+
+
+def _times(array: pa.Array) -> list[Any]:
+    """Return times, dates or durations as a list.
 
     NumPy makes integers of those that Python's types cannot hold. Arrow's conversion raises an error for them.
     """
-    values = column.to_numpy()
+    if pa.types.is_timestamp(array.type) and array.type.tz is not None:
+        return _in_zone(array)
+    values = array.to_numpy(zero_copy_only=False)
     ends = (np.fmin.reduce(values), np.fmax.reduce(values)) if len(values) else ()  # of those that are not null
     if any(isinstance(end.item(), int) for end in ends):
-        return column.to_pylist()  # type: ignore[no-any-return]
+        return array.to_pylist()  # type: ignore[no-any-return]
     return values.tolist()  # type: ignore[no-any-return]
 
 
-def _in_zone(column: pa.ChunkedArray) -> list[datetime | None]:
-    """Return a column of times in a time zone, which Arrow stores in UTC, as a list."""
-    zone = pa.scalar(0, column.type).as_py().tzinfo
-    in_utc = _times(column.cast(pa.timestamp(column.type.unit)))
-    return [time and time.replace(tzinfo=timezone.utc).astimezone(zone) for time in in_utc]
+def _in_zone(array: pa.Array) -> list[datetime | None]:
+    """Return times in a time zone, which Arrow counts from 1970 in UTC, as a list."""
+    zone = pa.scalar(0, array.type).as_py().tzinfo
+    begin = datetime(1970, 1, 1, tzinfo=zone)  # `fromutc` takes such times for those of UTC
+    since = _times(array.cast(pa.int64()).cast(pa.duration(array.type.unit)))
+    return [time if time is None else zone.fromutc(begin + time) for time in since]
+
+
+def _lists(array: pa.Array) -> list[list[Any] | None]:
+    values = _objects(array.flatten())  # without those of nulls
+    lengths = pc.fill_null(pc.list_value_length(array), 0).to_pylist()
+    return _with_nulls([values[start:stop] for start, stop in pairwise(accumulate(lengths, initial=0))], array)
+
+
+def _structs(array: pa.Array) -> list[dict[str, Any] | None]:
+    names = [field.name for field in array.type]
+    rows = zip(*map(_objects, array.flatten()), strict=True)
+    return _with_nulls(list(map(dict, map(zip, repeat(names), rows))), array)
+
+
+CONVERSIONS: Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], list[Any]]]] = (
+    (pa.types.is_dictionary, _without_dictionary),
+    (lambda dtype: is_bytes(dtype) or pa.types.is_decimal(dtype) or pa.types.is_time(dtype), _by_numpy),
+    (lambda dtype: pa.types.is_integer(dtype) or pa.types.is_boolean(dtype), _numbers),
+    (lambda dtype: pa.types.is_float32(dtype) or pa.types.is_float64(dtype), _numbers),  # no kernel fills 16 bits
+    (lambda dtype: pa.types.is_timestamp(dtype) or pa.types.is_date32(dtype) or pa.types.is_duration(dtype), _times),
+    (is_list, _lists),
+    (lambda dtype: pa.types.is_struct(dtype) and _has_own_names(dtype), _structs),
+)
+"""How arrays of which types become lists. Of other types Arrow's conversion is the only one."""
+
+
+def _has_own_names(dtype: pa.DataType) -> bool:
+    """Whether each field of a struct has a name that no other has, so that a dictionary can hold them."""
+    return bool(0 < len({field.name for field in dtype}) == dtype.num_fields)
 
 
 def _in_microseconds(dtype: pa.DataType) -> pa.DataType:

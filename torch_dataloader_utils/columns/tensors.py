@@ -17,7 +17,7 @@ def map_tensors(columns: Columns, change: Callable[[torch.Tensor], torch.Tensor]
     """Return columns with other tensors.
 
     Args:
-        columns: Converted columns, or what `with_offsets` or `with_lists` made of them. What is a list stays.
+        columns: Converted columns, or what `with_offsets` or `sendable` made of them. What is a list stays.
         change: Called with each tensor.
     """
     if isinstance(columns, pa.Table):

@@ -6,8 +6,8 @@ their memory is one block of shared memory (`shared_memory`).
 Batches are pickled by protocol 5, which leaves large buffers out of the pickle (PEP 574, out-of-band buffers). The
 memory of a message holds, in this order:
 
-1. each buffer, in the order in which the pickler met it: the bytes of a tensor or of an array, a table as Arrow IPC, or
-   lists of strings as a pickle of their own;
+1. each buffer, in the order in which the pickler met it: the bytes of a tensor or of an array, or a table, or a column
+   that becomes Python lists, as Arrow IPC;
 2. the pickles of all batches and of the stream's end, one after the other.
 
 Each buffer, and the first pickle, starts at a multiple of `ALIGNMENT`. What goes through torch's queue is a `Message`:
@@ -27,7 +27,6 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from torch_dataloader_utils.columns.convert import StringLists
 from torch_dataloader_utils.columns.inference import normal_mode
 from torch_dataloader_utils.columns.ragged import jagged_parts, split_values
 from torch_dataloader_utils.planning.assignment import Receipt
@@ -177,7 +176,7 @@ class _OutOfBand:
 
 
 class _BatchPickler(pickle.Pickler):
-    """Pickles tensors in main memory as out-of-band buffers; tables as Arrow IPC, and lists of strings, in such."""
+    """Pickles tensors in main memory as out-of-band buffers, and what is in Arrow as IPC in such."""
 
     def __init__(self, pickles: io.BytesIO, out_of_band: _OutOfBand) -> None:
         super().__init__(pickles, protocol=5, buffer_callback=out_of_band)
@@ -186,15 +185,12 @@ class _BatchPickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             return self._reduced(value)
-        if type(value) is StringLists:
-            return pickle.loads, (pickle.PickleBuffer(_pickled_without_memo(value)),)
         if type(value) is Receipt:  # each batch has one: a call is several times as fast as to set attributes
             return Receipt, tuple(value)
-        if isinstance(value, pa.Table):  # pyarrow's own pickle of a slice carries the whole table
-            sink = pa.BufferOutputStream()
-            with pa.ipc.new_stream(sink, value.schema) as stream:
-                stream.write_table(value)
-            return _unpack_table, (pickle.PickleBuffer(sink.getvalue()),)
+        if isinstance(value, pa.Table):
+            return _unpack_table, (_table_bytes(value),)
+        if isinstance(value, pa.ChunkedArray):
+            return _unpack_column, (_table_bytes(pa.table([value], [""])),)
         return NotImplemented
 
     def _reduced(self, value: torch.Tensor) -> Any:
@@ -217,17 +213,12 @@ class _BatchPickler(pickle.Pickler):
         return _unpack_tensor, described if order is None else (*described, order)
 
 
-def _pickled_without_memo(lists: StringLists) -> memoryview:
-    """Return the pickle of lists none of which is in two places.
-
-    A memo of each short string takes several times as long as the string itself. Python's documentation advises against
-    this mode, `fast`, because an object that holds itself could not be pickled.
-    """
-    content = io.BytesIO()
-    pickler = pickle.Pickler(content, protocol=5)
-    pickler.fast = True
-    pickler.dump(list(lists))
-    return content.getbuffer()
+def _table_bytes(table: pa.Table) -> pickle.PickleBuffer:
+    """Return a table as Arrow IPC; pyarrow's own pickle of a slice carries the whole table."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return pickle.PickleBuffer(sink.getvalue())
 
 
 def _tensor_bytes(tensor: torch.Tensor) -> Bytes | None:
@@ -282,3 +273,7 @@ def _unpack_nested(parts: list[torch.Tensor], dtype: torch.dtype, requires_grad:
 def _unpack_table(buffer: Any) -> pa.Table:
     with pa.ipc.open_stream(pa.py_buffer(buffer)) as stream:
         return stream.read_all()
+
+
+def _unpack_column(buffer: Any) -> pa.ChunkedArray:
+    return _unpack_table(buffer).column(0)

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from torch.utils.data import get_worker_info
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from torch_dataloader_utils.columns.convert import with_lists, with_offsets
+from torch_dataloader_utils.columns.convert import sendable, with_offsets
 from torch_dataloader_utils.columns.tensors import pinned
 from torch_dataloader_utils.formats.opened_files import Opened
 from torch_dataloader_utils.formats.read_cache import ReadCache
@@ -187,7 +187,7 @@ class Stream:
     def _packable(self, batches: Batches, collate: Collate, *, alone: bool) -> Iterator[Batches | Batch | Alone]:
         """Yield what goes into messages; `alone` says that each batch is packed before the next one is made."""
         if self.collate_fn is None:
-            yield replace(batches, columns=with_lists(batches.columns, batches.sizes))
+            yield replace(batches, columns=sendable(batches.columns, batches.sizes))
         else:
             yield from (collate(one) for one in batches) if alone else self._collate_together(batches, collate)
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_dataloader_utils.columns.convert import ColumnSlice, join, split, with_lists
+from torch_dataloader_utils.columns.convert import ColumnSlice, join, sendable, split
 from torch_dataloader_utils.columns.options import PACKED_OUTPUTS, PACKING_STRATEGIES, Packing
 from torch_dataloader_utils.columns.packed import document_lengths, packed
 from torch_dataloader_utils.columns.ragged import Ragged
@@ -72,7 +72,7 @@ def test_cu_seqlens_are_where_the_flattened_batch_has_its_segments(documents, le
     while sum(batches) < pieces.sequences:
         batches.append(min(sizes[len(batches) % len(sizes)], pieces.sequences - sum(batches)))
     columns = join([ColumnSlice(made, 0, pieces.sequences)])
-    for batch in split(with_lists(columns, batches) if sent else columns, batches):
+    for batch in split(sendable(columns, batches) if sent else columns, batches):
         ends = [
             place + 1 + number * length
             for number, sequence in enumerate(batch["document_ids"].tolist())

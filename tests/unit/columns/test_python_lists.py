@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torch_dataloader_utils.columns.python_lists import python_list
+from torch_dataloader_utils.columns import python_lists
+from torch_dataloader_utils.columns.python_lists import list_maker
 from torch_dataloader_utils.errors import ColumnError
 
 DAY = 86_400
@@ -17,6 +18,10 @@ LAST = 253_402_300_799  # the last second of the year 9999
 FIRST = -62_135_596_800  # the first second of the year 1
 PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6}
 ZONES = (None, "UTC", "Europe/Berlin", "America/New_York", "+05:45")
+
+
+def python_list(column: pa.ChunkedArray) -> list[Any]:
+    return list_maker("when", column.type)(column)
 
 
 def times(unit: str, first: int, last: int) -> st.SearchStrategy[int]:
@@ -35,14 +40,48 @@ KINDS = [
     (pa.time64("us"), times("us", 0, DAY - 1)),
     (pa.decimal128(12, 3), st.decimals(-(10**8), 10**8, places=3)),
     (pa.decimal256(50, 3), st.decimals(-(10**40), 10**40, places=3, allow_nan=False)),
-    (pa.string(), st.text(max_size=5)),
+    *((dtype, st.text(max_size=5)) for dtype in (pa.string(), pa.large_string(), pa.string_view())),
+    *((dtype, st.binary(max_size=5)) for dtype in (pa.binary(), pa.large_binary())),
+    (pa.binary(3), st.binary(min_size=3, max_size=3)),
     (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    (pa.uint64(), st.integers(0, 2**64 - 1)),
+    (pa.int8(), st.integers(-128, 127)),
+    (pa.bool_(), st.booleans()),
+    (pa.float32(), st.floats(width=32)),
+    (pa.float64(), st.floats()),
 ]
-LISTS = (pa.list_(pa.timestamp("us")), st.lists(st.none() | times("us", FIRST, LAST), max_size=3))
 DICTIONARIES = [(pa.dictionary(pa.int32(), dtype), values) for dtype, values in KINDS]
 
 
-@pytest.mark.parametrize(("dtype", "values"), [*KINDS, *DICTIONARIES, LISTS], ids=str)
+def nested(kinds: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """Draw types, each with a strategy for its values, that consist of others."""
+
+    def lists(kind: tuple[pa.DataType, Any]) -> st.SearchStrategy[Any]:
+        values = st.lists(st.none() | kind[1], max_size=3)
+        fixed = (pa.list_(kind[0], 2), st.lists(st.none() | kind[1], min_size=2, max_size=2))
+        return st.sampled_from([(pa.list_(kind[0]), values), (pa.large_list(kind[0]), values), fixed])
+
+    def structs(fields: dict[str, tuple[pa.DataType, Any]]) -> tuple[pa.DataType, Any]:
+        dtype = pa.struct([(name, kind[0]) for name, kind in fields.items()])
+        return dtype, st.fixed_dictionaries({name: st.none() | kind[1] for name, kind in fields.items()})
+
+    def maps(kind: tuple[pa.DataType, Any]) -> tuple[pa.DataType, Any]:
+        entries = st.lists(st.tuples(st.text(max_size=2), st.none() | kind[1]), max_size=2)
+        return pa.map_(pa.string(), kind[0]), entries
+
+    of_structs = st.dictionaries(st.text("abc", min_size=1, max_size=2), kinds, max_size=3).map(structs)
+    return st.one_of(kinds.flatmap(lists), of_structs, kinds.map(maps))
+
+
+def require_same(column: pa.ChunkedArray) -> None:
+    expected = list(map(repr, column.to_pylist()))  # of the types and the time zones, too; and nan is not nan
+    for is_direct in (False, True):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(python_lists, "IS_DIRECT", is_direct)  # as with releases of pyarrow before 26, and since
+            assert list(map(repr, python_list(column))) == expected
+
+
+@pytest.mark.parametrize(("dtype", "values"), [*KINDS, *DICTIONARIES], ids=str)
 def test_objects_are_those_of_arrow(dtype: pa.DataType, values: st.SearchStrategy[Any]) -> None:
     @given(st.lists(st.lists(st.none() | values, max_size=6), max_size=3))
     def check(chunks: list[list[Any]]) -> None:
@@ -50,12 +89,17 @@ def test_objects_are_those_of_arrow(dtype: pa.DataType, values: st.SearchStrateg
             arrays = [pa.array(chunk, dtype.value_type).dictionary_encode() for chunk in chunks]
         else:
             arrays = [pa.array(chunk, dtype) for chunk in chunks]
-        column = pa.chunked_array(arrays, dtype)
-        found, expected = python_list("a", column), column.to_pylist()
-        assert found == expected
-        assert list(map(repr, found)) == list(map(repr, expected))  # the type and the time zone, too
+        require_same(pa.chunked_array(arrays, dtype))
 
     check()
+
+
+@given(st.data())
+def test_nested_objects_are_those_of_arrow(data: st.DataObject) -> None:
+    dtype, values = data.draw(st.recursive(st.sampled_from(KINDS), nested, max_leaves=4))
+    column = pa.chunked_array([pa.array(data.draw(st.lists(st.none() | values, max_size=6)), dtype)])
+    start = data.draw(st.integers(0, len(column)))
+    require_same(column.slice(start, data.draw(st.integers(0, len(column) - start))))
 
 
 @pytest.mark.parametrize("value", [-(2**62), 2**62])
@@ -65,14 +109,22 @@ def test_objects_are_those_of_arrow(dtype: pa.DataType, values: st.SearchStrateg
 def test_a_time_that_python_has_not_is_an_error(dtype: pa.DataType, value: int) -> None:
     column = pa.chunked_array([pa.array([0, None, value, 1], dtype)])
     with pytest.raises(ColumnError, match=r"column 'when' of type .* cannot hold"):
-        python_list("when", column)
+        python_list(column)
 
 
 def test_a_date_that_python_has_not_is_an_error() -> None:
     with pytest.raises(ColumnError, match="column 'when' of type date32"):
-        python_list("when", pa.chunked_array([pa.array([0, None, 2**30], pa.date32())]))
+        python_list(pa.chunked_array([pa.array([0, None, 2**30], pa.date32())]))
 
 
 def test_a_time_that_its_zone_moves_beyond_the_calendar_is_an_error() -> None:
     with pytest.raises(ColumnError, match="column 'when'"):
-        python_list("when", pa.chunked_array([pa.array([FIRST], pa.timestamp("s", "America/New_York"))]))
+        python_list(pa.chunked_array([pa.array([FIRST], pa.timestamp("s", "America/New_York"))]))
+
+
+def test_what_nulls_hide_is_in_no_list() -> None:
+    values = pa.array(range(6))
+    lists = pa.ListArray.from_arrays(pa.array([0, 2, 4, 6]), values, mask=pa.array([False, True, False]))
+    structs = pa.StructArray.from_arrays([values], ["a"], mask=pa.array([False, True] * 3))
+    assert python_list(pa.chunked_array([lists])) == [[0, 1], None, [4, 5]]
+    assert python_list(pa.chunked_array([structs])) == [{"a": 0}, None, {"a": 2}, None, {"a": 4}, None]

@@ -47,7 +47,7 @@ def test_a_column_of_fewer_or_more_batches_is_refused(made, others):
 
 def test_lists_are_made_batch_by_batch(monkeypatch):
     made = []
-    monkeypatch.setattr(convert, "python_list", lambda name, part: made.append(name) or part.to_pylist())
+    monkeypatch.setattr(convert, "list_maker", lambda *_: lambda part: made.append(part) or part.to_pylist())
     batches = split({"strings": pa.chunked_array([["a", "b", "c"]])}, [1, 1, 1])
     assert next(batches) == {"strings": ["a"]}
     assert len(made) == 1
