@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import warnings
@@ -25,7 +26,8 @@ from jobs.processes import inherited, processes_with, wait_until_none
 from terminals import Terminal
 
 from torch_dataloader_utils import MixedDataset, Source, StructuredDataset, UnevenRanksWarning
-from torch_dataloader_utils.cli.parser import COMMANDS
+from torch_dataloader_utils.cli.parser import COMMANDS, command_module, make_parser
+from torch_dataloader_utils.errors import UnreadableFileError
 
 OLD_STATES = Path(__file__).parents[1] / "resources" / "old_states"
 FILES, ROWS_OF_A_FILE, RANKS, BATCH = 4, 1_200, 2, 50
@@ -319,6 +321,10 @@ def test_a_state_that_was_edited_is_refused(tdu, made, tmp_path):
         (("plan", "data", "--columns", "idd"), "did you mean 'id'"),
         (("plan", "data", "--plot", "plan.bmp"), ".svg"),
         (("plan", "data", "--save", "no/such/directory"), "no/such/directory"),
+        (("plan", "none", "--save", "no/such/directory"), "no/such/directory"),
+        (("plan", "none", "--plot", "no/such.svg"), "no/such.svg"),
+        (("plan", "none", "--save", "data"), "data: Is a directory"),
+        (("mixing", "none", "--label", "x", "--plot", "no/such.svg"), "no/such.svg"),
         (("plan", "data", "--format", "csv"), "parquet"),
         (("rows", "after-7", "-1"), "STEP"),
         (("rows", "after-7", "9999"), "9999"),
@@ -340,6 +346,10 @@ def test_a_state_that_was_edited_is_refused(tdu, made, tmp_path):
         "a misspelt column",
         "another picture",
         "a missing directory",
+        "a missing directory, before the files are listed",
+        "a missing directory of a picture, before",
+        "a directory in place of a file, before",
+        "a missing directory of a picture of labels, before",
         "another format",
         "a negative step",
         "a late step",
@@ -381,6 +391,26 @@ def test_s3_that_refuses_or_has_no_such_bucket_is_said_without_the_secret(tdu, s
     for command in (["plan", "s3://no-such-bucket/data"], ["verify", "s3://no-such-bucket/checkpoint"]):
         assert "no-such-bucket" in tdu.fails(*command, *endpoint, *secrets)
     assert "no-such-bucket" in tdu.fails("plan", f"s3://{ACCESS_KEY}:{SECRET}@no-such-bucket/data", *endpoint)
+
+
+@pytest.mark.parametrize(
+    ("words", "module"),
+    [
+        (["verify", "URL"], "commands.verify"),
+        (["rows", "URL", "0"], "checkpoint_dataset"),
+        (["step", "URL", "part-0.parquet", "0"], "checkpoint_dataset"),
+        (["diff", "URL", "URL"], "differences"),
+    ],
+    ids=["verify", "rows", "step", "diff"],
+)
+def test_a_storage_that_refuses_connections_is_tried_again_for_the_time_of_commands(words, module, monkeypatch):
+    """In this process, so that the time can be shorter."""
+    monkeypatch.setattr(f"torch_dataloader_utils.cli.{module}.TIMEOUT_SEC", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}/checkpoint.json"
+    arguments = make_parser(words[:1]).parse_args([url if word == "URL" else word for word in words])
+    with pytest.raises(UnreadableFileError, match=r"within storage_timeout=0\.3 s.*127\.0\.0\.1"):
+        command_module(words[0]).run(arguments)
 
 
 @pytest.mark.parametrize("option", ["--storage-options", "--storage_option", "--storage-optio"])

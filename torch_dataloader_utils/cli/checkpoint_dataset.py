@@ -15,7 +15,7 @@ from torch_dataloader_utils.cli.options import TIMEOUT_SEC, storage_options
 from torch_dataloader_utils.dataset.structured import StructuredDataset
 from torch_dataloader_utils.distributed.read_states import read_states
 from torch_dataloader_utils.errors import CheckpointMismatchError, LedgerUnknownError, UnevenRanksWarning, shown
-from torch_dataloader_utils.loader.run_log import RunLog
+from torch_dataloader_utils.loader.run_log import RunLogFiles
 from torch_dataloader_utils.planning.manifest import root_prefix
 
 SAME_NAMES = (
@@ -86,7 +86,7 @@ def open_checkpoint(arguments: argparse.Namespace) -> CheckpointDataset:
         CheckpointMismatchError: If the files, or what options say, are not those of the checkpoint.
     """
     options = storage_options(arguments)
-    raw = read_states(arguments.checkpoint, options, key=arguments.key)
+    raw = read_states(arguments.checkpoint, options, key=arguments.key, storage_timeout=TIMEOUT_SEC)
     states = parse_states(raw)
     saved = next((state for state in states if state.rank == arguments.rank), states[0])
     parameters = _parameters(saved, arguments)
@@ -111,8 +111,8 @@ def open_checkpoint(arguments: argparse.Namespace) -> CheckpointDataset:
 
 def _require_segments(url: str, options: Any) -> None:
     """Raise if there is no run log: without one, an earlier run of other ranks would be taken for one of these."""
-    log = RunLog.read(url, options if "://" in url else None)
-    if not log.segments:
+    log = RunLogFiles.at(url, options if "://" in url else None, TIMEOUT_SEC)
+    if not log.segments():
         raise FileNotFoundError(f"--run-log: there is no run log in {log.url}, or the run has not made its first step")
 
 

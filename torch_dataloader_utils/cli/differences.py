@@ -10,6 +10,7 @@ from torch_dataloader_utils.checkpoint.audit import Audit, audit_states
 from torch_dataloader_utils.checkpoint.file_changes import how_changed
 from torch_dataloader_utils.checkpoint.parse import parse_states
 from torch_dataloader_utils.checkpoint.saved_state import SavedFile, SavedState
+from torch_dataloader_utils.cli.options import TIMEOUT_SEC
 from torch_dataloader_utils.dataset.manifest_file import MAGIC, parse_manifest
 from torch_dataloader_utils.distributed.read_states import read_states
 from torch_dataloader_utils.errors import cut
@@ -75,7 +76,9 @@ def compare(first: str, second: str, options: Mapping[str, Any] | None, key: str
     for url, manifest, other in ((first, one, second), (second, another, first)):
         if manifest is not None:
             raise ValueError(f"{url} is a manifest, and {other} is not: compare two states, or two manifests")
-    before, after = (parse_states(read_states(url, options, key=key)) for url in (first, second))
+    before, after = (
+        parse_states(read_states(url, options, key=key, storage_timeout=TIMEOUT_SEC)) for url in (first, second)
+    )
     return _of_states(before, after)
 
 
@@ -84,7 +87,7 @@ def compare(first: str, second: str, options: Mapping[str, Any] | None, key: str
 
 def _manifest(url: str, options: Mapping[str, Any] | None) -> tuple[Listing, KnownFooters] | None:
     """Return the manifest at a path or URL; None if something else is there."""
-    storage, [location] = Storage.for_urls([url], options)
+    storage, [location] = Storage.for_urls([url], options, timeout_sec=TIMEOUT_SEC)
     with storage.errors(location):
         if storage.call("info", location)["type"] == "directory":
             return None

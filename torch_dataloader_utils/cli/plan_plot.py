@@ -64,13 +64,7 @@ class Panel:
 
 
 def draw_plan(planned: PlannedEpoch, path: str, storage_options: Mapping[str, Any] | None) -> None:
-    """Write the picture.
-
-    Raises:
-        ValueError: If the file's name does not end with .svg.
-    """
-    if not path.lower().endswith(".svg"):
-        raise ValueError(f"--plot {path}: the picture is an SVG, so its name ends with .svg")
+    """Write the picture."""
     write_file(path, render(planned).encode(), storage_options)
 
 

@@ -27,6 +27,7 @@ def audit(
     storage_options: Mapping[str, Any] | None = None,
     *,
     key: str | None = None,
+    storage_timeout: float = DEFAULT_TIMEOUT_SEC,
 ) -> Audit:
     """Count for each file the rows that states record: done, under way, left, missing, recorded twice.
 
@@ -39,6 +40,7 @@ def audit(
             `format_options`, and a filter that rules out row groups need the dataset. None compares nothing.
         storage_options: fsspec's options for the storage of states and files, such as credentials.
         key: The key of the states where a checkpoint holds those of several loaders, such as ``"loader"``.
+        storage_timeout: Seconds that each operation of the storage may take, with all its attempts.
 
     Returns:
         The counts of all files together and of each file, and findings in words.
@@ -50,13 +52,13 @@ def audit(
         RankMismatchError: If the states are of several epochs, or of several lists of files.
         ValueError: If there is no state, or a state is damaged; or if the files cannot be compared by their path.
     """
-    saved = parse_states(read_states(states, storage_options, key=key))
+    saved = parse_states(read_states(states, storage_options, key=key, storage_timeout=storage_timeout))
     if path_or_dataset is None:
         return audit_states(saved)
     opened = path_or_dataset.dataset if isinstance(path_or_dataset, StructuredDataLoader) else path_or_dataset
     if isinstance(opened, BatchDataset):
         return audit_states(saved, _opened(saved[0], opened))
-    return audit_states(saved, _described(saved[0], opened, storage_options))
+    return audit_states(saved, _described(saved[0], opened, storage_options, storage_timeout))
 
 
 def _opened(saved: SavedState, dataset: BatchDataset) -> Today:
@@ -72,7 +74,7 @@ def _opened(saved: SavedState, dataset: BatchDataset) -> Today:
     return Today(manifest, selection if has_filter else None, tuple(map(str, differences)))
 
 
-def _described(saved: SavedState, path: Any, storage_options: Mapping[str, Any] | None) -> Today:
+def _described(saved: SavedState, path: Any, storage_options: Mapping[str, Any] | None, timeout_sec: float) -> Today:
     """Return the files of a path, by their footers."""
     settings = saved.settings
     if saved.mixture is not None:
@@ -87,7 +89,7 @@ def _described(saved: SavedState, path: Any, storage_options: Mapping[str, Any] 
     counts = saved.files is None and is_counted
     cutting = Cutting(settings["split_bytes"], None if is_counted else settings["shuffle_buffer_size"])
     file_format = choose_format(settings["format"], None, count_rows=counts, cutting=cutting, names_columns=False)
-    request = Request(None, None, _keeps_nulls, DEFAULT_TIMEOUT_SEC, None)
+    request = Request(None, None, _keeps_nulls, timeout_sec, None)
     files = PathSet(parse_paths(path), file_format, storage_options, None, None)
     manifest = files.describe(request)
     return Today(manifest, has_rows=manifest.counts_rows == (unit_of(saved) == "rows"))

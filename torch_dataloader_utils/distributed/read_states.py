@@ -7,7 +7,7 @@ import io
 import os
 import posixpath
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch_dataloader_utils.distributed.checkpoints import RANK_FILES
@@ -17,6 +17,8 @@ from torch_dataloader_utils.distributed.gather import parse_json
 from torch_dataloader_utils.distributed.plain_values import MOST_BYTES, entries_of, torch_saved
 from torch_dataloader_utils.distributed.store_files import METADATA, StoreFiles
 from torch_dataloader_utils.errors import shown
+from torch_dataloader_utils.loader.arguments import require_timeout
+from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC
 from torch_dataloader_utils.storage.file_object import open_stored, stored_file
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.stored_file import StoredFile
@@ -31,7 +33,11 @@ TORCH = b"PK\x03\x04"
 
 
 def read_states(
-    source: Any, storage_options: Mapping[str, Any] | None = None, *, key: str | None = None
+    source: Any,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    key: str | None = None,
+    storage_timeout: float = DEFAULT_TIMEOUT_SEC,
 ) -> list[dict[str, Any]]:
     """Return the states that were saved somewhere, as plain values. They are not checked.
 
@@ -47,6 +53,7 @@ def read_states(
             or one checkpoint in it.
         storage_options: fsspec's options for the storage, such as credentials.
         key: The key under which to look where a checkpoint holds the states of several loaders, such as ``"loader"``.
+        storage_timeout: Seconds that each operation of the storage may take, with all its attempts.
 
     Returns:
         The states, by rank where they were saved by rank; one state where one rank's was saved.
@@ -58,6 +65,7 @@ def read_states(
         ValueError: If there is no state, or there are those of several loaders. The message says what was found.
         TypeError: If the source is none of these.
     """
+    timeout_sec = require_timeout(storage_timeout, "storage_timeout")
     files = getattr(source, "files", None)
     if isinstance(files, StoreFiles):
         return _of_store(files, None, key)
@@ -66,29 +74,37 @@ def read_states(
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"source is {type(source).__name__}: {EXPECTED}, a CheckpointStore, or a path or URL of these")
     url = os.fspath(source)
-    storage, [location] = Storage.for_urls([url], storage_options)
+    storage, [location] = Storage.for_urls([url], storage_options, timeout_sec=timeout_sec)
     with storage.errors(location):
         storage.fs.invalidate_cache()
         is_directory = storage.call("info", location)["type"] == "directory"
     if not is_directory:
         return find_states(_plain(storage, stored_file(storage, location)), storage.display(location), key)
-    return _of_directory(url.rstrip("/"), storage, location.rstrip("/"), storage_options, key)
+
+    def store_of(root: str) -> StoreFiles:
+        return StoreFiles(root, storage_options, timeout_sec)
+
+    return _of_directory(url.rstrip("/"), storage, location.rstrip("/"), key, store_of)
 
 
 def _of_directory(
-    url: str, storage: Storage, location: str, storage_options: Mapping[str, Any] | None, key: str | None
+    url: str,
+    storage: Storage,
+    location: str,
+    key: str | None,
+    store_of: Callable[[str], StoreFiles],
 ) -> States:
     """Return the states in a directory: a store, a checkpoint of one, or any other checkpoint."""
     name = posixpath.basename(location)
     if StoreFiles.names(name):
-        return _of_store(StoreFiles(url[: -len(name)], storage_options), name, key)
+        return _of_store(store_of(url[: -len(name)]), name, key)
     with storage.errors(location):
         names = sorted(posixpath.basename(found.rstrip("/")) for found in storage.call("ls", location, detail=False))
     found = _in_directory(storage, location, names)
     if found:
         return find_states(found, storage.display(location), key)
     if any(map(StoreFiles.names, names)):
-        return _of_store(StoreFiles(url, storage_options), None, key)
+        return _of_store(store_of(url), None, key)
     where = storage.display(location)
     msg = f"{where} holds no states: it has {shown(names) if names else 'no files'}; expected {RANK_FILES} of "
     msg += f"save_rank_state, {METADATA} of torch.distributed.checkpoint, one of {', '.join(ADAPTERS_FILES)}, or the "

@@ -25,6 +25,7 @@ import fsspec
 
 from torch_dataloader_utils.errors import CheckpointStoreError, shown
 from torch_dataloader_utils.storage.atomic_write import sync_directory, write_atomically
+from torch_dataloader_utils.storage.attempts import DEFAULT_TIMEOUT_SEC
 from torch_dataloader_utils.storage.filesystem import Storage
 from torch_dataloader_utils.storage.listing import GLOB
 
@@ -102,10 +103,16 @@ class StoreFiles:
     Args:
         url: The directory.
         storage_options: fsspec's.
+        timeout_sec: Bounds each operation of the storage, with all its attempts.
     """
 
-    def __init__(self, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> None:
-        self.storage, [location] = Storage.for_urls([os.fspath(url)], storage_options)
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        storage_options: Mapping[str, Any] | None,
+        timeout_sec: float = DEFAULT_TIMEOUT_SEC,
+    ) -> None:
+        self.storage, [location] = Storage.for_urls([os.fspath(url)], storage_options, timeout_sec=timeout_sec)
         self._root = location.rstrip("/")
         self._url, self._options = os.fspath(url), dict(storage_options or {})
         self._known: dict[str, StoredCheckpoint] = {}

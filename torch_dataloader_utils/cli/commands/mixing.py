@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from torch_dataloader_utils.cli import options, setting_options
 from torch_dataloader_utils.cli.report import Block, Cell, Facts, Line, Report, Table, count, plural, rate, size
 from torch_dataloader_utils.cli.status_line import status_line
+from torch_dataloader_utils.cli.written import require_writable
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.cli.mixing import Mixing
@@ -60,6 +61,7 @@ def run(arguments: argparse.Namespace) -> Report:
     from torch_dataloader_utils.cli.mixing import MixingOptions, mixing
     from torch_dataloader_utils.cli.mixing_plot import draw_mixing
 
+    require_writable(arguments.plot, options.storage_options(arguments))
     wanted = MixingOptions(
         batch_size=arguments.batch_size,
         ranks=arguments.ranks,

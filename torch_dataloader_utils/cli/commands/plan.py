@@ -21,6 +21,8 @@ from torch_dataloader_utils.cli.options import (
     workers,
 )
 from torch_dataloader_utils.cli.report import Block, Cell, Facts, Line, Report, Table, Text, count, plain, plural, size
+from torch_dataloader_utils.cli.setting_options import svg
+from torch_dataloader_utils.cli.written import require_writable
 
 if TYPE_CHECKING:
     from torch_dataloader_utils.cli.advice import Advice
@@ -50,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--uneven", choices=["allow", "drop", "pad"], default="allow", help="rows that do not divide (default: allow)"
     )
-    parser.add_argument("--plot", metavar="FILE", help="write a picture, as SVG, of who reads what")
+    parser.add_argument("--plot", type=svg, metavar="FILE", help="write a picture, as SVG, of who reads what")
     parser.add_argument("--save", metavar="FILE", help="write a manifest, for create_dataloader(manifest=...)")
 
 
@@ -77,6 +79,8 @@ def run(arguments: argparse.Namespace) -> Report:
     from torch_dataloader_utils.cli.advice import advise
     from torch_dataloader_utils.cli.epoch_plan import plan_epoch, summarise
 
+    for path in (arguments.save, arguments.plot):
+        require_writable(path, storage_options(arguments))
     planned = plan_epoch(loader_parameters(arguments))
     summary = summarise(planned)
     advice = advise(summary, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

@@ -8,7 +8,13 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from torch_dataloader_utils.cli.options import add_checkpoint, add_path, add_storage_option, storage_options
+from torch_dataloader_utils.cli.options import (
+    TIMEOUT_SEC,
+    add_checkpoint,
+    add_path,
+    add_storage_option,
+    storage_options,
+)
 from torch_dataloader_utils.cli.report import (
     FINE,
     MISMATCH,
@@ -45,7 +51,8 @@ def run(arguments: argparse.Namespace) -> Report:
     """Audit a checkpoint."""
     from torch_dataloader_utils.distributed.audit import audit
 
-    found = audit(arguments.checkpoint, arguments.path, storage_options(arguments), key=arguments.key)
+    options = storage_options(arguments)
+    found = audit(arguments.checkpoint, arguments.path, options, key=arguments.key, storage_timeout=TIMEOUT_SEC)
     value = plain(found) | {"is_fine": found.is_fine}
     return Report(value, _blocks(found, arguments.path), FINE if found.is_fine else MISMATCH)
 
