@@ -9,7 +9,7 @@ from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -202,6 +202,27 @@ def test_files_elsewhere_may_be_written_as_paths_and_urls_and_have_deletion_vect
     commit(table, 0, actions)
     loader, _ = open_table(table)
     assert sorted(row for batch in loader for row in batch["id"]) == [0, 2, 4, 5, *range(6, 12)]
+
+
+@pytest.mark.parametrize("begin", ["", "file://"], ids=["path", "url"])
+@pytest.mark.parametrize("name", ["50%25off", "a%20b", "a%2Fb", "a\\b", "50%off", "a b", "ü+#?"])
+def test_a_table_is_not_read_with_the_log_of_another_whose_name_looks_like_its_own(tmp_path, name, begin):
+    """Deltalake decodes the name of a directory once too often."""
+    alike = tmp_path / unquote(name).replace("\\", "/")
+    write_deltalake(str(tmp_path / "table"), rows_from(0, 40))
+    (tmp_path / "table").rename(tmp_path / name)
+    if alike != tmp_path / name:
+        shutil.copytree(tmp_path / name, alike)
+        write_deltalake(str(alike), rows_from(40, 40), mode="append")
+    (tmp_path / "link").symlink_to(tmp_path / name)
+    for path in (tmp_path / name, tmp_path / "link"):
+        url = path.as_uri() if begin else str(path)
+        if alike != tmp_path / name:
+            with pytest.raises(UnreadableFileError, match="deltalake would read"):
+                open_table(url)
+        else:
+            loader, _ = open_table(url)
+            assert ids_of(loader) == list(range(40))
 
 
 def test_the_hash_of_delivered_rows_tells_which_ones_deletion_vectors_left(tmp_path):

@@ -174,6 +174,17 @@ def _file_url(table: str, path: str) -> str:
     return posixpath.join(table, plain)
 
 
+def _require_plain(url: str) -> None:
+    """Raise if deltalake would read the log of another directory: it decodes a name once too often (seen in 1.6)."""
+    is_url = "://" in url and not url.startswith("file:")
+    name = url if is_url else os.path.realpath(unquote(url.removeprefix("file:")) if url.startswith("file:") else url)
+    read = unquote(name)
+    if os.sep == "/" and not is_url:
+        read = read.replace("\\", "/")
+    if read != name:
+        raise OSError(f"the table {url} cannot be read: in place of {name}, deltalake would read {read}: rename it")
+
+
 def _absolute_url(path: str) -> str:
     """Return the URL that deltalake makes of a path in the log, if that is absolute; else the path."""
     if LOCAL_URL.match(path):
@@ -199,6 +210,7 @@ class _Log:
 
 
 def _read_log(url: str, version: int | None, options: Mapping[str, str] | None) -> _Log:
+    _require_plain(url)
     given = None if options is None else dict(options)
     with _explained(url, version, given):
         table = DeltaTable(url, version=version, storage_options=given)
