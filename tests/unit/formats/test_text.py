@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import itertools
 import json
@@ -156,6 +157,34 @@ def test_rows_that_are_skipped_after_the_names_may_hold_line_ends(tmp_path: Path
     assert [pair for batch in loader for pair in zip(batch["a"], batch["b"], strict=True)] == [
         (number, types(text)) for number, text in rows
     ]
+
+
+@pytest.mark.parametrize("ending", ["csv", "csv.gz"])
+@pytest.mark.parametrize("skipped", [100, 5000, 20_000])
+def test_the_types_are_those_of_the_first_rows_that_are_left_however_many_are_skipped(tmp_path, skipped, ending):
+    text = "a,b\n" + "none,x\n" * skipped + "1,2.5\n" * 2000
+    content = gzip.compress(text.encode()) if ending == "csv.gz" else text.encode()
+    (tmp_path / f"data.{ending}").write_bytes(content)
+    options = {"skip_rows_after_names": skipped, "block_size": 4096}
+    loader, dataset = open_text(tmp_path, format="csv", format_options=options)
+    assert dataset.schema.types == [pa.int64(), pa.float64()]
+    assert [row for batch in loader for row in batch["a"]] == [1] * 2000
+
+
+def test_skipped_rows_without_end_are_not_all_kept_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr("torch_dataloader_utils.formats.text.format.MOST_HEAD_BYTES", 1 << 15)
+    (tmp_path / "data.csv").write_text("a,b\n" + "none,x\n" * 20_000)
+    with pytest.raises(UnreadableFileError, match="skip all rows"):
+        open_text(tmp_path, format="csv", format_options={"skip_rows_after_names": 20_000, "block_size": 4096})
+
+
+def test_lines_that_are_skipped_before_the_names_beyond_a_block_are_an_error_that_says_what_helps(tmp_path):
+    (tmp_path / "data.csv").write_text("a comment\n" * 1000 + "a,b\n1,2\n")
+    options = {"skip_rows": 1000, "block_size": 4096}
+    with pytest.raises(UnreadableFileError, match=r"'block_size'.*more than they take"):
+        open_text(tmp_path, format="csv", format_options=options)
+    loader, _ = open_text(tmp_path, format="csv", format_options=options | {"block_size": 1 << 14})
+    assert list(loader) == [{"a": [1], "b": [2]}]
 
 
 def test_quotes_that_are_switched_off_let_a_file_be_cut(tmp_path: Path):

@@ -59,6 +59,9 @@ class CsvLines:
     def _located(self, text: Text, error: Exception, again: Callable[[Text], None] | None) -> UnreadableFileError:
         if "straddling object" in str(error):
             return self._too_long(text)
+        if str(error).startswith("Could not skip"):
+            what = "format_options['skip_rows'] skips more lines than the file has, or than are parsed at a time: "
+            return text.error(None, f"{what}pass format_options={{'block_size': ...}} in bytes, more than they take")
         found = MESSAGE.fullmatch(str(error))
         if again is not None and (found is None or found["row"] is None):
             try:

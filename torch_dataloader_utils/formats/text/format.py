@@ -53,6 +53,9 @@ which is 32768 to 1.
 HEAD_CHUNK = 64 * 1024
 """Bytes that are decompressed together of a file's beginning: few, for its beginning may be all that is wanted."""
 
+MOST_HEAD_BYTES = 1 << 28
+"""How much of a file's beginning is looked at, at most, where rows are skipped: it is in memory."""
+
 
 @dataclass(frozen=True, slots=True)
 class Sample:
@@ -103,6 +106,11 @@ class TextFormat(Format):
     def head_bytes(self) -> int:
         """How much of a file's beginning is looked at: the first block, and what shows that others follow it."""
         return 2 * self.block_bytes
+
+    @property
+    def skips_rows(self) -> bool:
+        """Whether the user skips rows, so that a file may have its first one far from its beginning."""
+        return False
 
     @abstractmethod
     def sample(self, text: Text, *, is_all: bool) -> Sample:
@@ -178,7 +186,7 @@ class TextFormat(Format):
             raise UnreadableFileError(f"{shown} is empty: it has not even a line of {self.name}")
         head = storage.read(file, 0, min(file.size, max(DIGEST_BYTES, self.head_bytes)))
         try:
-            footer = self._footer(storage, file, head)
+            footer = self._footer(storage, file, head, self.head_bytes)
         except UnreadableFileError as error:
             hint = format_hint(file.path, self.name, begin=head)
             if not hint:
@@ -189,19 +197,26 @@ class TextFormat(Format):
             return footer
         return replace(footer, starts=tuple(cuts(storage, file, step)))
 
-    def _footer(self, storage: Storage, file: StoredFile, head: bytes) -> TextFooter:
-        """Return what a file's beginning shows, as the footer of a file in one range."""
+    def _footer(self, storage: Storage, file: StoredFile, head: bytes, size: int) -> TextFooter:
+        """Return what a file's beginning shows, as the footer of a file in one range. `size` is how much to look at."""
         shown = storage.display(file.location)
         compression = compression_of(head, shown)
         is_all = len(head) == file.size
         try:
-            text, is_all, stored = decompressed_head(head, compression, self.head_bytes, is_all=is_all)
+            text, is_all, stored = decompressed_head(head, compression, size, is_all=is_all)
         except OSError as error:
             raise UnreadableFileError(f"{shown} is cut short or damaged: {error}") from None
         if not text.removeprefix(BOM).strip(self.blank):
             what = "is empty: it has not even" if is_all else f"begins with {len(text)} bytes without"
             raise UnreadableFileError(f"{shown} {what} a line of {self.name}")
         sample = self.sample(Text(shown, pa.py_buffer(text)), is_all=is_all)
+        if self.skips_rows and not sample.rows and not is_all:
+            if size >= MOST_HEAD_BYTES:
+                raise UnreadableFileError(
+                    f"{shown} begins with {len(text)} bytes of which format_options skip all rows"
+                )
+            size *= 4
+            return self._footer(storage, file, storage.read(file, 0, min(file.size, max(DIGEST_BYTES, size))), size)
         text_bytes = len(text) / max(1, stored)
         return TextFooter(
             made_by=self._made_by,
