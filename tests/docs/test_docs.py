@@ -51,6 +51,14 @@ def blocks_of(page: Path) -> list[str]:
     return [textwrap.dedent(block) for _, block in found]
 
 
+def before_blocks_of(page: Path) -> list[str]:
+    """Return a page's blocks of code with another loader, which it shows beside that with this one.
+
+    They begin with "py", so that they are not taken for the reader's program.
+    """
+    return re.findall(r"^```py\n(.*?)^```", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
 @pytest.fixture
 def directory_with_data(tmp_path):
     (tmp_path / "data").mkdir()
@@ -86,6 +94,29 @@ def test_the_python_blocks_of_the_readme_run_in_order_as_a_program(directory_wit
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_code_with_another_loader_is_python_and_stands_first_on_the_pages_for_who_comes_from_it():
+    assert {page for page in PAGES if before_blocks_of(page)} == set((ROOT / "docs" / "coming_from").glob("*.md"))
+    for page in PAGES:
+        for block in before_blocks_of(page):
+            compile(block, page.name, "exec")
+            assert page.read_text(encoding="utf-8").index(block) < page.read_text(encoding="utf-8").index("```python")
+
+
+def test_code_with_the_previous_package_runs_with_this_one_and_resumes(directory_with_data, monkeypatch):
+    monkeypatch.chdir(directory_with_data)
+    block = "\n".join(before_blocks_of(ROOT / "docs" / "coming_from" / "previous_package.md"))
+    run_forked(f"{READERS_OWN}\n{block}\nassert first == 0\n{block}\nassert first == 1", directory_with_data)
+
+
+@pytest.mark.parametrize("page", [README, *PAGES], ids=lambda page: page.name)
+def test_every_python_block_of_a_page_is_found(page):
+    """One that began in another way, such as with a title, would not run."""
+    begins = re.findall(
+        r"^[ ]*(?:```|~~~)[ {.]*(?i:py\S*|ipython\S*).*$", page.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert len(begins) == len(blocks_of(page)) + len(before_blocks_of(page)), begins
 
 
 def test_pages_with_code_are_found():
