@@ -16,6 +16,7 @@ from pyarrow import csv, orc
 from support import open_loader, write_dataset
 
 from torch_dataloader_utils import MixedDataset, Source
+from torch_dataloader_utils.errors import UnreadableFileError
 
 FILES = ((400, 50), (300, 70), (400, 90))
 WRITERS: dict[str, Callable[[pa.Table, Path], object]] = {
@@ -54,13 +55,21 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def require_none_left(loader: Iterable[Any]) -> None:
     """Deliver three epochs; of the second and third nothing may be left that only the collector finds."""
+
+    def epoch() -> None:
+        assert sum(1 for _ in loader) > 1
+
+    require_nothing_left_by(epoch)
+
+
+def require_nothing_left_by(epoch: Callable[[], None]) -> None:
     left: list[Counter[str]] = []
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         for _ in range(3):
-            assert sum(1 for _ in loader) > 1
+            epoch()
             gc.set_debug(gc.DEBUG_SAVEALL)
             gc.collect()
             gc.set_debug(0)
@@ -90,3 +99,23 @@ def test_an_epoch_of_a_mixture_leaves_nothing_to_the_collector(directory):
         sources, {"a": 1, "b": 2}, rows_per_epoch=1500, num_workers=0, batch_size=16, shuffle=True
     )
     require_none_left(loader)
+
+
+@pytest.mark.parametrize("way", [way for way in OPTIONS if "workers" not in way])
+def test_an_epoch_that_ends_in_an_error_leaves_nothing_to_the_collector(tmp_path, way):
+    """Errors of workers are raised by torch, whose frame refers to them."""
+    write_dataset(tmp_path, FILES)
+    damaged = min(tmp_path.glob("*.parquet"))
+    content = damaged.read_bytes()
+    footer = pq.read_metadata(damaged)
+    column = footer.row_group(footer.num_row_groups - 1).column(0)
+    begin = column.dictionary_page_offset or column.data_page_offset
+    damaged.write_bytes(content[:begin] + b"\xff" * 40 + content[begin + 40 :])
+    loader, _ = open_loader(tmp_path, **OPTIONS[way])
+
+    def epoch() -> None:
+        with pytest.raises(UnreadableFileError):
+            for _ in loader:
+                pass
+
+    require_nothing_left_by(epoch)

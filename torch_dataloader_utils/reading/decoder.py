@@ -60,7 +60,10 @@ class DecodedTables(Iterator[Decoded]):
         found = self._found.get()
         if isinstance(found, BaseException):
             self._has_ended = True
-            raise found
+            try:
+                raise found
+            finally:
+                del found  # its traceback has this frame: a cycle would keep the tables that were taken before it
         self._has_ended = found.is_last
         return found
 

@@ -93,7 +93,10 @@ class _Queue(Generic[T]):
             if isinstance(entry, _End):
                 self._has_ended = True
                 if entry.error is not None:
-                    raise entry.error
+                    try:
+                        raise entry.error
+                    finally:
+                        del entry  # the error's traceback has this frame: a cycle would keep what was read
         raise StopIteration
 
 
@@ -108,17 +111,17 @@ class _End:
 
 
 def _fill(queue: _Queue[T], read: Callable[[MemoryBudget], Iterator[T]]) -> None:
-    error: BaseException | None = None
     try:
         allocate_first()
         for item in read(queue.budget):
             queue.put(item)
             del item
     except BudgetClosedError:
-        pass
-    except BaseException as raised:  # noqa: BLE001 - raised again in the consumer's thread
-        error = raised
-    queue.end(error)
+        queue.end(None)
+    except BaseException as error:  # noqa: BLE001 - raised again in the consumer's thread
+        queue.end(error)
+    else:
+        queue.end(None)
 
 
 def _stop(budget: MemoryBudget, thread: threading.Thread, owner: int) -> None:

@@ -82,6 +82,7 @@ class Redactor:
             raise cleaned from None
         finally:
             cleaned.__context__ = None  # `from None` hides it only: logs and debuggers would show what is secret
+            del cleaned  # its traceback has this frame: a cycle would keep what the others in it have read
 
 
 def is_http(url: str) -> bool:
