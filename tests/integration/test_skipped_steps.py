@@ -813,6 +813,72 @@ def test_steps_ahead_of_a_filtered_state_need_its_batches_as_well(path, other):
     assert batches_of(passed) == []
 
 
+BUDGET = TokenBudget("tokens", 8)
+
+
+@pytest.fixture
+def documents(tmp_path):
+    lists = [[number] * (1 + number % 5) for number in range(60)]
+    pq.write_table(pa.table({"tokens": lists, "other": lists}), tmp_path / "part.parquet")
+    return tmp_path
+
+
+def of_budget(documents, budget):
+    loader, _ = StructuredDataset.create_dataloader(documents, num_workers=0, output_format="dict", batching=budget)
+    return loader
+
+
+@pytest.mark.parametrize("budget", [TokenBudget("tokens", 9), TokenBudget("tokens", 8, padded=True)], ids=repr)
+def test_steps_ahead_of_a_state_need_its_token_budget(documents, budget):
+    loader = of_budget(documents, BUDGET)
+    next(iter(loader))
+    loader.skip_steps(3, 6)
+    state, other = through_json(loader), of_budget(documents, budget)
+    with pytest.raises(CheckpointMismatchError, match="skips steps 3 to 5") as caught:
+        other.load_state_dict(state)
+    assert repr(budget) in str(caught.value)
+    assert repr(BUDGET) in str(caught.value)
+    assert [(found.checkpoint, found.current) for found in caught.value.differences] == [(BUDGET, budget)]
+    other.load_state_dict([state], strict=False)
+    assert len(list(other)) > 1
+    loader = of_budget(documents, BUDGET)
+    iterator = iter(loader)
+    delivered = [row for _ in range(7) for row in next(iterator)["tokens"]]
+    state = through_json(loader)
+    other.load_state_dict(state)  # nothing is skipped
+    rest = [row for batch in other for row in batch["tokens"]]
+    assert delivered + rest == [[number] * (1 + number % 5) for number in range(60)]
+
+
+def test_steps_ahead_are_the_same_where_a_token_budget_no_longer_refuses_long_rows(documents):
+    alone = TokenBudget("tokens", 8, oversized="alone")
+    loader = of_budget(documents, BUDGET)
+    loader.skip_steps(3, 6)
+    state, other = through_json(loader), of_budget(documents, alone)
+    other.load_state_dict(state)
+    assert list(other) == list(loader)
+
+
+def test_a_state_of_an_earlier_release_that_does_not_know_its_token_budget_is_loaded(documents):
+    loader = of_budget(documents, BUDGET)
+    loader.skip_steps(3, 6)
+    state = through_json(loader)
+    del state["plan"]["batching"], state["checksum"]
+    resumed = of_budget(documents, BUDGET)
+    resumed.load_state_dict(state)
+    assert list(resumed) == list(loader)
+
+
+def test_only_a_state_of_a_token_budget_has_one(documents):
+    loader, _ = StructuredDataset.create_dataloader(documents, num_workers=0, batch_size=4)
+    assert "batching" not in loader.state_dict()["plan"]
+    state = through_json(of_budget(documents, BUDGET))
+    for name, wrong in (("column", 3), ("tokens", 0), ("padded", None), ("oversized", "all")):
+        edited = {**state, "plan": {**state["plan"], "batching": {**state["plan"]["batching"], name: wrong}}}
+        with pytest.raises(ValueError, match=rf"\['batching'\]\['{name}'\]"):
+            loader.load_state_dict(edited)
+
+
 def test_steps_ahead_of_a_state_are_not_those_of_a_token_budget(tmp_path):
     pq.write_table(pa.table({"tokens": [[1, 2]] * 40}), tmp_path / "part.parquet")
     loader, _ = StructuredDataset.create_dataloader(tmp_path, num_workers=0, batch_size=4)

@@ -310,7 +310,8 @@ def test_the_command_line_says_why_steps_are_not_known_and_shows_the_difference(
     assert done.code
     assert "TokenBudget" in done.err
     settings = tdu("diff", tmp_path / "tokens.json", tmp_path / "rows.json", "--json").value["settings"]
-    assert [tuple(one.values()) for one in settings] == [("batch_size", None, 8)]
+    budget = loader.state_dict()["plan"]["batching"]
+    assert [tuple(one.values()) for one in settings] == [("batch_size", None, 8), ("batching", budget, None)]
 
 
 def test_skipped_steps_are_left_out_and_all_others_are_the_same(path):

@@ -33,6 +33,7 @@ from torch_dataloader_utils.errors import shown
 from torch_dataloader_utils.planning.plan import UNEVEN_RANKS
 from torch_dataloader_utils.planning.row_hash import RankHashes, RowHash
 from torch_dataloader_utils.planning.row_ranges import Windows
+from torch_dataloader_utils.planning.token_budget import OVERSIZED, TokenBudget
 
 T = TypeVar("T")
 
@@ -138,6 +139,7 @@ def parse_state(raw: object, shared: _Shared | None = None) -> SavedState:
         hashes=None if state["delivered_hash"].missing else _hashes(state["delivered_hash"]),
         batch_size=None if state["batch_size"].missing else state["batch_size"].optional_integer(1),
         drop_last=None if state["drop_last"].missing or state["drop_last"].is_null else state["drop_last"].boolean(),
+        batching=None if plan["batching"].missing else _batching(plan["batching"]),
         mixture=None if state["mixture"].missing else parse_mixture(state["mixture"], tree),
     )
     _require_checksum(state, shared)  # last: an error that names a wrong value says more
@@ -183,6 +185,12 @@ def _baseline(base: JsonValue, tree: FileTree) -> SavedBaseline | None:
         hashes=tuple(_hashes(load) for load in base["delivered_hash"].optional_items()),
         gone=0 if base["gone"].missing else base["gone"].integer(),
     )
+
+
+def _batching(budget: JsonValue) -> TokenBudget:
+    column, tokens, padded = budget["column"].string(), budget["tokens"].integer(1), budget["padded"].boolean()
+    oversized = budget["oversized"].choice(OVERSIZED)
+    return TokenBudget(column, tokens, padded, next(known for known in OVERSIZED if known == oversized))
 
 
 def _hashes(entries: JsonValue) -> RankHashes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch_dataloader_utils.checkpoint.mixture_run import MixtureRun
@@ -10,6 +10,7 @@ from torch_dataloader_utils.planning.excluded import NO_EXCLUSIONS, Exclusions
 from torch_dataloader_utils.planning.manifest import Manifest
 from torch_dataloader_utils.planning.plan import PlanOptions
 from torch_dataloader_utils.planning.planner import newest_algorithm
+from torch_dataloader_utils.planning.token_budget import TokenBudget
 from torch_dataloader_utils.planning.topology import Topology
 
 
@@ -20,9 +21,10 @@ class Run:
     There is a digest of the filter, of what the filter's columns are in the files, and of the format options that
     determine the rows of a file; of the split strategy its name and a digest. `filter_bindings` has what the filter's
     columns are in each single file, where states list the files. Iceberg tables have a snapshot, Delta Lake tables a
-    version. The batch size and `drop_last` are recorded, so that earlier steps are known, and not compared. Nor is what
-    is excluded, which a state brings along. A mixture's manifest has the files of each pass that the epoch reaches, and
-    its sources what else there is of files. A transform is known by what the user calls it.
+    version. The batch size, the token budget and `drop_last` are recorded, so that earlier steps are known, and
+    compared only where skipped steps lie ahead whose rows they decide. Nor is what is excluded, which a state brings
+    along. A mixture's manifest has the files of each pass that the epoch reaches, and its sources what else there is of
+    files. A transform is known by what the user calls it.
     """
 
     manifest: Manifest
@@ -42,6 +44,7 @@ class Run:
     drop_last: bool | None = None
     mixture: MixtureRun | None = None
     transform_id: str | None = None
+    batching: TokenBudget | None = None
 
     def settings(self) -> dict[str, Any]:
         """Return what must be equal to load a state, by the names that users know. Files are compared separately."""
@@ -71,6 +74,7 @@ class Run:
             "filter_binding": self.filter_binding,
             "filter_bindings": self.filter_bindings,
             **self._made_of_rows(),
+            **({} if self.batching is None else {"batching": asdict(self.batching)}),
         }
 
     def _made_of_rows(self) -> dict[str, Any]:

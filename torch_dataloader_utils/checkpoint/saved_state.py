@@ -16,6 +16,7 @@ from torch_dataloader_utils.planning.plan import TO_THE_END, PartialShard, Shard
 from torch_dataloader_utils.planning.row_hash import RankHashes
 from torch_dataloader_utils.planning.row_ranges import Windows, splits_of_rows
 from torch_dataloader_utils.planning.source_paths import source_path
+from torch_dataloader_utils.planning.token_budget import TokenBudget
 from torch_dataloader_utils.planning.weight_schedule import Shares
 
 STATE_VERSION = 1
@@ -186,14 +187,14 @@ class SavedState:
     """A state whose every value has the right type and range.
 
     Its settings must be equal in the run that loads it; they have the names that users know. The next worker may be a
-    virtual one. The files are None where there were too many to list. `filter_bindings` is that of a `Run`, and None
-    in states of releases that did not record it. What is done is recorded by `completed` shards,
-    or by `completed_rows`: row numbers of the whole manifest, start, stop, start, stop, ... The baseline is what was
-    delivered before the rest of the epoch was planned again. The plan's digest is None in states of one rank, and of
-    releases that did not record it; so are the batch size and `drop_last`, which may differ in the run that loads it.
-    The skips are None where no steps are skipped. Of the rows that were excluded in its epoch, `excluded_delivered`
-    are those that were delivered before, as the excluded rows are written; None where that is not known. The hashes
-    are those of the rows that its planned ranks have delivered, or None. The mixture is None for a single dataset.
+    virtual one. The files are None where there were too many to list. `filter_bindings` is that of a `Run`, and None in
+    states of releases that did not record it. What is done is recorded by `completed` shards, or by `completed_rows`:
+    row numbers of the whole manifest, start, stop, start, stop, ... The baseline is what was delivered before the rest
+    of the epoch was planned again. The plan's digest is None in states of one rank, and of releases that did not record
+    it; so are the batch size, the token budget and `drop_last`, which may differ in the run that loads it. The skips
+    are None where no steps are skipped. Of the rows that were excluded in its epoch, `excluded_delivered` are those
+    that were delivered before, as the excluded rows are written; None where that is not known. The hashes are those of
+    the rows that its planned ranks have delivered, or None. The mixture is None for a single dataset.
     """
 
     settings: dict[str, Any]
@@ -215,6 +216,7 @@ class SavedState:
     hashes: RankHashes | None = None
     batch_size: int | None = None
     drop_last: bool | None = None
+    batching: TokenBudget | None = None
     mixture: SavedMixture | None = None
 
     def done(self, files: Layout) -> list[Split]:

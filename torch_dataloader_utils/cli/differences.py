@@ -141,6 +141,8 @@ def _settings(first: SavedState, second: SavedState) -> Iterator[Change]:
     pairs |= {"path": (first.root, second.root)}
     if None not in (first.drop_last, second.drop_last):  # states of earlier releases hold neither of these
         pairs |= {name: (getattr(first, name), getattr(second, name)) for name in ("batch_size", "drop_last")}
+    if not any(state.has_unequal_batches and state.batching is None for state in (first, second)):  # nor this
+        pairs["batching"] = (first.batching, second.batching)
     for name, (one, other) in pairs.items():
         if one != other:
             yield Change(name, one, other)

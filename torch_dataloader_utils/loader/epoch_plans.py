@@ -84,6 +84,7 @@ class EpochPlans:
             exclusions=self.exclusions,
             batch_size=None if options.batching else options.batch_size,
             drop_last=options.drop_last,
+            batching=options.batching,
             mixture=mixture,
             transform_id=None if files.transform is None else files.transform.id,
         )

@@ -9,7 +9,7 @@ from torch_dataloader_utils.checkpoint.parts import schedule_of, with_skips
 from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.checkpoint.saved_state import SavedState
 from torch_dataloader_utils.checkpoint.skipped_steps import Mark, SkippedSteps
-from torch_dataloader_utils.errors import CheckpointMismatchError, ProgressUnknownError
+from torch_dataloader_utils.errors import CheckpointMismatchError, Difference, ProgressUnknownError
 from torch_dataloader_utils.planning.plan import DeliveredBaseline
 from torch_dataloader_utils.planning.quotas import Quotas
 from torch_dataloader_utils.planning.row_ranges import Windows, merged
@@ -91,15 +91,18 @@ def require_same_batches(
         is_ahead = any(stop > progress.batches_delivered for _, stop in progress.skip_requests)
         is_unknown = saved.drop_last is None  # a state of an earlier release
         is_same = not is_ahead or is_unknown or (saved.batch_size, saved.drop_last) == (size, options.drop_last)
+        if is_ahead and saved.batching is not None and options.batching is not None:
+            is_same = options.batching.cuts_as(saved.batching)
     if not is_same:
         steps = ", ".join(f"{start} to {stop - 1}" for start, stop in progress.skip_requests)
         batches = f"batch_size={options.batch_size}" if options.batching is None else repr(options.batching)
         msg = f"the checkpoint skips steps {steps}, and with {batches} and drop_last={options.drop_last} these have "
-        msg += (
-            "other rows than when it was saved: create the loader with its batch_size or batching, and drop_last; or "
-        )
+        own = "its batch_size or batching" if saved.batching is None else f"its batching={saved.batching!r}"
+        msg += f"other rows than when it was saved: create the loader with {own}, and drop_last; or "
         msg += "load_state_dict(states, strict=False) with the states of all ranks, "
-        raise CheckpointMismatchError(msg + ("which skips the same rows" if counts_rows else "which skips these steps"))
+        msg += "which skips the same rows" if counts_rows else "which skips these steps"
+        budgets = Difference("batching", saved.batching, options.batching)
+        raise CheckpointMismatchError(msg, differences=() if saved.batching in (None, options.batching) else (budgets,))
 
 
 def _rows_of(skips: Iterable[SkippedSteps]) -> list[tuple[Mark, int, tuple[object, ...]]]:

@@ -48,6 +48,10 @@ class TokenBudget:
         if self.oversized not in OVERSIZED:
             raise ValueError(f"TokenBudget(oversized={self.oversized!r}): expected one of {', '.join(OVERSIZED)}")
 
+    def cuts_as(self, other: TokenBudget) -> bool:
+        """Whether it makes the same batches, as far as neither ends in an error."""
+        return (self.column, self.tokens, self.padded) == (other.column, other.tokens, other.padded)
+
 
 def batch_stops(lengths: npt.NDArray[Any], budget: TokenBudget) -> list[int]:
     """Return where each complete batch of consecutive rows ends.
