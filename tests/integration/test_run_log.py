@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
 import pytest
 from jobs.ranks import run_ranks, running_ranks
 from support import open_loader, rows_of, write_dataset
@@ -313,6 +314,29 @@ class TestRunsInThisProcess:
                     rows[epoch, step, rank] = rows_of(batch)
         assert [len(loader) for loader, _ in opened] == [2, 8]
         require_answers(open_loader(tmp_path / "data", **options)[1], rows)
+
+    @pytest.mark.parametrize("workers", [0, 2], ids=["in process", "2 workers"])
+    @pytest.mark.parametrize("ranks", [1, 2])
+    def test_a_scan_tells_the_steps_of_each_batch_size_behind_a_filter(self, tmp_path, data, ranks, workers):
+        """Where batches of one size begin, the scan of those before them tells."""
+        passes = pc.bit_wise_and(pc.field("value"), 3) != 0
+        training = Training(data, tmp_path / "log", filters=passes, num_workers=workers)
+        states: list[dict[str, Any]] = []
+        for size, steps in ((6, 3), (4, 4), (6, 2), (5, 2)):
+            states = training.run(ranks, steps, states, strict=True, batch_size=size)
+        resumed = training.open(ranks, batch_size=6)
+        resumed[0].load_state_dict(states[0])
+        for dataset in (training.open(ranks, batch_size=4)[1], resumed[1]):
+            first = dataset._opened_files.manifest.first_rows
+            for (_, step, rank), rows in training.committed.items():
+                found = dataset.rows_at(step, 0, rank, scan=True)
+                assert [first[path] + row for path, row in found] == rows, (step, rank)
+                if step % 3:
+                    continue
+                path, row = list(found)[-1]
+                at = dataset.step_of(path, row, 0, scan=True)
+                assert at is not None
+                assert (at.step, at.rank, at.place) == (step, rank, len(rows) - 1)
 
     def test_a_state_loaded_in_the_same_process_rolls_back_too(self, tmp_path, data):
         training = Training(data, tmp_path / "log")

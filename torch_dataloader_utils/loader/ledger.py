@@ -15,7 +15,7 @@ from torch_dataloader_utils.checkpoint.progress import Progress
 from torch_dataloader_utils.errors import LedgerUnknownError, cut
 from torch_dataloader_utils.formats.opened_files import Opened, OpenedFiles, files_of
 from torch_dataloader_utils.loader.ledger_scan import ScannedStep, StepScan
-from torch_dataloader_utils.loader.segments import Segments
+from torch_dataloader_utils.loader.segments import Segments, have_one_plan
 from torch_dataloader_utils.loader.user_warnings import LOG
 from torch_dataloader_utils.planning.ledger import (
     Holder,
@@ -292,9 +292,38 @@ class Ledger:
         if segment.starts is not None and not fitting:
             fitting = known[:1]  # all of the segment comes after it
         if not fitting:
+            fitting = self._reached(ledger, rank)
+        if not fitting:
             msg = f"where rank {rank} stood at step {segment.begin} of epoch {segment.epoch} is not known here"
             raise LedgerUnknownError(f"{msg}: ask on that rank, or about what came after its state")
         return max(fitting, key=lambda progress: progress.batches_delivered)
+
+    def _reached(self, ledger: SegmentLedger, rank: int) -> list[Progress]:
+        """Read the steps of a rank before a segment, in which batches had another size; return where it then stood.
+
+        That is only possible where the plan, and what the rank reads of it, was the same before.
+        """
+        segment = ledger.segment
+        known, first = self.segments.of(segment), segment.begin_of(rank)
+        before = next((one for one in reversed(known) if one.begin_of(rank) < first), None)
+        if before is None or not have_one_plan(before, segment) or not _have_one_topology(before, segment):
+            return []
+        start = self._start(ledger.of(before), rank, lambda progress: progress.batches_delivered <= first)
+        if start.batches_delivered == first:
+            return [start]
+        scan = StepScan(self._single, self.options, before)
+        steps = scan.steps(start)
+        try:
+            is_there = any(scanned.step == first - 1 for scanned in steps)
+        finally:
+            steps.close()
+        _log(scan, f"the steps before step {first} of rank {rank}")
+        return [scan.progress] if is_there and scan.progress is not None else []
+
+
+def _have_one_topology(segment: Segment, other: Segment) -> bool:
+    """Whether the ranks and workers of two segments are the same."""
+    return replace(segment.topology, rank=0) == replace(other.topology, rank=0)
 
 
 def _require_known_removals(removals: Iterable[Removal]) -> None:
