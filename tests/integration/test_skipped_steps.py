@@ -813,6 +813,62 @@ def test_steps_ahead_of_a_filtered_state_need_its_batches_as_well(path, other):
     assert batches_of(passed) == []
 
 
+class Refuses:
+    """A `collate_fn` that fails with some rows, by an error whose class cannot be pickled."""
+
+    def __init__(self, *values: int) -> None:
+        self.values = values
+
+    def __call__(self, batch: Any) -> Any:
+        class RefusedError(ValueError):
+            pass
+
+        for value in self.values:
+            if value in batch["value"].tolist():
+                raise RefusedError(f"value {value} is refused")
+        return batch
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("filters", [None, FILTER], ids=["counted", "filtered"])
+def test_steps_that_break_collate_fn_can_be_skipped(path, order, workers, filters):
+    options = {"filters": filters, "num_workers": workers, **ORDERS[order]}
+    whole = [rows_of(batch) for batch in opened(path, **options)]
+    first, second = whole[3][5], whole[6][0]
+    loader = opened(path, collate_fn=Refuses(first, second), **options)
+    found = []
+    with pytest.raises((ValueError, RuntimeError), match=f"value {first} is refused"):
+        found.extend(rows_of(batch) for batch in loader)
+    assert len(found) <= 3
+    loader.load_state_dict(loader.state_dict())
+    loader.skip_steps(3, 4)
+    with pytest.raises((ValueError, RuntimeError), match=f"value {second} is refused"):
+        found.extend(rows_of(batch) for batch in loader)
+    loader.load_state_dict(through_json(loader))
+    loader.skip_steps(6, 7)
+    found.extend(rows_of(batch) for batch in loader)
+    assert found == whole[:3] + whole[4:6] + whole[7:]
+    loader.restore_skipped()
+    with pytest.raises((ValueError, RuntimeError), match=f"value {first} is refused"):
+        list(loader)
+
+
+def test_a_batch_that_collate_fn_did_not_make_is_neither_copied_nor_delivered(path):
+    options = {"filters": FILTER, "num_workers": 0}
+    whole = [rows_of(batch) for batch in opened(path, **options)]
+    loader = opened(path, collate_fn=Refuses(whole[5][0]), **options)
+    loader.skip_steps(7, 8)
+    with pytest.raises(ValueError, match="is refused"):
+        list(to_device(loader, "meta"))
+    loader.load_state_dict(loader.state_dict())
+    reached = loader.state_dict()["batches_delivered"]
+    loader.skip_steps(5, 6)
+    assert [len(batch["value"]) for batch in to_device(loader, "meta")] == [
+        len(rows) for step, rows in enumerate(whole) if step >= reached and step not in (5, 7)
+    ]
+
+
 BUDGET = TokenBudget("tokens", 8)
 
 

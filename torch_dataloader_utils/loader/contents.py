@@ -16,6 +16,7 @@ from torch_dataloader_utils.planning.excluded import EpochExclusions
 from torch_dataloader_utils.planning.quotas import Counts, Quotas
 from torch_dataloader_utils.reading.batching import Batch, EmptyStep, StreamEnd
 from torch_dataloader_utils.reading.work import Work
+from torch_dataloader_utils.workers.collate import FailedCollate
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class PartsOfPass:
     def assigned(self, parts: Sequence[Part]) -> dict[int, list[Assignment]]:
         """Return for each process its assignment in each part; the first part's first process is the first."""
         assigned: dict[int, list[Assignment]] = defaultdict(list)
+        may_skip = parts is self.first and self._sorts_out
         for part in parts:
             together = self._streams_per_turn
             sizes = self._sizes(part)
@@ -76,8 +78,14 @@ class PartsOfPass:
             turns = [tuple(streams[turn * together :][:together]) for turn in part.turns(together)]
             for number, process in enumerate(self._order(part)):
                 own = tuple(turns[number :: self._processes])
-                assigned[process].append(Assignment(self._iteration, process, self._epoch, own, self._excluded))
+                assignment = Assignment(self._iteration, process, self._epoch, own, self._excluded, may_skip=may_skip)
+                assigned[process].append(assignment)
         return dict(assigned)
+
+    @property
+    def _sorts_out(self) -> bool:
+        """Whether batches of skipped steps may be read."""
+        return self._has_own and bool(self._begun.skip_requests)
 
     def _sizes(self, part: Part) -> list[Counts | None]:
         """Return the rows of each step of each stream, where the streams of a turn give unequal numbers of rows.
@@ -119,7 +127,7 @@ class PartsOfPass:
             for made in self._in_turns(part, streams):
                 content: Content = made
                 ends += isinstance(made, StreamEnd)
-                if self._has_own and reached.skip_requests:
+                if self._sorts_out:
                     content, reached = _sorted_out(made, part, reached)
                 yield content
                 del made, content
@@ -150,6 +158,8 @@ def _sorted_out(content: Batch | EmptyStep | StreamEnd, part: Part, reached: Pro
         return content, reached.ended(receipt)
     if any(start <= reached.batches_delivered < stop for start, stop in reached.skip_requests):
         return ThrownAway(content.receipt, content.work), reached.thrown_away(receipt)
+    if isinstance(content, Batch) and isinstance(content.data, FailedCollate):
+        content.data.reraise()
     return content, reached.advanced(receipt)
 
 

@@ -75,6 +75,8 @@ class Assignment:
             turn, and its rows are those of the turn's streams one after the other.
         excluded: What is excluded in the epoch.
         footers: Footers of the streams' files, by path, which the worker does not have yet.
+        may_skip: Whether some of the batches are of skipped steps, and thrown away: that is not known before they are
+            made. An error of `collate_fn` is that of its batch alone.
     """
 
     iteration: int
@@ -83,6 +85,7 @@ class Assignment:
     turns: tuple[tuple[StreamAssignment, ...], ...]
     excluded: EpochExclusions = NOTHING_EXCLUDED
     footers: Mapping[str, bytes] = field(default_factory=dict, repr=False)
+    may_skip: bool = False
 
     @property
     def stream_assignments(self) -> tuple[StreamAssignment, ...]:

@@ -3,13 +3,48 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from torch._utils import ExceptionWrapper
+from torch.utils.data import get_worker_info
 
 from torch_dataloader_utils.columns.ragged import PackedBytes, jagged_parts, split_values
+from torch_dataloader_utils.workers.direct_queue import sendable
+
+
+class FailedCollate:
+    """What `collate_fn` raised, in place of a batch that may be thrown away."""
+
+    def __init__(self, error: Exception) -> None:
+        worker = get_worker_info()
+        self._error: Exception | ExceptionWrapper = error
+        if worker is not None:
+            wrapped: Callable[..., ExceptionWrapper] = ExceptionWrapper
+            exc_info = (type(error), error, error.__traceback__)
+            self._error = sendable(wrapped(exc_info, where=f"in DataLoader worker process {worker.id}"))
+
+    def reraise(self) -> NoReturn:
+        """Raise it, once."""
+        error = self._error
+        del self._error  # the traceback has this frame: a cycle would keep the batch
+        try:
+            if isinstance(error, ExceptionWrapper):
+                reraise: Callable[[], NoReturn] = error.reraise
+                reraise()
+            raise error
+        finally:
+            del error
+
+
+def collated_or_failed(collate_fn: Callable[[Any], Any], batch: Any) -> Any:
+    """Return what `collate_fn` makes of a batch, or what it raised."""
+    try:
+        return collate_fn(batch)
+    except Exception as error:  # noqa: BLE001 - raised again if the batch is delivered
+        return FailedCollate(error)
 
 
 class UncopyableError(Exception):

@@ -61,19 +61,25 @@ class DirectQueue(Queue):  # type: ignore[type-arg]
 
 
 def _sendable(message: Any) -> Any:
-    """Return a message, with an error in it whose class cannot be pickled as a RuntimeError of the same text.
+    """Return a message, with an error in it that can be pickled."""
+    if isinstance(message, tuple) and isinstance(error := message[-1], ExceptionWrapper):
+        return (*message[:-1], sendable(error))
+    return message
+
+
+def sendable(error: ExceptionWrapper) -> ExceptionWrapper:
+    """Return an error; one whose class cannot be pickled as a RuntimeError of the same text.
 
     Libraries make classes of errors at run time, and functions have local ones. To pickle one ended the worker, and
     nothing told what had been raised.
     """
-    if isinstance(message, tuple) and isinstance(error := message[-1], ExceptionWrapper):
-        try:
-            ForkingPickler.dumps(error)
-        except Exception:  # noqa: BLE001 - pickling calls code of the class
-            known = copy.copy(error)
-            known.exc_type = RuntimeError
-            return (*message[:-1], known)
-    return message
+    try:
+        ForkingPickler.dumps(error)
+    except Exception:  # noqa: BLE001 - pickling calls code of the class
+        known = copy.copy(error)
+        known.exc_type = RuntimeError
+        return known
+    return error
 
 
 def _has_room(pipe: int) -> bool:

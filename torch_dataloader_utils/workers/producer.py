@@ -23,7 +23,13 @@ from torch_dataloader_utils.reading.scan import ReadOptions
 from torch_dataloader_utils.reading.stream import read_assignment
 from torch_dataloader_utils.reading.work import Stage, Stopwatch, Wait, Work
 from torch_dataloader_utils.workers.channel import WorkerChannel
-from torch_dataloader_utils.workers.collate import BatchBuffer, UncopyableError, copy_batch
+from torch_dataloader_utils.workers.collate import (
+    BatchBuffer,
+    FailedCollate,
+    UncopyableError,
+    collated_or_failed,
+    copy_batch,
+)
 from torch_dataloader_utils.workers.message_size import NUM_SINGLE, MessageSizer
 from torch_dataloader_utils.workers.messages import Content, Message
 from torch_dataloader_utils.workers.seeding import Seeding
@@ -180,7 +186,8 @@ class Stream:
 
         def collate(batch: Batch) -> Batch:
             with seeding.of(batch.receipt):
-                return Batch(collate_fn(batch.data), batch.receipt, batch.work)
+                data = collated_or_failed(collate_fn, batch.data) if assignment.may_skip else collate_fn(batch.data)
+                return Batch(data, batch.receipt, batch.work)
 
         return collate
 
@@ -217,6 +224,8 @@ class Stream:
 
 def _collated_elsewhere(batch: Batch, transfer: Transfer | None, *, pin: bool) -> Batch:
     """Return a collated batch in pinned memory, or where the transfer copies it, or from the one to the other."""
+    if isinstance(batch.data, FailedCollate):  # it is looked for before a batch is delivered
+        return batch
     if pin:
         batch = replace(batch, data=pin_memory(batch.data))  # type: ignore[no-untyped-call]
     return batch if transfer is None else transfer.batch(batch)
