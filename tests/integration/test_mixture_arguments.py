@@ -63,8 +63,21 @@ def test_a_manifest_of_other_files_is_named_with_its_source(root):
         open_with(root, Source(root / "code", manifest=dataset.dump_manifest("web")))
 
 
-def test_a_source_without_rows_may_rest(root):
-    _, dataset = open_with(root, Source(root / "none"), {"web": 1, "code": 0})
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "code",
+    [{"path": "none"}, {"path": "web", "filters": FILTER, "count_rows": True}],
+    ids=["no rows", "none left"],
+)
+def test_a_source_without_rows_may_rest(root, code):
+    source = Source(**{**code, "path": root / code["path"]})
+    loader, dataset = open_with(root, source, {"web": 1, "code": 0})
+    assert len(loader) == 10
+    assert sorted(row for batch in loader for row in batch["x"].tolist()) == list(range(100))
+    loader.load_state_dict([loader.state_dict()], strict=False)
+    assert not list(loader)
+    loader.set_epoch(1)
+    assert len(list(loader)) == 10
     with pytest.raises(ValueError, match=r"source 'code' has the weight 0\.5 of 1"):
         dataset.set_weights({"web": 1, "code": 1})
 

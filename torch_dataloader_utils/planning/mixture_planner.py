@@ -438,6 +438,8 @@ class MixturePlanner(EpochPlanner):
         """Yield so many rows of a source that are not taken, from a start on."""
         before = start.row
         for number in count(start.number):
+            if not rows:  # a source that rests may have no shards, in any pass
+                return
             for part in self._shards(source, number, taken):
                 if not rows:
                     return
