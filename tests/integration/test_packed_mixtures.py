@@ -312,11 +312,12 @@ def test_a_state_of_other_packing_is_refused(root, strict):
 
 @pytest.mark.filterwarnings("ignore::torch_dataloader_utils.LostRowsWarning")
 @pytest.mark.parametrize("way", ["concat", "best fit"])
+@pytest.mark.parametrize("order", ["sequences shuffled", "buffer smaller than a row group"])
 @pytest.mark.parametrize("stop", [1, 3])
-def test_sequences_of_files_that_did_not_change_come_once_a_pass_when_others_do(root, tmp_path, way, stop):
+def test_sequences_of_files_that_did_not_change_come_once_a_pass_when_others_do(root, tmp_path, way, order, stop):
     copied = tmp_path / "sources"
     shutil.copytree(root, copied)
-    one_pass, options = in_one_pass(root, way), ORDERS["sequences shuffled"]
+    one_pass, options = in_one_pass(root, way), ORDERS[order]
     loaders = [opened(copied, way, num_ranks=2, rank=rank, **options)[0] for rank in range(2)]
     found = Counter(itertools.chain(*delivered_by(loaders, stop, WEIGHTS)))
     states = list(map(saved, loaders))

@@ -30,10 +30,10 @@ from torch_dataloader_utils.errors import CheckpointMismatchError, shown
 from torch_dataloader_utils.planning.excluded import ExcludedRows
 from torch_dataloader_utils.planning.manifest import Layout, Split
 from torch_dataloader_utils.planning.passes import rows_of
-from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard
+from torch_dataloader_utils.planning.plan import DeliveredBaseline, PartialShard, Shard
 from torch_dataloader_utils.planning.row_ranges import merged, splits_of_rows
 from torch_dataloader_utils.planning.shuffle import rows_of_splits
-from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY
+from torch_dataloader_utils.planning.source_paths import MIXTURE_KEY, parse_source_path
 
 OnChangedFiles: TypeAlias = Literal["error", "continue"]
 
@@ -41,6 +41,9 @@ ON_CHANGED_FILES: tuple[str, ...] = get_args(OnChangedFiles)
 
 MOST_ROWS = 2**63 - 1
 """More rows than any file has, and the most that NumPy counts."""
+
+MOST_MADE_ROWS = 1 << 24
+"""More rows than a transform or packing makes of a row group. Those are shuffled as a whole, however many they are."""
 
 ALIKE: dict[str, Callable[[SavedState], Any]] = {
     "datasets": lambda state: (state.fingerprint, state.settings["rows"]),
@@ -224,7 +227,7 @@ class _Changes(NamedTuple):
                 left.append(part)
                 continue
             _require_known_rows(part, missing, self.run, self.saved.epoch)
-            _require_possible_rows(part, self.run)
+            _require_possible_rows(part, self.saved, self.run)
             epoch = self.saved.epoch if self.saved.mixture is None else MIXTURE_KEY
             kept = _without_splits(part, missing, self.run, epoch, lost)
             if kept is not None:
@@ -256,14 +259,25 @@ def _require_known_rows(partial: PartialShard, missing: set[int], run: Run, epoc
     raise CheckpointMismatchError(msg, files_changed=tuple(paths))
 
 
-def _require_possible_rows(partial: PartialShard, run: Run) -> None:
+def _require_possible_rows(partial: PartialShard, saved: SavedState, run: Run) -> None:
     """Raise if a shard has more rows than any plan gives it: it records files that are gone, so nothing else tells."""
     buffer, shard = run.options.shuffle_buffer_size, partial.shard
     rows = sum(split.row_length for split in shard.splits)
     most = MOST_ROWS if buffer is None else min(MOST_ROWS, (buffer + len(shard.splits)) * shard.rounds)
+    if _has_whole_groups(shard, saved):
+        most = max(most, MOST_MADE_ROWS)
     if rows > most:
         msg = f"not a state of this package: a shard in progress has {shown(rows)} rows, shuffled in {shard.rounds} "
         raise ValueError(msg + f"rounds, where at most {shown(most)} can be: the state was damaged or edited")
+
+
+def _has_whole_groups(shard: Shard, saved: SavedState) -> bool:
+    """Whether a shard is of a source of a mixture whose row groups are read as a whole: see `PlannedSource`."""
+    if saved.mixture is None:
+        return False
+    name = parse_source_path(shard.splits[0].path).source
+    makes_rows = {source.name: source.settings["transform_id"] is not None for source in saved.mixture.sources}
+    return saved.settings["packing"] is not None or makes_rows.get(name, False)
 
 
 def _without_splits(
