@@ -238,3 +238,18 @@ def test_lists_of_lists_are_refused_at_once(tmp_path, inner):
     pq.write_table(pa.table({"tokens": pa.array([[[1, 2]], [[3, 4]]], pa.list_(inner))}), tmp_path / "part.parquet")
     with pytest.raises(ColumnError, match="'tokens' does not have lists of numbers"):
         StructuredDataset.create_dataloader(tmp_path, packing=Packing("tokens", 4, separator=0), num_workers=0)
+
+
+@pytest.mark.parametrize("view", [pa.list_view, pa.large_list_view])
+def test_list_views_are_packed_as_lists_are(tmp_path, view):
+    documents = [[1, 2], [3], [], [4, 5, 6]]
+    pq.write_table(pa.table({"tokens": pa.array(documents, view(pa.int32()))}), tmp_path / "part.parquet")
+    packing = Packing("tokens", 4, separator=0, pad_value=9)
+    loader, _ = StructuredDataset.create_dataloader(tmp_path, packing=packing, count_tokens=True, num_workers=0)
+    [batch] = loader
+    assert batch["tokens"].tolist() == [[1, 2, 0, 3], [0, 0, 4, 5], [6, 0, 9, 9]]
+    for option in ("separator", "pad_value"):
+        with pytest.raises(ColumnError, match=f"{option} of column 'tokens': .* does not fit the type int32"):
+            StructuredDataset.create_dataloader(
+                tmp_path, packing=Packing("tokens", 4, **{option: 2**40}), num_workers=0
+            )

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from torch_dataloader_utils.columns.arrow import leaf_type
 from torch_dataloader_utils.columns.column_plan import Form, to_scalar
+from torch_dataloader_utils.columns.decode import decoded_type
 from torch_dataloader_utils.columns.options import Packing
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.formats.opened_files import Opened
@@ -125,7 +126,7 @@ def require_packable(packing: Packing, schema: pa.Schema, forms: Mapping[str, Fo
         if isinstance(option, Mapping) and (missing := [name for name in forms if name not in option]):
             raise ColumnError(f"packing: {dict(option)!r} has no value for the column {missing[0]!r}")
     for name in forms:
-        dtype = leaf_type(schema.field(name).type)
+        dtype = leaf_type(decoded_type(schema.field(name).type))
         options = {"separator": packing.separator_of(name), "pad_value": packing.pad_value_of(name)}
         for called, value in options.items():
             if value is not None and not (pa.types.is_boolean(dtype) and value in (0, 1)):
