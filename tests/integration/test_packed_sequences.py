@@ -240,6 +240,13 @@ def test_lists_of_lists_are_refused_at_once(tmp_path, inner):
         StructuredDataset.create_dataloader(tmp_path, packing=Packing("tokens", 4, separator=0), num_workers=0)
 
 
+def test_lists_of_one_length_are_refused_with_other_advice_than_to_choose_them(tmp_path):
+    tokens = pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2))
+    pq.write_table(pa.table({"tokens": tokens}), tmp_path / "part.parquet")
+    with pytest.raises(ColumnError, match=r"'tokens' does not have .* type fixed_size_list.* make such lists of it"):
+        StructuredDataset.create_dataloader(tmp_path, packing=Packing("tokens", 4, separator=0), num_workers=0)
+
+
 @pytest.mark.parametrize("view", [pa.list_view, pa.large_list_view])
 def test_list_views_are_packed_as_lists_are(tmp_path, view):
     documents = [[1, 2], [3], [], [4, 5, 6]]

@@ -33,11 +33,11 @@ def list_maker(name: str, dtype: pa.DataType) -> Callable[[pa.ChunkedArray], lis
     # Python's times have microseconds. pyarrow's own conversion of nanoseconds depends on whether pandas is installed;
     # this cast fails where it would lose digits.
     coarse = _in_microseconds(dtype)
-    conversion = _conversion(coarse)
+    is_coarse, conversion = coarse == dtype, _conversion(coarse)
 
     def made(column: pa.ChunkedArray) -> list[Any]:
         try:
-            chunks = (column if coarse == dtype else column.cast(coarse)).chunks
+            chunks = (column if is_coarse else column.cast(coarse)).chunks
             return conversion(chunks[0]) if len(chunks) == 1 else list(chain.from_iterable(map(conversion, chunks)))
         except (pa.ArrowException, ValueError, OverflowError) as error:
             msg = f"column {name!r} of type {dtype} holds a value that Python's types cannot hold: {error}; "

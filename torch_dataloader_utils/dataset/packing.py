@@ -116,7 +116,11 @@ def require_packable(packing: Packing, schema: pa.Schema, forms: Mapping[str, Fo
         raise ColumnError(msg)
     others = [name for name, form in forms.items() if form != "jagged" or not _has_numbers(schema.field(name).type)]
     if others:
-        msg = f"packing: column {others[0]!r} does not have lists of numbers, which alone can be packed: "
+        name = packing.column if packing.column in others else others[0]
+        msg = f"packing: column {name!r} does not have lists of numbers, which alone can be packed, but is of type "
+        msg += f"{schema.field(name).type}: "
+        if name == packing.column:
+            raise ColumnError(f"{msg}name another one, or make such lists of it by a transform")
         raise ColumnError(f"{msg}choose columns=[{packing.column!r}], or other lists as long as those")
     made = set(packing.outputs) & set(forms)
     if made:
