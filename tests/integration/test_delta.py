@@ -416,6 +416,7 @@ def test_options_of_the_storage_are_shown_nowhere(tmp_path):
     assert "s3cr3t" not in str(caught.value)
 
 
+@pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 26, reason="this pyarrow cannot read nulls in fixed-size lists")
 def test_fixed_size_lists_that_were_written_are_the_tables_lists(tmp_path):
     vectors = pa.array([[1.0, 2.0], None, [3.0, 4.0]], pa.list_(pa.float32(), 2))
     write_deltalake(tmp_path, pa.table({"id": [1, 2, 3], "vector": vectors}))

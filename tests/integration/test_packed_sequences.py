@@ -247,6 +247,7 @@ def test_lists_of_one_length_are_refused_with_other_advice_than_to_choose_them(t
         StructuredDataset.create_dataloader(tmp_path, packing=Packing("tokens", 4, separator=0), num_workers=0)
 
 
+@pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 26, reason="this pyarrow cannot write views of lists")
 @pytest.mark.parametrize("view", [pa.list_view, pa.large_list_view])
 def test_list_views_are_packed_as_lists_are(tmp_path, view):
     documents = [[1, 2], [3], [], [4, 5, 6]]

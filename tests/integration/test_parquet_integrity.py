@@ -16,6 +16,7 @@ from support import open_loader
 
 from torch_dataloader_utils import UnreadableFileError
 
+RESOURCES = Path(__file__).parents[1] / "resources"
 ROWS = 1000
 GROUP = 250
 
@@ -101,6 +102,30 @@ def test_a_file_with_encrypted_columns_and_a_plain_footer_is_an_error_that_names
         pq.read_table(tmp_path / "part.parquet")
     with pytest.raises(UnreadableFileError, match=r"part\.parquet: it has encrypted columns"):
         open_loader(tmp_path)
+
+
+def test_times_of_96_bits_before_1970_are_read_as_arrow_wrote_them_before_release_24():
+    """Their time of day is negative, and in microseconds they are 584 years later. pyarrow 21 wrote the file."""
+    written = [
+        *("1969-12-31T23:59:59.999999999", "1960-01-01T00:00:00", "1900-01-01T12:34:56.789"),
+        *("1677-09-22T00:00:00.000000001", None, "2024-02-29T01:02:03.000004"),
+    ]
+    times = pa.array([None if time is None else np.datetime64(time, "ns") for time in written], pa.timestamp("ns"))
+    batches, _ = open_loader(RESOURCES / "int96_before_1970.parquet", output_format="arrow", row_id_column=None)
+    table = pa.concat_tables(batches)
+    assert table["t"].combine_chunks().equals(times)
+    assert table["l"].combine_chunks().flatten().equals(times)
+
+
+@pytest.mark.parametrize("time", [datetime(2300, 1, 1, 12, 0, 0, 123456), datetime(2554, 7, 21, 23, 34, 33, 709551)])  # noqa: DTZ001
+def test_times_of_96_bits_as_late_as_those_before_1970_seem_are_an_error(tmp_path, time):
+    pq.write_table(
+        pa.table({"t": pa.array([time], pa.timestamp("us"))}),
+        tmp_path / "times.parquet",
+        use_deprecated_int96_timestamps=True,
+    )
+    with pytest.raises(UnreadableFileError, match=f"'t' holds {time}, which is too far"):
+        list(open_loader(tmp_path)[0])
 
 
 @pytest.mark.parametrize("read_ahead", ["128MiB", "2KiB"], ids=["whole row groups", "parts"])

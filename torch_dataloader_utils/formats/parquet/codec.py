@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -39,6 +41,9 @@ FIRST_WITH_WHOLE_SIZES = 1, 2, 9
 
 DICTIONARY_HEADER_BYTES = 100
 """How many bytes Arrow takes such a header to have, at most."""
+
+PARQUET_CPP = "parquet-cpp"
+"""What the name of Arrow's writer begins with in a footer."""
 
 INT96 = "INT96"
 
@@ -101,8 +106,13 @@ class ParquetCodec(Codec):
             )
             return made
 
-        times = _Int96Times(reader(coerce_int96_timestamp_unit="us"), layout.int96) if layout.int96 else None
-        return _ParquetRowGroups(reader(), layout.leaves, times)
+        row_groups = reader()
+        times = None
+        if layout.int96:
+            by_arrow = str(layout.metadata.created_by).startswith(PARQUET_CPP)
+            in_microseconds = reader(coerce_int96_timestamp_unit="us")
+            times = _Int96Times(in_microseconds, layout.int96, row_groups if by_arrow else None)
+        return _ParquetRowGroups(row_groups, layout.leaves, times)
 
     def close(self) -> None:
         """Read no more footers; wait for those that are being read."""
@@ -148,23 +158,61 @@ class _Int96Times:
     """Columns of Parquet's deprecated times of 96 bits, which are read once more, in microseconds.
 
     pyarrow makes nanoseconds of them, and in silence other times where 64 bits do not hold these (seen in 26.0).
+
+    Attributes:
+        reader: Reads microseconds.
+        leaves: The columns.
+        in_nanoseconds: Reads nanoseconds of what Arrow wrote; None for other files.
     """
 
     reader: ParquetReader
     leaves: list[int]
+    in_nanoseconds: ParquetReader | None
 
     def require_nanoseconds(self, numbers: Sequence[int], rows: int = INT96_ROWS) -> None:
         """Raise if a time of some row groups is beyond nanoseconds of 64 bits."""
-        for batch in self.reader.iter_batches(rows, list(numbers), column_indices=self.leaves, use_threads=False):
-            for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                bounds = (bound for times in _times(column) for bound in pc.min_max(times).values())
-                found = next((one for one in bounds if abs(one.value or 0) > LAST_NANOSECONDS // 1000), None)
-                if found is not None:
-                    msg = (
-                        f"column {name!r} holds {found.cast(pa.string())}, which is too far from 1970 for nanoseconds: "
-                    )
-                    msg += "write the file with microseconds, or choose `columns` without it"
-                    raise ColumnError(msg)
+        for place, batch in enumerate(self._batches(self.reader, numbers, rows)):
+            far = [
+                (name, one)
+                for name, column in zip(batch.schema.names, batch.columns, strict=True)
+                for times in _times(column)
+                for one in pc.min_max(times).values()
+                if abs(one.value or 0) > LAST_NANOSECONDS // 1000
+            ]
+            if far and not self._are_near(batch, place, numbers, rows):
+                name, time = far[0]
+                msg = f"column {name!r} holds {time.cast(pa.string())}, which is too far from 1970 for nanoseconds: "
+                raise ColumnError(msg + "write the file with microseconds, or choose `columns` without it")
+
+    def _batches(self, reader: ParquetReader, numbers: Sequence[int], rows: int) -> Iterator[pa.RecordBatch]:
+        return reader.iter_batches(rows, list(numbers), column_indices=self.leaves, use_threads=False)  # type: ignore[no-any-return]
+
+    def _are_near(self, batch: pa.RecordBatch, place: int, numbers: Sequence[int], rows: int) -> bool:
+        """Whether all times of a batch are within nanoseconds of 64 bits, although in microseconds some are not.
+
+        Before release 24 Arrow wrote times before 1970 as a later day and a negative time of it, of which it reads the
+        right nanoseconds, but microseconds that are 2**64 nanoseconds too late. A time that is really so late was
+        written from whole microseconds, since nanoseconds do not hold it: then those that are read are 384 above a
+        whole microsecond.
+        """
+        if self.in_nanoseconds is None:
+            return False
+        same = next(islice(self._batches(self.in_nanoseconds, numbers, rows), place, None))
+        pairs = zip(*(chain.from_iterable(map(_times, one.columns)) for one in (batch, same)), strict=True)
+        return all(_is_near(*map(_as_integers, pair)) for pair in pairs)
+
+
+def _as_integers(times: pa.Array) -> npt.NDArray[np.int64]:
+    """Return times as integers in their unit; nulls as 0."""
+    return times.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _is_near(microseconds: npt.NDArray[np.int64], nanoseconds: npt.NDArray[np.int64]) -> bool:
+    """Whether times are within nanoseconds of 64 bits, or read as so many microseconds only as Arrow wrote them."""
+    is_far = abs(microseconds) > LAST_NANOSECONDS // 1000
+    microseconds, nanoseconds = microseconds[is_far], nanoseconds[is_far]
+    is_late = (nanoseconds < 0) & (microseconds == (nanoseconds.view(np.uint64) // np.uint64(1000)).view(np.int64))
+    return bool(np.all(is_late & (nanoseconds % 1000 != -(2**64) % 1000)))
 
 
 def _times(values: pa.Array) -> Iterator[pa.Array]:

@@ -75,7 +75,8 @@ def _columns_kept_as_zero(filters: pc.Expression, needed: pa.Schema) -> list[str
 
 
 def _equals(column: pa.Field, value: float) -> pc.Expression:
-    return pc.field(column.name) == pa.scalar(value, column.type)
+    own = np.float16(value) if pa.types.is_float16(column.type) else value  # old releases of pyarrow take no others
+    return pc.field(column.name) == pa.scalar(own, column.type)
 
 
 def _selected(
