@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -67,6 +67,17 @@ def without_dictionary(values: Any) -> Any:
     if not pa.types.is_dictionary(dtype) or is_view(dtype.value_type):
         return values
     return values.cast(dtype.value_type)
+
+
+def any_type(dtype: pa.DataType, is_of: Callable[[pa.DataType], bool]) -> bool:
+    """Whether a type, or one within it at any depth, the values of dictionaries included, is of a kind."""
+    if is_of(dtype):
+        return True
+    if pa.types.is_dictionary(dtype):
+        return any_type(dtype.value_type, is_of)
+    if isinstance(dtype, pa.BaseExtensionType):
+        return any_type(dtype.storage_type, is_of)
+    return any(any_type(dtype.field(index).type, is_of) for index in range(dtype.num_fields))
 
 
 def is_view(dtype: pa.DataType) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.columns.arrow import is_bytes, is_list, without_dictionary
+from torch_dataloader_utils.columns.arrow import any_type, is_bytes, is_list, without_dictionary
 from torch_dataloader_utils.errors import ColumnError
 
 FIRST_DIRECT = 26
@@ -52,16 +52,22 @@ def _objects(array: pa.Array) -> list[Any]:
 
 
 def _conversion(dtype: pa.DataType) -> Callable[[pa.Array], list[Any]]:
-    if IS_DIRECT and not _needs_scalars(dtype):
+    if (IS_DIRECT and not _needs_scalars(dtype)) or _holds_unions(dtype):
         return pa.Array.to_pylist  # type: ignore[no-any-return]
     return next((conversion for is_of, conversion in CONVERSIONS if is_of(dtype)), pa.Array.to_pylist)
 
 
 def _needs_scalars(dtype: pa.DataType) -> bool:
     """Whether `to_pylist` makes scalars of values of a type, or of values within them."""
-    if pa.types.is_dictionary(dtype) or pa.types.is_decimal(dtype) or pa.types.is_temporal(dtype):
-        return True
-    return any(_needs_scalars(dtype.field(index).type) for index in range(dtype.num_fields))
+    return any_type(
+        dtype,
+        lambda part: pa.types.is_dictionary(part) or pa.types.is_decimal(part) or pa.types.is_temporal(part),
+    )
+
+
+def _holds_unions(dtype: pa.DataType) -> bool:
+    """Whether there are unions at any depth. In a null struct they make pyarrow end the process (seen in 26.0)."""
+    return any_type(dtype, pa.types.is_union)
 
 
 def _without_dictionary(array: pa.Array) -> list[Any]:
@@ -91,19 +97,22 @@ def _with_nulls(objects: list[Any], array: pa.Array) -> list[Any]:
 def _times(array: pa.Array) -> list[Any]:
     """Return times, dates or durations as a list.
 
-    NumPy makes integers of those that Python's types cannot hold. Arrow's conversion raises an error for them.
+    NumPy makes integers of those that Python's types cannot hold, and has no value but NaT, its null, for the least of
+    64 bits. Arrow's conversion raises an error for them.
     """
     if pa.types.is_timestamp(array.type) and array.type.tz is not None:
         return _in_zone(array)
     values = array.to_numpy(zero_copy_only=False)
     ends = (np.fmin.reduce(values), np.fmax.reduce(values)) if len(values) else ()  # of those that are not null
-    if any(isinstance(end.item(), int) for end in ends):
+    if any(isinstance(end.item(), int) for end in ends) or np.count_nonzero(np.isnat(values)) > array.null_count:
         return array.to_pylist()  # type: ignore[no-any-return]
     return values.tolist()  # type: ignore[no-any-return]
 
 
 def _in_zone(array: pa.Array) -> list[datetime | None]:
     """Return times in a time zone, which Arrow counts from 1970 in UTC, as a list."""
+    if array.null_count == len(array):
+        return [None] * len(array)  # also where Python does not know the zone
     zone = pa.scalar(0, array.type).as_py().tzinfo
     begin = datetime(1970, 1, 1, tzinfo=zone)  # `fromutc` takes such times for those of UTC
     since = _times(array.cast(pa.int64()).cast(pa.duration(array.type.unit)))
@@ -123,7 +132,7 @@ def _structs(array: pa.Array) -> list[dict[str, Any] | None]:
 
 
 CONVERSIONS: Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], list[Any]]]] = (
-    (pa.types.is_dictionary, _without_dictionary),
+    (lambda dtype: pa.types.is_dictionary(dtype) and _is_single(dtype.value_type), _without_dictionary),
     (lambda dtype: is_bytes(dtype) or pa.types.is_decimal(dtype) or pa.types.is_time(dtype), _by_numpy),
     (lambda dtype: pa.types.is_integer(dtype) or pa.types.is_boolean(dtype), _numbers),
     (lambda dtype: pa.types.is_float32(dtype) or pa.types.is_float64(dtype), _numbers),  # no kernel fills 16 bits
@@ -132,6 +141,12 @@ CONVERSIONS: Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], 
     (lambda dtype: pa.types.is_struct(dtype) and _has_own_names(dtype), _structs),
 )
 """How arrays of which types become lists. Of other types Arrow's conversion is the only one."""
+
+
+def _is_single(dtype: pa.DataType) -> bool:
+    """Whether values are single ones, of which Arrow has a kernel that looks them up in a dictionary."""
+    is_encoded = pa.types.is_dictionary(dtype) or pa.types.is_run_end_encoded(dtype)
+    return not (pa.types.is_nested(dtype) or is_encoded or isinstance(dtype, pa.BaseExtensionType))
 
 
 def _has_own_names(dtype: pa.DataType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -128,3 +129,42 @@ def test_what_nulls_hide_is_in_no_list() -> None:
     structs = pa.StructArray.from_arrays([values], ["a"], mask=pa.array([False, True] * 3))
     assert python_list(pa.chunked_array([lists])) == [[0, 1], None, [4, 5]]
     assert python_list(pa.chunked_array([structs])) == [{"a": 0}, None, {"a": 2}, None, {"a": 4}, None]
+
+
+@pytest.mark.parametrize("dtype", [pa.timestamp("s"), pa.timestamp("us"), pa.timestamp("us", "UTC")], ids=str)
+def test_the_least_time_is_an_error_and_not_null(dtype: pa.DataType) -> None:
+    column = pa.chunked_array([pa.array([0, None, -(2**63)]).cast(dtype)])
+    with pytest.raises(ColumnError, match=r"column 'when' of type .* cannot hold"):
+        python_list(column)
+
+
+def test_the_least_duration_is_no_null() -> None:
+    column = pa.chunked_array([pa.array([0, None, -(2**63)]).cast(pa.duration("us"))])
+    assert python_list(column) == [timedelta(0), None, timedelta(microseconds=-(2**63))]
+
+
+def test_nulls_need_no_zone() -> None:
+    require_same(pa.chunked_array([pa.nulls(2, pa.timestamp("us", "Nowhere/Land"))]))
+
+
+UNIONS = pa.UnionArray.from_sparse(pa.array([0, 1], pa.int8()), [pa.array([1, 2]), pa.array(["a", "b"])])
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([[1], None]),
+        pa.array([{"a": 1}, None]),
+        pa.array([[("a", 1)], None], pa.map_("string", "int64")),
+        UNIONS,
+    ],
+    ids=lambda values: str(values.type),
+)
+def test_dictionaries_may_have_values_of_any_type(values: pa.Array) -> None:
+    dictionary = pa.DictionaryArray.from_arrays(pa.array([0, 1, None]), values)
+    require_same(pa.chunked_array([pa.StructArray.from_arrays([dictionary], ["a"])]))
+
+
+def test_a_union_may_be_in_a_null_struct() -> None:
+    fields = [UNIONS, pa.array([0, 1], pa.timestamp("us"))]
+    require_same(pa.chunked_array([pa.StructArray.from_arrays(fields, ["a", "b"], mask=pa.array([False, True]))]))
