@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from torch_dataloader_utils.columns.arrow import copied, takeable, without_dictionary
+from torch_dataloader_utils.columns.arrow import any_type, copied, is_view, takeable, without_dictionary
 from torch_dataloader_utils.columns.arrow_memory import memory_pool, new_array
 from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.dense import dense_array
@@ -173,7 +173,8 @@ def sendable(columns: Columns, sizes: Sequence[int]) -> Columns:
     """Return columns that are ready to be sent: padded rows are made, one tensor for each batch.
 
     What becomes Python lists stays in Arrow, and the lists are made where it arrives: to make an object takes less time
-    than to read it from a pickle. A dictionary would be sent as a whole, whatever few values the rows have of it.
+    than to read it from a pickle. But for what Arrow would send as a whole, whatever few rows there are, or as
+    something else: of that lists are sent.
     """
     if isinstance(columns, pa.Table):
         return columns
@@ -182,8 +183,20 @@ def sendable(columns: Columns, sizes: Sequence[int]) -> Columns:
 
 def _sendable(name: str, values: Any, sizes: Sequence[int]) -> Any:
     if isinstance(values, pa.ChunkedArray):
-        return without_dictionary(values)
-    return list(_split_column(name, values, sizes, len(sizes))) if isinstance(values, Ragged) else values
+        values = without_dictionary(values)
+        if not any_type(values.type, _is_sent_otherwise):
+            return values
+    is_made = isinstance(values, (pa.ChunkedArray, Ragged))
+    return list(_split_column(name, values, sizes, len(sizes))) if is_made else values
+
+
+def _is_sent_otherwise(dtype: pa.DataType) -> bool:
+    """Whether Arrow sends more of an array than the values of its rows, or does not send its type.
+
+    It sends dictionaries, and the memory that views point into, as a whole. A type that a user has made arrives as what
+    it is stored as, unless it is registered where it arrives.
+    """
+    return bool(pa.types.is_dictionary(dtype) or is_view(dtype) or isinstance(dtype, pa.ExtensionType))
 
 
 def copy_rows(part: ColumnSlice) -> Columns:

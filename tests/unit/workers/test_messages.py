@@ -82,6 +82,53 @@ def test_of_a_dictionary_the_values_are_sent_that_rows_have():
     assert [batch.data for batch in batches] == [{"a": [f"{7:050}", None, f"{9_999:050}"]}]
 
 
+def nested_strings(dtype: pa.DataType) -> dict[str, pa.Array]:
+    rows = 10_000
+    strings = array_of([f"{number:050}" for number in range(rows)], dtype)
+    return {
+        "list": pa.ListArray.from_arrays(pa.array(range(rows + 1), pa.int32()), strings),
+        "struct": pa.StructArray.from_arrays([strings], ["a"]),
+    }
+
+
+@pytest.mark.parametrize("kind", ["list", "struct"])
+@pytest.mark.parametrize("dtype", [pa.dictionary(pa.int32(), pa.string()), pa.string_view()], ids=str)
+def test_rows_are_sent_without_the_other_values_that_they_could_point_at(dtype: pa.DataType, kind: str):
+    column = pa.chunked_array([nested_strings(dtype)[kind]]).slice(5_000, 10)
+    message = sent({"a": column}, [4, 6])
+    assert message.size < 50_000 / 4
+    (batches,) = message.unpack()
+    expected = column.to_pylist()
+    assert [batch.data for batch in batches] == [{"a": expected[:4]}, {"a": expected[4:]}]
+
+
+class Degrees(pa.ExtensionType):
+    """A type of the user, which is not registered."""
+
+    def __init__(self) -> None:
+        super().__init__(pa.int64(), "tests.degrees")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return b""
+
+    def __arrow_ext_scalar_class__(self) -> type[pa.ExtensionScalar]:
+        return Degree
+
+
+class Degree(pa.ExtensionScalar):
+    """What values of that type are made of."""
+
+    def as_py(self, **_options: object) -> str:
+        return f"{self.value.as_py()} °C"
+
+
+def test_values_of_a_type_that_is_not_registered_are_those_of_the_type():
+    degrees = pa.ExtensionArray.from_storage(Degrees(), pa.array([20, 21]))
+    columns = {"a": pa.chunked_array([degrees]), "b": pa.chunked_array([pa.StructArray.from_arrays([degrees], ["c"])])}
+    (batches,) = sent(columns, [2]).unpack()
+    assert [batch.data for batch in batches] == [{"a": ["20 °C", "21 °C"], "b": [{"c": "20 °C"}, {"c": "21 °C"}]}]
+
+
 def test_a_value_that_python_has_not_is_an_error_where_lists_are_made():
     (batches,) = sent({"when": pa.chunked_array([pa.array([0, 1, 2**62], pa.timestamp("us"))])}, [2, 1]).unpack()
     delivered = iter(batches)
