@@ -24,6 +24,7 @@ from torch_dataloader_utils.loader.user_warnings import warn_of_slow_transport
 from torch_dataloader_utils.planning.assignment import Assignment
 from torch_dataloader_utils.reading.batching import Batch, Batches, EmptyStep, StreamEnd, Transfer
 from torch_dataloader_utils.workers.channel import AssignmentQueue, WorkerChannel
+from torch_dataloader_utils.workers.collate import FailedCollate
 from torch_dataloader_utils.workers.lifecycle import StartupBarrier, WorkerSetup, interrupt_later, shortage_explained
 from torch_dataloader_utils.workers.messages import MAX_HELD, Content, Message
 from torch_dataloader_utils.workers.shared_memory import SharedMemoryPool, SharedPage
@@ -375,7 +376,7 @@ def _unpacked(
                     yield from batches
                     del batches
                     continue
-                if isinstance(content, Batch) and transfer is not None:
+                if isinstance(content, Batch) and transfer is not None and not isinstance(content.data, FailedCollate):
                     content = transfer.batch(content)
                 yield content
                 del content
