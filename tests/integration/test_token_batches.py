@@ -5,7 +5,9 @@ Each row has a list of as many copies of its number as it has tokens, and the nu
 
 from __future__ import annotations
 
+import io
 import json
+from enum import Enum
 from itertools import chain, islice
 
 import numpy as np
@@ -483,3 +485,24 @@ def test_the_number_of_batches_is_not_known(path):
     assert loader.dataset.batch_size is None
     digests = {open_batches(path, tokens=tokens).dataset.plan_digest for tokens in (TOKENS, TOKENS, 2 * TOKENS)}
     assert len(digests) == 2
+
+
+class Names(str, Enum):
+    """Names as many programs keep them."""
+
+    TOKENS = "tokens"
+    ALONE = "alone"
+
+
+@pytest.mark.parametrize("column", [Names.TOKENS, np.str_("tokens")], ids=["enum", "numpy"])
+def test_states_hold_plain_values_whatever_class_the_name_is_of(path, column):
+    budget = TokenBudget(column, TOKENS, oversized=Names.ALONE)
+    loader, _ = StructuredDataset.create_dataloader(path, batching=budget, num_workers=0)
+    next(iter(loader))
+    file = io.BytesIO()
+    torch.save(loader.state_dict(), file)
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    expected = {"column": "tokens", "tokens": TOKENS, "padded": False, "oversized": "alone"}
+    assert state["plan"]["batching"] == expected
+    loader.load_state_dict(state)

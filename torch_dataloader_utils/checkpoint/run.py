@@ -74,7 +74,7 @@ class Run:
             "filter_binding": self.filter_binding,
             "filter_bindings": self.filter_bindings,
             **self._made_of_rows(),
-            **({} if self.batching is None else {"batching": asdict(self.batching)}),
+            **({} if self.batching is None else {"batching": _plain(self.batching)}),
         }
 
     def _made_of_rows(self) -> dict[str, Any]:
@@ -103,3 +103,9 @@ class Run:
             "virtual_workers": self.topology.virtual_workers,
             "global_batch_size": None if size is None else size * self.topology.planned_ranks,
         }
+
+
+def _plain(budget: TokenBudget) -> dict[str, Any]:
+    """Return a token budget as plain values: a name may be of a class of its own, as members of enumerations are."""
+    values = asdict(budget)
+    return {name: str.__str__(value) if isinstance(value, str) else value for name, value in values.items()}
