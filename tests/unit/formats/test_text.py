@@ -174,8 +174,13 @@ def test_the_types_are_those_of_the_first_rows_that_are_left_however_many_are_sk
 def test_skipped_rows_without_end_are_not_all_kept_in_memory(tmp_path, monkeypatch):
     monkeypatch.setattr("torch_dataloader_utils.formats.text.format.MOST_HEAD_BYTES", 1 << 15)
     (tmp_path / "data.csv").write_text("a,b\n" + "none,x\n" * 20_000)
-    with pytest.raises(UnreadableFileError, match="skip all rows"):
-        open_text(tmp_path, format="csv", format_options={"skip_rows_after_names": 20_000, "block_size": 4096})
+    options = {"skip_rows_after_names": 19_999, "block_size": 4096}
+    with pytest.raises(UnreadableFileError, match=r"skip all rows.*'column_types'"):
+        open_text(tmp_path, format="csv", format_options=options)
+    types = {"a": pa.string(), "b": pa.large_string()}
+    loader, dataset = open_text(tmp_path, format="csv", format_options=options | {"column_types": types})
+    assert dataset.schema.types == list(types.values())
+    assert list(loader) == [{"a": ["none"], "b": ["x"]}]
 
 
 def test_lines_that_are_skipped_before_the_names_beyond_a_block_are_an_error_that_says_what_helps(tmp_path):

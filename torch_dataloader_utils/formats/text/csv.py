@@ -65,10 +65,10 @@ class Csv(TextFormat):
         """How much is looked at: pyarrow counts a block's bytes in UTF-8, of which other encodings may take more."""
         return super().head_bytes * csv_options.width_of(self.options)
 
-    @property
-    def skips_rows(self) -> bool:
-        """Whether rows are skipped after the names; those before them have to be in the first block."""
-        return bool(self.options.get("skip_rows_after_names"))
+    def needs_rows(self, schema: pa.Schema) -> bool:
+        """Whether rows are skipped after the names, and tell types that the user has not given."""
+        given = csv_options.column_types(self.options)
+        return bool(self.options.get("skip_rows_after_names")) and any(name not in given for name in schema.names)
 
     def sample(self, text: Text, *, is_all: bool) -> Sample:
         """Return the columns that pyarrow infers from the first block with rows."""

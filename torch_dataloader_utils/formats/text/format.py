@@ -107,9 +107,8 @@ class TextFormat(Format):
         """How much of a file's beginning is looked at: the first block, and what shows that others follow it."""
         return 2 * self.block_bytes
 
-    @property
-    def skips_rows(self) -> bool:
-        """Whether the user skips rows, so that a file may have its first one far from its beginning."""
+    def needs_rows(self, schema: pa.Schema) -> bool:  # noqa: ARG002 - of a format that needs them
+        """Whether the first row, which may be far from a file's beginning, has to be found to know its columns."""
         return False
 
     @abstractmethod
@@ -210,11 +209,11 @@ class TextFormat(Format):
             what = "is empty: it has not even" if is_all else f"begins with {len(text)} bytes without"
             raise UnreadableFileError(f"{shown} {what} a line of {self.name}")
         sample = self.sample(Text(shown, pa.py_buffer(text)), is_all=is_all)
-        if self.skips_rows and not sample.rows and not is_all:
+        if not sample.rows and not is_all and self.needs_rows(sample.schema):
             if size >= MOST_HEAD_BYTES:
-                raise UnreadableFileError(
-                    f"{shown} begins with {len(text)} bytes of which format_options skip all rows"
-                )
+                msg = f"{shown} begins with {len(text)} bytes of which format_options skip all rows, so the types of "
+                msg += "its columns are not known: pass format_options={'column_types': {...}} with all of them"
+                raise UnreadableFileError(msg)
             size *= 4
             return self._footer(storage, file, storage.read(file, 0, min(file.size, max(DIGEST_BYTES, size))), size)
         text_bytes = len(text) / max(1, stored)
