@@ -20,6 +20,12 @@ from torch_dataloader_utils.columns.ragged import Ragged, Values, split_values
 PADDING_ID = -1
 """The document id of padding."""
 
+SHORT_RUN = 128
+"""Runs that have fewer values than this, on average, are looked up value by value."""
+
+RUNS_TOGETHER = 4_096
+"""The indices of so many runs are made at once, which bounds their memory."""
+
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
@@ -148,9 +154,28 @@ def _taken(column: Ragged, documents: Numbers, firsts: Numbers, lengths: Numbers
 
 
 def _gathered(values: npt.NDArray[Any], starts: Numbers, lengths: Numbers) -> npt.NDArray[Any]:
-    """Return runs of values, one after the other: Arrow copies each as a whole."""
+    """Return runs of values, one after the other.
+
+    Arrow copies each run as a whole, but a run takes it as long as NumPy takes to look up more than a hundred values.
+    """
+    if lengths.sum() < SHORT_RUN * len(lengths):
+        made: npt.NDArray[Any] = new_array((int(lengths.sum()),), values.dtype)
+        stop = 0
+        for first in range(0, len(starts), RUNS_TOGETHER):
+            runs = slice(first, first + RUNS_TOGETHER)
+            places = _places(starts[runs], lengths[runs])
+            begin, stop = stop, stop + len(places)
+            made[begin:stop] = values[places]
+        return made
     views = pa.LargeListViewArray.from_arrays(pa.array(starts), pa.array(lengths), pa.array(values))
     return dense_array(views.flatten(), numpy_times=False)
+
+
+def _places(starts: Numbers, lengths: Numbers) -> Numbers:
+    """Return the indices of runs of values, one after the other."""
+    places: Numbers = np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
+    places += np.arange(len(places))
+    return places
 
 
 def _with_padding(lengths: Numbers, bounds: Numbers, missing: Numbers) -> tuple[Numbers, Numbers]:

@@ -130,7 +130,7 @@ def _best_fit(parts: Numbers, length: int) -> tuple[Numbers, Numbers]:
     goes where it leaves the least space. Parts of one length go together: as many as fit into the fullest sequence that
     has room for one, for it stays the fullest as long as it has room, and then into the next.
     """
-    falling = np.argsort(-parts, kind="stable")
+    falling = _stable_order(length - parts)
     sizes, counts = np.unique(parts, return_counts=True)
     room: dict[int, list[int]] = {}  # the sequences that have so many tokens left
     rooms: list[int] = []  # in rising order
@@ -162,5 +162,11 @@ def _best_fit(parts: Numbers, length: int) -> tuple[Numbers, Numbers]:
                     room[rest] = []
                 room[rest] += fitting
     sequences = np.array(placed, dtype=np.int64)
-    order = falling[np.argsort(sequences, kind="stable")]
+    order = falling[_stable_order(sequences)]
     return order, np.bincount(sequences, minlength=made)
+
+
+def _stable_order(numbers: Numbers) -> npt.NDArray[np.intp]:
+    """Return the stable order of numbers that are not negative. NumPy sorts 16 bits by their digits: much faster."""
+    is_short = numbers.max(initial=0) <= np.iinfo(np.uint16).max
+    return np.argsort(numbers.astype(np.uint16) if is_short else numbers, kind="stable")

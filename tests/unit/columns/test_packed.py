@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from torch_dataloader_utils.columns import packed as columns_packed
 from torch_dataloader_utils.columns.convert import ColumnSlice, join, sendable, split
 from torch_dataloader_utils.columns.options import PACKED_OUTPUTS, PACKING_STRATEGIES, Packing
 from torch_dataloader_utils.columns.packed import document_lengths, packed
@@ -93,6 +94,20 @@ def test_joined_parts_have_the_outputs_of_all_their_sequences(documents, parts):
     joined = next(split(join([ColumnSlice(made, *cut) for cut in pairwise(cuts)]), [pieces.sequences]))
     for name in ("t", *PACKED_OUTPUTS):
         assert np.array_equal(joined[name], whole[name])
+
+
+@pytest.mark.parametrize("short_run", [0, 4, 1_000], ids=["by Arrow", "by either", "by NumPy"])
+@given(documents=DOCUMENTS, seed=st.integers(0, 9))
+def test_documents_are_gathered_in_any_order(documents, seed, short_run):
+    tokens = ragged_of(documents, tensors=False)
+    order = np.random.default_rng(seed).permutation(len(documents))
+    starts, lengths = tokens.offsets[order], np.diff(tokens.offsets)[order]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(columns_packed, "SHORT_RUN", short_run)
+        patch.setattr(columns_packed, "RUNS_TOGETHER", 3)
+        gathered = columns_packed._gathered(tokens.values, starts, lengths)
+    assert gathered.dtype == tokens.values.dtype
+    assert gathered.tolist() == [token for place in order for token in documents[place]]
 
 
 @pytest.mark.parametrize("strategy", PACKING_STRATEGIES)

@@ -102,3 +102,9 @@ def test_taken_sequences_are_the_same_in_another_order(lengths, length, seed):
     order = np.random.default_rng(seed).permutation(pieces.sequences)[: max(0, pieces.sequences - 1)]
     sequences = tokens_of(pieces)
     assert tokens_of(pieces.taken(order)) == [sequences[number] for number in order]
+
+
+@given(st.lists(st.integers(0, 4) | st.sampled_from([2**16 - 1, 2**16, 2**16 + 1])))
+def test_an_order_is_stable_for_numbers_of_any_size(numbers):
+    order = packing._stable_order(np.array(numbers, np.int64))
+    assert order.tolist() == sorted(range(len(numbers)), key=numbers.__getitem__)
