@@ -623,12 +623,40 @@ def test_lists_of_no_places_have_as_many_rows_as_there_are(tmp_path):
 
 
 def test_decimals_become_the_nearest_floats(tmp_path):
-    for precision, scale in ((10, 2), (15, 15), (18, 4), (38, 37)):
+    for precision, scale in ((10, 2), (15, 15), (18, 4), (16, 0), (22, 22), (23, 23), (38, 37)):
         numbers = [int(str(7**number)[:precision].rjust(precision, "3")) for number in range(500)]
         values = [decimal.Decimal(number).scaleb(-scale, decimal.Context(prec=50)) for number in numbers]
         source = WrittenFiles(tmp_path, pa.array(values, pa.decimal128(precision, scale)))
         rows, _ = together(source.batches(output_format="torch", column_formats={"x": "float64"}))
         assert rows == [float(one) for one in values]
+
+
+def test_digits_that_a_float_has_not_leave_other_values_as_they_are(tmp_path):
+    values = [decimal.Decimal(text) for text in ("0.10", "-1.23", f"{2**53}.01", "-90071992547409.93", f"{10**30}.99")]
+    source = WrittenFiles(tmp_path, pa.array([*values, None], pa.decimal128(38, 2)))
+    rows, _ = together(source.batches(output_format="torch", column_formats={"x": "float64"}))
+    assert rows == [*map(float, values), None]
+
+
+@pytest.mark.parametrize("values", [["b", "a"], ["b", "a", "unused"], ["b", "a", None]], ids=str)
+def test_a_dictionary_may_have_more_values_than_the_rows(tmp_path, values):
+    indices = pa.array([1, 0, None, 1, 1, 0, 0], pa.int8())
+    column = pa.DictionaryArray.from_arrays(indices, pa.array(values))
+    source = WrittenFiles(tmp_path, column)
+    source.directory = None  # in memory the dictionary stays as it is
+    source.table = pa.table({"x": column})
+    options = {"column_formats": {"x": Codes(["a", "b"])}, "fill_nulls": {"x": -1}, "mask_nulls": ["x"]}
+    rows, _ = together(source.batches(output_format="torch", **options))
+    assert rows == [0, 1, -1, 0, 0, 1, 1]
+
+
+def test_a_null_in_a_dictionary_has_no_code(tmp_path):
+    column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), pa.array(["a", None]))
+    source = WrittenFiles(tmp_path, column)
+    source.directory = None
+    options = {"column_formats": {"x": Codes(["a"])}, "fill_nulls": {"x": 7}}
+    rows, _ = together(source.batches(output_format="torch", **options))
+    assert rows == [0, 7, 0]
 
 
 # What does not fit ----------------------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ cannot be delivered is an error. `convert` then makes tensors and arrays.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -19,8 +20,8 @@ from torch_dataloader_utils.columns.nulls import count_nulls, fill_nulls, mask_t
 from torch_dataloader_utils.columns.options import ColumnOptions, Padded
 from torch_dataloader_utils.errors import ColumnError
 
-EXACT_DIGITS = 15
-"""A float64 is exact for every integer of this many digits, and for every power of ten up to that."""
+EXACT_SCALE = 22
+"""A float64 is exact for every power of ten up to this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +121,6 @@ def _transform(plan: ColumnPlan, values: pa.ChunkedArray) -> Iterator[tuple[str,
     if plan.is_identity and not values.type.num_fields and not values.null_count:
         yield plan.name, values  # for most columns, at once: small tables of many columns are frequent
         return
-    if plan.decodes:
-        values = _map_chunks(values, decode, decoded_type(values.type))
     values = _converted(plan, values)
     nullable = values if plan.has_mask else None  # nulls are marked where they were before they are filled
     if plan.filling is not None and _count_nulls(values, leaves_may_be_null=False):
@@ -154,6 +153,10 @@ def _require_length(name: str, values: pa.ChunkedArray, length: int) -> None:
 
 
 def _converted(plan: ColumnPlan, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    if plan.converts_to == "codes" and (codes := _codes_by_dictionary(plan, values)) is not None:
+        return codes
+    if plan.decodes:
+        values = _map_chunks(values, decode, decoded_type(values.type))
     if plan.converts_to is None:
         return values
     if plan.converts_to == "codes":
@@ -165,6 +168,24 @@ def _converted(plan: ColumnPlan, values: pa.ChunkedArray) -> pa.ChunkedArray:
     except pa.ArrowInvalid as error:
         msg = f"column {plan.name!r} of type {values.type} holds a value whose digits do not fit into int64: {error}; "
         raise ColumnError(f"{msg}use 'float64', or leave the format out to get decimals") from None
+
+
+def _codes_by_dictionary(plan: ColumnPlan, values: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    """Return the codes of values, looked up once for each value of a dictionary; None if that does not tell them all.
+
+    A dictionary may have values that no row has, so a value that has no code is no error here.
+    """
+    if not pa.types.is_dictionary(values.type):
+        return None
+    chunks = []
+    for chunk in values.chunks:
+        if len(chunk.dictionary) > len(chunk):
+            return None
+        codes = pc.index_in(decode(chunk.dictionary), value_set=plan.vocabulary).take(chunk.indices)
+        if codes.null_count > chunk.null_count:
+            return None
+        chunks.append(codes.cast(pa.int64()))
+    return pa.chunked_array(chunks, pa.int64())
 
 
 def _codes(plan: ColumnPlan, values: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -184,8 +205,9 @@ def _unscaled(values: pa.Array) -> pa.Array:
 
 def _floats(values: pa.Array) -> pa.Array:
     """Return the nearest floats to decimals; pyarrow's own cast is wrong in the last bit of many."""
-    dtype = values.type
-    if dtype.precision <= EXACT_DIGITS and 0 <= dtype.scale <= EXACT_DIGITS:
-        # Division of two exact floats rounds once, to the nearest.
-        return pc.divide(_unscaled(values).cast(pa.float64()), float(10**dtype.scale))
+    scale = values.type.scale
+    if 0 <= scale <= EXACT_SCALE:
+        # Division of two exact floats rounds once, to the nearest. The casts fail where an integer is no exact float.
+        with contextlib.suppress(pa.ArrowInvalid):
+            return pc.divide(_unscaled(values).cast(pa.float64()), float(10**scale))
     return values.cast(pa.string()).cast(pa.float64())
