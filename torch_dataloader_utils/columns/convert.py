@@ -27,6 +27,7 @@ from torch_dataloader_utils.columns.packed import SegmentBatches
 from torch_dataloader_utils.columns.python_lists import list_maker
 from torch_dataloader_utils.columns.ragged import Ragged, RaggedBatches, concat, ragged, split_values
 from torch_dataloader_utils.columns.transform import ColumnTransform
+from torch_dataloader_utils.gc_pause import without_gc
 
 OutputFormat: TypeAlias = Literal["torch", "numpy", "arrow", "dict"]
 OUTPUT_FORMATS: tuple[str, ...] = get_args(OutputFormat)
@@ -127,8 +128,16 @@ def split(columns: Columns, sizes: Sequence[int]) -> Iterator[Any]:
     names = tuple(columns)
     together = max(LEAST_AT_ONCE, VIEWS_AT_ONCE // max(1, len(names)))
     parts = (_split_column(name, columns[name], sizes, together) for name in names)
-    for _, *values in zip(sizes, *parts, strict=True):
-        yield dict(zip(names, values, strict=True))
+    made = zip(sizes, *parts, strict=True)
+    # A list or a dictionary for each value: the collector would run several times for a batch, and find nothing.
+    following = without_gc(next) if any(map(_has_containers, columns.values())) else next
+    while (batch := following(made, None)) is not None:
+        yield dict(zip(names, batch[1:], strict=True))
+
+
+def _has_containers(values: Any) -> bool:
+    """Whether a column becomes lists of lists or dictionaries."""
+    return isinstance(values, pa.ChunkedArray) and pa.types.is_nested(values.type)
 
 
 def _split_column(name: str, values: Any, sizes: Sequence[int], together: int) -> Iterable[Any]:

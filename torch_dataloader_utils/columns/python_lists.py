@@ -1,8 +1,8 @@
 """Arrow columns as Python lists: the objects that Arrow's own `to_pylist` makes, in a fraction of its time.
 
-Before pyarrow 26 `to_pylist` makes a scalar of Arrow of each value first, and of times, decimals and values of
-dictionaries it still does (seen in 26.0). Conversions to NumPy make the same objects in C++, and lists and structs are
-put together of the lists of their values.
+Before pyarrow 26 `to_pylist` makes a scalar of Arrow of each value first, and of times, decimals, floats of 16 bits,
+fixed-size binary and values of dictionaries it still does (seen in 26.0). Conversions to NumPy make the same objects in
+C++, and lists and structs are put together of the lists of their values.
 """
 
 from __future__ import annotations
@@ -59,10 +59,13 @@ def _conversion(dtype: pa.DataType) -> Callable[[pa.Array], list[Any]]:
 
 def _needs_scalars(dtype: pa.DataType) -> bool:
     """Whether `to_pylist` makes scalars of values of a type, or of values within them."""
-    return any_type(
-        dtype,
-        lambda part: pa.types.is_dictionary(part) or pa.types.is_decimal(part) or pa.types.is_temporal(part),
-    )
+    return any_type(dtype, _is_made_by_scalar)
+
+
+def _is_made_by_scalar(dtype: pa.DataType) -> bool:
+    is_short = pa.types.is_float16(dtype) or pa.types.is_fixed_size_binary(dtype)
+    is_temporal = pa.types.is_temporal(dtype) or pa.types.is_decimal(dtype)
+    return bool(is_short or is_temporal or pa.types.is_dictionary(dtype))
 
 
 def _holds_unions(dtype: pa.DataType) -> bool:
@@ -94,6 +97,11 @@ def _with_nulls(objects: list[Any], array: pa.Array) -> list[Any]:
     return objects
 
 
+def _short_floats(array: pa.Array) -> list[Any]:
+    """Return floats of 16 bits, of which no kernel fills nulls, as a list."""
+    return _with_nulls(_by_numpy(array), array)
+
+
 def _times(array: pa.Array) -> list[Any]:
     """Return times, dates or durations as a list.
 
@@ -116,6 +124,8 @@ def _in_zone(array: pa.Array) -> list[datetime | None]:
     zone = pa.scalar(0, array.type).as_py().tzinfo
     begin = datetime(1970, 1, 1, tzinfo=zone)  # `fromutc` takes such times for those of UTC
     since = _times(array.cast(pa.int64()).cast(pa.duration(array.type.unit)))
+    if array.type.tz == "UTC":
+        return [time if time is None else begin + time for time in since]
     return [time if time is None else zone.fromutc(begin + time) for time in since]
 
 
@@ -135,7 +145,8 @@ CONVERSIONS: Sequence[tuple[Callable[[pa.DataType], bool], Callable[[pa.Array], 
     (lambda dtype: pa.types.is_dictionary(dtype) and _is_single(dtype.value_type), _without_dictionary),
     (lambda dtype: is_bytes(dtype) or pa.types.is_decimal(dtype) or pa.types.is_time(dtype), _by_numpy),
     (lambda dtype: pa.types.is_integer(dtype) or pa.types.is_boolean(dtype), _numbers),
-    (lambda dtype: pa.types.is_float32(dtype) or pa.types.is_float64(dtype), _numbers),  # no kernel fills 16 bits
+    (lambda dtype: pa.types.is_float32(dtype) or pa.types.is_float64(dtype), _numbers),
+    (pa.types.is_float16, _short_floats),
     (lambda dtype: pa.types.is_timestamp(dtype) or pa.types.is_date32(dtype) or pa.types.is_duration(dtype), _times),
     (is_list, _lists),
     (lambda dtype: pa.types.is_struct(dtype) and _has_own_names(dtype), _structs),

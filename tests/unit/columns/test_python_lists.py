@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given
@@ -121,6 +122,12 @@ def test_a_date_that_python_has_not_is_an_error() -> None:
 def test_a_time_that_its_zone_moves_beyond_the_calendar_is_an_error() -> None:
     with pytest.raises(ColumnError, match="column 'when'"):
         python_list(pa.chunked_array([pa.array([FIRST], pa.timestamp("s", "America/New_York"))]))
+
+
+@given(st.lists(st.none() | st.floats(width=16)))
+def test_floats_of_16_bits_are_floats(values: list[float | None]) -> None:
+    shorts = [None if value is None else np.float16(value) for value in values]  # pyarrow 17 takes no others
+    assert list(map(repr, python_list(pa.chunked_array([pa.array(shorts, pa.float16())])))) == list(map(repr, values))
 
 
 def test_what_nulls_hide_is_in_no_list() -> None:
