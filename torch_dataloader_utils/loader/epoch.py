@@ -196,6 +196,7 @@ class EpochState:
         """Return what was delivered of each source of a mixture in this epoch."""
         return source_metrics(self._plans.planner, self.progress, self.epoch, self.topology)
 
+    @without_gc
     def state_dict(self) -> dict[str, Any]:
         """Return the progress as a state."""
         progress = self.progress
