@@ -426,6 +426,8 @@ def without_removed(rows: Rows, removed: Flags) -> Rows:
 def are_removed(rows: Rows, removal: Removal) -> Flags:
     """Return for each row of a step whether its batch loses it after it is cut."""
     removed = np.zeros(len(rows), dtype=bool)
+    if not removal.rows:
+        return removed
     for path in np.unique(rows.files).tolist():
         of_file = rows.files == path
         removed[of_file] = removal.rows.contains(path, rows.rows[of_file])

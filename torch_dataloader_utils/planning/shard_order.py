@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from torch_dataloader_utils.planning.plan import Shard, ShardSlice
-from torch_dataloader_utils.planning.shuffle import left_bounds, round_order, rounds_of
+from torch_dataloader_utils.planning.shuffle import round_order, rounds_of, rows_before
 
 Integers: TypeAlias = npt.NDArray[np.int64]
 
@@ -63,10 +63,8 @@ class ShardOrder:
             return int(self._present[split]) + row
         length, rounds = self.shard.splits[split].row_length, self.shard.rounds
         number = bisect_right(range(rounds), row, key=lambda number: length * number // rounds) - 1
-        starts = (start for start, _ in left_bounds(self.shard, number))
-        before = sum(start for index, start in enumerate(starts) if index not in self.shard.missing)
         places = np.flatnonzero(self._round(number) == self._starts[split] + row)
-        return before + int(places[0]) if len(places) else None
+        return rows_before(self.shard, number) + int(places[0]) if len(places) else None
 
     def _round(self, number: int) -> Integers:
         if self._drawn is None or self._drawn[0] != number:

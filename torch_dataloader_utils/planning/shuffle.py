@@ -69,14 +69,18 @@ def rounds_of(shard_slice: ShardSlice) -> Iterator[tuple[int, int]]:
     """Yield the rounds that hold rows of a slice, each with the rows that the shard delivers before it."""
     shard = shard_slice.shard
 
-    def before(number: int) -> int:
-        starts = (start for start, _ in left_bounds(shard, number))
-        return sum(start for index, start in enumerate(starts) if index not in shard.missing)
-
-    number = bisect_right(range(shard.rounds), shard_slice.start, key=before) - 1
-    while number < shard.rounds and (first := before(number)) < shard_slice.stop:
+    number = bisect_right(range(shard.rounds), shard_slice.start, key=lambda number: rows_before(shard, number)) - 1
+    while number < shard.rounds and (first := rows_before(shard, number)) < shard_slice.stop:
         yield number, first
         number += 1
+
+
+def rows_before(shard: Shard, number: int) -> int:
+    """Return how many rows a shard delivers before a round."""
+    if not number:  # the only round of most shards, which may have many splits
+        return 0
+    starts = (start for start, _ in left_bounds(shard, number))
+    return sum(start for index, start in enumerate(starts) if index not in shard.missing)
 
 
 def round_order(shard: Shard, number: int, *, seed: int | None, epoch: int) -> npt.NDArray[np.intp]:
