@@ -20,7 +20,7 @@ from torch_dataloader_utils.columns.ragged import Ragged, Values, split_values
 PADDING_ID = -1
 """The document id of padding."""
 
-SHORT_RUN = 128
+SHORT_RUN = 64
 """Runs that have fewer values than this, on average, are looked up value by value."""
 
 RUNS_TOGETHER = 4_096
@@ -165,10 +165,10 @@ def _gathered(values: npt.NDArray[Any], starts: Numbers, lengths: Numbers) -> np
             runs = slice(first, first + RUNS_TOGETHER)
             places = _places(starts[runs], lengths[runs])
             begin, stop = stop, stop + len(places)
-            made[begin:stop] = values[places]
+            values.take(places, out=made[begin:stop], mode="clip")
         return made
     views = pa.LargeListViewArray.from_arrays(pa.array(starts), pa.array(lengths), pa.array(values))
-    return dense_array(views.flatten(), numpy_times=False)
+    return dense_array(views.flatten(), numpy_times=False).view(values.dtype)
 
 
 def _places(starts: Numbers, lengths: Numbers) -> Numbers:
