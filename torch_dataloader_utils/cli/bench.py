@@ -16,6 +16,7 @@ from pyarrow import fs
 
 from torch_dataloader_utils.cli.opening import OpenedDataset, open_dataset
 from torch_dataloader_utils.cli.report import size
+from torch_dataloader_utils.columns.arrow import nbytes
 from torch_dataloader_utils.columns.arrow_memory import release_unused
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.workers.cpus import usable_cpus
@@ -350,7 +351,7 @@ class RawArrow:
         for batch in self._files.to_batches():
             self._rows += batch.num_rows
             self._read_rows += batch.num_rows
-            self._read_bytes += batch.nbytes
+            self._read_bytes += nbytes(batch)
             if batch.num_rows:
                 yield batch
 

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from torch_dataloader_utils.cli.options import TIMEOUT_SEC
-from torch_dataloader_utils.columns.arrow import width
+from torch_dataloader_utils.columns.arrow import nbytes, width
 from torch_dataloader_utils.dataset.discovery import Request
 from torch_dataloader_utils.dataset.file_set import FileSet
 from torch_dataloader_utils.dataset.options import LoaderOptions
@@ -79,7 +79,7 @@ class OpenedDataset(FileSet):
             return fixed
         loader, _ = self.with_columns(variable).loader(output_format="arrow", shuffle=True, batch_size=1024)
         sample = pa.concat_tables(islice(loader, SAMPLE_BATCHES))
-        return float(fixed + sample.nbytes / max(1, len(sample)))
+        return float(fixed + nbytes(sample) / max(1, len(sample)))
 
 
 OF_FILES = ("path", "storage_options", "partitioning", "manifest", "format_options")

@@ -128,6 +128,20 @@ def width(dtype: pa.DataType) -> float:
         return 0
 
 
+def nbytes(values: pa.Table | pa.RecordBatch | pa.ChunkedArray | pa.Array) -> int:
+    """Return the bytes that rows of a table, batch or column take: pyarrow before 24 does not tell those of views."""
+    try:
+        return int(values.nbytes)
+    except pa.ArrowTypeError:
+        if isinstance(values, (pa.Table, pa.RecordBatch)):
+            return sum(map(nbytes, values.columns))
+    try:
+        plain = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}[values.type]
+        return int(values.cast(plain).nbytes)
+    except (KeyError, pa.ArrowNotImplementedError):  # views in other types; casts are new in 18
+        return int(values.get_total_buffer_size())  # of a slice that of all rows
+
+
 def has_fixed_width(dtype: pa.DataType) -> bool:
     """Whether the number of rows tells how much memory a column of this type takes."""
     return not (pa.types.is_nested(dtype) or pa.types.is_dictionary(dtype)) and width(dtype) > 0

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from torch_dataloader_utils.columns.arrow import any_type, copied, is_view, takeable, without_dictionary
+from torch_dataloader_utils.columns.arrow import any_type, copied, is_view, nbytes, takeable, without_dictionary
 from torch_dataloader_utils.columns.arrow_memory import memory_pool, new_array
 from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.dense import dense_array
@@ -300,4 +300,6 @@ def list_lengths(columns: Columns, name: str) -> npt.NDArray[np.int64]:
 
 def size_of(columns: Columns) -> int:
     """Return the bytes that converted columns take."""
-    return int(columns.nbytes if isinstance(columns, pa.Table) else sum(values.nbytes for values in columns.values()))
+    if isinstance(columns, pa.Table):
+        return nbytes(columns)
+    return sum(nbytes(values) if isinstance(values, pa.ChunkedArray) else values.nbytes for values in columns.values())

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import width
+from torch_dataloader_utils.columns.arrow import nbytes, width
 
 PARSED_BYTES = 4 << 20
 """Footers of so many bytes are kept parsed, from epoch to epoch. Those of Parquet take eight to nine times as much
@@ -92,7 +92,7 @@ class SizeEstimates:
             names = [column.name for column in table.schema if not width(column.type)]
             self._variable = table.schema, names
         for name in names if len(table) else ():
-            row_bytes = table[name].nbytes / len(table)
+            row_bytes = nbytes(table[name]) / len(table)
             self._row_bytes[name] = max(self._row_bytes.get(name, 0), row_bytes)
 
 

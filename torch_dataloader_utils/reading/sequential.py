@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import has_fixed_width, stacked, width
+from torch_dataloader_utils.columns.arrow import has_fixed_width, nbytes, stacked, width
 from torch_dataloader_utils.columns.convert import ColumnSlice, convert, join
 from torch_dataloader_utils.errors import ColumnError
 from torch_dataloader_utils.reading.batching import Chunk
@@ -192,7 +192,7 @@ class SequentialScan(Scan):
         if self._row_bytes:
             return int(len(table) * self._row_bytes)
         booleans = sum(pa.types.is_boolean(column.type) for column in table.schema)
-        return int(table.nbytes + len(table) * booleans)
+        return int(nbytes(table) + len(table) * booleans)
 
     def _joined_table(self, step: Step) -> pa.Table | None:
         """Return several row groups that were requested as one. After an error, request each, and return None."""

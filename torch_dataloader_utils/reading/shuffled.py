@@ -13,6 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from torch_dataloader_utils.columns.arrow import nbytes
 from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.columns.convert import ColumnSlice, convert, join, size_of
 from torch_dataloader_utils.planning.plan import Shard, ShardSlice
@@ -284,7 +285,7 @@ class ShuffledScan(Scan):
         skip = max(0, shard_slice.start - block.first)
         drawn = self._drawn(block.indices, shard_slice.shard, block.rounds[0], sum(part.num_rows for part in parts))
         table = self._permuted(parts, drawn.slice(skip, shard_slice.stop - block.first - skip))
-        block.lease.resize(self._half_at_least(table.nbytes))
+        block.lease.resize(self._half_at_least(nbytes(table)))
         converted = convert(table, self.options.transform)
         return Chunk(step.position, block.first + skip, table.num_rows, block.last, converted, block.lease)
 
