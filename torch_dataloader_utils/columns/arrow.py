@@ -27,6 +27,14 @@ def stacked(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.table({"": pa.nulls(sum(map(len, tables)))}).select([])
 
 
+def without_rows(schema: pa.Schema) -> pa.Table:
+    """Return a table of these columns without rows, also of those of which pyarrow's `empty_table` cannot make one.
+
+    These are tensors with a permutation, and structs that hold values of extension types, such as UUIDs (seen in 26.0).
+    """
+    return pa.table([pa.nulls(0, column.type) for column in schema], schema=schema)
+
+
 def sliced(table: pa.Table, start: int, stop: int | None = None) -> pa.Table:
     """Return the rows of a table from one to another, or to its end."""
     rows = max(0, min(len(table), len(table) if stop is None else stop) - start)

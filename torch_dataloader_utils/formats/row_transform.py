@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import copied, takeable
+from torch_dataloader_utils.columns.arrow import copied, takeable, without_rows
 from torch_dataloader_utils.errors import TransformError, shown
 
 Transform: TypeAlias = Callable[[pa.Table], pa.Table]
@@ -54,7 +54,7 @@ class RowTransform:
         Raises:
             TransformError: If it fails, or what it returns cannot be delivered.
         """
-        schema = _called(function, columns.empty_table(), NO_ROWS).schema
+        schema = _called(function, without_rows(columns), NO_ROWS).schema
         for name, count in Counter(schema.names).items():
             if count > 1:
                 raise TransformError(f"transform: its table has {count} columns {name!r}: give each a name of its own")
@@ -73,7 +73,7 @@ class RowTransform:
             TransformError: If the function fails, or returns other columns than before.
         """
         if not table.num_rows:
-            return self._as_delivered(self.schema.empty_table())
+            return self._as_delivered(without_rows(self.schema))
         made = _called(self.function, table, f"rows of {row_group}")
         if _fields(made.schema) != _fields(self.schema):
             msg = (
