@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import has_fixed_width, sliced, stacked, width
+from torch_dataloader_utils.columns.arrow import has_fixed_width, is_bytes, sliced, stacked, width
 from torch_dataloader_utils.columns.arrow_memory import release_unused
 from torch_dataloader_utils.errors import TransformError, UnreadableFileError
 from torch_dataloader_utils.formats.base import Measures
@@ -38,6 +38,12 @@ from torch_dataloader_utils.storage.request_size import RequestSize
 
 ROW_NUMBERS_COLUMN = "\ufdd0row numbers"
 """The name of the column of row numbers where the rows that a filter keeps are looked up."""
+
+AS_BEFORE = 2
+"""How many times what was expected of them the strings of a row group may take in its file to be read with others."""
+
+PAGE_BYTES = 1 << 10
+"""What a column chunk has beside its values, about."""
 
 MOST_DECODERS = 4
 """Row groups that are decoded at once, if the machine has the processors: a row group of few columns keeps few busy."""
@@ -69,6 +75,7 @@ class RowGroupReader:
         )
         self._deleted = self._selection.deleted
         self._has_fixed_widths = all(map(has_fixed_width, files.needed.types))
+        self._has_single_values = all(has_fixed_width(dtype) or is_bytes(dtype) for dtype in files.needed.types)
         file_of = files.manifest.file
         stored = files.stored_rows or {}
         self._groups = cache(lambda path: row_groups_of(file_of(path), stored.get(path)))
@@ -135,15 +142,36 @@ class RowGroupReader:
         return self._files.row_group_name(group.path, group.number, group.count)
 
     def joins(self, path: str) -> bool:
-        """Whether several small row groups of a file may be read as one, and with those of other such files.
+        """Whether consecutive row groups of a file may be read as one, as many as have room.
 
         All columns have to be of fixed width: footers do not tell how large strings in dictionaries become, and many
         row groups would be estimated too small together; large strings are decoded faster by themselves, and nested
         columns would be copied to join them. Where bytes are fetched, each row group is decoded as soon as its own have
         come. A transform gets each by itself.
         """
-        fits = self._has_fixed_widths and self._codec.joins_row_groups and not self.makes_rows
-        return fits and not self._fetcher.fetches(path)
+        return self._has_fixed_widths and self._can_join(path)
+
+    def joins_small(self, group: FileRowGroup) -> bool:
+        """Whether a row group may be read as one with a few others, also of other files, if all of them are small.
+
+        It may have strings, too, once some of each column were decoded, which tells how large they become.
+        """
+        can_join = self._has_single_values and self._can_join(group.path) and self.knows_sizes(group)
+        return can_join and self._takes_as_before(group)
+
+    def _takes_as_before(self, group: FileRowGroup) -> bool:
+        """Whether the strings of a row group are about as large as those that were decoded, as far as its footer tells.
+
+        A large one that all rows have is in a dictionary, which takes little in the file.
+        """
+        rows = group.unfiltered + len(self._deleted(group))
+        return all(
+            sum(sizes[number] for number in group.numbers) <= AS_BEFORE * rows * self._sizes.expected(name) + PAGE_BYTES
+            for name, sizes in self._measures(group.path).variable.items()
+        )
+
+    def _can_join(self, path: str) -> bool:
+        return self._codec.joins_row_groups and not self.makes_rows and not self._fetcher.fetches(path)
 
     def has_deleted(self, path: str) -> bool:
         """Whether some stored rows of a file are deleted."""

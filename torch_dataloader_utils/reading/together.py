@@ -51,7 +51,7 @@ class Joiner:
         group = self.joined_of_file(group, left, most, wanted)
         behind: list[FileRowGroup] = []
         count, rows, size = group.count, reader.rows_left(group), reader.decoded_bytes(group)
-        if size > COPIED_BYTES or not reader.joins(group.path):
+        if size > COPIED_BYTES or not reader.joins_small(group):
             return group, ()
         while left and count < min(most, MOST_TOGETHER) and (wanted is None or rows < wanted):
             added = left[0]
@@ -60,7 +60,7 @@ class Joiner:
             except OSError:  # its footer cannot be read: raised again for its own step, after the rows before it
                 break
             size += decoded
-            if decoded > COPIED_BYTES or size > self._limit or not reader.joins(added.path):
+            if decoded > COPIED_BYTES or size > self._limit or not reader.joins_small(added):
                 break
             count, rows = count + 1, rows + reader.rows_left(left.popleft())
             if behind and behind[-1].is_followed_by(added):
@@ -97,14 +97,16 @@ def decoded_together(
     left = deque(in_file_order)
     while left:
         numbers = [left.popleft()]
-        paths = {groups[numbers[0]].path}
-        taken = reader.decoded_bytes(groups[numbers[0]])
-        while left and all(reader.joins(path) and not reader.has_deleted(path) for path in paths):
-            added = groups[left[0]]
+        group = groups[numbers[0]]
+        paths, taken = {group.path}, reader.decoded_bytes(group)
+        while left and _may_join(reader, group) and _may_join(reader, added := groups[left[0]]):
             taken += reader.decoded_bytes(added)
             paths.add(added.path)
-            may = reader.joins(added.path) and not reader.has_deleted(added.path)
-            if taken > limit or len(paths) > MOST_TOGETHER or not may:
+            if taken > limit or len(paths) > MOST_TOGETHER:
                 break
             numbers.append(left.popleft())
         yield numbers
+
+
+def _may_join(reader: RowGroupReader, group: FileRowGroup) -> bool:
+    return reader.joins_small(group) and not reader.has_deleted(group.path)

@@ -51,6 +51,34 @@ def test_ever_more_of_them_are_read_together_each_once_and_in_order(path, togeth
     assert dataset.get_metrics()["row_groups_read"] == sum(-(-rows // ROWS) for rows, _ in SIZES)
 
 
+def test_strings_are_read_together_once_it_is_known_how_large_they_become(path, together):
+    loader, _ = open_loader(path, columns=["name"])
+    names = [name for batch in loader for name in batch["name"]]
+    assert names == [f"row {value}" for value in range(TOTAL)]
+    read = {(file, number) for groups in together for file, numbers in groups for number in numbers}
+    assert ("part-000.parquet", 0) not in read
+    assert max(sum(len(numbers) for _, numbers in groups) for groups in together) == together_rules.MOST_TOGETHER
+
+
+def test_strings_that_are_larger_than_those_before_are_read_by_themselves(tmp_path, together):
+    """Their dictionary has one large value, of which the footer does not tell how many rows have it."""
+    texts = ["x" * (3 if file < 10 else 40_000) for file in range(20)]
+    for file, text in enumerate(texts):
+        pq.write_table(pa.table({"text": [text] * ROWS}), tmp_path / f"{file:02}.parquet")
+    loader, _ = open_loader(tmp_path)
+    assert [text for batch in loader for text in batch["text"]] == [text for text in texts for _ in range(ROWS)]
+    assert {file for groups in together for file, _ in groups} <= {f"{file:02}.parquet" for file in range(10)}
+    assert together
+
+
+def test_lists_are_not_read_together(tmp_path, together):
+    for file in range(20):
+        pq.write_table(pa.table({"tokens": [[file], [file, file]]}), tmp_path / f"{file:02}.parquet")
+    loader, _ = open_loader(tmp_path, column_formats={"tokens": "list"})
+    assert [row for batch in loader for row in batch["tokens"]] == [[file] * n for file in range(20) for n in (1, 2)]
+    assert not together
+
+
 def test_they_take_a_part_of_the_memory_for_reading(path, together):
     row = 3 * 8  # value, score and row id
     loader, _ = open_loader(path, columns=NUMBERS, read_ahead_bytes=6 * 3 * ROWS * row)
@@ -68,6 +96,7 @@ def test_those_that_take_longer_to_copy_than_to_read_are_read_by_themselves(path
 
 WAYS: dict[str, dict[str, Any]] = {
     "all rows": {},
+    "strings": {"columns": ["name", "value"]},
     "filter": {"filters": [("value", "!=", 77)]},
     "no memory to read several": {"read_ahead_bytes": 6 * ROWS * 3 * 8},
     "a part of the rows": {"uneven_ranks": "drop", "num_ranks": 3, "rank": 1},
