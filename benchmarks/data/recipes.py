@@ -78,16 +78,15 @@ def _documents(scale: float) -> Tables:
         yield f"part-{file:03}.parquet", tables
 
 
-def _strings(scale: float) -> Tables:
+def _strings(files: int, groups: int, group: int) -> Tables:
     random = np.random.default_rng(SEED)
     letters = np.array(list("abcdefghijklmnopqrstuvwxyz"))
     words = np.array(["".join(random.choice(letters, size)) for size in random.integers(2, 11, WORDS)])
     categories = [f"category {number}" for number in range(100)]
-    group = 25_000
-    for file in range(4):
+    for file in range(files):
         tables = []
-        for number in range(_scaled(4, scale, 1)):
-            first = (file * _scaled(4, scale, 1) + number) * group
+        for number in range(groups):
+            first = (file * groups + number) * group
             lengths = random.integers(3, 25, group)
             chosen = words[random.integers(0, WORDS, int(lengths.sum()))]
             texts = [" ".join(part) for part in np.split(chosen, np.cumsum(lengths)[:-1])]
@@ -220,7 +219,14 @@ RECIPES = {
         _documents,
         "tokens",
     ),
-    "strings": Recipe("a text of 3 to 24 words, a category and an integer in 4 files, snappy", _strings),
+    "strings": Recipe(
+        "a text of 3 to 24 words, a category and an integer in 4 files, snappy",
+        lambda scale: _strings(4, _scaled(4, scale, 1), 25_000),
+    ),
+    "small_files_of_strings": Recipe(
+        "a text of 3 to 24 words, a category and an integer in 200 files of 2,000 rows, snappy",
+        lambda scale: _strings(_scaled(200, scale, 10), 1, 2_000),
+    ),
     "values": Recipe("an integer, a time in UTC, a date, a decimal and a category in 4 files, snappy", _values),
     "wide": Recipe("1,000 float columns in one file, row groups of 10,000 rows, snappy", _wide),
     "uneven": Recipe("22 numeric columns in 6 files of 1 to 32 row groups, snappy", _uneven),

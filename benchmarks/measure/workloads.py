@@ -497,6 +497,7 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "groups_of_50k": _plain("groups_of_50k"),
     "groups_of_100k": _plain("groups_of_100k"),
     "small_files": _plain("small_files"),
+    "small_files_of_strings": _plain("small_files_of_strings"),
     "strings": _strings,
     "values": _values,
     "wide": _wide,

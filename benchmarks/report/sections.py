@@ -25,6 +25,7 @@ TITLES = {
     "groups_of_50k": "Numeric columns, row groups of 50,000 rows",
     "groups_of_100k": "Numeric columns, row groups of 100,000 rows",
     "small_files": "Numeric columns, 200 files of 5,000 rows",
+    "small_files_of_strings": "Strings, 200 files of 2,000 rows",
     "strings": "Strings",
     "values": "Times, dates, decimals and categories as Python lists",
     "wide": "Two of a thousand columns",
