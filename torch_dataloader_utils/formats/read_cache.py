@@ -20,6 +20,10 @@ PARSED_BYTES = 4 << 20
 """Footers of so many bytes are kept parsed, from epoch to epoch. Those of Parquet take eight to nine times as much
 then. The first ones stay: of the last ones, an epoch that needs more files one after another finds none."""
 
+GROWTH = 2
+"""How many times what row groups were expected to take they may take, and are about as large as those before. Values
+that grow by more when they are decoded are in a dictionary."""
+
 
 class ParsedFooters:
     """The first footers that were parsed, as a format keeps them, by whatever it looks them up by.
@@ -70,10 +74,15 @@ class FooterStore:
 
 
 class SizeEstimates:
-    """The most that a row has taken in memory, for each column of no fixed width that was decoded."""
+    """The most that a row has taken in memory, for each column of no fixed width that was decoded.
+
+    And the most that a row group has taken of a column in its file: of all, and of those that grew when decoded.
+    """
 
     def __init__(self) -> None:
         self._row_bytes: dict[str, float] = {}
+        self._stored: dict[str, int] = {}
+        self._repeating: dict[str, int] = {}
         # The columns of the last table, which most tables have, and which of them have no fixed width.
         self._variable: tuple[pa.Schema, list[str]] = (pa.schema([]), [])
 
@@ -94,6 +103,23 @@ class SizeEstimates:
         for name in names if len(table) else ():
             row_bytes = nbytes(table[name]) / len(table)
             self._row_bytes[name] = max(self._row_bytes.get(name, 0), row_bytes)
+
+    def learn_stored(self, column: str, stored: int, decoded: float) -> None:
+        """Learn what a row group that was decoded takes of a column in its file, and took in memory, in bytes."""
+        self._stored[column] = max(self._stored.get(column, 0), stored)
+        if GROWTH * stored < decoded:
+            self._repeating[column] = max(self._repeating.get(column, 0), stored)
+
+    def are_as_before(self, column: str, rows: int, stored: int) -> bool:
+        """Whether so many rows, which take so many bytes of a file, will be about as large as those that were decoded.
+
+        Only their size in the file is known. If that is far less than they were expected to take in memory, rows repeat
+        the few values of a dictionary, and larger values would make all rows larger. Then it is compared with that of
+        such row groups alone.
+        """
+        expected = rows * self.expected(column)
+        seen = self._repeating if GROWTH * stored < expected else self._stored
+        return stored <= GROWTH * min(expected, seen.get(column, 0))
 
 
 class CurrentReads:

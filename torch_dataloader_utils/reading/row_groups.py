@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import has_fixed_width, is_bytes, sliced, stacked, width
+from torch_dataloader_utils.columns.arrow import has_fixed_width, is_bytes, nbytes, sliced, stacked, width
 from torch_dataloader_utils.columns.arrow_memory import release_unused
 from torch_dataloader_utils.errors import TransformError, UnreadableFileError
 from torch_dataloader_utils.formats.base import Measures
@@ -39,11 +39,8 @@ from torch_dataloader_utils.storage.request_size import RequestSize
 ROW_NUMBERS_COLUMN = "\ufdd0row numbers"
 """The name of the column of row numbers where the rows that a filter keeps are looked up."""
 
-AS_BEFORE = 2
-"""How many times what was expected of them the strings of a row group may take in its file to be read with others."""
-
-PAGE_BYTES = 1 << 10
-"""What a column chunk has beside its values, about."""
+REPEATED_BYTES = 1 << 20
+"""Strings that take no more, even if each row had all values of their dictionary, are read with others in any case."""
 
 MOST_DECODERS = 4
 """Row groups that are decoded at once, if the machine has the processors: a row group of few columns keeps few busy."""
@@ -166,9 +163,14 @@ class RowGroupReader:
         """
         rows = group.unfiltered + len(self._deleted(group))
         return all(
-            sum(sizes[number] for number in group.numbers) <= AS_BEFORE * rows * self._sizes.expected(name) + PAGE_BYTES
-            for name, sizes in self._measures(group.path).variable.items()
+            rows * stored <= REPEATED_BYTES or self._sizes.are_as_before(name, rows, stored)
+            for name, stored in self._stored_of(group)
         )
+
+    def _stored_of(self, group: FileRowGroup) -> Iterator[tuple[str, int]]:
+        """Yield the columns of no fixed width, and what a row group takes of each in its file."""
+        for name, sizes in self._measures(group.path).variable.items():
+            yield name, sum(sizes[number] for number in group.numbers)
 
     def _can_join(self, path: str) -> bool:
         return self._codec.joins_row_groups and not self.makes_rows and not self._fetcher.fetches(path)
@@ -506,6 +508,10 @@ class RowGroupReader:
     def _selected(self, group: FileRowGroup, table: pa.Table, first: int) -> tuple[pa.Table, int]:
         """Return what is delivered of a row group's stored rows from `first` on, and how many are not deleted."""
         self._sizes.learn(table)
+        rows = group.unfiltered + len(self._deleted(group))
+        if len(table) and first + len(table) == rows and self._has_single_values and not self._has_fixed_widths:
+            for name, stored in self._stored_of(group):
+                self._sizes.learn_stored(name, stored, nbytes(table[name]) / len(table) * rows)
         return self._selection.apply(group, table, first)
 
     def group(self, path: str, number: int) -> FileRowGroup:

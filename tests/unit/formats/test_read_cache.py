@@ -74,6 +74,21 @@ def test_an_estimate_is_the_most_that_a_row_of_a_column_took():
     assert not sizes.knows(["number"])  # of a fixed width: nothing to learn
 
 
+def test_bytes_of_a_file_are_compared_with_those_of_row_groups_like_it():
+    sizes = SizeEstimates()
+    assert not sizes.are_as_before("text", 10, 1)
+    sizes.learn(pa.table({"text": ["x" * 100] * 10}))
+    sizes.learn_stored("text", 1_000, 1_040)
+    assert sizes.are_as_before("text", 10, 1_000)
+    assert sizes.are_as_before("text", 10, 2_000)
+    assert not sizes.are_as_before("text", 10, 2_100)  # larger values than before
+    assert not sizes.are_as_before("text", 100, 2_100)  # as many bytes were not seen
+    assert not sizes.are_as_before("text", 10, 100)  # no dictionary of so few values was seen
+    sizes.learn_stored("text", 100, 1_040)
+    assert sizes.are_as_before("text", 10, 100)
+    assert not sizes.are_as_before("text", 10, 300)
+
+
 def test_threads_learn_together():
     sizes = SizeEstimates()
     tables = [pa.table({f"text{number}": ["x" * number] * 10}) for number in range(1, 30)]

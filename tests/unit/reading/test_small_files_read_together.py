@@ -71,6 +71,29 @@ def test_strings_that_are_larger_than_those_before_are_read_by_themselves(tmp_pa
     assert together
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["x"] * 1_000, "y" * 5_000),
+        ([None] * 1_000, "y" * 5_000),
+        ([f"{row:0100}" for row in range(1_000)], "y" * 20_000),
+    ],
+    ids=["after short ones", "after nulls", "after different ones"],
+)
+def test_a_string_that_all_rows_have_is_read_by_itself_though_it_takes_little_in_the_file(
+    tmp_path, together, before, after
+):
+    """Together they would take many times the memory that they were expected to take."""
+    texts = [before] * 12 + [[after] * 1_000] * 8
+    for file, of_file in enumerate(texts):
+        pq.write_table(pa.table({"text": pa.array(of_file, pa.string())}), tmp_path / f"{file:02}.parquet")
+    loader, _ = open_loader(tmp_path, batch_size=1_000)
+    for of_file, batch in zip(texts, loader, strict=True):
+        assert batch["text"] == of_file
+    assert {file for groups in together for file, _ in groups} <= {f"{file:02}.parquet" for file in range(12)}
+    assert together
+
+
 def test_lists_are_not_read_together(tmp_path, together):
     for file in range(20):
         pq.write_table(pa.table({"tokens": [[file], [file, file]]}), tmp_path / f"{file:02}.parquet")
