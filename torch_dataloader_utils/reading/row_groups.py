@@ -156,6 +156,12 @@ class RowGroupReader:
         can_join = self._has_single_values and self._can_join(group.path) and self.knows_sizes(group)
         return can_join and self._takes_as_before(group)
 
+    def has_usual_size(self, group: FileRowGroup) -> bool:
+        """Whether a row group will be about as large as is estimated: other ones were decoded that are like it."""
+        if self._measures(group.path).rows is not None:  # text
+            return True
+        return self._takes_as_before(group) if self._has_single_values else self.knows_sizes(group)
+
     def _takes_as_before(self, group: FileRowGroup) -> bool:
         """Whether the strings of a row group are about as large as those that were decoded, as far as its footer tells.
 

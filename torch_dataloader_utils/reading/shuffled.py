@@ -202,6 +202,8 @@ class ShuffledScan(Scan):
                     break
                 if self._whole_size(self.slices[following].shard, groups) is None:
                     break
+                if not all(map(self.reader.has_usual_size, (*together[-1], *groups))):
+                    break
                 together.append(groups)
                 size += self._size(groups)
             lease = self._half_at_least(size)

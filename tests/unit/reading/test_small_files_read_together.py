@@ -15,6 +15,7 @@ from decoded_together import Calls, note_decoded_together
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
+from torch_dataloader_utils.reading import shuffled
 from torch_dataloader_utils.reading import together as together_rules
 
 NUMBERS = ["value", "score"]
@@ -92,6 +93,24 @@ def test_a_string_that_all_rows_have_is_read_by_itself_though_it_takes_little_in
         assert batch["text"] == of_file
     assert {file for groups in together for file, _ in groups} <= {f"{file:02}.parquet" for file in range(12)}
     assert together
+
+
+def test_shards_of_strings_that_all_rows_have_are_not_read_together(tmp_path, monkeypatch):
+    """Each takes little in its file, and many would be estimated to fit."""
+    shards: list[int] = []
+    permuted = shuffled.ShuffledScan._permuted
+
+    def note_shards(self, parts, indices, meanwhile):
+        shards.append(len(parts))
+        return permuted(self, parts, indices, meanwhile)
+
+    monkeypatch.setattr(shuffled.ShuffledScan, "_permuted", note_shards)
+    for file in range(20):
+        table = pa.table({"text": [str(file % 10) * 5_000] * 500, "number": range(500)})
+        pq.write_table(table, tmp_path / f"{file:02}.parquet")
+    loader, _ = open_loader(tmp_path, shuffle=True, shuffle_buffer_size=500)
+    assert sum(len(batch["text"]) for batch in loader) == 20 * 500
+    assert shards == [1] * 20
 
 
 def test_lists_are_not_read_together(tmp_path, together):
