@@ -39,7 +39,7 @@ FAULT = "SIGKILL, SIGSEGV, SIGSTOP, out-of-memory of one worker, between and wit
 
 OPTIONS: dict[str, Any] = {"num_workers": 2, "batch_size": 4, "shuffle": True, "shuffle_buffer_size": 500}
 
-READS = r"(reading|last read): row groups? \d+( to \d+)? of .*part-00\d\.parquet"
+READS = r"(reading|last read): (row group \d+|row groups \d+ to \d+) of .*part-00\d\.parquet"
 """Small row groups are decoded several at a time."""
 
 NAMED_SEC = 10.0

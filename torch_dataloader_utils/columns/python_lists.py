@@ -52,9 +52,10 @@ def _objects(array: pa.Array) -> list[Any]:
 
 
 def _conversion(dtype: pa.DataType) -> Callable[[pa.Array], list[Any]]:
+    arrows: Callable[[pa.Array], list[Any]] = pa.Array.to_pylist
     if (IS_DIRECT and not _needs_scalars(dtype)) or _holds_unions(dtype):
-        return pa.Array.to_pylist  # type: ignore[no-any-return]
-    return next((conversion for is_of, conversion in CONVERSIONS if is_of(dtype)), pa.Array.to_pylist)
+        return arrows
+    return next((conversion for is_of, conversion in CONVERSIONS if is_of(dtype)), arrows)
 
 
 def _needs_scalars(dtype: pa.DataType) -> bool:
@@ -80,7 +81,8 @@ def _without_dictionary(array: pa.Array) -> list[Any]:
 
 def _by_numpy(array: pa.Array) -> list[Any]:
     """Return what NumPy has as objects, or as numbers without nulls, as a list."""
-    return array.to_numpy(zero_copy_only=False).tolist()  # type: ignore[no-any-return]
+    objects: list[Any] = array.to_numpy(zero_copy_only=False).tolist()
+    return objects
 
 
 def _numbers(array: pa.Array) -> list[Any]:
@@ -112,9 +114,10 @@ def _times(array: pa.Array) -> list[Any]:
         return _in_zone(array)
     values = array.to_numpy(zero_copy_only=False)
     ends = (np.fmin.reduce(values), np.fmax.reduce(values)) if len(values) else ()  # of those that are not null
-    if any(isinstance(end.item(), int) for end in ends) or np.count_nonzero(np.isnat(values)) > array.null_count:
-        return array.to_pylist()  # type: ignore[no-any-return]
-    return values.tolist()  # type: ignore[no-any-return]
+    is_beyond = any(isinstance(end.item(), int) for end in ends)
+    has_least = np.count_nonzero(np.isnat(values)) > array.null_count
+    objects: list[Any] = array.to_pylist() if is_beyond or has_least else values.tolist()
+    return objects
 
 
 def _in_zone(array: pa.Array) -> list[datetime | None]:

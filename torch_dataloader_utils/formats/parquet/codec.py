@@ -185,7 +185,7 @@ class _Int96Times:
                 raise ColumnError(msg + "write the file with microseconds, or choose `columns` without it")
 
     def _batches(self, reader: ParquetReader, numbers: Sequence[int], rows: int) -> Iterator[pa.RecordBatch]:
-        return reader.iter_batches(rows, list(numbers), column_indices=self.leaves, use_threads=False)  # type: ignore[no-any-return]
+        yield from reader.iter_batches(rows, list(numbers), column_indices=self.leaves, use_threads=False)
 
     def _are_near(self, batch: pa.RecordBatch, place: int, numbers: Sequence[int], rows: int) -> bool:
         """Whether all times of a batch are within nanoseconds of 64 bits, although in microseconds some are not.
@@ -204,7 +204,8 @@ class _Int96Times:
 
 def _as_integers(times: pa.Array) -> npt.NDArray[np.int64]:
     """Return times as integers in their unit; nulls as 0."""
-    return times.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+    integers: npt.NDArray[np.int64] = times.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    return integers
 
 
 def _is_near(microseconds: npt.NDArray[np.int64], nanoseconds: npt.NDArray[np.int64]) -> bool:
