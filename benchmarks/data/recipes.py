@@ -116,6 +116,24 @@ def _values(scale: float) -> Tables:
         yield f"part-{file:03}.parquet", tables
 
 
+CATEGORIES = (3, 7, 10, 24, 50, 200, 1_000, 2_000)
+"""How many values each column of categories has."""
+
+
+def _categories(scale: float) -> Tables:
+    """Write strings as tables of features have them: few values, of any number of rows."""
+    random, group = np.random.default_rng(SEED), 25_000
+    values = [pa.array([f"value {number} of {count}" for number in range(count)]) for count in CATEGORIES]
+    for file in range(4):
+        tables = []
+        for number in range(_scaled(4, scale, 1)):
+            first = (file * _scaled(4, scale, 1) + number) * group
+            drawn = (each.take(pa.array(random.integers(0, len(each), group))) for each in values)
+            columns = {f"of_{count}": column for count, column in zip(CATEGORIES, drawn, strict=True)}
+            tables.append(pa.table(columns | {"id": np.arange(first, first + group)}))
+        yield f"part-{file:03}.parquet", tables
+
+
 def _wide(scale: float) -> Tables:
     group, random = 10_000, np.random.default_rng(SEED)
     tables = []
@@ -228,6 +246,7 @@ RECIPES = {
         lambda scale: _strings(_scaled(200, scale, 10), 1, 2_000),
     ),
     "values": Recipe("an integer, a time in UTC, a date, a decimal and a category in 4 files, snappy", _values),
+    "categories": Recipe("8 columns of 3 to 2,000 strings each and an integer in 4 files, snappy", _categories),
     "wide": Recipe("1,000 float columns in one file, row groups of 10,000 rows, snappy", _wide),
     "uneven": Recipe("22 numeric columns in 6 files of 1 to 32 row groups, snappy", _uneven),
     "many_files": Recipe("4 numeric columns in 10,000 files of 100 rows, snappy", _many_files),

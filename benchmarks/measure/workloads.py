@@ -199,6 +199,12 @@ def _values(settings: Settings) -> Results:
     return _compare(settings, data, own)
 
 
+def _categories(settings: Settings) -> Results:
+    data = make("categories", settings.scale)
+    shuffled = ours(data, 0, "torch_dataloader_utils, rows shuffled", shuffle=True, shuffle_buffer_size=20_000)
+    return _compare(settings, data, [raw_arrow(data), ours(data, 0), ours(data, 2), shuffled])
+
+
 def _grid(settings: Settings) -> Results:
     data = make("numeric", settings.scale)
     contenders = [ours(data, 0, name, uneven_ranks="drop", **options) for name, options in GRID.items()]
@@ -500,6 +506,7 @@ WORKLOADS: dict[str, Callable[[Settings], Results]] = {
     "small_files_of_strings": _plain("small_files_of_strings"),
     "strings": _strings,
     "values": _values,
+    "categories": _categories,
     "wide": _wide,
     "uneven": _plain("uneven"),
     "orc": _format("orc"),

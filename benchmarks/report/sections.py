@@ -28,6 +28,7 @@ TITLES = {
     "small_files_of_strings": "Strings, 200 files of 2,000 rows",
     "strings": "Strings",
     "values": "Times, dates, decimals and categories as Python lists",
+    "categories": "Strings of few values as Python lists",
     "wide": "Two of a thousand columns",
     "uneven": "Files of very different sizes",
     "orc": "ORC",

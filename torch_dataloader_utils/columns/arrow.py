@@ -9,6 +9,9 @@ import pyarrow as pa
 
 from torch_dataloader_utils.errors import ColumnError, nearest
 
+ROWS_OF_A_VALUE = 4
+"""So many rows or more for each value of a dictionary, and the values take little beside what is made of each once."""
+
 
 def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a copy that keeps no other rows in memory."""
@@ -22,9 +25,40 @@ def stacked(tables: Sequence[pa.Table]) -> pa.Table:
     if len(tables) == 1:
         return tables[0]
     if tables[0].num_columns:
-        return pa.concat_tables(tables)
+        first = tables[0].schema
+        if all(table.schema.equals(first) for table in tables):
+            return pa.concat_tables(tables)
+        columns = [joined(columns) for columns in zip(*(table.columns for table in tables), strict=True)]
+        return pa.table(columns, schema=encoded_schema(first, columns))
     # pyarrow's concat_tables loses the number of rows of tables without columns.
     return pa.table({"": pa.nulls(sum(map(len, tables)))}).select([])
+
+
+def joined(columns: Sequence[pa.ChunkedArray]) -> pa.ChunkedArray:
+    """Return the rows of all columns as one. Where only some of them are encoded in dictionaries, none is then."""
+    if any(column.type != columns[0].type for column in columns):
+        columns = list(map(without_dictionary, columns))
+    return pa.chunked_array([chunk for column in columns for chunk in column.chunks], columns[0].type)
+
+
+def encoded_schema(schema: pa.Schema, columns: Sequence[pa.ChunkedArray]) -> pa.Schema:
+    """Return a schema with the types of those columns that are encoded in dictionaries, or are not."""
+    types = [column.type for column in columns]
+    if types == schema.types:
+        return schema
+    return pa.schema([field.with_type(dtype) for field, dtype in zip(schema, types, strict=True)], schema.metadata)
+
+
+def is_encoded_bytes(dtype: pa.DataType) -> bool:
+    """Whether values are strings or binary in dictionaries."""
+    return bool(pa.types.is_dictionary(dtype) and is_bytes(dtype.value_type))
+
+
+def has_few_values(column: pa.ChunkedArray) -> bool:
+    """Whether a column is encoded in dictionaries of strings or binary that have few values for its rows."""
+    if not is_encoded_bytes(column.type):
+        return False
+    return 0 < ROWS_OF_A_VALUE * sum(len(chunk.dictionary) for chunk in column.chunks) <= len(column)
 
 
 def without_rows(schema: pa.Schema) -> pa.Table:
@@ -148,6 +182,18 @@ def nbytes(values: pa.Table | pa.RecordBatch | pa.ChunkedArray | pa.Array) -> in
         return int(values.cast(plain).nbytes)
     except (KeyError, pa.ArrowNotImplementedError):  # views in other types; casts are new in 18
         return int(values.get_total_buffer_size())  # of a slice that of all rows
+
+
+def row_bytes(column: pa.ChunkedArray) -> float:
+    """Return the bytes that a row takes in a column that has some, on average.
+
+    In a column of dictionaries a value counts for no more than one row: a few rows come with all values, too.
+    """
+    if not pa.types.is_dictionary(column.type):
+        return nbytes(column) / len(column)
+    dictionaries = [chunk.dictionary for chunk in column.chunks]
+    values, size = sum(map(len, dictionaries)), sum(map(nbytes, dictionaries))
+    return (nbytes(column) - size) / len(column) + size / max(values, len(column))
 
 
 def has_fixed_width(dtype: pa.DataType) -> bool:

@@ -50,6 +50,11 @@ class ColumnPlan:
         return not (self.decodes or self.has_mask) and self.converts_to is None and self.filling is None
 
     @property
+    def shares_values(self) -> bool:
+        """Whether lists are made of the column, whose rows may share the objects that a dictionary's values become."""
+        return self.form == "list" and self.converts_to is None and self.filling is None and not self.has_mask
+
+    @property
     def refuses_nulls(self) -> bool:
         """Whether the column's form has no value for null."""
         if self.form in ("arrow", "list"):

@@ -18,13 +18,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from torch_dataloader_utils.columns.arrow import any_type, copied, is_view, nbytes, takeable, without_dictionary
+from torch_dataloader_utils.columns.arrow import (
+    any_type,
+    copied,
+    has_few_values,
+    is_view,
+    joined,
+    nbytes,
+    takeable,
+    without_dictionary,
+)
 from torch_dataloader_utils.columns.arrow_memory import memory_pool, new_array
 from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.dense import dense_array
 from torch_dataloader_utils.columns.options import Padded
 from torch_dataloader_utils.columns.packed import SegmentBatches
-from torch_dataloader_utils.columns.python_lists import list_maker
+from torch_dataloader_utils.columns.python_lists import list_maker, lists_of_shared
 from torch_dataloader_utils.columns.ragged import Ragged, RaggedBatches, concat, ragged, split_values
 from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.gc_pause import without_gc
@@ -99,11 +108,7 @@ def join(slices: Sequence[ColumnSlice]) -> Columns:
 def _join_column(parts: list[Any]) -> Any:
     if len(parts) == 1:
         return parts[0]
-    return _join_chunks(parts) if isinstance(parts[0], pa.ChunkedArray) else concat(parts)
-
-
-def _join_chunks(parts: list[pa.ChunkedArray]) -> pa.ChunkedArray:
-    return pa.chunked_array([chunk for part in parts for chunk in part.chunks], parts[0].type)
+    return joined(parts) if isinstance(parts[0], pa.ChunkedArray) else concat(parts)
 
 
 def _rows(values: Any, part: ColumnSlice) -> Any:
@@ -147,6 +152,8 @@ def _split_column(name: str, values: Any, sizes: Sequence[int], together: int) -
     if isinstance(values, Ragged):
         return values.batches(sizes)
     if isinstance(values, pa.ChunkedArray):
+        if has_few_values(values):
+            return lists_of_shared(name, values, sizes)
         return map(list_maker(name, values.type), _slices(values, sizes))
     return chain.from_iterable(_split_in_parts(values, sizes, together))
 
@@ -192,6 +199,8 @@ def sendable(columns: Columns, sizes: Sequence[int]) -> Columns:
 
 def _sendable(name: str, values: Any, sizes: Sequence[int]) -> Any:
     if isinstance(values, pa.ChunkedArray):
+        if has_few_values(values):
+            return values
         values = without_dictionary(values)
         if not any_type(values.type, _is_sent_otherwise):
             return values
@@ -260,7 +269,7 @@ def _interleave_column(name: str, parts: Sequence[ColumnSlice], count: int) -> A
     streams = [_rows(part.columns[name], part) for part in parts]
     if isinstance(first, pa.ChunkedArray):
         order = _interleaved_rows(list(map(len, streams)), count)
-        return takeable(pa.table({"": _join_chunks(streams)}))[""].take(order)
+        return takeable(pa.table({"": joined(streams)}))[""].take(order)
     if count == 1:
         return concat(streams)
     if isinstance(first, Ragged):

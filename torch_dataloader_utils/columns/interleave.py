@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import takeable
+from torch_dataloader_utils.columns.arrow import joined, takeable
 from torch_dataloader_utils.columns.arrow_memory import new_array
 from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, copy_rows, join
 from torch_dataloader_utils.columns.ragged import Ragged, concat
@@ -153,8 +153,7 @@ class Interleaved:
             if isinstance(parts[0][0], Ragged):
                 found[name] = self._ragged([concat(of_source) for of_source in parts])
             else:
-                chunks = [chunk for of_source in parts for values in of_source for chunk in values.chunks]
-                table = pa.table({"": pa.chunked_array(chunks, parts[0][0].type)})
+                table = pa.table({"": joined([values for of_source in parts for values in of_source])})
                 found[name] = _in_order(table, self._layout)[""]
         return {name: found[name] for name in self._names}
 

@@ -7,13 +7,13 @@ cannot be delivered is an error. `convert` then makes tensors and arrays.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.columns.arrow import fixed_shape, is_list, require_column
+from torch_dataloader_utils.columns.arrow import fixed_shape, has_few_values, is_list, require_column
 from torch_dataloader_utils.columns.column_plan import ColumnPlan, Form, plan_column
 from torch_dataloader_utils.columns.decode import decode, decoded_type
 from torch_dataloader_utils.columns.nulls import count_nulls, fill_nulls, mask_type, null_mask
@@ -67,6 +67,11 @@ class ColumnTransform:
         return replace(self, columns=(*self.columns, plan))
 
     @property
+    def encodable(self) -> frozenset[str]:
+        """The columns that may be dictionaries in some tables, and their values in others."""
+        return frozenset(plan.name for plan in self.columns if plan.shares_values or plan.converts_to == "codes")
+
+    @property
     def forms(self) -> Mapping[str, Form]:
         """The form of each delivered column."""
         mask: Form = "dense" if self.output_format in ("torch", "numpy") else "list"
@@ -80,12 +85,23 @@ class ColumnTransform:
             ColumnError: If a value cannot be delivered. The message names the column; the caller adds file and row
                 group, which only it knows.
         """
+        table = _with_small_dictionaries(table, self.columns)
         changes_nothing = all(plan.is_identity for plan in self.columns)
         if changes_nothing and not any(column.null_count or column.type.num_fields for column in table.columns):
             return table  # most tables, in a part of the time
         delivered = dict(pair for plan in self.columns for pair in _transform(plan, table[plan.name]))
         # If nothing changes, the table itself: rebuilt without columns it would have no rows.
         return table if changes_nothing else pa.table(delivered)
+
+
+def _with_small_dictionaries(table: pa.Table, plans: Sequence[ColumnPlan]) -> pa.Table:
+    """Return a table with the values of dictionaries that are no help: those of many values, if lists are made."""
+    for index, plan in enumerate(plans):
+        if plan.shares_values and pa.types.is_dictionary(table.field(index).type):
+            column = table.column(index)
+            if not has_few_values(column):
+                table = table.set_column(index, plan.name, _map_chunks(column, decode, plan.dtype))
+    return table
 
 
 def refuses_announced_nulls(field: pa.Field, options: ColumnOptions) -> bool:
@@ -155,7 +171,9 @@ def _require_length(name: str, values: pa.ChunkedArray, length: int) -> None:
 def _converted(plan: ColumnPlan, values: pa.ChunkedArray) -> pa.ChunkedArray:
     if plan.converts_to == "codes" and (codes := _codes_by_dictionary(plan, values)) is not None:
         return codes
-    if plan.decodes:
+    if plan.shares_values and has_few_values(values):
+        return values
+    if plan.decodes or pa.types.is_dictionary(values.type):
         values = _map_chunks(values, decode, decoded_type(values.type))
     if plan.converts_to is None:
         return values

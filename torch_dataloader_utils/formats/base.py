@@ -6,7 +6,7 @@ A text format has neither footers nor row groups. It makes both: see `text.foote
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -280,5 +280,8 @@ class Format(ABC):
         """Raise if a file that is never read, because `_metadata` rules out all of its rows, is not as described."""
 
     @abstractmethod
-    def codec(self, files: FilesToRead, footers: FooterStore) -> Codec:
-        """Return what opens files for one reader. Footers that it reads are added to the known ones."""
+    def codec(self, files: FilesToRead, footers: FooterStore, encodable: Collection[str] = ()) -> Codec:
+        """Return what opens files for one reader. Footers that it reads are added to the known ones.
+
+        `encodable` are needed columns that may be dictionaries in some files' tables, and their values in others'.
+        """

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any, ClassVar
@@ -154,7 +154,12 @@ class Orc(Format):
 
         return Described(list(read_each(read, listing.files, storage)))
 
-    def codec(self, files: FilesToRead, footers: FooterStore) -> Codec:
+    def codec(
+        self,
+        files: FilesToRead,
+        footers: FooterStore,
+        encodable: Collection[str] = (),  # noqa: ARG002 - these files have no dictionaries that could be kept
+    ) -> Codec:
         """Return what opens the files for one reader."""
         return _OrcCodec(files, footers)
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import nbytes, width
+from torch_dataloader_utils.columns.arrow import is_encoded_bytes, row_bytes, width
 
 PARSED_BYTES = 4 << 20
 """Footers of so many bytes are kept parsed, from epoch to epoch. Those of Parquet take eight to nine times as much
@@ -53,11 +53,13 @@ class ParsedFooters:
 class FooterStore:
     """Footers as bytes, by path: those read when the files were opened, and those that were added since.
 
-    `parsed` has the first ones as they were parsed for the columns that are read, by path and columns.
+    `parsed` has the first ones as they were parsed for the columns that are read, by path and columns. `encoded` has
+    what the first of them decided: whether a column is read as a dictionary, by name.
     """
 
     def __init__(self, opened: Mapping[str, bytes]) -> None:
         self.parsed = ParsedFooters()
+        self.encoded: dict[str, bool] = {}
         self._opened = opened
         self._added: dict[str, bytes] = {}
 
@@ -98,11 +100,10 @@ class SizeEstimates:
         """Learn from decoded rows. Of two threads at once one may be ignored, which the next rows make up for."""
         schema, names = self._variable
         if not table.schema.equals(schema):
-            names = [column.name for column in table.schema if not width(column.type)]
+            names = [column.name for column in table.schema if not width(column.type) or is_encoded_bytes(column.type)]
             self._variable = table.schema, names
         for name in names if len(table) else ():
-            row_bytes = nbytes(table[name]) / len(table)
-            self._row_bytes[name] = max(self._row_bytes.get(name, 0), row_bytes)
+            self._row_bytes[name] = max(self._row_bytes.get(name, 0), row_bytes(table[name]))
 
     def learn_stored(self, column: str, stored: int, decoded: float) -> None:
         """Learn what a row group that was decoded takes of a column in its file, and took in memory, in bytes."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from torch_dataloader_utils.columns.arrow import encoded_schema
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 
 
@@ -45,7 +46,8 @@ class Projection:
     def apply(self, table: pa.Table, needed: pa.Schema, constants: Mapping[str, Any]) -> pa.Table:
         """Return the needed columns, in the dataset's types, of a table of the stored ones.
 
-        `constants` are the values of columns that have one for the whole file.
+        `constants` are the values of columns that have one for the whole file. A column that was read as a dictionary
+        stays one.
 
         Raises:
             UnreadableFileError: If a column was read in another type than the file was listed with.
@@ -57,22 +59,29 @@ class Projection:
                 return table
             return pa.Table.from_arrays(table.columns, schema=needed)  # most tables, in a part of the time
         for column, expected in zip(table.schema, self.stored, strict=True):
-            if column.type != expected.type:  # else it would be cast
+            if not _is_read_as(column.type, expected.type):  # else it would be cast
                 msg = f"column {expected.name!r} is {column.type}, and was {expected.type} when the file was listed"
                 raise UnreadableFileError(msg)
         columns = [
-            _repeated(constants.get(field.name), field, len(table)) if source is None else _cast(table[source], field)
+            _repeated(constants.get(field.name), field, len(table))
+            if source is None
+            else _cast(table[source], self.stored.field(source).type, field)
             for field, source in zip(needed, self.sources, strict=True)
         ]
-        return pa.table(columns, schema=needed) if columns else table.select([])
+        return pa.table(columns, schema=encoded_schema(needed, columns)) if columns else table.select([])
 
 
 def _repeated(value: Any, field: pa.Field, rows: int) -> pa.Array:
     return pa.nulls(rows, field.type) if value is None else pa.repeat(pa.scalar(value, field.type), rows)
 
 
-def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    if column.type == field.type:
+def _is_read_as(dtype: pa.DataType, stored: pa.DataType) -> bool:
+    """Whether values are of the type that the file has, or in a dictionary of such."""
+    return bool(dtype == stored or (pa.types.is_dictionary(dtype) and dtype.value_type == stored))
+
+
+def _cast(column: pa.ChunkedArray, stored: pa.DataType, field: pa.Field) -> pa.ChunkedArray:
+    if column.type == field.type or (stored == field.type and _is_read_as(column.type, stored)):
         return column
     try:
         return column.cast(field.type)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import cache, partial
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import has_fixed_width, is_bytes, nbytes, sliced, stacked, width
+from torch_dataloader_utils.columns.arrow import has_fixed_width, is_bytes, row_bytes, sliced, stacked, width
 from torch_dataloader_utils.columns.arrow_memory import release_unused
 from torch_dataloader_utils.errors import TransformError, UnreadableFileError
 from torch_dataloader_utils.formats.base import Measures
@@ -51,7 +51,8 @@ class RowGroupReader:
 
     The row id column is an int64 column to add: each row's number among all rows of the manifest. `adds_marks` says
     whether to add the rows' marks as well. Excluded rows that the plan leaves out are left out; with `flags_removed`,
-    the column `REMOVED_COLUMN` flags those that batches are to lose.
+    the column `REMOVED_COLUMN` flags those that batches are to lose. `encodable` are columns that may be dictionaries
+    in some tables, and their values in others, unless the reader needs the values itself.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class RowGroupReader:
         *,
         adds_marks: bool = False,
         flags_removed: bool = False,
+        encodable: Collection[str] = (),
     ) -> None:
         self._files = files
         self._excluded = excluded
@@ -80,7 +82,8 @@ class RowGroupReader:
         self._filter_reader: RowGroupReader | None = None
         self._kept = cache(self._read_kept)
 
-        codec = self._codec = files.format.codec(files, read_cache.footers)
+        may_be_encoded = set() if files.makes_rows else set(encodable) - self._selection.compared
+        codec = self._codec = files.format.codec(files, read_cache.footers, may_be_encoded)
         self._added_bytes = cache(self._count_added_bytes)
         self._measures = cache(self._new_measures)  # small, and needed in any order
         self._fetcher = Fetcher(files.storage, files.files, codec.layout, files.row_group_name)
@@ -517,7 +520,7 @@ class RowGroupReader:
         rows = group.unfiltered + len(self._deleted(group))
         if len(table) and first + len(table) == rows and self._has_single_values and not self._has_fixed_widths:
             for name, stored in self._stored_of(group):
-                self._sizes.learn_stored(name, stored, nbytes(table[name]) / len(table) * rows)
+                self._sizes.learn_stored(name, stored, row_bytes(table[name]) * rows)
         return self._selection.apply(group, table, first)
 
     def group(self, path: str, number: int) -> FileRowGroup:

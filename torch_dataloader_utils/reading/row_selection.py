@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as pads
 
-from torch_dataloader_utils.columns.arrow import nested_fixed_lists, takeable
+from torch_dataloader_utils.columns.arrow import encoded_schema, nested_fixed_lists, takeable
+from torch_dataloader_utils.formats.filters import filter_columns
 from torch_dataloader_utils.formats.opened_files import OpenedFiles
 from torch_dataloader_utils.planning.excluded import EpochExclusions, Flags
 from torch_dataloader_utils.planning.row_hash import file_key, row_marks
@@ -36,6 +38,7 @@ class RowSelection:
 
     Attributes:
         schema: The columns, and last those that are added.
+        compared: The columns whose values decide which rows are delivered.
         added_bytes: What a row takes in those that are added.
     """
 
@@ -58,6 +61,9 @@ class RowSelection:
         added = [*([] if row_id_column is None else [row_id_column]), *([MARKS_COLUMN] if adds_marks else [])]
         flags = [pa.field(REMOVED_COLUMN, pa.bool_())] if flags_removed else []
         self.schema = pa.schema([*files.schema, *(pa.field(name, pa.int64()) for name in added), *flags])
+        excluding = [files.expressions[digest] for digest in (*excluded.removed_by, *excluded.left_out_by)]
+        names = chain.from_iterable(filter_columns(expression, files.needed).names for expression in excluding)
+        self.compared = frozenset([*files.filter_columns, *names])
         self.added_bytes = ADDED_BYTES * len(added) + len(flags)
 
     def deleted(self, group: FileRowGroup) -> npt.NDArray[np.int64]:
@@ -90,7 +96,8 @@ class RowSelection:
             table = table.append_column(MARKS_COLUMN, pa.array(marks.view(np.int64)))
         table = self._without_excluded(table, group.path, first_row)
         if not table.schema.equals(self.schema, check_metadata=True):
-            table = pa.table([table[name] for name in self.schema.names], schema=self.schema)
+            columns = [table[name] for name in self.schema.names]
+            table = pa.table(columns, schema=encoded_schema(self.schema, columns))
         return table, count
 
     def _without_excluded(self, table: pa.Table, path: str, first: int) -> pa.Table:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from torch_dataloader_utils.columns.arrow import nbytes
+from torch_dataloader_utils.columns.arrow import nbytes, stacked
 from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.columns.convert import ColumnSlice, convert, join, size_of
 from torch_dataloader_utils.planning.plan import Shard, ShardSlice
@@ -307,7 +307,7 @@ class ShuffledScan(Scan):
         The list of the parts is emptied, for nothing else may keep them in memory. `meanwhile` is called before each
         column.
         """
-        whole = pa.concat_tables(parts)
+        whole = stacked(parts)
         parts.clear()
         meanwhile()
         if whole.get_total_buffer_size() <= TOGETHER_BYTES:  # a copy of all columns at once is small

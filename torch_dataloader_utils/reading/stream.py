@@ -83,6 +83,7 @@ def _read_streams(
             assignment.excluded,
             adds_marks=options.fingerprint,
             flags_removed=flags_removed,
+            encodable=() if options.packing is not None else options.transform.encodable,
         )
 
     streams = assignment.stream_assignments

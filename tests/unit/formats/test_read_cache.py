@@ -144,3 +144,32 @@ def test_reading_changes_nothing_in_the_opened_files_and_no_footer_is_read_twice
     assert pickle.dumps(dataset._opened_files) == files
     assert read == ["_metadata", "0.parquet", "1.parquet"]
     assert dataset._stream.read_cache.sizes.knows(["name"])
+
+
+def test_a_value_of_a_dictionary_counts_for_no_more_than_one_row():
+    values = pa.array([f"{number:0100}" for number in range(50)])
+    sizes = SizeEstimates()
+    sizes.learn(pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * 10, pa.int32()), values)}))
+    assert 100 <= sizes.expected("text") <= 110  # the other values are those of rows that follow
+    sizes = SizeEstimates()
+    sizes.learn(pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * 5_000, pa.int32()), values)}))
+    assert 4 < sizes.expected("text") < 6
+
+
+@pytest.mark.parametrize(("first", "is_encoded"), [("few", True), ("many", False)])
+def test_the_first_file_decides_whether_a_column_is_read_as_a_dictionary(tmp_path, monkeypatch, first, is_encoded):
+    for number, kind in enumerate([first, "many", "few"]):
+        texts = [f"a text {row % 2 if kind == 'few' else row}" for row in range(100)]
+        pq.write_table(pa.table({"text": texts, "other": texts}), tmp_path / f"{number}.parquet", row_group_size=50)
+    loader, _ = open_loader(tmp_path, num_workers=0)
+    types: set[pa.DataType] = set()
+    learn = SizeEstimates.learn
+
+    def noted(sizes: SizeEstimates, table: pa.Table) -> None:
+        types.add(table.schema.field("text").type)
+        learn(sizes, table)
+
+    monkeypatch.setattr(SizeEstimates, "learn", noted)
+    for _ in range(2):
+        list(loader)
+    assert set(map(pa.types.is_dictionary, types)) == {is_encoded}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -90,6 +90,6 @@ class Parquet(Format):
         finally:
             footers.close()
 
-    def codec(self, files: FilesToRead, footers: FooterStore) -> Codec:
+    def codec(self, files: FilesToRead, footers: FooterStore, encodable: Collection[str] = ()) -> Codec:
         """Return what opens files for one reader."""
-        return ParquetCodec(files, footers, verifies_checksums=self.page_checksum_verification)
+        return ParquetCodec(files, footers, encodable, verifies_checksums=self.page_checksum_verification)

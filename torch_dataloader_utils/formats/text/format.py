@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
@@ -155,7 +155,12 @@ class TextFormat(Format):
         described = zip(files, footers, columns, strict=True)
         return Described([self._described(file, footer, schemas[key]) for file, footer, key in described])
 
-    def codec(self, files: FilesToRead, footers: FooterStore) -> Codec:
+    def codec(
+        self,
+        files: FilesToRead,
+        footers: FooterStore,
+        encodable: Collection[str] = (),  # noqa: ARG002 - these files have no dictionaries that could be kept
+    ) -> Codec:
         """Return what opens files for one reader."""
         return TextCodec(files, footers, self.parser)
 

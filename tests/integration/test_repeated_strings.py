@@ -1,0 +1,179 @@
+"""Strings of few values, which Parquet keeps in dictionaries: read so, and delivered as without."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+from pairwise import pairwise
+from support import open_loader
+
+from torch_dataloader_utils import Codes
+
+ROWS, GROUP = 400, 100
+COLORS = ["red", "green", "blue"]
+KINDS = {"few": 3, "many": 4 * ROWS}
+"""How many values there are in the color columns of a file; with many, no two rows have the same."""
+
+
+def color(row: int, values: int) -> str | None:
+    if row % 11 == 5:
+        return None
+    return COLORS[row % 3] if values == len(COLORS) else f"color {row % values}"
+
+
+def write_files(directory: Path, *kinds: str) -> list[dict[str, Any]]:
+    """Write a file of each kind, and return the rows."""
+    rows: list[dict[str, Any]] = []
+    for number, kind in enumerate(kinds):
+        own = [color(row, KINDS[kind]) for row in range(ROWS)]
+        columns = {
+            "color": pa.array(own, pa.string()),
+            "bytes": pa.array([None if value is None else value.encode() for value in own], pa.binary()),
+            "category": pa.array(own, pa.string()).dictionary_encode(),
+            "number": np.arange(number * ROWS, (number + 1) * ROWS),
+        }
+        table = pa.table(columns)
+        pq.write_table(table, directory / f"{number}.parquet", row_group_size=GROUP)
+        rows += table.to_pylist()
+    return rows
+
+
+def delivered(loader: Any) -> Iterator[dict[str, Any]]:
+    for batch in loader:
+        columns = {name: values if isinstance(values, list) else values.tolist() for name, values in batch.items()}
+        for values in zip(*columns.values(), strict=True):
+            yield dict(zip(columns, values, strict=True))
+
+
+@pairwise(
+    kinds=[("few",), ("many",), ("few", "many"), ("many", "few", "few")],
+    workers=[0, 2],
+    buffer=[None, 1, 150, 10_000],
+    output=[(kind, size) for kind in ("torch", "numpy", "dict") for size in (7, 1_000)],
+)
+def test_every_row_has_its_own_values(tmp_path, kinds, workers, buffer, output):
+    expected = write_files(tmp_path, *kinds)
+    shuffle = {} if buffer is None else {"shuffle": True, "shuffle_buffer_size": buffer}
+    options = {"output_format": output[0], "batch_size": output[1], "read_ahead_bytes": 3_000 if buffer else 100_000}
+    loader, _ = open_loader(tmp_path, row_id_column=None, num_workers=workers, **shuffle, **options)
+    rows = list(delivered(loader))
+    if not (shuffle or workers):
+        assert rows == expected
+    assert sorted(rows, key=lambda row: row["number"]) == expected
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_rows_share_the_objects_of_their_values(tmp_path, num_workers):
+    write_files(tmp_path, "few")
+    loader, _ = open_loader(tmp_path, num_workers=num_workers, batch_size=GROUP)
+    for batch in loader:
+        for name in ("color", "bytes", "category"):
+            assert len(set(map(id, batch[name]))) == len(set(batch[name])) == len(COLORS) + 1
+
+
+def test_values_that_rows_do_not_repeat_are_not_read_as_dictionaries(tmp_path, monkeypatch):
+    write_files(tmp_path, "many")
+    monkeypatch.setattr(
+        "torch_dataloader_utils.columns.convert.lists_of_shared", lambda *_: pytest.fail("a dictionary")
+    )
+    loader, _ = open_loader(tmp_path)
+    assert sum(len(batch["color"]) for batch in loader) == ROWS
+
+
+@pytest.mark.parametrize("kinds", [("few",), ("few", "many"), ("many", "few")], ids=",".join)
+@pytest.mark.parametrize("shuffle", [{}, {"shuffle": True, "shuffle_buffer_size": 1_000}], ids=["in order", "shuffled"])
+def test_codes_of_values_and_what_fills_them(tmp_path, kinds, shuffle):
+    rows = write_files(tmp_path, *kinds)
+    vocabulary = ["none", *sorted({row["color"] for row in rows} - {None})]
+    loader, _ = open_loader(
+        tmp_path,
+        columns=["color", "number", "bytes"],
+        column_formats={"color": Codes(vocabulary)},
+        fill_nulls={"color": 0, "bytes": b"none"},
+        row_id_column=None,
+        **shuffle,
+    )
+    expected = [
+        {
+            "color": vocabulary.index(row["color"] or "none"),
+            "number": row["number"],
+            "bytes": row["bytes"] or b"none",
+        }
+        for row in rows
+    ]
+    assert sorted(delivered(loader), key=lambda row: row["number"]) == expected
+
+
+FILTERS = {
+    "equal": pc.field("color") == "red",
+    "one of some": pc.field("color").isin(["red", "blue"]),
+    "null": pc.field("color").is_null(),
+    "part of": pc.match_substring(pc.field("color"), "ee"),
+}
+
+
+@pytest.mark.parametrize("filters", FILTERS.values(), ids=FILTERS)
+def test_filters_see_the_values(tmp_path, filters):
+    write_files(tmp_path, "few", "many")
+    loader, dataset = open_loader(tmp_path, filters=filters)
+    expected = pq.read_table(tmp_path, filters=filters)
+    assert list(itertools.chain.from_iterable(batch["color"] for batch in loader)) == expected["color"].to_pylist()
+    loader, dataset = open_loader(tmp_path)
+    dataset.exclude(filters)
+    left = [number for batch in loader for number in batch["number"].tolist()]
+    assert left == sorted(set(range(2 * ROWS)) - set(expected["number"].to_pylist()))
+
+
+def test_what_needs_the_values_gets_them(tmp_path):
+    write_files(tmp_path, "few")
+    types = []
+
+    def noted(table: pa.Table) -> pa.Table:
+        types.append(table.schema.field("color").type)
+        return table
+
+    loader, _ = open_loader(tmp_path, columns=["color"], transform=noted)
+    list(loader)
+    assert set(types) == {pa.string()}
+    loader, _ = open_loader(tmp_path, columns=["color"], output_format="arrow")
+    assert {batch.schema.field("color").type for batch in loader} == {pa.string()}
+    loader, _ = open_loader(tmp_path, columns=["color"], column_formats={"color": "packed"}, fill_nulls={"color": ""})
+    packed = next(iter(loader))["color"]
+    assert packed.values[: packed.offsets[3]].numpy().tobytes() == b"redgreenblue"
+
+
+ENCODED: dict[str, dict[str, Any]] = {
+    "dictionary": {},
+    "pages of format 2": {"data_page_version": "2.0"},
+    "small dictionary pages": {"dictionary_pagesize_limit": 10},
+    "plain": {"use_dictionary": False},
+    "by differences": {"use_dictionary": False, "column_encoding": "DELTA_BYTE_ARRAY"},
+    "lengths by differences": {"use_dictionary": False, "column_encoding": "DELTA_LENGTH_BYTE_ARRAY"},
+    "another column in a dictionary": {"use_dictionary": ["b"], "column_encoding": {"a": "DELTA_BYTE_ARRAY"}},
+}
+
+
+@pytest.mark.parametrize("written", ENCODED.values(), ids=ENCODED)
+def test_any_encoding_is_read(tmp_path, written):
+    texts = [f"{'long' * 5}{row // 40}" for row in range(ROWS)]
+    table = pa.table({"a": texts, "b": texts[::-1]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=GROUP, **written)
+    loader, _ = open_loader(tmp_path, row_id_column=None)
+    assert list(delivered(loader)) == table.to_pylist()
+
+
+def test_types_of_columns_may_differ_from_file_to_file(tmp_path):
+    own = [COLORS[row % 3] for row in range(ROWS)]
+    kinds = [pa.string(), pa.large_string(), pa.string()]
+    for number, kind in enumerate(kinds):
+        pq.write_table(pa.table({"a": pa.array(own).cast(kind)}), tmp_path / f"{number}.parquet", row_group_size=GROUP)
+    loader, _ = open_loader(tmp_path, row_id_column=None)
+    assert [row["a"] for row in delivered(loader)] == own * len(kinds)
