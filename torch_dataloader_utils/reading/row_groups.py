@@ -42,7 +42,7 @@ ROW_NUMBERS_COLUMN = "\ufdd0row numbers"
 REPEATED_BYTES = 1 << 20
 """Strings that take no more, even if each row had all values of their dictionary, are read with others in any case."""
 
-MOST_DECODERS = 4
+MOST_DECODERS = 8
 """Row groups that are decoded at once, if the machine has the processors: a row group of few columns keeps few busy."""
 
 

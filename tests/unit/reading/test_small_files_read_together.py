@@ -14,6 +14,7 @@ import pytest
 from decoded_together import Calls, note_decoded_together
 from support import all_rows_of, batches_of, open_loader, rows_of, write_dataset
 
+from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.reading import shuffled
 from torch_dataloader_utils.reading import together as together_rules
@@ -66,8 +67,9 @@ def test_strings_that_are_larger_than_those_before_are_read_by_themselves(tmp_pa
     texts = ["x" * (3 if file < 10 else 40_000) for file in range(20)]
     for file, text in enumerate(texts):
         pq.write_table(pa.table({"text": [text] * ROWS}), tmp_path / f"{file:02}.parquet")
-    loader, _ = open_loader(tmp_path)
-    assert [text for batch in loader for text in batch["text"]] == [text for text in texts for _ in range(ROWS)]
+    loader, _ = open_loader(tmp_path, output_format="arrow")  # for lists they would stay in the dictionary
+    read = [text for batch in loader for text in batch["text"].to_pylist()]
+    assert read == [text for text in texts for _ in range(ROWS)]
     assert {file for groups in together for file, _ in groups} <= {f"{file:02}.parquet" for file in range(10)}
     assert together
 
@@ -88,11 +90,25 @@ def test_a_string_that_all_rows_have_is_read_by_itself_though_it_takes_little_in
     texts = [before] * 12 + [[after] * 1_000] * 8
     for file, of_file in enumerate(texts):
         pq.write_table(pa.table({"text": pa.array(of_file, pa.string())}), tmp_path / f"{file:02}.parquet")
-    loader, _ = open_loader(tmp_path, batch_size=1_000)
+    loader, _ = open_loader(tmp_path, batch_size=1_000, output_format="arrow")
     for of_file, batch in zip(texts, loader, strict=True):
-        assert batch["text"] == of_file
+        assert batch["text"].to_pylist() == of_file
     assert {file for groups in together for file, _ in groups} <= {f"{file:02}.parquet" for file in range(12)}
     assert together
+
+
+def test_strings_that_stay_in_a_dictionary_take_its_memory_alone(tmp_path, together):
+    """Each file has 9 MB of text, and a dictionary of 3 kB."""
+    for file in range(20):
+        pq.write_table(pa.table({"text": [str(file % 10) * 3_000] * 3_000}), tmp_path / f"{file:02}.parquet")
+    loader, _ = open_loader(tmp_path, row_id_column=None, batch_size=3_000)
+    pool = memory_pool()
+    before, most = pool.bytes_allocated(), 0
+    for file, batch in enumerate(loader):
+        assert batch["text"] == [str(file % 10) * 3_000] * 3_000
+        most = max(most, pool.bytes_allocated() - before)
+    assert max(map(len, together)) > 1
+    assert most < 2_000_000
 
 
 def test_shards_of_strings_that_all_rows_have_are_not_read_together(tmp_path, monkeypatch):
