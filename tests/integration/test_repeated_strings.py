@@ -16,6 +16,7 @@ from pairwise import pairwise
 from support import open_loader
 
 from torch_dataloader_utils import Codes
+from torch_dataloader_utils.columns import convert
 
 ROWS, GROUP = 400, 100
 COLORS = ["red", "green", "blue"]
@@ -81,10 +82,8 @@ def test_rows_share_the_objects_of_their_values(tmp_path, num_workers):
 
 def test_values_that_rows_do_not_repeat_are_not_read_as_dictionaries(tmp_path, monkeypatch):
     write_files(tmp_path, "many")
-    monkeypatch.setattr(
-        "torch_dataloader_utils.columns.convert.lists_of_shared", lambda *_: pytest.fail("a dictionary")
-    )
-    loader, _ = open_loader(tmp_path)
+    monkeypatch.setattr(convert, "shared", lambda name, _: pytest.fail(name))
+    loader, _ = open_loader(tmp_path, columns=["color", "bytes"])
     assert sum(len(batch["color"]) for batch in loader) == ROWS
 
 

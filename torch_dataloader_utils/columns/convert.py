@@ -21,9 +21,8 @@ import torch
 from torch_dataloader_utils.columns.arrow import (
     any_type,
     copied,
-    has_few_values,
+    is_encoded_bytes,
     is_view,
-    joined,
     nbytes,
     takeable,
     without_dictionary,
@@ -33,8 +32,9 @@ from torch_dataloader_utils.columns.column_plan import Form
 from torch_dataloader_utils.columns.dense import dense_array
 from torch_dataloader_utils.columns.options import Padded
 from torch_dataloader_utils.columns.packed import SegmentBatches
-from torch_dataloader_utils.columns.python_lists import list_maker, lists_of_shared
+from torch_dataloader_utils.columns.python_lists import list_maker
 from torch_dataloader_utils.columns.ragged import Ragged, RaggedBatches, concat, ragged, split_values
+from torch_dataloader_utils.columns.shared import Shared, joined_lists, shared
 from torch_dataloader_utils.columns.transform import ColumnTransform
 from torch_dataloader_utils.gc_pause import without_gc
 
@@ -47,6 +47,9 @@ and not dropped: all batches of a block at once would let it run for nearly each
 
 LEAST_AT_ONCE = 4
 """At least so many batches are split off at a time, however many columns they have: fewer would take longer."""
+
+LISTED = (pa.ChunkedArray, Shared)
+"""What converted columns are of which lists are made."""
 
 Columns: TypeAlias = Mapping[str, Any] | pa.Table
 """Converted columns: tensors, arrays, rows of different lengths, or Arrow columns that become lists in a batch."""
@@ -73,14 +76,14 @@ def convert(table: pa.Table, transform: ColumnTransform) -> Columns:
         return table
     forms, tensors = transform.forms, transform.output_format == "torch"
     return {
-        name: _converted(column, forms[name], tensors=tensors)
+        name: _converted(name, column, forms[name], tensors=tensors)
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
 
 
-def _converted(column: pa.ChunkedArray, form: Form, *, tensors: bool) -> Any:
+def _converted(name: str, column: pa.ChunkedArray, form: Form, *, tensors: bool) -> Any:
     if form == "list":
-        return column
+        return shared(name, column) if is_encoded_bytes(column.type) else column
     if form != "dense":
         return ragged(column, form, tensors=tensors)
     # Arrow joins all chunks in one call. NumPy would need an array of each first.
@@ -102,13 +105,13 @@ def join(slices: Sequence[ColumnSlice]) -> Columns:
     first = slices[0].columns
     if isinstance(first, pa.Table):
         return pa.concat_tables(_rows(part.columns, part) for part in slices)
-    return {name: _join_column([_rows(part.columns[name], part) for part in slices]) for name in first}
+    return {name: _join_column(name, [_rows(part.columns[name], part) for part in slices]) for name in first}
 
 
-def _join_column(parts: list[Any]) -> Any:
+def _join_column(name: str, parts: list[Any]) -> Any:
     if len(parts) == 1:
         return parts[0]
-    return joined(parts) if isinstance(parts[0], pa.ChunkedArray) else concat(parts)
+    return joined_lists(name, parts) if isinstance(parts[0], LISTED) else concat(parts)
 
 
 def _rows(values: Any, part: ColumnSlice) -> Any:
@@ -116,7 +119,7 @@ def _rows(values: Any, part: ColumnSlice) -> Any:
         return values[part.start : part.stop]
     if isinstance(values, (pa.Table, pa.ChunkedArray)):
         return values.slice(part.start, part.stop - part.start)
-    if isinstance(values, Ragged):
+    if isinstance(values, (Ragged, Shared)):
         return values.slice(part.start, part.stop)
     return values[part.start : part.stop]
 
@@ -149,11 +152,9 @@ def _split_column(name: str, values: Any, sizes: Sequence[int], together: int) -
     """Split a column into batches; tensors and arrays so many at a time."""
     if isinstance(values, (list, RaggedBatches, SegmentBatches)):
         return values
-    if isinstance(values, Ragged):
+    if isinstance(values, (Ragged, Shared)):
         return values.batches(sizes)
     if isinstance(values, pa.ChunkedArray):
-        if has_few_values(values):
-            return lists_of_shared(name, values, sizes)
         return map(list_maker(name, values.type), _slices(values, sizes))
     return chain.from_iterable(_split_in_parts(values, sizes, together))
 
@@ -198,9 +199,10 @@ def sendable(columns: Columns, sizes: Sequence[int]) -> Columns:
 
 
 def _sendable(name: str, values: Any, sizes: Sequence[int]) -> Any:
+    if isinstance(values, Shared):
+        values = values.copied()
+        return values if values.has_few_objects() else list(values.batches(sizes))
     if isinstance(values, pa.ChunkedArray):
-        if has_few_values(values):
-            return values
         values = without_dictionary(values)
         if not any_type(values.type, _is_sent_otherwise):
             return values
@@ -223,7 +225,13 @@ def copy_rows(part: ColumnSlice) -> Columns:
         table = _rows(part.columns, part)
         return pa.table([copied(column) for column in table.columns], schema=table.schema)
     rows = {name: _rows(values, part) for name, values in part.columns.items()}
-    return {name: copied(each) if isinstance(each, pa.ChunkedArray) else concat([each]) for name, each in rows.items()}
+    return {name: _copied(values) for name, values in rows.items()}
+
+
+def _copied(values: Any) -> Any:
+    if isinstance(values, Shared):
+        return values.copied()
+    return copied(values) if isinstance(values, pa.ChunkedArray) else concat([values])
 
 
 def without_column(columns: Columns, name: str) -> tuple[Columns, npt.NDArray[Any]]:
@@ -246,6 +254,8 @@ def keep(columns: Columns, flags: npt.NDArray[np.bool_]) -> Columns:
 def _keep_values(values: Any, flags: npt.NDArray[np.bool_]) -> Any:
     if isinstance(values, pa.ChunkedArray):
         return takeable(pa.table({"": values}))[""].filter(pa.array(flags))
+    if isinstance(values, Shared):
+        return values.of_numbers(values.numbers[flags])
     if isinstance(values, Ragged):
         return values.keep(flags)
     return values[torch.from_numpy(flags) if isinstance(values, torch.Tensor) else flags]
@@ -260,16 +270,16 @@ def interleave(parts: Sequence[ColumnSlice], count: int) -> Columns:
     first = parts[0].columns
     if isinstance(first, pa.Table):
         order = _interleaved_rows([part.stop - part.start for part in parts], count)
-        return takeable(pa.concat_tables(_rows(part.columns, part) for part in parts)).take(order)
+        return takeable(pa.concat_tables(_rows(part.columns, part) for part in parts)).take(pa.array(order))
     return {name: _interleave_column(name, parts, count) for name in first}
 
 
 def _interleave_column(name: str, parts: Sequence[ColumnSlice], count: int) -> Any:
     first = parts[0].columns[name]
     streams = [_rows(part.columns[name], part) for part in parts]
-    if isinstance(first, pa.ChunkedArray):
+    if isinstance(first, LISTED):
         order = _interleaved_rows(list(map(len, streams)), count)
-        return takeable(pa.table({"": joined(streams)}))[""].take(order)
+        return taken(joined_lists(name, streams), order)
     if count == 1:
         return concat(streams)
     if isinstance(first, Ragged):
@@ -290,11 +300,18 @@ def _interleaved(streams: Sequence[npt.NDArray[Any]], count: int) -> npt.NDArray
     return found.reshape(count * start, *found.shape[2:])
 
 
-def _interleaved_rows(lengths: Sequence[int], count: int) -> pa.Array:
+def _interleaved_rows(lengths: Sequence[int], count: int) -> npt.NDArray[np.int64]:
     """Return the order of rows in which the batches of concatenated streams are interleaved."""
     starts = accumulate(lengths, initial=0)
     rows = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=False)]
-    return pa.array(_interleaved(rows, count))
+    return _interleaved(rows, count)
+
+
+def taken(values: Any, order: npt.NDArray[np.integer[Any]]) -> Any:
+    """Return rows, of which lists are made, in an order."""
+    if isinstance(values, Shared):
+        return values.of_numbers(values.numbers[order])
+    return takeable(pa.table({"": values}))[""].take(pa.array(order))
 
 
 def list_lengths(columns: Columns, name: str) -> npt.NDArray[np.int64]:

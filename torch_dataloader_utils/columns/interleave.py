@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from torch_dataloader_utils.columns.arrow import joined, takeable
+from torch_dataloader_utils.columns.arrow import takeable
 from torch_dataloader_utils.columns.arrow_memory import new_array
-from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, copy_rows, join
+from torch_dataloader_utils.columns.convert import Columns, ColumnSlice, copy_rows, join, taken
 from torch_dataloader_utils.columns.ragged import Ragged, concat
+from torch_dataloader_utils.columns.shared import joined_lists
 
 Counts: TypeAlias = npt.NDArray[np.int64]
 Array: TypeAlias = npt.NDArray[Any]
@@ -153,8 +154,8 @@ class Interleaved:
             if isinstance(parts[0][0], Ragged):
                 found[name] = self._ragged([concat(of_source) for of_source in parts])
             else:
-                table = pa.table({"": joined([values for of_source in parts for values in of_source])})
-                found[name] = _in_order(table, self._layout)[""]
+                whole = joined_lists(name, [values for of_source in parts for values in of_source])
+                found[name] = taken(whole, self._layout.order())
         return {name: found[name] for name in self._names}
 
     def _ragged(self, parts: list[Ragged]) -> Ragged:

@@ -7,7 +7,7 @@ C++, and lists and structs are put together of the lists of their values.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import accumulate, chain, pairwise, repeat
 from typing import Any
@@ -45,30 +45,6 @@ def list_maker(name: str, dtype: pa.DataType) -> Callable[[pa.ChunkedArray], lis
             raise ColumnError(msg) from None
 
     return made
-
-
-def lists_of_shared(name: str, column: pa.ChunkedArray, sizes: Iterable[int]) -> Iterator[list[Any]]:
-    """Yield lists of so many rows each of a column in dictionaries, whose rows share one object for each value.
-
-    Nulls become None. To look up an object takes less time than to make one.
-    """
-    made = list_maker(name, column.type.value_type)
-    values: list[Any] = []
-    parts = []
-    for chunk in column.chunks:
-        first, indices = len(values), chunk.indices
-        values += [*made(pa.chunked_array([chunk.dictionary])), None]
-        if indices.null_count:
-            indices = indices.cast(pa.int64()).fill_null(len(values) - 1 - first)
-        numbers = indices.to_numpy()
-        parts.append(np.add(numbers, first, dtype=np.int64) if first else numbers)
-    objects = np.empty(len(values), object)
-    objects[:] = values
-    of_rows = parts[0] if len(parts) == 1 else np.concatenate(parts)
-    start = 0
-    for size in sizes:
-        yield objects.take(of_rows[start : start + size]).tolist()
-        start += size
 
 
 def _objects(array: pa.Array) -> list[Any]:

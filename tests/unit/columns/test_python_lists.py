@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torch_dataloader_utils.columns import python_lists
-from torch_dataloader_utils.columns.python_lists import list_maker, lists_of_shared
+from torch_dataloader_utils.columns.python_lists import list_maker
 from torch_dataloader_utils.errors import ColumnError
 
 DAY = 86_400
@@ -176,23 +175,3 @@ def test_dictionaries_may_have_values_of_any_type(values: pa.Array) -> None:
 def test_a_union_may_be_in_a_null_struct() -> None:
     fields = [UNIONS, pa.array([0, 1], pa.timestamp("us"))]
     require_same(pa.chunked_array([pa.StructArray.from_arrays(fields, ["a", "b"], mask=pa.array([False, True]))]))
-
-
-SHARED = {pa.string(): "abc", pa.large_string(): "abc", pa.binary(): [b"a", b"b", b"c"], pa.binary(1): [b"a", b"b"]}
-
-
-@pytest.mark.parametrize("dtype", SHARED, ids=str)
-@pytest.mark.parametrize("index", [pa.int8(), pa.uint32(), pa.int64()], ids=str)
-def test_rows_that_share_objects_have_those_of_arrow(dtype: pa.DataType, index: pa.DataType) -> None:
-    values = pa.array([*SHARED[dtype], None], dtype)
-    indices = st.lists(st.none() | st.integers(0, len(values) - 1), min_size=1, max_size=8)
-
-    @given(st.lists(indices, min_size=1, max_size=3), st.integers(0, 7), st.lists(st.integers(0, 5), max_size=4))
-    def check(chunks: list[list[int | None]], start: int, sizes: list[int]) -> None:
-        arrays = [pa.DictionaryArray.from_arrays(pa.array(chunk, index), values) for chunk in chunks]
-        column = pa.chunked_array(arrays).slice(min(start, len(chunks[0]) - 1))
-        rows = iter(column.to_pylist())
-        expected = [list(islice(rows, size)) for size in sizes]
-        assert list(lists_of_shared("a", column, sizes)) == expected
-
-    check()
