@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,3 +177,19 @@ def test_types_of_columns_may_differ_from_file_to_file(tmp_path):
         pq.write_table(pa.table({"a": pa.array(own).cast(kind)}), tmp_path / f"{number}.parquet", row_group_size=GROUP)
     loader, _ = open_loader(tmp_path, row_id_column=None)
     assert [row["a"] for row in delivered(loader)] == own * len(kinds)
+
+
+def test_categories_of_many_files_may_be_more_than_their_indices_have_numbers_for(tmp_path):
+    own = [[f"value {row % 100} of {file}" for row in range(ROWS)] for file in range(3)]
+    for number, texts in enumerate(own):
+        values = sorted(set(texts))
+        indices = pa.array(map(values.index, texts), pa.int8())
+        table = pa.table({"a": pa.DictionaryArray.from_arrays(indices, values), "row": range(ROWS)})
+        pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=ROWS)
+    expected = Counter(itertools.chain.from_iterable(own))
+    topology = {"uneven_ranks": "drop", "virtual_ranks": 2, "virtual_workers": 1}
+    for options in ({"shuffle": True, "shuffle_buffer_size": 3 * ROWS}, topology, {"batch_size": 3 * ROWS}):
+        loader, _ = open_loader(tmp_path, **{"columns": ["a"], "row_id_column": None, **options})
+        found = Counter(row["a"] for row in delivered(loader))
+        assert found <= expected
+        assert found == expected or options is topology

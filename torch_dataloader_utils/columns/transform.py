@@ -20,6 +20,9 @@ from torch_dataloader_utils.columns.nulls import count_nulls, fill_nulls, mask_t
 from torch_dataloader_utils.columns.options import ColumnOptions, Padded
 from torch_dataloader_utils.errors import ColumnError
 
+INDICES = pa.int32()
+"""The indices of the dictionaries that Arrow makes when it reads strings as such."""
+
 EXACT_SCALE = 22
 """A float64 is exact for every power of ten up to this one."""
 
@@ -172,7 +175,7 @@ def _converted(plan: ColumnPlan, values: pa.ChunkedArray) -> pa.ChunkedArray:
     if plan.converts_to == "codes" and (codes := _codes_by_dictionary(plan, values)) is not None:
         return codes
     if plan.shares_values and has_few_values(values):
-        return values
+        return _map_chunks(values, _with_wide_indices, pa.dictionary(INDICES, values.type.value_type))
     if plan.decodes or pa.types.is_dictionary(values.type):
         values = _map_chunks(values, decode, decoded_type(values.type))
     if plan.converts_to is None:
@@ -186,6 +189,11 @@ def _converted(plan: ColumnPlan, values: pa.ChunkedArray) -> pa.ChunkedArray:
     except pa.ArrowInvalid as error:
         msg = f"column {plan.name!r} of type {values.type} holds a value whose digits do not fit into int64: {error}; "
         raise ColumnError(f"{msg}use 'float64', or leave the format out to get decimals") from None
+
+
+def _with_wide_indices(values: pa.DictionaryArray) -> pa.DictionaryArray:
+    """Return values in a dictionary that can be united with others: pandas' indices may have 8 bits."""
+    return pa.DictionaryArray.from_arrays(values.indices.cast(INDICES), values.dictionary, safe=False)
 
 
 def _codes_by_dictionary(plan: ColumnPlan, values: pa.ChunkedArray) -> pa.ChunkedArray | None:
