@@ -18,6 +18,7 @@ from support import open_loader
 
 from torch_dataloader_utils import Codes
 from torch_dataloader_utils.columns import convert
+from torch_dataloader_utils.errors import UnreadableFileError
 
 ROWS, GROUP = 400, 100
 COLORS = ["red", "green", "blue"]
@@ -193,3 +194,44 @@ def test_categories_of_many_files_may_be_more_than_their_indices_have_numbers_fo
         found = Counter(row["a"] for row in delivered(loader))
         assert found <= expected
         assert found == expected or options is topology
+
+
+def write_values_in_dictionary(path: Path, dtype: pa.DataType) -> list[str]:
+    """Write four row groups of strings whose bytes are in the file as they are, and return the strings."""
+    own = [["aaaa", "bbbb", "cccc"][row % 3] for row in range(ROWS)]
+    table = pa.table({"a": pa.array(own).cast(dtype), "number": range(ROWS)})
+    pq.write_table(table, path, row_group_size=GROUP, compression="none", write_statistics=False)
+    return own
+
+
+HOW_READ: dict[str, dict[str, Any]] = {
+    "in order": {},
+    "shuffled": {"shuffle": True, "shuffle_buffer_size": ROWS},
+    "a part at a time": {"read_ahead_bytes": 1_000, "batch_size": 10},
+    "codes": {"column_formats": {"a": Codes(["aaaa", "bbbb", "cccc"])}},
+}
+
+
+@pytest.mark.parametrize("options", HOW_READ.values(), ids=HOW_READ)
+def test_a_value_may_be_in_a_dictionary_twice(tmp_path, options):
+    own = write_values_in_dictionary(tmp_path / "a.parquet", pa.string())
+    content = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(content.replace(b"bbbb", b"aaaa"))
+    own = [value.replace("b", "a") for value in own]
+    loader, _ = open_loader(tmp_path, row_id_column=None, **options)
+    rows = sorted(delivered(loader), key=lambda row: row["number"])
+    is_coded = "column_formats" in options
+    assert [row["a"] for row in rows] == [{"aaaa": 0, "cccc": 2}[value] if is_coded else value for value in own]
+
+
+@pytest.mark.parametrize("options", HOW_READ.values(), ids=HOW_READ)
+@pytest.mark.parametrize("dtype", [pa.string(), pa.dictionary(pa.int32(), pa.string())], ids=str)
+def test_an_index_without_a_value_is_an_error(tmp_path, options, dtype):
+    write_values_in_dictionary(tmp_path / "a.parquet", dtype)
+    chunk = pq.read_metadata(tmp_path / "a.parquet").row_group(1).column(0)
+    content = bytearray((tmp_path / "a.parquet").read_bytes())
+    content[chunk.dictionary_page_offset + chunk.total_compressed_size - 6] = 0xFF  # four indices of 3
+    (tmp_path / "a.parquet").write_bytes(content)
+    loader, _ = open_loader(tmp_path, **options)
+    with pytest.raises(UnreadableFileError, match=r"row group 1 of .*not in dictionary bounds"):
+        list(loader)

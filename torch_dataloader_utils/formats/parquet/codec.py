@@ -8,7 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,8 @@ from torch_dataloader_utils.formats.parquet.metadata_file import described_colum
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.storage.local_file import LocalFile
 
+Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
+
 PARQUET_MR = re.compile(r"parquet-mr(?: version (\d+)\.(\d+)\.(\d+))?")
 
 FIRST_WITH_WHOLE_SIZES = 1, 2, 9
@@ -49,6 +51,9 @@ INT96 = "INT96"
 
 STRINGS = (pa.string(), pa.binary())
 """What Arrow reads dictionaries of."""
+
+BEYOND_DICTIONARY = "Index not in dictionary bounds"
+"""What Arrow says of damaged files where it looks up values."""
 
 INT96_ROWS = 1 << 16
 """Rows of which times are looked at together."""
@@ -119,13 +124,14 @@ class ParquetCodec(Codec):
             )
             return made
 
-        row_groups = reader(read_dictionary=layout.encoded(self._encodable_of(path), self._encoded))
+        encoded = layout.encoded(self._encodable_of(path), self._encoded)
+        row_groups = reader(read_dictionary=list(encoded.values()))
         times = None
         if layout.int96:
             by_arrow = str(layout.metadata.created_by).startswith(PARQUET_CPP)
             in_microseconds = reader(coerce_int96_timestamp_unit="us")
             times = _Int96Times(in_microseconds, layout.int96, row_groups if by_arrow else None)
-        return _ParquetRowGroups(row_groups, layout.leaves, times)
+        return _ParquetRowGroups(row_groups, layout.leaves, times, [*encoded, *layout.dictionaries], reader)
 
     def _encodable_of(self, path: str) -> dict[str, str]:
         """Return a file's names of columns that may be read as dictionaries, and the dataset's names of them."""
@@ -142,26 +148,73 @@ class ParquetCodec(Codec):
 
 @dataclass(frozen=True, slots=True)
 class _ParquetRowGroups(RowGroups):
-    """An open Parquet file, and the leaf columns that are needed of it."""
+    """An open Parquet file, and the leaf columns that are needed of it.
+
+    `encoded` are the columns that are read as dictionaries, and `looked_up` opens a reader that gives the values.
+    """
 
     reader: ParquetReader
     leaves: list[int]
     times: _Int96Times | None
+    encoded: list[str]
+    looked_up: Callable[[], ParquetReader]
 
     def read(self, number: int) -> pa.Table:
         if self.times is not None:
             self.times.require_nanoseconds(range(number, number + 1))
-        return self.reader.read_row_group(number, column_indices=self.leaves)
+        table = self.reader.read_row_group(number, column_indices=self.leaves)
+        return table if _has_all_values(table, self.encoded) else self._looked_up([number])
 
     def read_joined(self, numbers: Sequence[int]) -> pa.Table:
         if self.times is not None:
             self.times.require_nanoseconds(numbers)
-        return self.reader.read_row_groups(list(numbers), column_indices=self.leaves)
+        table = self.reader.read_row_groups(list(numbers), column_indices=self.leaves)
+        return table if _has_all_values(table, self.encoded) else self._looked_up(numbers)
+
+    def _looked_up(self, numbers: Sequence[int]) -> pa.Table:
+        """Return rows for which there are too few values in the dictionaries that Arrow has returned.
+
+        The file is damaged, which is an error, or has a value twice in a dictionary, of which Arrow returns one.
+        """
+        reader = self.looked_up()
+        try:
+            return self._require_all_values(reader.read_row_groups(list(numbers), column_indices=self.leaves))
+        finally:
+            reader.close()
 
     def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         if self.times is not None:
             self.times.require_nanoseconds(range(number, number + 1), rows)
-        return self.reader.iter_batches(rows, [number], column_indices=self.leaves, use_threads=use_threads)  # type: ignore[no-any-return]
+        if self.encoded:
+            return self._checked_batches(number, rows, use_threads=use_threads)
+        return self._batches_of(self.reader, number, rows, use_threads=use_threads)
+
+    def _batches_of(
+        self, reader: ParquetReader, number: int, rows: int, *, use_threads: bool
+    ) -> Iterator[pa.RecordBatch]:
+        return reader.iter_batches(rows, [number], column_indices=self.leaves, use_threads=use_threads)  # type: ignore[no-any-return]
+
+    def _checked_batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
+        """Yield batches as `_looked_up` returns a table, without a reference to any."""
+        batches = self._batches_of(self.reader, number, rows, use_threads=use_threads)
+        first = list(islice(batches, 1))
+        if all(_has_all_values(one, self.encoded) for one in first):
+            while first:
+                yield first.pop()
+            yield from map(self._require_all_values, batches)
+            return
+        del first, batches
+        reader = self.looked_up()
+        try:
+            batches = self._batches_of(reader, number, rows, use_threads=use_threads)
+            yield from map(self._require_all_values, batches)
+        finally:
+            reader.close()
+
+    def _require_all_values(self, rows: Rows) -> Rows:
+        if not _has_all_values(rows, self.encoded):
+            raise pa.ArrowInvalid(BEYOND_DICTIONARY)
+        return rows
 
     def forget(self) -> None:
         self.reader.read_row_groups([], column_indices=[])  # the reader keeps what it read for the last row groups
@@ -172,6 +225,23 @@ class _ParquetRowGroups(RowGroups):
         self.reader.close()
         if self.times is not None:
             self.times.reader.close()
+
+
+def _has_all_values(rows: Rows, columns: Iterable[str]) -> bool:
+    """Whether dictionaries have the values of all rows. Arrow reads indices without looking whether they have."""
+    return all(map(_has_values, _in_dictionaries(rows, columns)))
+
+
+def _in_dictionaries(rows: Rows, columns: Iterable[str]) -> Iterator[pa.DictionaryArray]:
+    """Yield the chunks of those columns that are dictionaries."""
+    for column in map(rows.column, columns):
+        if pa.types.is_dictionary(column.type):
+            yield from column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+
+
+def _has_values(chunk: pa.DictionaryArray) -> bool:
+    ends = [end.as_py() for end in pc.min_max(chunk.indices).values()]
+    return None in ends or 0 <= min(ends) <= max(ends) < len(chunk.dictionary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +338,7 @@ class ParquetLayout(Layout):
         self.int96 = [one for name in may_be_times for one in leaves[name] if stored.column(one).physical_type == INT96]
         self._strings = {name: leaves[name][0] for name in columns if schema.field(name).type in STRINGS}
         self._dictionaries: dict[int, tuple[bool, bool]] = {}
+        self.dictionaries = [name for name in columns if pa.types.is_dictionary(schema.field(name).type)]
         self._row_bytes = sum(widths.values())
         self._variable = {name: leaves[name] for name in columns if not widths[name]}
         self._beyond = _beyond_chunks(metadata)
@@ -282,20 +353,22 @@ class ParquetLayout(Layout):
         }
         return Measures(self._row_bytes, stored, variable)
 
-    def encoded(self, chosen: Mapping[str, str], decided: dict[str, bool]) -> list[int]:
-        """Return the leaves to read as dictionaries: of strings or binary, if the file has them in dictionaries.
+    def encoded(self, chosen: Mapping[str, str], decided: dict[str, bool]) -> dict[str, int]:
+        """Return the columns to read as dictionaries, and their leaves: of strings or binary that the file has so.
 
         `chosen` are the names of columns that may be, and what each is called in `decided`: whether it is read so. The
         first file decides, by how many values it has for its rows. Arrow keeps a dictionary of few values in a part of
         the time in which it looks up the value of each row, and makes one of other values in twice that time.
         """
-        found = []
-        for leaf, name in [(leaf, chosen[name]) for name, leaf in self._strings.items() if name in chosen]:
+        found = {}
+        for stored, leaf in self._strings.items():
+            if stored not in chosen:
+                continue
             if leaf not in self._dictionaries:
                 self._dictionaries[leaf] = self._dictionaries_of(leaf)
             has_dictionaries, has_few_values = self._dictionaries[leaf]
-            if has_dictionaries and decided.setdefault(name, has_few_values):
-                found.append(leaf)
+            if has_dictionaries and decided.setdefault(chosen[stored], has_few_values):
+                found[stored] = leaf
         return found
 
     def _dictionaries_of(self, leaf: int) -> tuple[bool, bool]:
