@@ -18,7 +18,9 @@ from support import open_loader
 
 from torch_dataloader_utils import Codes
 from torch_dataloader_utils.columns import convert
+
 from torch_dataloader_utils.errors import UnreadableFileError
+from torch_dataloader_utils.formats.parquet.codec import ParquetLayout
 
 ROWS, GROUP = 400, 100
 COLORS = ["red", "green", "blue"]
@@ -235,3 +237,36 @@ def test_an_index_without_a_value_is_an_error(tmp_path, options, dtype):
     loader, _ = open_loader(tmp_path, **options)
     with pytest.raises(UnreadableFileError, match=r"row group 1 of .*not in dictionary bounds"):
         list(loader)
+
+
+def test_values_that_few_rows_have_are_not_copied_for_the_others(tmp_path, monkeypatch):
+    # A dictionary comes whole with each part of its row group, however few rows that has.
+    texts = [""] * 500_000
+    for number in range(15):
+        texts[number * 30_000] = f"{number}" * 80_000
+    pq.write_table(
+        pa.table({"a": texts}), tmp_path / "a.parquet", compression="zstd", dictionary_pagesize_limit=1 << 24
+    )
+    made = []
+
+    def noted(name: str, column: pa.ChunkedArray, sizes: Any) -> Any:
+        made.append(sum(chunk.dictionary.nbytes for chunk in column.chunks))
+        return lists_of_shared(name, column, sizes)
+
+    monkeypatch.setattr("torch_dataloader_utils.columns.convert.lists_of_shared", noted)
+    for options in ({}, {"shuffle": True, "shuffle_buffer_size": 20_000}):
+        loader, _ = open_loader(tmp_path, row_id_column=None, **options)
+        assert sum(len(value) for batch in loader for value in batch["a"]) == sum(map(len, texts))
+    assert sum(made) <= 4 * len(texts)
+
+
+def test_a_file_of_many_values_behind_one_of_few_is_not_read_as_dictionaries(tmp_path):
+    random = np.random.default_rng(0)
+    for number, texts in enumerate([["a", "b"] * 20_000, [random.bytes(20).hex() for _ in range(40_000)]]):
+        pq.write_table(pa.table({"a": texts}), tmp_path / f"{number}.parquet")
+    loader, dataset = open_loader(tmp_path, row_id_column=None)
+    assert sum(len(batch["a"]) for batch in loader) == 80_000
+    footers = dataset._stream.read_cache.footers
+    layouts = [ParquetLayout(pq.read_metadata(tmp_path / f"{number}.parquet"), ["a"]) for number in range(2)]
+    assert footers.encoded == {"a": True}
+    assert [bool(layout.encoded({"a": "a"}, footers.encoded)) for layout in layouts] == [True, False]

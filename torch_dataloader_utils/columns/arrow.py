@@ -6,11 +6,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from torch_dataloader_utils.errors import ColumnError, nearest
 
 ROWS_OF_A_VALUE = 4
 """So many rows or more for each value of a dictionary, and the values take little beside what is made of each once."""
+
+BYTES_FOR_A_ROW = 32
+"""So many bytes of a dictionary for each row, or less, and values that no row has take little to make and to send."""
 
 
 def copied(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -55,10 +59,22 @@ def is_encoded_bytes(dtype: pa.DataType) -> bool:
 
 
 def has_few_values(column: pa.ChunkedArray) -> bool:
-    """Whether a column is encoded in dictionaries of strings or binary that have few values for its rows."""
+    """Whether a column is encoded in dictionaries of strings or binary that have few values for its rows.
+
+    Dictionaries of a part of the rows may have large values that none of these has.
+    """
     if not is_encoded_bytes(column.type):
         return False
-    return 0 < ROWS_OF_A_VALUE * sum(len(chunk.dictionary) for chunk in column.chunks) <= len(column)
+    dictionaries = [chunk.dictionary for chunk in column.chunks]
+    if not 0 < ROWS_OF_A_VALUE * sum(map(len, dictionaries)) <= len(column):
+        return False
+    size = sum(map(nbytes, dictionaries))
+    return size <= BYTES_FOR_A_ROW * len(column) or size <= sum(map(_looked_up_bytes, column.chunks))
+
+
+def _looked_up_bytes(chunk: pa.DictionaryArray) -> int:
+    """Return the bytes of all rows' strings or binary together."""
+    return pc.sum(pc.binary_length(chunk.dictionary).take(chunk.indices)).as_py() or 0
 
 
 def without_rows(schema: pa.Schema) -> pa.Table:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.parquet.core import ParquetReader
 
-from torch_dataloader_utils.columns.arrow import width
+from torch_dataloader_utils.columns.arrow import nbytes, width
 from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, FilesToRead, Layout, Measures, RowGroups
@@ -51,6 +51,12 @@ INT96 = "INT96"
 
 STRINGS = (pa.string(), pa.binary())
 """What Arrow reads dictionaries of."""
+
+LARGE_DICTIONARY = 256 << 10
+"""A dictionary of more bytes takes too long to copy, and to make objects of, where few rows at a time are read."""
+
+PACKED = 8
+"""So many times what it takes when it is compressed a dictionary is taken to have, where no less is known."""
 
 BEYOND_DICTIONARY = "Index not in dictionary bounds"
 """What Arrow says of damaged files where it looks up values."""
@@ -198,7 +204,8 @@ class _ParquetRowGroups(RowGroups):
         """Yield batches as `_looked_up` returns a table, without a reference to any."""
         batches = self._batches_of(self.reader, number, rows, use_threads=use_threads)
         first = list(islice(batches, 1))
-        if all(_has_all_values(one, self.encoded) for one in first):
+        # Each batch has a copy of the whole dictionary.
+        if all(_has_all_values(one, self.encoded) and not _has_large_dictionaries(one, self.encoded) for one in first):
             while first:
                 yield first.pop()
             yield from map(self._require_all_values, batches)
@@ -230,6 +237,10 @@ class _ParquetRowGroups(RowGroups):
 def _has_all_values(rows: Rows, columns: Iterable[str]) -> bool:
     """Whether dictionaries have the values of all rows. Arrow reads indices without looking whether they have."""
     return all(map(_has_values, _in_dictionaries(rows, columns)))
+
+
+def _has_large_dictionaries(rows: Rows, columns: Iterable[str]) -> bool:
+    return any(nbytes(chunk.dictionary) > LARGE_DICTIONARY for chunk in _in_dictionaries(rows, columns))
 
 
 def _in_dictionaries(rows: Rows, columns: Iterable[str]) -> Iterator[pa.DictionaryArray]:
@@ -384,8 +395,15 @@ class ParquetLayout(Layout):
 
 
 def _has_dictionary(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Whether strings are in a dictionary, at least the first ones, and none in an encoding that Arrow would refuse."""
-    return bool(chunk.has_dictionary_page and WITH_DICTIONARY.issuperset(chunk.encodings))
+    """Whether strings are in a dictionary that is not large, at least the first ones, and Arrow reads it as one.
+
+    A large one may have values of which no others are made, or is of as many values as fit in, before those outside it.
+    """
+    if not (chunk.has_dictionary_page and WITH_DICTIONARY.issuperset(chunk.encodings)):
+        return False
+    page = chunk.data_page_offset - (chunk.dictionary_page_offset or chunk.data_page_offset)
+    others = chunk.total_compressed_size - page  # they take no less when they are decompressed
+    return bool(min(PACKED * page, chunk.total_uncompressed_size - others) <= LARGE_DICTIONARY)
 
 
 def _has_few_values(chunk: pq.ColumnChunkMetaData) -> bool:
