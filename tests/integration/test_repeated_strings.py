@@ -18,6 +18,7 @@ from support import open_loader
 
 from torch_dataloader_utils import Codes
 from torch_dataloader_utils.columns import convert
+from torch_dataloader_utils.columns.shared import Shared, shared
 
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.parquet.codec import ParquetLayout
@@ -26,6 +27,15 @@ ROWS, GROUP = 400, 100
 COLORS = ["red", "green", "blue"]
 KINDS = {"few": 3, "many": 4 * ROWS}
 """How many values there are in the color columns of a file; with many, no two rows have the same."""
+
+
+CODEC = "torch_dataloader_utils.formats.parquet.codec"
+
+
+@pytest.fixture(autouse=True)
+def small_row_groups_have_dictionaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the small files of these tests as large ones are read. Workers are forked, so they do, too."""
+    monkeypatch.setattr(f"{CODEC}.LEAST_ROWS", 1)
 
 
 def color(row: int, values: int) -> str | None:
@@ -249,11 +259,12 @@ def test_values_that_few_rows_have_are_not_copied_for_the_others(tmp_path, monke
     )
     made = []
 
-    def noted(name: str, column: pa.ChunkedArray, sizes: Any) -> Any:
-        made.append(sum(chunk.dictionary.nbytes for chunk in column.chunks))
-        return lists_of_shared(name, column, sizes)
+    def noted(name: str, column: pa.ChunkedArray) -> Any:
+        found = shared(name, column)
+        made.append(found.objects_bytes if isinstance(found, Shared) else 0)
+        return found
 
-    monkeypatch.setattr("torch_dataloader_utils.columns.convert.lists_of_shared", noted)
+    monkeypatch.setattr(convert, "shared", noted)
     for options in ({}, {"shuffle": True, "shuffle_buffer_size": 20_000}):
         loader, _ = open_loader(tmp_path, row_id_column=None, **options)
         assert sum(len(value) for batch in loader for value in batch["a"]) == sum(map(len, texts))
@@ -270,3 +281,11 @@ def test_a_file_of_many_values_behind_one_of_few_is_not_read_as_dictionaries(tmp
     layouts = [ParquetLayout(pq.read_metadata(tmp_path / f"{number}.parquet"), ["a"]) for number in range(2)]
     assert footers.encoded == {"a": True}
     assert [bool(layout.encoded({"a": "a"}, footers.encoded)) for layout in layouts] == [True, False]
+
+
+@pytest.mark.parametrize(("group", "is_encoded"), [(4_000, False), (4_500, True)])
+def test_small_row_groups_are_not_read_as_dictionaries(tmp_path, monkeypatch, group, is_encoded):
+    monkeypatch.undo()
+    pq.write_table(pa.table({"a": COLORS * 3 * 4_000}), tmp_path / "a.parquet", row_group_size=group)
+    layout = ParquetLayout(pq.read_metadata(tmp_path / "a.parquet"), ["a"])
+    assert bool(layout.encoded({"a": "a"}, {})) is is_encoded

@@ -52,6 +52,9 @@ INT96 = "INT96"
 STRINGS = (pa.string(), pa.binary())
 """What Arrow reads dictionaries of."""
 
+LEAST_ROWS = 4_096
+"""So many rows or more in a row group, on average, and a dictionary takes less time than to look up the values."""
+
 LARGE_DICTIONARY = 256 << 10
 """A dictionary of more bytes takes too long to copy, and to make objects of, where few rows at a time are read."""
 
@@ -383,10 +386,12 @@ class ParquetLayout(Layout):
         return found
 
     def _dictionaries_of(self, leaf: int) -> tuple[bool, bool]:
-        """Whether all strings of a leaf may be read as dictionaries, and whether these have few values."""
+        """Whether strings of a leaf can well be read as dictionaries, and whether these have few values."""
         chunks = [group.column(leaf) for group in row_groups_of(self.metadata)]
         chunks = [chunk for chunk in chunks if chunk.num_values]
-        return bool(chunks) and all(map(_has_dictionary, chunks)), all(map(_has_few_values, chunks))
+        if sum(chunk.num_values for chunk in chunks) < LEAST_ROWS * max(1, len(chunks)):
+            return False, False
+        return all(map(_has_dictionary, chunks)), all(map(_has_few_values, chunks))
 
     def ranges(self, number: int) -> list[tuple[int, int]]:
         """Return the ranges of bytes of the needed column chunks."""
