@@ -19,7 +19,6 @@ from support import open_loader
 from torch_dataloader_utils import Codes
 from torch_dataloader_utils.columns import convert
 from torch_dataloader_utils.columns.shared import Shared, shared
-
 from torch_dataloader_utils.errors import UnreadableFileError
 from torch_dataloader_utils.formats.parquet.codec import ParquetLayout
 

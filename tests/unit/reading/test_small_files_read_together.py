@@ -98,14 +98,14 @@ def test_a_string_that_all_rows_have_is_read_by_itself_though_it_takes_little_in
 
 
 def test_strings_that_stay_in_a_dictionary_take_its_memory_alone(tmp_path, together):
-    """Each file has 9 MB of text, and a dictionary of 3 kB."""
+    """Each file has 15 MB of text, and a dictionary of 3 kB."""
     for file in range(20):
-        pq.write_table(pa.table({"text": [str(file % 10) * 3_000] * 3_000}), tmp_path / f"{file:02}.parquet")
-    loader, _ = open_loader(tmp_path, row_id_column=None, batch_size=3_000)
+        pq.write_table(pa.table({"text": [str(file % 10) * 3_000] * 5_000}), tmp_path / f"{file:02}.parquet")
+    loader, _ = open_loader(tmp_path, row_id_column=None, batch_size=5_000)
     pool = memory_pool()
     before, most = pool.bytes_allocated(), 0
     for file, batch in enumerate(loader):
-        assert batch["text"] == [str(file % 10) * 3_000] * 3_000
+        assert batch["text"] == [str(file % 10) * 3_000] * 5_000
         most = max(most, pool.bytes_allocated() - before)
     assert max(map(len, together)) > 1
     assert most < 2_000_000
