@@ -236,6 +236,20 @@ def test_a_value_may_be_in_a_dictionary_twice(tmp_path, options):
 
 
 @pytest.mark.parametrize("options", HOW_READ.values(), ids=HOW_READ)
+def test_the_first_rows_may_not_have_the_last_values_of_a_dictionary_that_has_one_twice(tmp_path, options):
+    own = ["aaaa", "bbbb"] * (ROWS // 2 - 1) + ["cccc", "dddd"]
+    table = pa.table({"a": own, "number": range(ROWS)})
+    pq.write_table(table, tmp_path / "a.parquet", compression="none", write_statistics=False)
+    content = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(content.replace(b"bbbb", b"aaaa").replace(b"dddd", b"cccc"))
+    own = [value.replace("b", "a").replace("d", "c") for value in own]
+    loader, _ = open_loader(tmp_path, row_id_column=None, **options)
+    rows = sorted(delivered(loader), key=lambda row: row["number"])
+    is_coded = "column_formats" in options
+    assert [row["a"] for row in rows] == [{"aaaa": 0, "cccc": 2}[value] if is_coded else value for value in own]
+
+
+@pytest.mark.parametrize("options", HOW_READ.values(), ids=HOW_READ)
 @pytest.mark.parametrize("dtype", [pa.string(), pa.dictionary(pa.int32(), pa.string())], ids=str)
 def test_an_index_without_a_value_is_an_error(tmp_path, options, dtype):
     write_values_in_dictionary(tmp_path / "a.parquet", dtype)

@@ -31,6 +31,7 @@ from torch_dataloader_utils.formats.parquet.footer import (
     schema_of,
 )
 from torch_dataloader_utils.formats.parquet.metadata_file import described_columns, description_digest
+from torch_dataloader_utils.formats.parquet.page_header import dictionary_values
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.storage.local_file import LocalFile
 
@@ -140,7 +141,8 @@ class ParquetCodec(Codec):
             by_arrow = str(layout.metadata.created_by).startswith(PARQUET_CPP)
             in_microseconds = reader(coerce_int96_timestamp_unit="us")
             times = _Int96Times(in_microseconds, layout.int96, row_groups if by_arrow else None)
-        return _ParquetRowGroups(row_groups, layout.leaves, times, [*encoded, *layout.dictionaries], reader)
+        dictionaries = _Dictionaries(file, layout.metadata, encoded, layout.dictionaries)
+        return _ParquetRowGroups(row_groups, layout.leaves, times, dictionaries, reader)
 
     def _encodable_of(self, path: str) -> dict[str, str]:
         """Return a file's names of columns that may be read as dictionaries, and the dataset's names of them."""
@@ -159,42 +161,40 @@ class ParquetCodec(Codec):
 class _ParquetRowGroups(RowGroups):
     """An open Parquet file, and the leaf columns that are needed of it.
 
-    `encoded` are the columns that are read as dictionaries, and `looked_up` opens a reader that gives the values.
+    `looked_up` opens a reader that gives the values of dictionaries.
     """
 
     reader: ParquetReader
     leaves: list[int]
     times: _Int96Times | None
-    encoded: list[str]
+    dictionaries: _Dictionaries
     looked_up: Callable[[], ParquetReader]
 
     def read(self, number: int) -> pa.Table:
         if self.times is not None:
             self.times.require_nanoseconds(range(number, number + 1))
         table = self.reader.read_row_group(number, column_indices=self.leaves)
-        return table if _has_all_values(table, self.encoded) else self._looked_up([number])
+        return table if self.dictionaries.are_whole(table, [number]) else self._looked_up([number])
 
     def read_joined(self, numbers: Sequence[int]) -> pa.Table:
         if self.times is not None:
             self.times.require_nanoseconds(numbers)
         table = self.reader.read_row_groups(list(numbers), column_indices=self.leaves)
-        return table if _has_all_values(table, self.encoded) else self._looked_up(numbers)
+        return table if self.dictionaries.are_whole(table, numbers) else self._looked_up(numbers)
 
     def _looked_up(self, numbers: Sequence[int]) -> pa.Table:
-        """Return rows for which there are too few values in the dictionaries that Arrow has returned.
-
-        The file is damaged, which is an error, or has a value twice in a dictionary, of which Arrow returns one.
-        """
+        """Return rows of which the dictionaries that Arrow has returned do not have the values."""
         reader = self.looked_up()
         try:
-            return self._require_all_values(reader.read_row_groups(list(numbers), column_indices=self.leaves))
+            table = reader.read_row_groups(list(numbers), column_indices=self.leaves)
+            return self.dictionaries.required(table)
         finally:
             reader.close()
 
     def batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         if self.times is not None:
             self.times.require_nanoseconds(range(number, number + 1), rows)
-        if self.encoded:
+        if self.dictionaries:
             return self._checked_batches(number, rows, use_threads=use_threads)
         return self._batches_of(self.reader, number, rows, use_threads=use_threads)
 
@@ -208,23 +208,18 @@ class _ParquetRowGroups(RowGroups):
         batches = self._batches_of(self.reader, number, rows, use_threads=use_threads)
         first = list(islice(batches, 1))
         # Each batch has a copy of the whole dictionary.
-        if all(_has_all_values(one, self.encoded) and not _has_large_dictionaries(one, self.encoded) for one in first):
+        if all(self.dictionaries.are_whole(one, [number]) and not self.dictionaries.are_large(one) for one in first):
             while first:
                 yield first.pop()
-            yield from map(self._require_all_values, batches)
+            yield from map(self.dictionaries.required, batches)
             return
         del first, batches
         reader = self.looked_up()
         try:
             batches = self._batches_of(reader, number, rows, use_threads=use_threads)
-            yield from map(self._require_all_values, batches)
+            yield from map(self.dictionaries.required, batches)
         finally:
             reader.close()
-
-    def _require_all_values(self, rows: Rows) -> Rows:
-        if not _has_all_values(rows, self.encoded):
-            raise pa.ArrowInvalid(BEYOND_DICTIONARY)
-        return rows
 
     def forget(self) -> None:
         self.reader.read_row_groups([], column_indices=[])  # the reader keeps what it read for the last row groups
@@ -237,20 +232,62 @@ class _ParquetRowGroups(RowGroups):
             self.times.reader.close()
 
 
-def _has_all_values(rows: Rows, columns: Iterable[str]) -> bool:
-    """Whether dictionaries have the values of all rows. Arrow reads indices without looking whether they have."""
-    return all(map(_has_values, _in_dictionaries(rows, columns)))
+@dataclass(frozen=True, slots=True)
+class _Dictionaries:
+    """The columns of an open file that Arrow returns as dictionaries.
+
+    Arrow does not look whether a dictionary has the values that the indices of a damaged file mean. Of a value that is
+    twice in a dictionary it returns one, so that the indices behind it mean the next value (seen in 26.0).
+
+    Attributes:
+        encoded: Those that are read so, and their leaves; of others the file says that they are.
+        others: Those.
+    """
+
+    file: pa.NativeFile
+    metadata: pq.FileMetaData
+    encoded: Mapping[str, int]
+    others: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.encoded) + len(self.others)
+
+    def are_whole(self, rows: Rows, numbers: Iterable[int]) -> bool:
+        """Whether rows, the first ones of row groups or all, have the dictionaries that the file has."""
+        return self._have_values(rows) and all(
+            sum(len(chunk.dictionary) for chunk in _chunks(rows, name)) == self._values_in_file(leaf, numbers)
+            for name, leaf in self.encoded.items()
+        )
+
+    def _values_in_file(self, leaf: int, numbers: Iterable[int]) -> int:
+        """Return how many values the dictionaries of row groups have together; -1 if that cannot be told."""
+        chunks = [chunk for number in numbers if (chunk := self.metadata.row_group(number).column(leaf)).num_values]
+        counts = [dictionary_values(self.file, chunk) for chunk in chunks]
+        return sum(count for count in counts if count is not None) if None not in counts else -1
+
+    def are_large(self, rows: Rows) -> bool:
+        """Whether some dictionary takes long to copy."""
+        return any(nbytes(chunk.dictionary) > LARGE_DICTIONARY for chunk in self._of(rows))
+
+    def required(self, rows: Rows) -> Rows:
+        """Return rows if the dictionaries have their values."""
+        if not self._have_values(rows):
+            raise pa.ArrowInvalid(BEYOND_DICTIONARY)
+        return rows
+
+    def _have_values(self, rows: Rows) -> bool:
+        return all(map(_has_values, self._of(rows)))
+
+    def _of(self, rows: Rows) -> Iterator[pa.DictionaryArray]:
+        return chain.from_iterable(_chunks(rows, name) for name in (*self.encoded, *self.others))
 
 
-def _has_large_dictionaries(rows: Rows, columns: Iterable[str]) -> bool:
-    return any(nbytes(chunk.dictionary) > LARGE_DICTIONARY for chunk in _in_dictionaries(rows, columns))
-
-
-def _in_dictionaries(rows: Rows, columns: Iterable[str]) -> Iterator[pa.DictionaryArray]:
-    """Yield the chunks of those columns that are dictionaries."""
-    for column in map(rows.column, columns):
-        if pa.types.is_dictionary(column.type):
-            yield from column.chunks if isinstance(column, pa.ChunkedArray) else [column]
+def _chunks(rows: Rows, name: str) -> Sequence[pa.DictionaryArray]:
+    """Return the chunks of a column; none if it is no dictionary."""
+    column = rows.column(name)
+    if not pa.types.is_dictionary(column.type):
+        return []
+    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
 
 
 def _has_values(chunk: pa.DictionaryArray) -> bool:
