@@ -68,6 +68,9 @@ def has_few_values(column: pa.ChunkedArray) -> bool:
     dictionaries = [chunk.dictionary for chunk in column.chunks]
     if not 0 < ROWS_OF_A_VALUE * sum(map(len, dictionaries)) <= len(column):
         return False
+    # Of whole buffers first: to look at parts of them, Arrow lets go of Python's lock.
+    if sum(each.get_total_buffer_size() for each in dictionaries) <= BYTES_FOR_A_ROW * len(column):
+        return True
     size = sum(map(nbytes, dictionaries))
     return size <= BYTES_FOR_A_ROW * len(column) or size <= sum(map(_looked_up_bytes, column.chunks))
 

@@ -90,7 +90,8 @@ def shared(name: str, column: pa.ChunkedArray) -> Shared | pa.ChunkedArray:
             return without_dictionary(column)
         if indices.null_count:
             indices = indices.cast(pa.int64()).fill_null(len(dictionary))
-        parts.append(np.add(indices.to_numpy(), first, dtype=np.int32))  # a copy: nothing of Arrow stays
+        numbers = indices.to_numpy()
+        parts.append(np.add(numbers, first, dtype=np.int32) if first or numbers.dtype != np.int32 else numbers)
         size += dictionary.nbytes + OBJECT_BYTES * len(dictionary)
     return Shared(_array_of(objects), parts[0] if len(parts) == 1 else np.concatenate(parts), size)
 

@@ -175,7 +175,7 @@ def _converted(plan: ColumnPlan, values: pa.ChunkedArray) -> pa.ChunkedArray:
     if plan.converts_to == "codes" and (codes := _codes_by_dictionary(plan, values)) is not None:
         return codes
     if plan.shares_values and has_few_values(values):
-        return _map_chunks(values, _with_wide_indices, pa.dictionary(INDICES, values.type.value_type))
+        return _with_wide_indices(values)
     if plan.decodes or pa.types.is_dictionary(values.type):
         values = _map_chunks(values, decode, decoded_type(values.type))
     if plan.converts_to is None:
@@ -191,9 +191,15 @@ def _converted(plan: ColumnPlan, values: pa.ChunkedArray) -> pa.ChunkedArray:
         raise ColumnError(f"{msg}use 'float64', or leave the format out to get decimals") from None
 
 
-def _with_wide_indices(values: pa.DictionaryArray) -> pa.DictionaryArray:
-    """Return values in a dictionary that can be united with others: pandas' indices may have 8 bits."""
-    return pa.DictionaryArray.from_arrays(values.indices.cast(INDICES), values.dictionary, safe=False)
+def _with_wide_indices(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return values in dictionaries that can be united with others: pandas' indices may have 8 bits."""
+    if column.type.index_type == INDICES:
+        return column
+
+    def widened(values: pa.DictionaryArray) -> pa.DictionaryArray:
+        return pa.DictionaryArray.from_arrays(values.indices.cast(INDICES), values.dictionary, safe=False)
+
+    return _map_chunks(column, widened, pa.dictionary(INDICES, column.type.value_type))
 
 
 def _codes_by_dictionary(plan: ColumnPlan, values: pa.ChunkedArray) -> pa.ChunkedArray | None:

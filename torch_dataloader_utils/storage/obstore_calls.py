@@ -19,6 +19,7 @@ from itertools import chain, count, islice
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
+from weakref import WeakSet
 
 PART = 1000
 """How many objects S3 lists in one answer."""
@@ -33,10 +34,15 @@ UNLISTED = "invalid path"
 """What obstore says of a key with an empty segment, or one of dots, which it neither lists nor reads."""
 
 
+_living: WeakSet[ObstoreCalls] = WeakSet()
+_inherited: list[ObstoreCalls] = []
+
+
 class ObstoreCalls:
     """obstore, with some options for all buckets.
 
-    Every method raises obstore's errors.
+    Every method raises obstore's errors. A forked process must call none, and keeps them: to end one would ask
+    obstore's runtime, which has no thread there, and wait for a lock that a thread may have had.
 
     Args:
         options: obstore's.
@@ -49,6 +55,7 @@ class ObstoreCalls:
         self._options = options
         self._timeout = timedelta(seconds=timeout_sec)
         self._buckets: dict[str, Any] = {}
+        _living.add(self)
 
     def head(self, bucket: str, path: str) -> dict[str, Any]:
         """Return what is known of an object."""
@@ -92,6 +99,10 @@ class ObstoreCalls:
                 retry_config={"max_retries": 0, "retry_timeout": self._timeout},
             )
         return self._buckets[name]
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=lambda: _inherited.extend(_living))
 
 
 def builtin_name(error: type[BaseException]) -> str:

@@ -178,3 +178,30 @@ def test_a_process_uses_obstore_unless_it_was_forked_after_its_import(when, in_c
 def test_listings_are_left_to_s3fs_where_a_directory_may_look_like_a_file(names, sizes, may_be):
     found = [{"name": name, "size": size} for name, size in zip(names, sizes, strict=True)]
     assert _may_be_marked(found) == may_be
+
+
+INHERITED = """
+import gc, os, sys, weakref
+from torch_dataloader_utils.storage.obstore_calls import ObstoreCalls
+
+calls = ObstoreCalls({"endpoint": "http://127.0.0.1:1", "region": "us-east-1", "skip_signature": True}, 1)
+try:
+    calls.head("bucket", "key")
+except Exception as error:
+    assert "bucket" in str(error)
+living = weakref.ref(calls)
+child = os.fork()
+del calls
+gc.collect()
+if child:
+    assert living() is None
+    sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+os._exit(0 if living() is not None else 3)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="This system has no fork.")
+def test_a_forked_process_keeps_what_it_inherits():
+    """To end a client asks its runtime, whose lock another thread may have had when the process was forked."""
+    pytest.importorskip("obstore")
+    subprocess.run([sys.executable, "-c", INHERITED], check=True, timeout=60)

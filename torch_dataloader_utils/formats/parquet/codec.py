@@ -62,6 +62,9 @@ LARGE_DICTIONARY = 256 << 10
 PACKED = 8
 """So many times what it takes when it is compressed a dictionary is taken to have, where no less is known."""
 
+UNTOLD = -(1 << 62)
+"""More than any sum of numbers of values can make up for."""
+
 BEYOND_DICTIONARY = "Index not in dictionary bounds"
 """What Arrow says of damaged files where it looks up values."""
 
@@ -141,7 +144,7 @@ class ParquetCodec(Codec):
             by_arrow = str(layout.metadata.created_by).startswith(PARQUET_CPP)
             in_microseconds = reader(coerce_int96_timestamp_unit="us")
             times = _Int96Times(in_microseconds, layout.int96, row_groups if by_arrow else None)
-        dictionaries = _Dictionaries(file, layout.metadata, encoded, layout.dictionaries)
+        dictionaries = _Dictionaries(file, layout, encoded, layout.dictionaries)
         return _ParquetRowGroups(row_groups, layout.leaves, times, dictionaries, reader)
 
     def _encodable_of(self, path: str) -> dict[str, str]:
@@ -245,7 +248,7 @@ class _Dictionaries:
     """
 
     file: pa.NativeFile
-    metadata: pq.FileMetaData
+    layout: ParquetLayout
     encoded: Mapping[str, int]
     others: Sequence[str]
 
@@ -254,32 +257,32 @@ class _Dictionaries:
 
     def are_whole(self, rows: Rows, numbers: Iterable[int]) -> bool:
         """Whether rows, the first ones of row groups or all, have the dictionaries that the file has."""
+        if not self.encoded:
+            return self._have_values(rows)
+        try:
+            # One call for all columns: Arrow lets go of Python's lock, and to get that back takes long.
+            rows.select(list(self.encoded)).validate(full=True)
+        except pa.ArrowInvalid:
+            return False
         return self._have_values(rows) and all(
-            sum(len(chunk.dictionary) for chunk in _chunks(rows, name)) == self._values_in_file(leaf, numbers)
+            sum(len(chunk.dictionary) for chunk in _chunks(rows, name))
+            == sum(self.layout.dictionary_values(self.file, number, leaf) for number in numbers)
             for name, leaf in self.encoded.items()
         )
 
-    def _values_in_file(self, leaf: int, numbers: Iterable[int]) -> int:
-        """Return how many values the dictionaries of row groups have together; -1 if that cannot be told."""
-        chunks = [chunk for number in numbers if (chunk := self.metadata.row_group(number).column(leaf)).num_values]
-        counts = [dictionary_values(self.file, chunk) for chunk in chunks]
-        return sum(count for count in counts if count is not None) if None not in counts else -1
-
     def are_large(self, rows: Rows) -> bool:
-        """Whether some dictionary takes long to copy."""
-        return any(nbytes(chunk.dictionary) > LARGE_DICTIONARY for chunk in self._of(rows))
+        """Whether some dictionary that need not be read takes long to copy."""
+        chunks = chain.from_iterable(_chunks(rows, name) for name in self.encoded)
+        return any(nbytes(chunk.dictionary) > LARGE_DICTIONARY for chunk in chunks)
 
     def required(self, rows: Rows) -> Rows:
         """Return rows if the dictionaries have their values."""
-        if not self._have_values(rows):
+        if not self._have_values(rows, self.encoded):
             raise pa.ArrowInvalid(BEYOND_DICTIONARY)
         return rows
 
-    def _have_values(self, rows: Rows) -> bool:
-        return all(map(_has_values, self._of(rows)))
-
-    def _of(self, rows: Rows) -> Iterator[pa.DictionaryArray]:
-        return chain.from_iterable(_chunks(rows, name) for name in (*self.encoded, *self.others))
+    def _have_values(self, rows: Rows, also: Iterable[str] = ()) -> bool:
+        return all(map(_has_values, chain.from_iterable(_chunks(rows, name) for name in (*also, *self.others))))
 
 
 def _chunks(rows: Rows, name: str) -> Sequence[pa.DictionaryArray]:
@@ -389,6 +392,7 @@ class ParquetLayout(Layout):
         self.int96 = [one for name in may_be_times for one in leaves[name] if stored.column(one).physical_type == INT96]
         self._strings = {name: leaves[name][0] for name in columns if schema.field(name).type in STRINGS}
         self._dictionaries: dict[int, tuple[bool, bool]] = {}
+        self._dictionary_values: dict[tuple[int, int], int] = {}
         self.dictionaries = [name for name in columns if pa.types.is_dictionary(schema.field(name).type)]
         self._row_bytes = sum(widths.values())
         self._variable = {name: leaves[name] for name in columns if not widths[name]}
@@ -429,6 +433,14 @@ class ParquetLayout(Layout):
         if sum(chunk.num_values for chunk in chunks) < LEAST_ROWS * max(1, len(chunks)):
             return False, False
         return all(map(_has_dictionary, chunks)), all(map(_has_few_values, chunks))
+
+    def dictionary_values(self, file: pa.NativeFile, number: int, leaf: int) -> int:
+        """Return how many values the dictionary of a row group has, which is read once; `UNTOLD` if it does not say."""
+        if (number, leaf) not in self._dictionary_values:
+            chunk = self.metadata.row_group(number).column(leaf)
+            found = dictionary_values(file, chunk) if chunk.num_values else 0
+            self._dictionary_values[number, leaf] = UNTOLD if found is None else found
+        return self._dictionary_values[number, leaf]
 
     def ranges(self, number: int) -> list[tuple[int, int]]:
         """Return the ranges of bytes of the needed column chunks."""
