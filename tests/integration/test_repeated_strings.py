@@ -28,13 +28,13 @@ KINDS = {"few": 3, "many": 4 * ROWS}
 """How many values there are in the color columns of a file; with many, no two rows have the same."""
 
 
-CODEC = "torch_dataloader_utils.formats.parquet.codec"
+DICTIONARIES = "torch_dataloader_utils.formats.parquet.dictionaries"
 
 
 @pytest.fixture(autouse=True)
 def small_row_groups_have_dictionaries(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read the small files of these tests as large ones are read. Workers are forked, so they do, too."""
-    monkeypatch.setattr(f"{CODEC}.LEAST_ROWS", 1)
+    monkeypatch.setattr(f"{DICTIONARIES}.LEAST_ROWS", 1)
 
 
 def color(row: int, values: int) -> str | None:
@@ -293,7 +293,7 @@ def test_a_file_of_many_values_behind_one_of_few_is_not_read_as_dictionaries(tmp
     footers = dataset._stream.read_cache.footers
     layouts = [ParquetLayout(pq.read_metadata(tmp_path / f"{number}.parquet"), ["a"]) for number in range(2)]
     assert footers.encoded == {"a": True}
-    assert [bool(layout.encoded({"a": "a"}, footers.encoded)) for layout in layouts] == [True, False]
+    assert [bool(layout.dictionaries.encoded({"a": "a"}, footers.encoded)) for layout in layouts] == [True, False]
 
 
 @pytest.mark.parametrize(("group", "is_encoded"), [(4_000, False), (4_500, True)])
@@ -301,4 +301,4 @@ def test_small_row_groups_are_not_read_as_dictionaries(tmp_path, monkeypatch, gr
     monkeypatch.undo()
     pq.write_table(pa.table({"a": COLORS * 3 * 4_000}), tmp_path / "a.parquet", row_group_size=group)
     layout = ParquetLayout(pq.read_metadata(tmp_path / "a.parquet"), ["a"])
-    assert bool(layout.encoded({"a": "a"}, {})) is is_encoded
+    assert bool(layout.dictionaries.encoded({"a": "a"}, {})) is is_encoded

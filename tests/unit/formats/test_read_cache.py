@@ -158,7 +158,7 @@ def test_a_value_of_a_dictionary_counts_for_no_more_than_one_row():
 
 @pytest.mark.parametrize(("first", "is_encoded"), [("few", True), ("many", False)])
 def test_the_first_file_decides_whether_a_column_is_read_as_a_dictionary(tmp_path, monkeypatch, first, is_encoded):
-    monkeypatch.setattr("torch_dataloader_utils.formats.parquet.codec.LEAST_ROWS", 1)
+    monkeypatch.setattr("torch_dataloader_utils.formats.parquet.dictionaries.LEAST_ROWS", 1)
     for number, kind in enumerate([first, "many", "few"]):
         texts = [f"a text {row % 2 if kind == 'few' else row}" for row in range(100)]
         pq.write_table(pa.table({"text": texts, "other": texts}), tmp_path / f"{number}.parquet", row_group_size=50)

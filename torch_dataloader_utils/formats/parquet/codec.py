@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.parquet.core import ParquetReader
 
-from torch_dataloader_utils.columns.arrow import nbytes, width
+from torch_dataloader_utils.columns.arrow import width
 from torch_dataloader_utils.columns.arrow_memory import memory_pool
 from torch_dataloader_utils.errors import ColumnError, UnreadableFileError
 from torch_dataloader_utils.formats.base import Codec, FilesToRead, Layout, Measures, RowGroups
 from torch_dataloader_utils.formats.concurrency import FOOTER_THREADS, OPEN_FILES
+from torch_dataloader_utils.formats.parquet.dictionaries import ReadDictionaries, StoredDictionaries
 from torch_dataloader_utils.formats.parquet.footer import (
     AS_PARQUET_FILE,
     FooterReader,
@@ -31,11 +32,8 @@ from torch_dataloader_utils.formats.parquet.footer import (
     schema_of,
 )
 from torch_dataloader_utils.formats.parquet.metadata_file import described_columns, description_digest
-from torch_dataloader_utils.formats.parquet.page_header import dictionary_values
 from torch_dataloader_utils.formats.read_cache import FooterStore
 from torch_dataloader_utils.storage.local_file import LocalFile
-
-Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 PARQUET_MR = re.compile(r"parquet-mr(?: version (\d+)\.(\d+)\.(\d+))?")
 
@@ -50,24 +48,6 @@ PARQUET_CPP = "parquet-cpp"
 
 INT96 = "INT96"
 
-STRINGS = (pa.string(), pa.binary())
-"""What Arrow reads dictionaries of."""
-
-LEAST_ROWS = 4_096
-"""So many rows or more in a row group, on average, and a dictionary takes less time than to look up the values."""
-
-LARGE_DICTIONARY = 256 << 10
-"""A dictionary of more bytes takes too long to copy, and to make objects of, where few rows at a time are read."""
-
-PACKED = 8
-"""So many times what it takes when it is compressed a dictionary is taken to have, where no less is known."""
-
-UNTOLD = -(1 << 62)
-"""More than any sum of numbers of values can make up for."""
-
-BEYOND_DICTIONARY = "Index not in dictionary bounds"
-"""What Arrow says of damaged files where it looks up values."""
-
 INT96_ROWS = 1 << 16
 """Rows of which times are looked at together."""
 
@@ -75,12 +55,6 @@ LAST_NANOSECONDS = 2**63 - 1
 
 END_BYTES = 8
 """Behind the footer: its length, and the mark of the format."""
-
-LENGTH_BYTES = 4
-"""What a string takes in a file, without its characters, unless it is in a dictionary."""
-
-WITH_DICTIONARY = frozenset({"PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"})
-"""The encodings that a column chunk may have with a dictionary, where Arrow can read all of it as a dictionary."""
 
 LEAST_TOGETHER = 8
 """Of so many column chunks of a row group, Arrow reads those that are neighbours by one call of Python. Another thread
@@ -137,14 +111,14 @@ class ParquetCodec(Codec):
             )
             return made
 
-        encoded = layout.encoded(self._encodable_of(path), self._encoded)
+        encoded = layout.dictionaries.encoded(self._encodable_of(path), self._encoded)
         row_groups = reader(read_dictionary=list(encoded.values()))
         times = None
         if layout.int96:
             by_arrow = str(layout.metadata.created_by).startswith(PARQUET_CPP)
             in_microseconds = reader(coerce_int96_timestamp_unit="us")
             times = _Int96Times(in_microseconds, layout.int96, row_groups if by_arrow else None)
-        dictionaries = _Dictionaries(file, layout, encoded, layout.dictionaries)
+        dictionaries = ReadDictionaries(file, layout.dictionaries, encoded)
         return _ParquetRowGroups(row_groups, layout.leaves, times, dictionaries, reader)
 
     def _encodable_of(self, path: str) -> dict[str, str]:
@@ -170,7 +144,7 @@ class _ParquetRowGroups(RowGroups):
     reader: ParquetReader
     leaves: list[int]
     times: _Int96Times | None
-    dictionaries: _Dictionaries
+    dictionaries: ReadDictionaries
     looked_up: Callable[[], ParquetReader]
 
     def read(self, number: int) -> pa.Table:
@@ -233,69 +207,6 @@ class _ParquetRowGroups(RowGroups):
         self.reader.close()
         if self.times is not None:
             self.times.reader.close()
-
-
-@dataclass(frozen=True, slots=True)
-class _Dictionaries:
-    """The columns of an open file that Arrow returns as dictionaries.
-
-    Arrow does not look whether a dictionary has the values that the indices of a damaged file mean. Of a value that is
-    twice in a dictionary it returns one, so that the indices behind it mean the next value (seen in 26.0).
-
-    Attributes:
-        encoded: Those that are read so, and their leaves; of others the file says that they are.
-        others: Those.
-    """
-
-    file: pa.NativeFile
-    layout: ParquetLayout
-    encoded: Mapping[str, int]
-    others: Sequence[str]
-
-    def __len__(self) -> int:
-        return len(self.encoded) + len(self.others)
-
-    def are_whole(self, rows: Rows, numbers: Iterable[int]) -> bool:
-        """Whether rows, the first ones of row groups or all, have the dictionaries that the file has."""
-        if not self.encoded:
-            return self._have_values(rows)
-        try:
-            # One call for all columns: Arrow lets go of Python's lock, and to get that back takes long.
-            rows.select(list(self.encoded)).validate(full=True)
-        except pa.ArrowInvalid:
-            return False
-        return self._have_values(rows) and all(
-            sum(len(chunk.dictionary) for chunk in _chunks(rows, name))
-            == sum(self.layout.dictionary_values(self.file, number, leaf) for number in numbers)
-            for name, leaf in self.encoded.items()
-        )
-
-    def are_large(self, rows: Rows) -> bool:
-        """Whether some dictionary that need not be read takes long to copy."""
-        chunks = chain.from_iterable(_chunks(rows, name) for name in self.encoded)
-        return any(nbytes(chunk.dictionary) > LARGE_DICTIONARY for chunk in chunks)
-
-    def required(self, rows: Rows) -> Rows:
-        """Return rows if the dictionaries have their values."""
-        if not self._have_values(rows, self.encoded):
-            raise pa.ArrowInvalid(BEYOND_DICTIONARY)
-        return rows
-
-    def _have_values(self, rows: Rows, also: Iterable[str] = ()) -> bool:
-        return all(map(_has_values, chain.from_iterable(_chunks(rows, name) for name in (*also, *self.others))))
-
-
-def _chunks(rows: Rows, name: str) -> Sequence[pa.DictionaryArray]:
-    """Return the chunks of a column; none if it is no dictionary."""
-    column = rows.column(name)
-    if not pa.types.is_dictionary(column.type):
-        return []
-    return column.chunks if isinstance(column, pa.ChunkedArray) else [column]
-
-
-def _has_values(chunk: pa.DictionaryArray) -> bool:
-    ends = [end.as_py() for end in pc.min_max(chunk.indices).values()]
-    return None in ends or 0 <= min(ends) <= max(ends) < len(chunk.dictionary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,10 +301,7 @@ class ParquetLayout(Layout):
         stored = schema_of(metadata)
         may_be_times = [name for name in columns if _may_be_times(schema.field(name).type)]
         self.int96 = [one for name in may_be_times for one in leaves[name] if stored.column(one).physical_type == INT96]
-        self._strings = {name: leaves[name][0] for name in columns if schema.field(name).type in STRINGS}
-        self._dictionaries: dict[int, tuple[bool, bool]] = {}
-        self._dictionary_values: dict[tuple[int, int], int] = {}
-        self.dictionaries = [name for name in columns if pa.types.is_dictionary(schema.field(name).type)]
+        self.dictionaries = StoredDictionaries(metadata, {name: (schema.field(name), leaves[name]) for name in columns})
         self._row_bytes = sum(widths.values())
         self._variable = {name: leaves[name] for name in columns if not widths[name]}
         self._beyond = _beyond_chunks(metadata)
@@ -408,61 +316,10 @@ class ParquetLayout(Layout):
         }
         return Measures(self._row_bytes, stored, variable)
 
-    def encoded(self, chosen: Mapping[str, str], decided: dict[str, bool]) -> dict[str, int]:
-        """Return the columns to read as dictionaries, and their leaves: of strings or binary that the file has so.
-
-        `chosen` are the names of columns that may be, and what each is called in `decided`: whether it is read so. The
-        first file decides, by how many values it has for its rows. Arrow keeps a dictionary of few values in a part of
-        the time in which it looks up the value of each row, and makes one of other values in twice that time.
-        """
-        found = {}
-        for stored, leaf in self._strings.items():
-            if stored not in chosen:
-                continue
-            if leaf not in self._dictionaries:
-                self._dictionaries[leaf] = self._dictionaries_of(leaf)
-            has_dictionaries, has_few_values = self._dictionaries[leaf]
-            if has_dictionaries and decided.setdefault(chosen[stored], has_few_values):
-                found[stored] = leaf
-        return found
-
-    def _dictionaries_of(self, leaf: int) -> tuple[bool, bool]:
-        """Whether strings of a leaf can well be read as dictionaries, and whether these have few values."""
-        chunks = [group.column(leaf) for group in row_groups_of(self.metadata)]
-        chunks = [chunk for chunk in chunks if chunk.num_values]
-        if sum(chunk.num_values for chunk in chunks) < LEAST_ROWS * max(1, len(chunks)):
-            return False, False
-        return all(map(_has_dictionary, chunks)), all(map(_has_few_values, chunks))
-
-    def dictionary_values(self, file: pa.NativeFile, number: int, leaf: int) -> int:
-        """Return how many values the dictionary of a row group has, which is read once; `UNTOLD` if it does not say."""
-        if (number, leaf) not in self._dictionary_values:
-            chunk = self.metadata.row_group(number).column(leaf)
-            found = dictionary_values(file, chunk) if chunk.num_values else 0
-            self._dictionary_values[number, leaf] = UNTOLD if found is None else found
-        return self._dictionary_values[number, leaf]
-
     def ranges(self, number: int) -> list[tuple[int, int]]:
         """Return the ranges of bytes of the needed column chunks."""
         group = self.metadata.row_group(number)
         return [_range(group.column(leaf), self._beyond) for leaf in self.leaves]
-
-
-def _has_dictionary(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Whether strings are in a dictionary that is not large, at least the first ones, and Arrow reads it as one.
-
-    A large one may have values of which no others are made, or is of as many values as fit in, before those outside it.
-    """
-    if not (chunk.has_dictionary_page and WITH_DICTIONARY.issuperset(chunk.encodings)):
-        return False
-    page = chunk.data_page_offset - (chunk.dictionary_page_offset or chunk.data_page_offset)
-    others = chunk.total_compressed_size - page  # they take no less when they are decompressed
-    return bool(min(PACKED * page, chunk.total_uncompressed_size - others) <= LARGE_DICTIONARY)
-
-
-def _has_few_values(chunk: pq.ColumnChunkMetaData) -> bool:
-    """Whether strings take less than their lengths alone would outside a dictionary."""
-    return bool(chunk.total_uncompressed_size < LENGTH_BYTES * chunk.num_values)
 
 
 def _may_be_times(dtype: pa.DataType) -> bool:
