@@ -2,7 +2,7 @@
 
 A row group is converted once, as a whole, and batches are views of the result. Values of one shape become a tensor or
 an array. Rows of different lengths stay together as values and offsets. Columns that become Python lists stay in Arrow
-until a batch is made of them.
+until a batch is made of them, or are rows that share objects.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ LISTED = (pa.ChunkedArray, Shared)
 """What converted columns are of which lists are made."""
 
 Columns: TypeAlias = Mapping[str, Any] | pa.Table
-"""Converted columns: tensors, arrays, rows of different lengths, or Arrow columns that become lists in a batch."""
+"""Converted columns: tensors, arrays, rows of different lengths, or columns that become lists in a batch (`LISTED`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def convert(table: pa.Table, transform: ColumnTransform) -> Columns:
 
     Returns:
         For ``"arrow"`` the table. Else for each column its array of shape ``(rows, ...)``, its rows of different
-        lengths, or the Arrow column that becomes Python lists. `with_tensors` makes tensors of arrays, once no rows are
+        lengths, or one of `LISTED`, which become Python lists. `with_tensors` makes tensors of arrays, once no rows are
         to be joined any more: a tensor takes longer to make, to cut and to drop than an array.
     """
     if transform.output_format == "arrow":
@@ -190,8 +190,8 @@ def sendable(columns: Columns, sizes: Sequence[int]) -> Columns:
     """Return columns that are ready to be sent: padded rows are made, one tensor for each batch.
 
     What becomes Python lists stays in Arrow, and the lists are made where it arrives: to make an object takes less time
-    than to read it from a pickle. But for what Arrow would send as a whole, whatever few rows there are, or as
-    something else: of that lists are sent.
+    than to read it from a pickle. Of rows that share objects, those are sent. But of what Arrow would send as a whole,
+    whatever few rows there are, or as something else, lists are sent.
     """
     if isinstance(columns, pa.Table):
         return columns

@@ -182,13 +182,14 @@ def test_listings_are_left_to_s3fs_where_a_directory_may_look_like_a_file(names,
 
 INHERITED = """
 import gc, os, sys, weakref
+from obstore.exceptions import BaseError
 from torch_dataloader_utils.storage.obstore_calls import ObstoreCalls
 
 calls = ObstoreCalls({"endpoint": "http://127.0.0.1:1", "region": "us-east-1", "skip_signature": True}, 1)
 try:
     calls.head("bucket", "key")
-except Exception as error:
-    assert "bucket" in str(error)
+except BaseError:  # nobody answers, but the client has begun to run
+    pass
 living = weakref.ref(calls)
 child = os.fork()
 del calls

@@ -178,7 +178,10 @@ class _ParquetRowGroups(RowGroups):
     def _batches_of(
         self, reader: ParquetReader, number: int, rows: int, *, use_threads: bool
     ) -> Iterator[pa.RecordBatch]:
-        return reader.iter_batches(rows, [number], column_indices=self.leaves, use_threads=use_threads)  # type: ignore[no-any-return]
+        batches: Iterator[pa.RecordBatch] = reader.iter_batches(
+            rows, [number], column_indices=self.leaves, use_threads=use_threads
+        )
+        return batches
 
     def _checked_batches(self, number: int, rows: int, *, use_threads: bool) -> Iterator[pa.RecordBatch]:
         """Yield batches as `_looked_up` returns a table, without a reference to any."""
