@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 
 import numpy as np
@@ -49,7 +49,7 @@ def permutation(rows: int, *, seed: int, epoch: int, shard: Shard, number: int =
     """
     content = shard.content() + (f"\0round {number}".encode() if number else b"")
     key = hashlib.blake2b(content, key=epoch_key("rows", seed, epoch), digest_size=16).digest()
-    return stable_argsort(numpy.random.Philox(key=int.from_bytes(key, "little")).random_raw(rows))
+    return stable_argsort(lambda: numpy.random.Philox(key=int.from_bytes(key, "little")).random_raw(rows))
 
 
 def delivery_order(shard_slice: ShardSlice, *, seed: int | None, epoch: int) -> npt.NDArray[np.intp]:
@@ -147,23 +147,30 @@ def delivered_rows(slices: Iterable[ShardSlice], *, seed: int | None, epoch: int
             yield splits[index].path, splits[index].row_offset + row - starts[index]
 
 
-def stable_argsort(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.intp]:
-    """Return the same as NumPy's stable argsort of random values, in a fraction of its time.
+def stable_argsort(draw: Callable[[], npt.NDArray[np.uint64]]) -> npt.NDArray[np.intp]:
+    """Return the same as NumPy's stable argsort of random values, in a fraction of its time and memory.
 
     The lowest bits of each value are replaced by its index, then the values are sorted: that is faster than sorting
-    indices by value. If two values agree in all other bits, which is very unlikely, NumPy sorts.
+    indices by value. The few values that agree in all other bits are put in order afterwards. `draw` returns the
+    values, the same each time, in an array that may be overwritten.
     """
-    count = len(values)
+    keyed = draw()
+    count = len(keyed)
     if count < 2:  # noqa: PLR2004 - nothing to sort
         return np.arange(count)
     lowest = np.uint64((1 << (count - 1).bit_length()) - 1)
-    keyed = np.bitwise_and(values, ~lowest)
-    keyed |= np.arange(count, dtype=np.uint64)
+    scratch = np.arange(count, dtype=np.uint64)
+    keyed &= ~lowest
+    keyed |= scratch
     keyed.sort()
-    if np.min(keyed[1:] ^ keyed[:-1]) <= lowest:
-        return np.argsort(values, kind="stable")
+    differing = np.bitwise_xor(keyed[1:], keyed[:-1], out=scratch[1:])
+    ties = np.flatnonzero(differing <= lowest) if differing.min() <= lowest else None
     keyed &= lowest
-    order: npt.NDArray[np.intp] = keyed.astype(np.intp)
+    order: npt.NDArray[np.intp] = keyed.view(np.int64).astype(np.intp, copy=False)
+    if ties is not None:
+        places = np.union1d(ties, ties + 1)
+        rows = order[places]
+        order[places] = rows[np.lexsort((rows, draw()[rows]))]
     return order
 
 

@@ -63,8 +63,13 @@ MOST_DRAWN_AT_ONCE = 1 << 15
 over a small task takes longer than the task."""
 
 COLUMNS_OF_A_THREAD = 8
-"""A thread for each so many columns, the reading one included, permutes one column at a time, so that the copies which
-are being made stay a small part of the shard."""
+"""A thread for each so many columns, the reading one included, permutes a few columns at a time, so that the copies
+which are being made stay a small part of the shard."""
+
+PERMUTED_BYTES = 4 << 20
+PERMUTED_SHARE = 32
+"""Columns are permuted together up to so many bytes in all threads, and up to this part (a 32nd) of the budget: after
+each call of Arrow a thread waits for Python's lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +136,7 @@ class ShuffledScan(Scan):
         self._prepared = -1  # the last of them
         self._most_together = TOGETHER_BYTES // num_streams
         self._helpers: int = max(1, min(pa.cpu_count(), reader.columns // COLUMNS_OF_A_THREAD)) - 1
+        self._permuted_bytes = min(PERMUTED_BYTES, budget.limit // PERMUTED_SHARE)
         threads = max(1, self._helpers)
         self._threads = ThreadPoolExecutor(threads, thread_name_prefix="shuffle", initializer=allocate_first)
 
@@ -242,7 +248,8 @@ class ShuffledScan(Scan):
         widest = max(widths or [], default=0.0)
         if widths is None or NARROW_SHARE * widest > sum(widths):
             return None
-        whole = int(size + (ORDER_BYTES + COPIES * (self._helpers + 1) * widest) * shard.rows_read)
+        permuted = max((self._helpers + 1) * widest * shard.rows_read, self._permuted_bytes)
+        whole = int(size + ORDER_BYTES * shard.rows_read + COPIES * permuted)
         return whole if whole <= self.budget.limit else None
 
     def _size(self, groups: Sequence[FileRowGroup]) -> int:
@@ -302,34 +309,37 @@ class ShuffledScan(Scan):
     def _permuted(
         self, parts: list[pa.Table], indices: pa.Array, meanwhile: Callable[[], object] = lambda: None
     ) -> pa.Table:
-        """Permute rows column by column, several columns at once, and free each column once it is permuted.
+        """Permute rows, some columns at a time in each of several threads, and free what is permuted.
 
         The list of the parts is emptied, for nothing else may keep them in memory. `meanwhile` is called before each
-        column.
+        call of Arrow.
         """
         whole = stacked(parts)
         parts.clear()
         meanwhile()
-        if whole.get_total_buffer_size() <= TOGETHER_BYTES:  # a copy of all columns at once is small
+        size = whole.get_total_buffer_size()
+        if size <= TOGETHER_BYTES:  # a copy of all columns at once is small
             return pc.take(whole, indices, boundscheck=False, memory_pool=memory_pool())
-        names, columns = whole.column_names, deque(enumerate(whole.columns))
+        names = whole.column_names
+        starts = range(0, len(names), max(1, len(names) * self._permuted_bytes // (self._helpers + 1) // size))
+        left = deque((start, whole.select(range(start, min(start + starts.step, len(names))))) for start in starts)
         del whole
-        permuted: dict[int, pa.ChunkedArray] = {}
+        permuted: dict[int, pa.Table] = {}
 
         def permute(before_each: Callable[[], object] = lambda: None) -> None:
-            while column := _first(columns):
+            while taken := _first(left):
                 before_each()
-                permuted[column[0]] = pc.take(
-                    column[1], indices, boundscheck=False, memory_pool=memory_pool()
+                permuted[taken[0]] = pc.take(
+                    taken[1], indices, boundscheck=False, memory_pool=memory_pool()
                 )  # each index is a row's number
-                del column
+                del taken
 
         helping = [self._threads.submit(permute) for _ in range(self._helpers)]
         permute(meanwhile)
         for helper in helping:
             if not helper.cancel():  # one that has not begun has no column, and may wait for an order that is drawn
                 helper.result()
-        return pa.table([permuted[number] for number in range(len(names))], names=names)
+        return pa.table([column for start in starts for column in permuted[start].columns], names=names)
 
     def _draw(self, shard: Shard, rounds: range) -> Future[pa.Array] | None:
         """Begin to draw the order of rounds, where it is known how many rows they have."""
@@ -424,10 +434,10 @@ class ShuffledScan(Scan):
             yield rounds, self._half_at_least(len(rounds) * largest)
 
 
-def _first(columns: deque[T]) -> T | None:
-    """Take the first of some columns, which other threads take as well; None if none is left."""
+def _first(left: deque[T]) -> T | None:
+    """Take the first of what is left, of which other threads take as well; None if nothing is."""
     try:
-        return columns.popleft()
+        return left.popleft()
     except IndexError:
         return None
 

@@ -357,10 +357,10 @@ def test_every_rank_computes_the_same_plan_from_a_manifest_of_its_own(case):
     assert {plan.digest for plan in plans} == {case.plan().digest}
 
 
-@given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 3), max_size=200))
+@given(st.lists(st.integers(0, 2**64 - 1) | st.integers(0, 3) | st.integers(0, 5000), max_size=200))
 def test_equal_values_are_sorted_as_they_stand(values):
     bits = np.array(values, np.uint64)
-    assert stable_argsort(bits).tolist() == sorted(range(len(values)), key=values.__getitem__)
+    assert stable_argsort(bits.copy).tolist() == sorted(range(len(values)), key=values.__getitem__)
 
 
 @given(cases())
