@@ -71,22 +71,27 @@ def write(sessions: Sequence[Results], page: Path) -> None:
         old.unlink()
     lines = ["# Benchmarks", "", "Written by `python -m benchmarks report`, from the raw results in"]
     lines += ["`benchmarks/results/`; none of its figures is written by hand.", "", "## How", "", METHOD]
+    kinds: set[str] = set()
     for session in sessions:
-        section_of = {"gpu": gpu.section, "resume": resuming.section, "scale": scale.section}.get(session["kind"])
-        lines += section_of(session) if section_of else _session(session, plots)
+        kind = session["kind"]
+        section_of = {"gpu": gpu.section, "resume": resuming.section, "scale": scale.section}.get(kind)
+        if kind in kinds:  # of another machine: its plots have other names
+            kind += f"-{session['machine']['cores']}-cores"
+        kinds.add(kind)
+        lines += section_of(session) if section_of else _session(session, plots, kind)
     page.write_text("\n".join(lines).rstrip() + "\n", encoding="utf-8")
 
 
-def _session(session: Results, plots: Path) -> Iterator[str]:
-    with_peers = session["kind"] == "peers"
-    yield from ("## Beside its peers" if with_peers else "## Beside raw Arrow", "")
+def _session(session: Results, plots: Path, kind: str) -> Iterator[str]:
+    with_peers, cores = session["kind"] == "peers", session["machine"]["cores"]
+    yield from ("## Beside its peers" if with_peers else f"## Beside raw Arrow, {cores} cores", "")
     yield from _machine(session)
     if with_peers:
         yield from (PEER_METHOD, *_missing(session), *_wins(session))
     else:
         yield from _claims(session)
     for name, workload in session["workloads"].items():
-        yield from section(name, workload, plots, session["kind"])
+        yield from section(name, workload, plots, kind)
 
 
 def _machine(session: Results) -> Iterator[str]:

@@ -72,7 +72,7 @@ def section(name: str, workload: Results, plots: Path, kind: str) -> Iterable[st
         name: The workload.
         workload: Its raw results.
         plots: The folder for its plot.
-        kind: The session's kind, which begins the plot's name.
+        kind: The session's kind, which begins the plot's name; of another machine with its number of cores.
     """
     return SECTIONS.get(name, _rates)(name, workload, plots, kind)
 

@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from icebergs import WRITTEN, append_rows, config_of, data_files, delete_rows, new_catalog, next_url
-from pyiceberg.catalog import load_catalog
+from icebergs import WRITTEN, append_rows, config_of, data_files, delete_rows, new_catalog, next_url, open_catalog
 from pyiceberg.expressions import And, GreaterThan, LessThan
 from pyiceberg.manifest import DataFileContent
 from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -125,7 +124,7 @@ def partition_of(table: Table, path: str) -> Record:
 
 
 def table_of(directory: Path, name: str = "db.events") -> Table:
-    return load_catalog(**config_of(directory)).load_table(name)
+    return open_catalog(directory).load_table(name)
 
 
 def open_table(directory: Path, name: str = "db.events", **options: Any) -> Any:
@@ -367,7 +366,7 @@ def test_a_table_needs_a_snapshot_and_a_catalog_that_knows_it(small):
         open_table(small, "nowhere.small")
     with pytest.raises(ValueError, match=r"snapshot_id=7: the table 'db\.small' has no such snapshot.*latest are"):
         open_table(small, "db.small", snapshot_id=7)
-    load_catalog(**config_of(small)).create_table("db.empty", SCHEMA)
+    open_catalog(small).create_table("db.empty", SCHEMA)
     with pytest.raises(FileNotFoundError, match=r"'db\.empty' has no snapshot"):
         open_table(small, "db.empty")
     with pytest.raises(TypeError, match="catalog_config is str"):
@@ -509,7 +508,7 @@ def test_fields_within_columns_that_changed_are_refused_by_name(small):
     schema = Schema(
         NestedField(1, "id", LongType()), NestedField(2, "place", StructType(NestedField(3, "x", LongType())))
     )
-    table = load_catalog(**config_of(small)).create_table("db.nested", schema)
+    table = open_catalog(small).create_table("db.nested", schema)
     append_rows(table, pa.table({"id": [1, 2], "place": [{"x": 1}, None]}))
     assert delivered(open_table(small, "db.nested")[0]) == counted(table.scan().to_arrow())
     with table.update_schema() as change:
@@ -621,7 +620,7 @@ def test_a_null_of_the_partition_is_not_replaced_by_the_columns_default(small):
 def test_a_filter_by_an_infinity_keeps_its_rows(small, dtype):
     infinity = float("inf")
     rows = pa.table({"id": [0, 1, 2], "x": pa.array([infinity, -infinity, 1.0], dtype)})
-    load_catalog(**config_of(small)).create_table("db.infinities", rows.schema).append(rows)
+    open_catalog(small).create_table("db.infinities", rows.schema).append(rows)
     column = FIELD("x")
     for value in (infinity, -infinity):
         for expression in (column == value, column >= value, column <= value, column < value, column.isin([value])):

@@ -31,6 +31,7 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.table.update.snapshot import _FastAppendFiles
 from pyiceberg.typedef import Record
 from pyroaring import BitMap64
+from sqlalchemy import NullPool, create_engine
 
 PATH_ID, POS_ID = 2147483546, 2147483545
 """Ids of the columns of a position delete file: https://iceberg.apache.org/spec/#position-delete-files."""
@@ -54,10 +55,18 @@ def config_of(directory: Path, **more: str) -> dict[str, str]:
     }
 
 
+def open_catalog(directory: Path, **more: str) -> Catalog:
+    """Open the catalog of a directory. It keeps no connection to its database, which somebody would have to close."""
+    catalog = load_catalog(**config_of(directory, **more))
+    catalog.close()
+    catalog.engine = create_engine(catalog.engine.url, poolclass=NullPool)
+    return catalog
+
+
 def new_catalog(directory: Path, **more: str) -> Catalog:
     """Make a catalog with the namespace ``db``."""
     (directory / "warehouse").mkdir(parents=True)
-    catalog = load_catalog(**config_of(directory, **more))
+    catalog = open_catalog(directory, **more)
     catalog.create_namespace("db")
     return catalog
 

@@ -6,6 +6,8 @@ import base64
 import contextlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -59,30 +61,43 @@ class Redactor:
                 text = text.replace(secret, REDACTED)
         return _URL.sub(_clean_url, text)
 
-    @contextlib.contextmanager
-    def errors(self, name: Callable[[], str], *kept: type[Exception]) -> Iterator[None]:
+    def errors(self, name: Callable[[], str], *kept: type[Exception]) -> contextlib.AbstractContextManager[None]:
         """Turn an error that is raised within into one that names what is read and holds no secret.
 
         `name` is called only if there is an error. Errors of the types `kept` are kept, like FileNotFoundError and
         PermissionError; any other becomes an UnreadableFileError.
         """
-        try:
-            yield
-        except UnreadableFileError:
-            raise
-        except Exception as error:  # noqa: BLE001 - storages raise errors of any type
-            text, where = printable(self.clean(str(error))), printable(self.clean(name()).replace("\n", "\\n"))
-            message = text if where in text else f"{where}: {type(error).__name__}: {text}"
-            kept_types: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, *kept)
-            raised = next((kept_type for kept_type in kept_types if isinstance(error, kept_type)), UnreadableFileError)
-            cleaned = raised(message)
-        else:
+        return _Errors(self, name, kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Errors(contextlib.AbstractContextManager[None]):
+    """What `Redactor.errors` returns.
+
+    It is no generator: the traceback of the error that is raised within would have the generator's frame, and so refer
+    to the error itself. Such a cycle would keep what the other frames have read.
+    """
+
+    redactor: Redactor
+    name: Callable[[], str]
+    kept: tuple[type[Exception], ...]
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+    ) -> None:
+        if not isinstance(error, Exception) or isinstance(error, UnreadableFileError):
             return
+        clean = self.redactor.clean
+        text, where = printable(clean(str(error))), printable(clean(self.name()).replace("\n", "\\n"))
+        message = text if where in text else f"{where}: {type(error).__name__}: {text}"
+        kept_types: tuple[type[Exception], ...] = (FileNotFoundError, PermissionError, *self.kept)
+        raised = next((kept_type for kept_type in kept_types if isinstance(error, kept_type)), UnreadableFileError)
+        cleaned = raised(message)
         try:
             raise cleaned from None
         finally:
             cleaned.__context__ = None  # `from None` hides it only: logs and debuggers would show what is secret
-            del cleaned  # its traceback has this frame: a cycle would keep what the others in it have read
+            del cleaned, error, _traceback  # of this frame, which the raised error's traceback has
 
 
 def is_http(url: str) -> bool:

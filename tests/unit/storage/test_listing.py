@@ -19,6 +19,10 @@ import pyarrow.parquet as pq
 import pytest
 from support import all_rows_of, batches_of, open_loader
 
+from torch_dataloader_utils import UnreadableFileError
+from torch_dataloader_utils.storage import zip_archives
+from torch_dataloader_utils.storage.zip_archives import mixes_up_files
+
 ROWS = 10
 
 
@@ -374,8 +378,11 @@ def test_a_cached_storage_delivers_what_its_target_does(in_memory, cache, path, 
 FORK = {0: None, 2: "fork"}  # only a forked worker sees the memory that the files lie in
 
 
-def test_files_in_an_archive_are_delivered_and_resumed(tree, tmp_path):
-    with zipfile.ZipFile(tmp_path / "tree.zip", "w") as archive:
+@pytest.mark.parametrize("compression", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED], ids=["stored", "compressed"])
+def test_files_in_an_archive_are_delivered_and_resumed(tree, tmp_path, compression):
+    if compression == zipfile.ZIP_STORED and mixes_up_files():
+        pytest.skip("this release of Python returns wrong bytes of such files")
+    with zipfile.ZipFile(tmp_path / "tree.zip", "w", compression) as archive:
         for file in sorted(tree.rglob("*.parquet")):
             archive.write(file, file.relative_to(tree))
     for path, numbers in (("*.parquet", [0, 3, 4]), ("**", [0, 1, 2, 3, 4]), ("b/c.parquet", [1])):
@@ -386,6 +393,16 @@ def test_files_in_an_archive_are_delivered_and_resumed(tree, tmp_path):
         next(iter(loader))
         dataset.load_state_dict(dataset.state_dict())
         assert batches_of(loader) == whole[1:]
+
+
+def test_an_archive_that_this_python_reads_wrongly_is_an_error_that_says_so(tree, tmp_path, monkeypatch):
+    for compression in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+        with zipfile.ZipFile(tmp_path / f"{compression}.zip", "w", compression) as archive:
+            archive.write(tree / "b" / "c.parquet", "c.parquet")
+    monkeypatch.setattr(zip_archives, "mixes_up_files", lambda: True)
+    with pytest.raises(UnreadableFileError, match=r"'c\.parquet' without compression.*use a later"):
+        open_loader(f"zip://*.parquet::{tmp_path}/{zipfile.ZIP_STORED}.zip")
+    assert numbers_of(f"zip://*.parquet::{tmp_path}/{zipfile.ZIP_DEFLATED}.zip") == [1]
 
 
 # Errors -------------------------------------------------------------------------------------------------------------
