@@ -195,14 +195,14 @@ def example(kind: pa.DataType, *, nulls: bool) -> pa.Array:
 
 
 class WrittenFiles:
-    """A column `x` in a file of several row groups, or in memory where Parquet cannot store its type."""
+    """A column `x` in a file of several row groups, or in memory where pyarrow cannot store it or read it back."""
 
     def __init__(self, directory: Path, column: pa.Array) -> None:
         self.table = pa.table({"x": column})
         self.directory: Path | None = directory
         try:
             pq.write_table(self.table, directory / "a.parquet", row_group_size=5)
-            if pq.read_schema(directory / "a.parquet").types != self.table.schema.types:
+            if pq.read_table(directory / "a.parquet").schema.types != self.table.schema.types:
                 self.directory = None
         except (pa.ArrowException, NotImplementedError):
             self.directory = None
